@@ -1,0 +1,98 @@
+# make quickstart   train five position embeddings on built-in data and compare them (DATA=... for yours)
+# make test         lint and the whole test suite; make test-fast leaves out what starts subprocesses
+# All targets install what they need into .venv first; `make setup` does only that.
+
+PYTHON ?= python3
+WORKERS ?= 2
+FAIRSEQ := fairseq-fixed==0.12.3.1
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PACKAGES := cape_plugins fairseq_user_dir hf_models
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-hf quickstart test test-fast lint format bench wheel clean distclean
+
+help:
+	@echo "make setup | quickstart | test | test-fast | lint | format | bench | setup-hf | wheel | clean | distclean"
+
+# ---- installation --------------------------------------------------------------------------------
+# Each step leaves a stamp, so that a second call does nothing and an interrupted one goes on.
+
+setup: $(VENV)/project.stamp
+
+$(VENV)/venv.stamp:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' || \
+	    { echo "error: $(PYTHON) is not Python 3.10, 3.11 or 3.12; choose one: make $(MAKECMDGOALS) PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	    { echo "error: $(PYTHON) cannot make virtual environments; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	@touch $@
+
+$(VENV)/base.stamp: requirements/base.txt $(VENV)/venv.stamp
+	$(PIP) install -r requirements/base.txt
+	@touch $@
+
+# Alone, without build isolation (it compiles against the numpy and Cython just installed) and
+# without dependencies (see requirements/base.txt). Takes about three minutes.
+$(VENV)/fairseq.stamp: Makefile $(VENV)/base.stamp
+	$(PIP) install --no-build-isolation --no-deps $(FAIRSEQ) || \
+	    { echo "error: fairseq needs a C++ compiler and Python headers; on Debian: apt-get install g++ python3-dev" >&2; exit 1; }
+	@touch $@
+
+# Editable, so that commands and tests always run the code of this checkout, never a stale copy. An
+# editable package is known to Python, but `--user-dir cape_plugins` looks for a folder: from
+# elsewhere than the repository root say --user-dir "$(cape-plugins user-dir)".
+# Done again when the metadata change or a package is added.
+$(VENV)/project.stamp: setup.py pyproject.toml $(wildcard $(PACKAGES:=/__init__.py)) $(VENV)/fairseq.stamp
+	$(PIP) install --no-build-isolation --no-deps -e .
+	@touch $@
+
+setup-hf: $(VENV)/hf.stamp
+
+$(VENV)/hf.stamp: requirements/hf.txt $(VENV)/project.stamp
+	$(PIP) install -r requirements/hf.txt
+	@touch $@
+
+# ---- use -----------------------------------------------------------------------------------------
+
+# `make quickstart DATA=...`: make hands variables of its command line on as environment variables.
+quickstart: setup
+	$(BIN)/python -m recipes.mt.quickstart $(ARGS)
+
+bench: setup
+	$(BIN)/python -m benchmarks.run $(ARGS)
+
+# ---- checks --------------------------------------------------------------------------------------
+# Two workers with one thread each: the tests are small and many, and torch's threads would only
+# fight for the cores. A file stays on one worker, because its tests share what it has trained.
+
+PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+test: lint
+	$(PYTEST) $(ARGS)
+
+test-fast: setup
+	$(PYTEST) -m "not slow" $(ARGS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# ---- release -------------------------------------------------------------------------------------
+
+# build/ keeps modules that were deleted since, and setuptools would put them into the wheel
+wheel: setup
+	rm -rf build
+	$(BIN)/python -m build --no-isolation --outdir dist .
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache
+	find $(wildcard $(PACKAGES) recipes benchmarks tests) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)

@@ -1,0 +1,45 @@
+"""Continuous augmented positional embeddings (CAPE), SHAPE and their baselines, in plain torch.
+
+The core turns positions into embeddings; ``fairseq_user_dir`` and ``hf_models`` put it into
+fairseq and Hugging Face models. This package imports torch and numpy only.
+"""
+
+from cape_plugins.alpha import TokenCounts
+from cape_plugins.augmentation import Draw, augment, draw_global, draw_local
+from cape_plugins.config import PRESETS, TYPES, PositionConfig
+from cape_plugins.encoder import PositionEncoder, build_position_encoder
+from cape_plugins.encodings import PositionTable, Sinusoid
+from cape_plugins.positions import (
+    Positions,
+    coordinate_positions,
+    frame_positions,
+    patch_positions,
+    token_position_at,
+    token_positions,
+)
+from cape_plugins.relative import RelativePositions, relative_attention
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "PRESETS",
+    "TYPES",
+    "Draw",
+    "PositionConfig",
+    "PositionEncoder",
+    "PositionTable",
+    "Positions",
+    "RelativePositions",
+    "Sinusoid",
+    "TokenCounts",
+    "augment",
+    "build_position_encoder",
+    "coordinate_positions",
+    "draw_global",
+    "draw_local",
+    "frame_positions",
+    "patch_positions",
+    "relative_attention",
+    "token_position_at",
+    "token_positions",
+]

@@ -1,0 +1,364 @@
+"""Source scale alpha = target tokens / source tokens of the training data (CAPE section 5.3).
+
+Alpha brings the positions of a source sentence and of its translation to a common scale. It is
+kept as two integers, never as a rounded number. Tokens are counted as fairseq counts them: the
+end-of-sentence token belongs to a sentence, a beginning-of-sentence token does not, so the sums are
+those that ``fairseq-preprocess`` prints and writes into preprocess.log.
+
+This module needs numpy and the standard library only: fairseq's index files are read here, without
+fairseq and without touching the data files beside them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import struct
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+_MAX_COUNT = 2**63 - 1  # counts are stored in int64 tensors of checkpoints
+_COUNTS = re.compile(r"([0-9]+) */ *([0-9]+)")
+_DECIMAL = re.compile(r"[0-9.]+(?:[eE][-+]?[0-9]{1,2})?")
+_REMEDY = "or give the ratio yourself, for example --position-source-scale 1.05"
+
+
+@dataclass(frozen=True)
+class TokenCounts:
+    """Number of source and target tokens, the exact form of alpha.
+
+    Args:
+        source: Tokens on the source side, 1 to 2^63 - 1.
+        target: Tokens on the target side, 1 to 2^63 - 1.
+
+    Raises:
+        ValueError: if a count is not an integer in that range.
+    """
+
+    source: int
+    target: int
+
+    def __post_init__(self) -> None:
+        for name in ("source", "target"):
+            count = getattr(self, name)
+            if isinstance(count, bool) or not isinstance(count, int):
+                raise ValueError(
+                    f"{name} token count {count!r} must be an integer from 1 to 2^63 - 1; "
+                    "count the training data with `cape-plugins alpha`."
+                )
+            if not 1 <= count <= _MAX_COUNT:
+                raise ValueError(
+                    f"{name} token count {count} is outside 1 to 2^63 - 1, so there is no source "
+                    f"scale; check that the training data are not empty, {_REMEDY}."
+                )
+
+    @property
+    def alpha(self) -> float:
+        """Target tokens per source token."""
+        return self.target / self.source
+
+    def __str__(self) -> str:
+        return f"{self.target}/{self.source}"
+
+    @classmethod
+    def parse(cls, text: str) -> TokenCounts:
+        """Reads what :meth:`__str__` writes, or a positive decimal number.
+
+        Args:
+            text: ``"TARGET/SOURCE"``, kept as it is, or a decimal such as ``"1.05"``, which
+                becomes the exact reduced fraction (21 target tokens to 20 source tokens).
+
+        Raises:
+            ValueError: for anything else, and for numbers that are not positive.
+        """
+        text = str(text).strip()
+        try:
+            if counts := _COUNTS.fullmatch(text):
+                return cls(source=int(counts[2]), target=int(counts[1]))
+            if not _DECIMAL.fullmatch(text):
+                raise ValueError
+            ratio = Fraction(text)
+            return cls(source=ratio.denominator, target=ratio.numerator)
+        except ValueError:
+            raise ValueError(
+                f"source scale {text!r} is not allowed; allowed: TARGET/SOURCE token counts such "
+                "as 470049/454234, or a decimal number > 0 such as 1.05 (at most 18 digits). "
+                "`cape-plugins alpha` counts the training data."
+            ) from None
+
+
+class _Side(NamedTuple):
+    """What was counted on one side of the corpus."""
+
+    sentences: int
+    tokens: int
+
+
+def count_token_lists(
+    source: Iterable[Sequence[object]], target: Iterable[Sequence[object]]
+) -> TokenCounts:
+    """Counts tokenised sentences held in memory, each as long as it is: nothing is added for EOS.
+
+    Args:
+        source: Source sentences, each a sequence of tokens or token ids.
+        target: Their translations, in the same number.
+
+    Raises:
+        ValueError: if a sentence is plain text, if the numbers of sentences differ, or if a side
+            has no tokens.
+    """
+    return _total(
+        [("the source token lists", _count_lists("source", source))],
+        [("the target token lists", _count_lists("target", target))],
+    )
+
+
+def _count_lists(name: str, sentences: Iterable[Sequence[object]]) -> _Side:
+    number = tokens = 0
+    for sentence in sentences:
+        # the length of a string is its number of characters, a wrong alpha that nobody would see
+        if isinstance(sentence, str | bytes):
+            raise ValueError(
+                f"{name} sentence {number + 1} is plain text, {sentence[:40]!r}; "
+                "pass sequences of tokens, for example sentence.split()."
+            )
+        number += 1
+        tokens += len(sentence)
+    return _Side(number, tokens)
+
+
+def count_text_files(
+    source_path: str | os.PathLike[str], target_path: str | os.PathLike[str], eos: bool = True
+) -> TokenCounts:
+    """Counts the whitespace-separated tokens of two parallel text files, one sentence a line.
+
+    Args:
+        source_path: Source text in UTF-8 after subword segmentation; ``.gz`` is decompressed.
+        target_path: Target text, with the same number of lines.
+        eos: Count one end-of-sentence token a line, as fairseq does.
+
+    Raises:
+        FileNotFoundError: if a file is missing.
+        ValueError: if a file is empty, damaged or not UTF-8, or if the line counts differ.
+    """
+    sides = [(str(path), _count_text(Path(path), eos)) for path in (source_path, target_path)]
+    return _total(sides[:1], sides[1:])
+
+
+def _count_text(path: Path, eos: bool) -> _Side:
+    _require_file(path)
+    lines = tokens = 0
+    try:
+        # text mode with universal newlines and str.split, because fairseq splits in this way
+        with (
+            gzip.open(path, "rt", encoding="utf-8")
+            if path.suffix == ".gz"
+            else path.open(encoding="utf-8") as file
+        ):
+            for line in file:
+                lines += 1
+                tokens += len(line.split())
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is not UTF-8 text near line {lines + 1} ({error.reason}); "
+            "convert it, for example with `iconv -t utf-8`."
+        ) from None
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise ValueError(
+            f"{path} is not a complete gzip file ({error}); compress it again."
+        ) from None
+    if lines == 0:
+        raise ValueError(f"{path} is empty; give a file with one sentence a line.")
+    return _Side(lines, tokens + lines * eos)
+
+
+def count_binarized(
+    data_dirs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    source_lang: str,
+    target_lang: str,
+    split: str = "train",
+) -> TokenCounts:
+    """Counts the training data of a fairseq translation task from its index files.
+
+    Sums over `split`, `split`1, `split`2 ... and over all folders, as fairseq trains on all of
+    them. Files may be named ``train.SRC-TGT.*`` or ``train.TGT-SRC.*`` and may be in any format
+    that fairseq-preprocess writes: mmap, cached, lazy or raw. Every sentence pair counts once,
+    whatever ``--upsample-primary`` says.
+
+    Args:
+        data_dirs: One or several folders; a string is split at ``:`` as fairseq does.
+        source_lang: Source language as in the file names, for example "de".
+        target_lang: Target language.
+        split: Name of the training subset (``--train-subset``).
+
+    Raises:
+        FileNotFoundError: if a folder or one side of a data set is missing.
+        ValueError: if an index file is damaged or of an unknown format, or if the two sides have
+            different numbers of sentences.
+    """
+    folders = _split_folders(data_dirs)
+    sources: list[tuple[str, _Side]] = []
+    targets: list[tuple[str, _Side]] = []
+    for folder in folders:
+        for stem in _find_stems(folder, source_lang, target_lang, split):
+            for lang, sides in ((source_lang, sources), (target_lang, targets)):
+                path = _data_file(f"{stem}.{lang}")
+                if path is None:
+                    raise FileNotFoundError(
+                        f"{stem}.{lang}(.idx) is missing beside the other language of the pair; "
+                        f"run fairseq-preprocess for both languages, {_REMEDY}."
+                    )
+                is_index = path.suffix == ".idx"
+                sides.append(
+                    (str(path), _count_index(path) if is_index else _count_text(path, True))
+                )
+    return _total(sources, targets)
+
+
+def _split_folders(
+    data_dirs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+) -> list[Path]:
+    if isinstance(data_dirs, str):
+        folders = [Path(part) for part in data_dirs.split(os.pathsep) if part]
+    elif isinstance(data_dirs, os.PathLike):
+        folders = [Path(data_dirs)]
+    else:
+        folders = [Path(part) for part in data_dirs]
+    if not folders:
+        raise ValueError(
+            f"data folder {data_dirs!r} is empty; give the folder that fairseq-preprocess wrote, "
+            f"or several with {os.pathsep!r} between them."
+        )
+    for folder in folders:
+        if not folder.is_dir():
+            raise FileNotFoundError(
+                f"data folder {folder} does not exist; give the folder that fairseq-preprocess "
+                f"wrote (its --destdir), {_REMEDY}."
+            )
+    return folders
+
+
+def _find_stems(folder: Path, source_lang: str, target_lang: str, split: str) -> list[str]:
+    """Paths up to the language, ``DIR/train.de-en``, of `split`, `split`1 ... in one folder."""
+    pairs = (f"{source_lang}-{target_lang}", f"{target_lang}-{source_lang}")
+    stems: list[str] = []
+    while True:
+        name = split + (str(len(stems)) if stems else "")
+        found = [
+            stem
+            for stem in (str(folder / f"{name}.{pair}") for pair in pairs)
+            if _data_file(f"{stem}.{source_lang}") or _data_file(f"{stem}.{target_lang}")
+        ]
+        if not found:
+            break
+        stems.append(found[0])
+    if not stems:
+        raise FileNotFoundError(
+            f"{folder} has no data set {split}.{pairs[0]}.{source_lang} or "
+            f"{split}.{pairs[1]}.{source_lang}; check --source-lang {source_lang}, --target-lang "
+            f"{target_lang} and the subset {split!r}, {_REMEDY}."
+        )
+    return stems
+
+
+def _data_file(prefix: str) -> Path | None:
+    """The file that tells the sentence lengths: an index, or the text itself (raw data)."""
+    for path in (Path(f"{prefix}.idx"), Path(prefix)):
+        if path.is_file():
+            return path
+    return None
+
+
+def _count_index(path: Path) -> _Side:
+    sizes = read_index_sizes(path)
+    return _Side(len(sizes), int(sizes.sum(dtype=np.int64)))
+
+
+_MMAP = b"MMIDIDX\x00\x00"
+_LEGACY = b"TNTIDX\x00\x00"
+
+
+def read_index_sizes(path: str | os.PathLike[str]) -> np.ndarray:
+    """Reads the sentence lengths from a fairseq ``.idx`` file.
+
+    All numbers are little-endian. Both formats begin with a magic string and a version:
+
+    * mmap: uint8 type code, uint64 number of sentences n, n int32 lengths, n int64 offsets;
+    * cached and lazy (one format, from TorchNet): uint64 type code and element size, uint64 n and
+      number of lengths (n for text), n + 1 int64 and n + 1 int64 offsets, n int64 lengths.
+
+    Returns:
+        ``[n]`` int32 or int64, tokens per sentence with the end-of-sentence token.
+
+    Raises:
+        FileNotFoundError: if the file is missing.
+        ValueError: if it is of another format or version, truncated, or has negative lengths.
+    """
+    path = Path(path)
+    _require_file(path)
+    with path.open("rb") as file:
+        head = file.read(48)
+        if head.startswith(_MMAP):
+            version, _, number = _unpack("<QBQ", head, len(_MMAP), path)
+            start, kind, end = 26, np.dtype("<i4"), 26 + 12 * number
+        elif head.startswith(_LEGACY):
+            version, _, _, number, lengths = _unpack("<QQQQQ", head, len(_LEGACY), path)
+            start, kind = 48 + 16 * (number + 1), np.dtype("<i8")
+            end = start + 8 * number
+            if lengths != number:
+                raise _damaged(path, f"it has {lengths} lengths for {number} sentences")
+        else:
+            raise ValueError(
+                f"{path} begins with {head[:9]!r}, not with the mark of an mmap, cached or lazy "
+                "index; preprocess with --dataset-impl mmap (the default), "
+                f"{_REMEDY}."
+            )
+        if version != 1:
+            raise _damaged(path, f"its version is {version}, known is 1")
+        if path.stat().st_size != end:
+            raise _damaged(path, f"it has {path.stat().st_size} bytes, its header says {end}")
+        file.seek(start)
+        sizes = np.fromfile(file, dtype=kind, count=number)
+    if number and sizes.min() < 0:
+        raise _damaged(path, f"it has a sentence of length {sizes.min()}")
+    return sizes
+
+
+def _unpack(layout: str, head: bytes, start: int, path: Path) -> tuple[int, ...]:
+    if len(head) < start + struct.calcsize(layout):
+        raise _damaged(path, f"it ends inside its header, after {len(head)} bytes")
+    return struct.unpack_from(layout, head, start)
+
+
+def _damaged(path: Path, reason: str) -> ValueError:
+    return ValueError(
+        f"{path} is damaged: {reason}. Delete the folder and run fairseq-preprocess again, "
+        f"{_REMEDY}."
+    )
+
+
+def _require_file(path: Path) -> None:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not a file; check the path.")
+
+
+def _total(sources: list[tuple[str, _Side]], targets: list[tuple[str, _Side]]) -> TokenCounts:
+    """Adds up the pairs of data sets, each given with the name that an error shows."""
+    for (source_name, source), (target_name, target) in zip(sources, targets, strict=True):
+        if source.sentences != target.sentences:
+            raise ValueError(
+                f"{source_name} has {source.sentences} sentences, {target_name} has "
+                f"{target.sentences}; they must be equal, sentence by sentence. "
+                "Prepare the two sides again from the same corpus."
+            )
+    return TokenCounts(
+        source=sum(side.tokens for _, side in sources),
+        target=sum(side.tokens for _, side in targets),
+    )

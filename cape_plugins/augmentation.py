@@ -1,0 +1,133 @@
+"""Augmentation of positions in training: drawing and applying, kept apart (CAPE Eq. 5 to 7).
+
+What one sample shares between encoder and decoder (global shift, global scale, SHAPE's offset) is
+a :class:`Draw`; the local shift belongs to single positions and is drawn where it is applied.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Draw(NamedTuple):
+    """Random numbers that the samples of a batch share between encoder and decoder.
+
+    Attributes:
+        shift: ``[B, 1, D]`` float32, added to every position of a sample; None for no shift.
+        scale: ``[B, 1, 1]`` float32, then multiplies them; None for no scale.
+    """
+
+    shift: Tensor | None = None
+    scale: Tensor | None = None
+
+
+def draw_global(
+    batch_size: int,
+    num_coords: int = 1,
+    *,
+    max_global_shift: float = 0.0,
+    max_global_scale: float = 1.0,
+    max_offset: int = 0,
+    device: torch.device | str | None = None,
+    generator: torch.Generator | None = None,
+) -> Draw:
+    """Draws what a sample shares. Nothing is drawn for a maximum that is off.
+
+    Args:
+        batch_size: B.
+        num_coords: D; the axes of an image shift independently.
+        max_global_shift: Half-width of the uniform shift (Eq. 5), in the unit of the positions.
+        max_global_scale: Largest scale; log scale is uniform and symmetric (Eq. 7). One scale
+            serves all axes (Appendix A).
+        max_offset: Largest integer offset, inclusive (SHAPE).
+        device: Device of the positions.
+        generator: Source of randomness; default the global one.
+    """
+    shift = scale = None
+    if max_global_shift:
+        shift = _uniform((batch_size, 1, num_coords), max_global_shift, device, generator)
+    if max_offset:
+        shape = (batch_size, 1, num_coords)
+        offset = torch.randint(max_offset + 1, shape, device=device, generator=generator).float()
+        shift = offset if shift is None else shift + offset
+    if max_global_scale != 1.0:
+        scale = _uniform((batch_size, 1, 1), math.log(max_global_scale), device, generator).exp()
+    return Draw(shift, scale)
+
+
+def draw_local(
+    coords: Tensor,
+    step: Tensor | float,
+    max_local_shift: float,
+    batch_size: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Independent shifts of single positions (Eq. 6), in the unit of the positions.
+
+    Args:
+        coords: ``[B or 1, T, D]``.
+        step: Grid step, see :class:`~cape_plugins.positions.Positions`.
+        max_local_shift: Half-width in grid steps.
+        batch_size: B, where `coords` is shared by the batch.
+        generator: Source of randomness; default the global one.
+
+    Returns:
+        ``[B, T, D]`` float32.
+    """
+    batch = coords.shape[0] if batch_size is None else batch_size
+    shape = (batch, *coords.shape[1:])
+    return _uniform(shape, max_local_shift, coords.device, generator) * step
+
+
+def augment(
+    coords: Tensor,
+    valid: Tensor | None = None,
+    *,
+    mean_normalize: bool = False,
+    draw: Draw | None = None,
+    local_shift: Tensor | None = None,
+) -> Tensor:
+    """``(coords - mean + shift + local shift) * scale`` (CAPE Appendix A).
+
+    The scale comes last and multiplies the shifts too. The mean is taken over valid positions.
+
+    Args:
+        coords: ``[B or 1, T, D]`` float32.
+        valid: ``[B, T]`` bool, False on padding; None if nothing is padded.
+        mean_normalize: Subtract the mean position, in evaluation as well.
+        draw: What the sample shares; None for none.
+        local_shift: ``[B, T, D]`` in the unit of `coords`; None for none.
+
+    Returns:
+        ``[B, T, D]`` float32, the positions to encode.
+    """
+    if mean_normalize:
+        coords = coords - _mean(coords, valid)
+    shift, scale = draw if draw is not None else (None, None)
+    for term in (shift, local_shift):
+        if term is not None:
+            coords = coords + term
+    return coords if scale is None else coords * scale
+
+
+def _mean(coords: Tensor, valid: Tensor | None) -> Tensor:
+    if valid is None:
+        return coords.mean(1, keepdim=True)
+    weight = valid[..., None].float()
+    # a sample without any valid position (a dummy row) keeps its coordinates instead of 0 / 0
+    return (coords * weight).sum(1, keepdim=True) / weight.sum(1, keepdim=True).clamp(min=1.0)
+
+
+def _uniform(
+    shape: tuple[int, ...],
+    half_width: float,
+    device: torch.device | str | None,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """U(-half_width, half_width) in float32: bf16 would draw from 256 values only."""
+    unit = torch.rand(shape, device=device, dtype=torch.float32, generator=generator)
+    return (2.0 * half_width) * unit - half_width

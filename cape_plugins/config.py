@@ -1,0 +1,456 @@
+"""Every option of a position embedding, defined once: types, defaults, units, ranges, presets.
+
+Command-line flags, Hugging Face config fields, error texts and the table of options in the README
+are generated from :class:`PositionConfig` and :data:`TYPES`; nothing repeats them.
+
+Sources: CAPE (Likhomanenko et al., NeurIPS 2021), SHAPE (Kiyono et al., EMNLP 2021), relative
+position representations (Shaw et al., NAACL 2018). This module needs the standard library only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from fractions import Fraction
+from typing import Any
+
+DOMAINS = ("text", "audio", "image")
+ARCHITECTURES = ("encoder", "decoder", "seq2seq")
+
+
+@dataclass(frozen=True)
+class ByDomain:
+    """A default that differs between text (tokens), audio (seconds) and images ([-1, 1] square)."""
+
+    text: Any
+    audio: Any
+    image: Any
+
+
+@dataclass(frozen=True)
+class PositionType:
+    """One row of the registry: what a position-embedding type is made of.
+
+    Attributes:
+        encoding: What is added to the content: "none", "sinusoid" or "table".
+        options: The options this type has beside the common ones, with its defaults.
+        summary: One line for help texts and tables.
+        seq2seq: Defaults that hold in encoder-decoder models only.
+    """
+
+    encoding: str
+    options: Mapping[str, Any]
+    summary: str
+    seq2seq: Mapping[str, Any] = field(default_factory=dict)
+
+
+_SOURCE = {"source_scale": "1", "synchronize": False}
+
+TYPES: dict[str, PositionType] = {
+    "nopos": PositionType("none", {}, "no position embedding"),
+    "sinpos": PositionType("sinusoid", {"gamma": 1.0, **_SOURCE}, "sinusoids (Vaswani et al.)"),
+    "abspos": PositionType("table", {}, "learned table; wraps around (1-D), bicubic (2-D)"),
+    "relpos": PositionType(
+        "none",
+        {"relative_context": ByDomain(150, 919, 15)},
+        "learned relative keys in self-attention (Shaw et al.), no absolute positions",
+    ),
+    "shape": PositionType(
+        "sinusoid",
+        {"gamma": 1.0, "max_offset": 500, **_SOURCE},
+        "sinusoids, random integer offset in training (SHAPE)",
+    ),
+    "cape": PositionType(
+        "sinusoid",
+        {
+            "gamma": 1.0,
+            "max_global_shift": ByDomain(5.0, 30.0, 0.5),
+            "max_local_shift": 0.5,
+            "max_global_scale": ByDomain(1.0, 1.1, 1.4),
+            "mean_normalize": ByDomain(False, True, False),
+            **_SOURCE,
+        },
+        "sinusoids, continuous shift, local shift and scale in training (CAPE)",
+        seq2seq={"synchronize": True, "source_scale": "auto", "source_bos": True},
+    ),
+}
+DEFAULT_TYPE = "cape"
+
+
+def _option(kind: str, off: Any, unit: str, help: str, **limits: Any) -> Any:
+    """A field whose ``None`` means "the default of the type" and whose `off` has no effect.
+
+    Args:
+        kind: "float", "int", "bool", "choice" or "ratio".
+        off: The value that leaves the model as if the option did not exist.
+        unit: Unit of the value, as shown to people.
+        help: The consequence of the value.
+        limits: ``low``, ``high`` (inclusive) for numbers, ``choices`` for a choice; ``domain`` if
+            the option exists in one domain only.
+    """
+    if kind == "bool":
+        allowed = "true or false"
+    elif kind == "choice":
+        allowed = " or ".join(limits["choices"])
+    elif kind == "ratio":
+        allowed = "auto, a number > 0 or TARGET/SOURCE"
+    else:
+        low, high = limits.get("low", 0), limits.get("high", math.inf)
+        allowed = f">= {low}" if high == math.inf else f"{low} to {high}"
+    metadata = {"kind": kind, "off": off, "unit": unit, "help": help, "range": allowed, **limits}
+    return field(default=None, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class PositionConfig:
+    """All settings of one position embedding; immutable, validated and complete once built.
+
+    An option left ``None`` takes the default of the type in this domain and architecture. An
+    option that the type does not have is refused, because it would silently do nothing.
+
+    Args:
+        type: One of :data:`TYPES`.
+        domain: "text" (unit: tokens), "audio" (seconds) or "image" (the [-1, 1] square).
+        architecture: "encoder", "decoder" (causal) or "seq2seq" (both).
+
+    Raises:
+        ValueError: naming the option, its value, the allowed range and what to do.
+    """
+
+    type: str = DEFAULT_TYPE
+    domain: str = "text"
+    architecture: str = "encoder"
+    max_global_shift: float | None = _option(
+        "float",
+        0.0,
+        "tokens (text), seconds (audio), half the image side (image)",
+        "half-width D of the global shift U(-D, D) drawn per sample in training (CAPE Eq. 5)",
+    )
+    max_local_shift: float | None = _option(
+        "float",
+        0.0,
+        "grid steps",
+        "half-width of the shift drawn per position in training; 0.5, half the distance to the "
+        "neighbour, is the most that keeps the order (CAPE Eq. 6)",
+        high=0.5,
+    )
+    max_global_scale: float | None = _option(
+        "float",
+        1.0,
+        "factor",
+        "largest global scale L; log scale is U(-ln L, ln L) per sample in training (CAPE Eq. 7)",
+        low=1,
+    )
+    max_offset: int | None = _option(
+        "int",
+        0,
+        "tokens, frames or patches",
+        "largest integer offset, drawn from U{0..max} per sample in training (SHAPE)",
+    )
+    mean_normalize: bool | None = _option(
+        "bool",
+        False,
+        "",
+        "subtract the mean position of the valid positions, also in evaluation (CAPE App. A); "
+        "impossible where positions are causal",
+    )
+    gamma: float | None = _option(
+        "float",
+        1.0,
+        "factor",
+        "multiplies the [-1, 1] image grid (CAPE App. B, Table 6); images only",
+        low=1e-6,
+        domain="image",
+    )
+    synchronize: bool | None = _option(
+        "bool",
+        False,
+        "",
+        "source and target of a pair share one global shift, scale or offset (CAPE 5.3); "
+        "encoder-decoder models only",
+    )
+    source_scale: str | float | None = _option(
+        "ratio",
+        "1",
+        "target tokens per source token",
+        "alpha, multiplies source positions (CAPE 5.3); auto counts the training data; "
+        "encoder-decoder models only",
+    )
+    source_bos: bool | None = _option(
+        "bool",
+        False,
+        "",
+        "the model puts a BOS token before the source, a mark of the common origin (CAPE 5.3, "
+        "App. D); encoder-decoder models only",
+    )
+    relative_context: int | None = _option(
+        "int",
+        0,
+        "tokens, frames or patches",
+        "relative attention: largest distance with an embedding of its own, to either side; "
+        "0 switches relative attention off (Shaw et al.)",
+    )
+    relative_layers: str | None = _option(
+        "choice",
+        "all",
+        "",
+        "relative attention in all layers or in the first only",
+        choices=("all", "first"),
+    )
+    relative_values: bool | None = _option(
+        "bool", False, "", "relative embeddings also for values (Shaw et al. Eq. 3)"
+    )
+    relative_beyond: str | None = _option(
+        "choice",
+        "clip",
+        "",
+        "distances beyond the context: the outermost embedding (Shaw et al.) or none at all "
+        "(as released with CAPE)",
+        choices=("clip", "zero"),
+    )
+    relative_heads: str | None = _option(
+        "choice",
+        "shared",
+        "",
+        "one relative table shared by the heads, or one per head",
+        choices=("shared", "separate"),
+    )
+
+    def __post_init__(self) -> None:
+        _choose("position_embedding", self.type, TYPES)
+        _choose("domain", self.domain, DOMAINS)
+        _choose("architecture", self.architecture, ARCHITECTURES)
+        for option in options():
+            given = getattr(self, option.name)
+            value = self._default(option) if given is None else parse_option(option.name, given)
+            object.__setattr__(self, option.name, value)
+        self._check_applicable()
+        self._check_combinations()
+
+    def _default(self, option: Any) -> Any:
+        row = TYPES[self.type]
+        value = row.options.get(option.name, option.metadata["off"])
+        if self.architecture == "seq2seq":
+            value = row.seq2seq.get(option.name, value)
+        return getattr(value, self.domain) if isinstance(value, ByDomain) else value
+
+    def _check_applicable(self) -> None:
+        for option in options():
+            value = getattr(self, option.name)
+            if value == option.metadata["off"] or applies(option.name, self.type):
+                continue
+            having = [name for name in TYPES if applies(option.name, name)]
+            raise ValueError(
+                f"{option.name}={value!r} has no effect on position embedding {self.type!r}; "
+                f"it belongs to {', '.join(having)}. Leave it out or choose one of these types."
+            )
+
+    def _check_combinations(self) -> None:
+        if self.mean_normalize and self.architecture != "encoder":
+            raise ValueError(
+                f"mean_normalize=True is impossible in a model of architecture "
+                f"{self.architecture!r}: the mean would change with every decoded position. "
+                "Allowed with architecture 'encoder'; set mean_normalize=False."
+            )
+        if self.architecture != "seq2seq":
+            for name in ("synchronize", "source_bos", "source_scale"):
+                value = getattr(self, name)
+                if value not in (False, "1"):
+                    raise ValueError(
+                        f"{name}={value!r} needs a source and a target (architecture 'seq2seq'), "
+                        f"this is {self.architecture!r}; leave {name} out."
+                    )
+        if self.gamma != 1.0 and self.domain != "image":
+            raise ValueError(
+                f"gamma={self.gamma} scales image grids, the domain is {self.domain!r}; "
+                "leave gamma out."
+            )
+        if self.type == "relpos" and self.relative_context == 0:
+            raise ValueError(
+                "relative_context=0 leaves position embedding 'relpos' without any position; "
+                "allowed: >= 1. Use type 'nopos' for a model without positions."
+            )
+        if not self.relative_context:
+            for name in ("relative_layers", "relative_values", "relative_beyond", "relative_heads"):
+                if getattr(self, name) != _BY_NAME[name].metadata["off"]:
+                    raise ValueError(
+                        f"{name}={getattr(self, name)!r} has no effect without relative attention; "
+                        "set relative_context to 1 or more, or leave it out."
+                    )
+
+    @property
+    def encoding(self) -> str:
+        """What is added to the content: "none", "sinusoid" or "table"."""
+        return TYPES[self.type].encoding
+
+    @property
+    def random(self) -> bool:
+        """True if training draws random numbers."""
+        return bool(
+            self.max_global_shift
+            or self.max_local_shift
+            or self.max_offset
+            or self.max_global_scale != 1.0
+        )
+
+    @property
+    def alpha(self) -> float:
+        """The source scale as a number (CAPE section 5.3).
+
+        Raises:
+            ValueError: if it is still "auto", that is, nobody has counted the training data.
+        """
+        if self.source_scale == "auto":
+            raise ValueError(
+                "source_scale='auto' has not been resolved: no training data have been counted. "
+                "Allowed: a number > 0 or TARGET/SOURCE token counts; "
+                "`cape-plugins alpha` counts them."
+            )
+        return float(Fraction(self.source_scale))
+
+    def replace(self, **changes: Any) -> PositionConfig:
+        """A copy with some settings changed; unknown names are refused."""
+        return self.from_dict({**self.to_dict(), **changes}, self.domain, self.architecture)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Type and options as plain str, float, int and bool (domain and architecture are the
+        model's, not the user's, and are left out)."""
+        return {"type": self.type, **{o.name: getattr(self, o.name) for o in options()}}
+
+    @classmethod
+    def from_dict(
+        cls, settings: Mapping[str, Any], domain: str = "text", architecture: str = "encoder"
+    ) -> PositionConfig:
+        """Builds from user settings ``{"type": ..., option: value}``.
+
+        Raises:
+            ValueError: for an unknown key (never dropped) or a bad value.
+        """
+        known = {"type", *_BY_NAME}
+        unknown = sorted(set(settings) - known)
+        if unknown:
+            raise ValueError(
+                f"unknown position option {unknown[0]!r}={settings[unknown[0]]!r}; "
+                f"known options: {', '.join(sorted(known))}. Correct or remove it."
+            )
+        return cls(domain=domain, architecture=architecture, **settings)
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> PositionConfig:
+        """The setting of a paper by its name in :data:`PRESETS`, with `changes` applied."""
+        _choose("preset", name, PRESETS)
+        return cls(**{**PRESETS[name], **changes})
+
+
+_BY_NAME = {f.name: f for f in fields(PositionConfig) if f.metadata}
+_COMMON = ("source_bos", *(name for name in _BY_NAME if name.startswith("relative_")))
+
+
+def options(domain: str | None = None) -> tuple[Any, ...]:
+    """The dataclass fields of the options (type, domain and architecture are not options), all or
+    those that exist in `domain`."""
+    return tuple(
+        option
+        for option in _BY_NAME.values()
+        if domain is None or option.metadata.get("domain", domain) == domain
+    )
+
+
+def applies(option: str, type_name: str) -> bool:
+    """True if position-embedding type `type_name` has this option."""
+    return option in _COMMON or option in TYPES[type_name].options
+
+
+def _choose(name: str, value: Any, allowed: Any) -> None:
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{name}={value!r} is unknown; allowed: {', '.join(allowed)}. Choose one.")
+
+
+def parse_option(name: str, value: Any) -> Any:
+    """`value`, perhaps text from a command line, as the type of option `name`.
+
+    Raises:
+        ValueError: naming the option, its value, the allowed range and its meaning.
+    """
+    meta = _BY_NAME[name].metadata
+    kind = meta["kind"]
+    try:
+        if kind == "bool":
+            return _parse_bool(value)
+        if kind == "choice":
+            if value in meta["choices"]:
+                return value
+            raise ValueError
+        if kind == "ratio":
+            return _parse_ratio(value)
+        return _parse_number(kind, value, meta.get("low", 0), meta.get("high", math.inf))
+    except (ValueError, TypeError, ZeroDivisionError, OverflowError):
+        unit = f" {meta['unit']}" if meta["unit"] else ""
+        raise ValueError(
+            f"{name}={value!r} is not allowed; allowed: {meta['range']}{unit}. "
+            f"It is the {meta['help']}."
+        ) from None
+
+
+def _parse_bool(value: Any) -> bool:
+    text = str(value).lower()
+    if text not in ("true", "false"):
+        raise ValueError
+    return text == "true"
+
+
+def _parse_ratio(value: Any) -> str:
+    """ "auto", or the positive ratio as text: "470049/454234" stays two exact integers."""
+    if isinstance(value, bool):
+        raise ValueError
+    text = str(value).strip()
+    if text == "auto":
+        return text
+    if Fraction(text) <= 0:
+        raise ValueError
+    return "1" if Fraction(text) == 1 else text
+
+
+def _parse_number(kind: str, value: Any, low: float, high: float) -> float | int:
+    if isinstance(value, bool):
+        raise ValueError
+    number = float(value)
+    if not math.isfinite(number) or not low <= number <= high:
+        raise ValueError
+    if kind == "float":
+        return number
+    if number != int(number):
+        raise ValueError
+    return int(number)
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # CAPE Table 2: WMT14, 6L-6L with shift 5 or 50, 18L-18L with shift 10
+    "cape_wmt14": {"type": "cape", "architecture": "seq2seq", "max_global_shift": 5.0},
+    "cape_wmt14_18l": {"type": "cape", "architecture": "seq2seq", "max_global_shift": 10.0},
+    "cape_wmt14_wide": {"type": "cape", "architecture": "seq2seq", "max_global_shift": 50.0},
+    "relpos_wmt14": {"type": "relpos", "architecture": "seq2seq", "relative_context": 150},
+    # CAPE section 5.2: "covers 60 s" is the width of the interval, 30 s to either side
+    "cape_wsj": {"type": "cape", "domain": "audio", "max_global_scale": 1.1},
+    "cape_tedlium": {"type": "cape", "domain": "audio", "max_global_scale": 2.0},
+    # 919 frames of 30 ms; the released code adds nothing beyond the context
+    "relpos_wsj": {"type": "relpos", "domain": "audio", "relative_beyond": "zero"},
+    "relpos_first_wsj": {
+        "type": "relpos",
+        "domain": "audio",
+        "relative_beyond": "zero",
+        "relative_layers": "first",
+    },
+    # CAPE section 5.1: ViT with scale 1.4, UniViT without scale
+    "cape_imagenet": {"type": "cape", "domain": "image"},
+    "cape_univit": {"type": "cape", "domain": "image", "max_global_scale": 1.0},
+    # SHAPE section 4; its relative baseline clips at 16 and has values too
+    "shape_wmt16": {"type": "shape", "architecture": "seq2seq", "max_offset": 500},
+    "relpos_wmt16": {
+        "type": "relpos",
+        "architecture": "seq2seq",
+        "relative_context": 16,
+        "relative_values": True,
+    },
+}

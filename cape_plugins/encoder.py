@@ -1,0 +1,171 @@
+"""Augment, then encode: the module that hosts call."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from cape_plugins.augmentation import Draw, augment, draw_global, draw_local
+from cape_plugins.config import PositionConfig
+from cape_plugins.encodings import PositionTable, Sinusoid
+from cape_plugins.positions import Positions
+
+
+class PositionEncoder(nn.Module):
+    """Turns :class:`Positions` into the embedding that is added to the content.
+
+    Drawing is separate from applying: the caller draws once per batch with :meth:`draw` and hands
+    the result to every call that shares it (CAPE section 5.3: encoder and decoder). Evaluation is
+    deterministic and consumes no random numbers.
+
+    Args:
+        config: Complete settings.
+        encoding: A :class:`Sinusoid`, a :class:`PositionTable`, or None where nothing is added.
+    """
+
+    def __init__(self, config: PositionConfig, encoding: Sinusoid | PositionTable | None) -> None:
+        super().__init__()
+        self.config = config
+        self.encoding = encoding
+
+    def draw(
+        self,
+        batch_size: int,
+        device: torch.device | str | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Draw | None:
+        """The random numbers of one training forward; None in evaluation.
+
+        Args:
+            batch_size: B.
+            device: Device of the positions.
+            generator: Source of randomness; default the global one.
+        """
+        if not self.training:
+            return None
+        config = self.config
+        num_coords = 2 if config.domain == "image" else 1
+        draw = draw_global(
+            batch_size,
+            num_coords,
+            max_global_shift=config.max_global_shift,
+            max_global_scale=config.max_global_scale,
+            max_offset=config.max_offset,
+            device=device,
+            generator=generator,
+        )
+        if draw == (None, None) and config.max_local_shift:
+            # tells the batch size where the samples share their coordinates
+            return Draw(torch.zeros(batch_size, 1, num_coords, device=device))
+        return draw
+
+    def forward(
+        self,
+        positions: Positions,
+        draw: Draw | None = None,
+        local_shift: Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+        generator: torch.Generator | None = None,
+    ) -> Tensor | None:
+        """Embeddings of a batch of positions; arithmetic in float32, the result in `dtype`.
+
+        Args:
+            positions: B x T positions.
+            draw: From :meth:`draw`; required in training if the type draws at all.
+            local_shift: ``[B, T, D]`` in the unit of the positions, to inject; default drawn in
+                training.
+            dtype: Of the result.
+            generator: For the local shift; default the global one.
+
+        Returns:
+            ``[B, T, K]`` (``[1, T, K]`` where the batch shares all), zero on padding; None if the
+            type adds nothing.
+
+        Raises:
+            ValueError: in training without a draw: two silent independent draws would undo the
+                synchronisation of source and target.
+        """
+        if self.encoding is None:
+            return None
+        config = self.config
+        if self.training and config.random and draw is None:
+            raise ValueError(
+                f"position embedding {config.type!r} in training needs a draw: pass "
+                "draw=encoder.draw(batch_size), the same one to source and target; "
+                "call .eval() for inference."
+            )
+        if isinstance(self.encoding, PositionTable):
+            return _gather(self.encoding.rows(positions.grid.shape[0]), positions, dtype)
+        if local_shift is None and self.training and config.max_local_shift:
+            local_shift = draw_local(
+                positions.coords,
+                positions.step,
+                config.max_local_shift,
+                _batch_size(positions, draw),
+                generator,
+            )
+        moved = draw is not None and (draw.shift is not None or draw.scale is not None)
+        if positions.grid is not None and not (
+            moved or local_shift is not None or config.mean_normalize
+        ):
+            return _gather(self.encoding.grid(positions.grid), positions, dtype)
+        coords = augment(
+            positions.coords,
+            positions.valid,
+            mean_normalize=config.mean_normalize,
+            draw=draw,
+            local_shift=local_shift,
+        )
+        embedding = self.encoding(coords)
+        if positions.valid is not None:
+            embedding.masked_fill_(~positions.valid[..., None], 0.0)
+        return embedding.to(dtype)
+
+
+def build_position_encoder(
+    config: PositionConfig,
+    dim: int,
+    *,
+    frequencies: str | None = None,
+    layout: str = "cos_sin_interleaved",
+    table_size: int | tuple[int, int] = 1024,
+    table_std: float | None = None,
+) -> PositionEncoder:
+    """The one place where the names of a configuration become code.
+
+    Args:
+        config: Complete settings.
+        dim: K.
+        frequencies: Key of :data:`~cape_plugins.encodings.FREQUENCIES`; default the domain's.
+        layout: One of :data:`~cape_plugins.encodings.LAYOUTS`; default the paper's.
+        table_size: Rows of a learned table, or its (height, width) in patches.
+        table_std: Standard deviation of its initialisation; default ``dim ** -0.5``.
+
+    Raises:
+        ValueError: if `dim` does not fit the encoding.
+    """
+    encoding: Sinusoid | PositionTable | None = None
+    if config.encoding == "sinusoid":
+        encoding = Sinusoid(dim, frequencies or config.domain, layout)
+    elif config.encoding == "table":
+        encoding = PositionTable(dim, table_size, table_std)
+    return PositionEncoder(config, encoding)
+
+
+def _gather(rows: Tensor, positions: Positions, dtype: torch.dtype) -> Tensor:
+    """Rows of an encoded grid for each position, zero on padding."""
+    if positions.index is None:
+        return rows[None].to(dtype)
+    # index 0 means padding: one zero row in front serves it
+    rows = F.pad(rows.to(dtype), (0, 0, 1, 0))
+    batch, length = positions.index.shape
+    return rows.index_select(0, positions.index.reshape(-1)).view(batch, length, -1)
+
+
+def _batch_size(positions: Positions, draw: Draw | None) -> int:
+    """B, also where the samples share their coordinates but not their draws."""
+    for tensor in (*(draw or ()), positions.valid):
+        if tensor is not None:
+            return tensor.shape[0]
+    return positions.coords.shape[0]

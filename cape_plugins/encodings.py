@@ -1,0 +1,190 @@
+"""From coordinates to embeddings: sinusoids of any domain, and the learned table.
+
+A sinusoid is a frequency matrix W ``[D, K/2]`` and a layout of channels; text, audio and images
+differ in W alone: ``phase = coords @ W``. Frequencies are recomputed in float32 in each forward:
+a buffer would be rounded by ``.half()`` and lost by loaders that materialise models from "meta".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Frequencies = Callable[[int, torch.device], Tensor]
+
+
+def text_frequencies(dim: int, device: torch.device) -> Tensor:
+    """``[1, K/2]``, 10000^(-2k/K) rad per token, k = 1 .. K/2 (CAPE Eq. 1)."""
+    exponent = torch.arange(1, dim // 2 + 1, dtype=torch.float32, device=device) * (2 / dim)
+    return torch.pow(10000.0, -exponent)[None]
+
+
+def audio_frequencies(dim: int, device: torch.device) -> Tensor:
+    """``[1, K/2]``, 30 * 10000^(-2k/K) rad per second (CAPE section 3, sound)."""
+    return 30.0 * text_frequencies(dim, device)
+
+
+def image_frequencies(dim: int, device: torch.device) -> Tensor:
+    """``[2, K/2]``, pi 10^(2k/K) (cos k, sin k) for x and y, k = 1 .. K/2 (CAPE Eq. 3 and 4)."""
+    k = torch.arange(1, dim // 2 + 1, dtype=torch.float32, device=device)
+    return math.pi * torch.pow(10.0, k * (2 / dim)) * torch.stack((k.cos(), k.sin()))
+
+
+def fairseq_frequencies(dim: int, device: torch.device) -> Tensor:
+    """``[1, K/2]``, 10000^(-k/(K/2 - 1)), k = 0 .. K/2 - 1: tensor2tensor's formula, used by
+    fairseq and Speech2Text, computed in their order of operations to agree bit for bit."""
+    half = dim // 2
+    rate = math.log(10000) / (half - 1)
+    return torch.exp(torch.arange(half, dtype=torch.float32, device=device) * -rate)[None]
+
+
+FREQUENCIES: dict[str, Frequencies] = {
+    "text": text_frequencies,
+    "audio": audio_frequencies,
+    "image": image_frequencies,
+    "fairseq": fairseq_frequencies,
+}
+LAYOUTS = ("cos_sin_interleaved", "sin_cos_blocks")
+
+
+class Sinusoid(nn.Module):
+    """Sines and cosines of any coordinates (CAPE Eq. 1 and 3); owns no parameters or buffers.
+
+    Args:
+        dim: K, even and at least 4.
+        frequencies: One of :data:`FREQUENCIES`.
+        layout: "cos_sin_interleaved" (the paper's equations: channel 2k cosine, 2k + 1 sine) or
+            "sin_cos_blocks" (fairseq: all sines, then all cosines).
+
+    Raises:
+        ValueError: for an odd or too small `dim`, unknown frequencies or an unknown layout.
+    """
+
+    def __init__(
+        self, dim: int, frequencies: str = "text", layout: str = "cos_sin_interleaved"
+    ) -> None:
+        super().__init__()
+        if dim < 4 or dim % 2:
+            raise ValueError(
+                f"embedding dimension {dim} is not allowed for sinusoids; allowed: even, >= 4, "
+                "because sines and cosines come in pairs. Change the model's embedding dimension."
+            )
+        for name, value, allowed in (
+            ("frequencies", frequencies, tuple(FREQUENCIES)),
+            ("layout", layout, LAYOUTS),
+        ):
+            if value not in allowed:
+                raise ValueError(f"{name}={value!r} is unknown; allowed: {', '.join(allowed)}.")
+        self.dim = dim
+        self.frequencies = frequencies
+        self.interleaved = layout == "cos_sin_interleaved"
+
+    def extra_repr(self) -> str:
+        """For ``print(module)``."""
+        return f"{self.dim}, frequencies={self.frequencies!r}, interleaved={self.interleaved}"
+
+    def grid(self, grid: Tensor) -> Tensor:
+        """Encodes few rows exactly, as tables are made: sin and cos of the same phases.
+
+        Args:
+            grid: ``[T, D]`` float32.
+
+        Returns:
+            ``[T, K]`` float32.
+        """
+        weights = FREQUENCIES[self.frequencies](self.dim, grid.device)
+        phase = _phase(grid, weights)
+        if self.interleaved:
+            return torch.stack((phase.cos(), phase.sin()), dim=-1).flatten(-2)
+        return torch.cat((phase.sin(), phase.cos()), dim=-1)
+
+    def forward(self, coords: Tensor) -> Tensor:
+        """Encodes many positions in one pass over memory, using cos(p) = sin(p + pi / 2).
+
+        Args:
+            coords: ``[B, T, D]`` float32.
+
+        Returns:
+            ``[B, T, K]`` float32; differs from :meth:`grid` by float32 rounding of the phase.
+        """
+        weights = FREQUENCIES[self.frequencies](self.dim, coords.device)
+        sine, cosine = torch.zeros_like(weights[0]), torch.full_like(weights[0], math.pi / 2)
+        if self.interleaved:
+            weights = weights.repeat_interleave(2, dim=1)
+            offset = torch.stack((cosine, sine), dim=-1).flatten()
+        else:
+            weights = torch.cat((weights, weights), dim=1)
+            offset = torch.cat((sine, cosine))
+        return _phase(coords, weights, offset).sin_()
+
+
+def _phase(coords: Tensor, weights: Tensor, offset: Tensor | None = None) -> Tensor:
+    """``coords @ weights + offset`` element by element: under autocast a matmul would be rounded
+    to half precision, and positions are wrong there from 257 on."""
+    columns = coords.unbind(-1)
+    if offset is None:
+        phase = columns[0][..., None] * weights[0]
+    else:
+        phase = torch.addcmul(offset, columns[0][..., None], weights[0])
+    for column, weight in zip(columns[1:], weights[1:], strict=True):
+        phase.addcmul_(column[..., None], weight)
+    return phase
+
+
+class PositionTable(nn.Module):
+    """Learned absolute positions (*abspos*), usable beyond the trained size.
+
+    Sequences longer than the table wrap around, E(t) = E(t mod N) (CAPE section 5.2); images of
+    another size get a bicubic resize of the grid (CAPE section 5.1).
+
+    Args:
+        dim: K.
+        size: N for sequences, (height, width) in patches for images.
+        std: Standard deviation of the normal initialisation.
+
+    Raises:
+        ValueError: if a size is not positive.
+    """
+
+    def __init__(self, dim: int, size: int | tuple[int, int], std: float | None = None) -> None:
+        super().__init__()
+        shape = (size,) if isinstance(size, int) else tuple(size)
+        if min(shape) < 1:
+            raise ValueError(f"size={size} of a position table is not allowed; allowed: >= 1.")
+        self.size = shape
+        self.std = dim**-0.5 if std is None else std
+        self.weight = nn.Parameter(torch.empty(math.prod(shape), dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Normal, with the standard deviation given at construction."""
+        nn.init.normal_(self.weight, std=self.std)
+
+    def extra_repr(self) -> str:
+        """For ``print(module)``."""
+        return f"{self.weight.shape[1]}, size={self.size}"
+
+    def rows(self, length: int) -> Tensor:
+        """``[length, K]``: the table from its first row, wrapping around."""
+        if length <= self.weight.shape[0]:
+            return self.weight[:length]
+        row = torch.arange(length, device=self.weight.device) % self.weight.shape[0]
+        return F.embedding(row, self.weight)
+
+    def resize(self, height: int, width: int) -> Tensor:
+        """``[height * width, K]``: the image table at another size; itself at its own size.
+
+        Raises:
+            ValueError: if this is a table for sequences.
+        """
+        if len(self.size) != 2:
+            raise ValueError(f"a position table of size {self.size} is no grid and has no resize.")
+        if (height, width) == self.size:
+            return self.weight
+        image = self.weight.float().reshape(1, *self.size, -1).permute(0, 3, 1, 2)
+        image = F.interpolate(image, (height, width), mode="bicubic", align_corners=False)
+        return image.flatten(2)[0].T.to(self.weight.dtype)

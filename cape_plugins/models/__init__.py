@@ -1,0 +1,1 @@
+"""fairseq imports every module in this folder of a user directory; see fairseq_hook."""

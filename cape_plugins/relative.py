@@ -1,0 +1,243 @@
+"""Self-attention with learned relative positions (Shaw et al., NAACL 2018).
+
+    score(i, j) = q_i . (k_j + a^K[j - i]) / sqrt(d),    out_i = sum_j p(i, j) (v_j + a^V[j - i])
+
+No T x T x d tensor is ever built: queries meet the table of 2 C + 1 distances first, which gives
+``[T, 2 C + 1]`` numbers per head, linear in the context C. These move to their keys by *skewing*:
+row i of a padded matrix, read with a row stride one element shorter, begins one column further to
+the right. Long inputs are processed in blocks of queries whose scores are recomputed in the
+backward pass, so memory grows with T, not with T x T.
+
+Shapes: B batch, H heads, T queries, S keys, d channels per head, C context.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+# Scores of one block of queries, as float32 about 128 MiB: large enough for full speed, small
+# enough to bound memory.
+BLOCK_ELEMENTS = 2**25
+
+
+class RelativePositions(nn.Module):
+    """Learned embeddings of the distances -C .. C between key and query.
+
+    Args:
+        context: C, in positions; the released CAPE code uses 919 frames, the paper 150 tokens.
+        head_dim: d.
+        num_heads: One table for each of H heads; None for one table shared by all (the papers).
+        values: Also an embedding added to the values (Shaw et al. Eq. 3).
+        beyond: "clip" (distances beyond C use the outermost embedding, Shaw et al.) or "zero"
+            (they have none, as in the code released with CAPE).
+
+    Raises:
+        ValueError: if a size is not positive or `beyond` is unknown.
+    """
+
+    def __init__(
+        self,
+        context: int,
+        head_dim: int,
+        num_heads: int | None = None,
+        values: bool = False,
+        beyond: str = "clip",
+    ) -> None:
+        super().__init__()
+        if context < 1 or head_dim < 1:
+            raise ValueError(
+                f"relative context {context} with head dimension {head_dim} is not allowed; "
+                "allowed: both >= 1."
+            )
+        if beyond not in ("clip", "zero"):
+            raise ValueError(f"relative beyond={beyond!r} is unknown; allowed: clip, zero.")
+        self.context = context
+        self.clip = beyond == "clip"
+        shape = (num_heads or 1, 2 * context + 1, head_dim)
+        self.keys = nn.Parameter(torch.empty(shape))
+        self.values = nn.Parameter(torch.empty(shape)) if values else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Uniform in +-0.1, as in the code released with CAPE."""
+        for table in self.parameters():
+            nn.init.uniform_(table, -0.1, 0.1)
+
+    def extra_repr(self) -> str:
+        """For ``print(module)``."""
+        return f"context={self.context}, clip={self.clip}"
+
+
+def relative_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    positions: RelativePositions,
+    *,
+    query_offset: int = 0,
+    attn_mask: Tensor | None = None,
+    key_padding_mask: Tensor | None = None,
+    dropout: float = 0.0,
+    need_weights: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention with relative keys and, optionally, values.
+
+    Args:
+        query: ``[B, H, T, d]``, not scaled.
+        key: ``[B, H, S, d]``.
+        value: ``[B, H, S, d]``.
+        positions: Relative embeddings.
+        query_offset: Index of the first query among the keys: S - T in incremental decoding.
+        attn_mask: ``[T, S]`` bool (True: do not attend) or float added to the scores.
+        key_padding_mask: ``[B, S]`` bool, True on padding.
+        dropout: Probability of dropping an attention weight.
+        need_weights: Return the weights before dropout.
+
+    Returns:
+        Output ``[B, H, T, d]`` and the weights ``[B, H, T, S]`` or None.
+    """
+    query = query * query.shape[-1] ** -0.5
+    batch, heads, length, _ = query.shape
+    block = max(1, BLOCK_ELEMENTS // (batch * heads * key.shape[2]))
+    arguments = (key, value, positions, key_padding_mask, dropout)
+    if need_weights or block >= length:
+        output, weights = _attend(query, attn_mask, query_offset, *arguments)
+        return output, weights if need_weights else None
+    outputs = []
+    for first in range(0, length, block):
+        rows = slice(first, first + block)
+        mask = None if attn_mask is None else attn_mask[rows]
+        inputs = (query[:, :, rows], mask, query_offset + first, *arguments)
+        if torch.is_grad_enabled():
+            output, _ = checkpoint(_attend, *inputs, use_reentrant=False)
+        else:
+            output, _ = _attend(*inputs)
+        outputs.append(output)
+    return torch.cat(outputs, dim=2), None
+
+
+def _attend(
+    query: Tensor,
+    attn_mask: Tensor | None,
+    query_offset: int,
+    key: Tensor,
+    value: Tensor,
+    positions: RelativePositions,
+    key_padding_mask: Tensor | None,
+    dropout: float,
+) -> tuple[Tensor, Tensor]:
+    """One block of queries; see :func:`relative_attention`. The query is scaled already."""
+    num_keys = key.shape[2]
+    scores = relative_scores(query, positions, num_keys, query_offset)
+    scores = torch.baddbmm(scores.flatten(0, 1), query.flatten(0, 1), key.flatten(0, 1).mT)
+    scores = scores.view(*query.shape[:3], num_keys)
+    if attn_mask is not None:
+        if attn_mask.dtype == torch.bool:
+            scores = scores.masked_fill(attn_mask, float("-inf"))
+        else:
+            scores = scores + attn_mask
+    if key_padding_mask is not None:
+        scores = scores.masked_fill(key_padding_mask[:, None, None], float("-inf"))
+    weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
+    dropped = F.dropout(weights, dropout) if dropout else weights
+    output = dropped @ value
+    if positions.values is not None:
+        output = output + relative_values(dropped, positions, query_offset)
+    return output, weights
+
+
+def relative_scores(
+    query: Tensor, positions: RelativePositions, num_keys: int, query_offset: int = 0
+) -> Tensor:
+    """``q_i . a^K[j - i]`` for every query and key.
+
+    Args:
+        query: ``[B, H, T, d]``.
+        positions: Relative embeddings.
+        num_keys: S.
+        query_offset: Index of the first query among the keys.
+
+    Returns:
+        ``[B, H, T, S]``, a view of a ``[B, H, T, S + T]`` tensor.
+    """
+    length = query.shape[2]
+    low, high, left, right = _distances(positions, length, num_keys, query_offset)
+    table = positions.keys[:, low:high].to(query.dtype)
+    known = query @ table.mT  # [B, H, T, distances within the context]
+    return _skew(_extend(known, left, right, positions.clip), num_keys)
+
+
+def relative_values(weights: Tensor, positions: RelativePositions, query_offset: int = 0) -> Tensor:
+    """``sum_j p(i, j) a^V[j - i]``.
+
+    Args:
+        weights: ``[B, H, T, S]``, after dropout.
+        positions: Relative embeddings with values.
+        query_offset: Index of the first query among the keys.
+
+    Returns:
+        ``[B, H, T, d]``.
+    """
+    length, num_keys = weights.shape[2:]
+    low, high, left, right = _distances(positions, length, num_keys, query_offset)
+    by_distance = _unskew(weights)
+    known = by_distance[..., left : by_distance.shape[-1] - right]
+    if positions.clip:
+        tails = torch.zeros_like(known)
+        if left:
+            tails[..., 0] += by_distance[..., :left].sum(-1)
+        if right:
+            tails[..., -1] += by_distance[..., -right:].sum(-1)
+        known = known + tails
+    return known @ positions.values[:, low:high].to(weights.dtype)
+
+
+def _distances(
+    positions: RelativePositions, length: int, num_keys: int, query_offset: int
+) -> tuple[int, int, int, int]:
+    """Rows low .. high of the table that T queries and S keys can meet, and how many columns of
+    the ``[T, S + T - 1]`` matrix of distances lie beyond the context to the left and right.
+
+    If even the nearest distance is beyond the context, its outermost row stays in the range.
+    """
+    context = positions.context
+    smallest = -(query_offset + length - 1)
+    largest = num_keys - 1 - query_offset
+    low, high = max(smallest, -context), min(largest, context)
+    low, high = min(low, context), max(high, -context)
+    if low > high:
+        raise ValueError(
+            f"query_offset={query_offset} with {length} queries and {num_keys} keys: the queries "
+            "lie outside of the keys; allowed: 0 <= query_offset <= keys - queries."
+        )
+    return low + context, high + context + 1, low - smallest, largest - high
+
+
+def _extend(known: Tensor, left: int, right: int, clip: bool) -> Tensor:
+    """Columns for distances beyond the context: the outermost one again, or zero; and one more
+    column to the right that :func:`_skew` needs and never reads."""
+    shape = known.shape[:-1]
+    if not clip:
+        return F.pad(known, (left, right + 1))
+    first, last = known[..., :1], known[..., -1:]
+    return torch.cat((first.expand(*shape, left), known, last.expand(*shape, right + 1)), dim=-1)
+
+
+def _skew(by_distance: Tensor, num_keys: int) -> Tensor:
+    """``[.., T, S + T]`` with column c of row i the distance c - (T - 1) + offset, to
+    ``[.., T, S]`` with column j of row i the key j: row i begins at column T - 1 - i."""
+    *shape, length, width = by_distance.shape
+    flat = by_distance.flatten(-2)[..., length - 1 : length - 1 + length * (width - 1)]
+    return flat.view(*shape, length, width - 1)[..., :num_keys]
+
+
+def _unskew(by_key: Tensor) -> Tensor:
+    """The inverse of :func:`_skew`: ``[.., T, S]`` to ``[.., T, S + T - 1]``, zero elsewhere."""
+    *shape, length, num_keys = by_key.shape
+    width = num_keys + length
+    flat = F.pad(by_key, (0, length - 1)).flatten(-2)  # rows of width - 1
+    flat = F.pad(flat, (length - 1, 1))
+    return flat.view(*shape, length, width)[..., :-1]

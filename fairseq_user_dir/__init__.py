@@ -1,0 +1,35 @@
+"""fairseq user directory: registers the ``cape_<arch>`` architectures.
+
+Load it by ``--user-dir cape_plugins`` or ``--user-dir fairseq_user_dir`` on any fairseq command, or
+import it in Python before building or loading a model.
+"""
+
+from __future__ import annotations
+
+import os
+
+import fairseq.utils
+
+import cape_plugins
+from fairseq_user_dir.compat import allow_fairseq_checkpoints
+from fairseq_user_dir.models import (
+    CLASSES,
+    CapeTransformerLanguageModel,
+    CapeTransformerModel,
+)
+
+__all__ = ["CLASSES", "CapeTransformerLanguageModel", "CapeTransformerModel"]
+
+
+def _accept_fallback_path() -> None:
+    """fairseq finds an installed ``--user-dir NAME`` as ``<fairseq>/../NAME`` and, if NAME was
+    imported before, accepts it only under exactly this spelling of its path."""
+    for name, paths in (("cape_plugins", cape_plugins.__path__), ("fairseq_user_dir", __path__)):
+        spelling = os.path.join(os.path.dirname(fairseq.utils.__file__), "..", name)
+        known = spelling in paths or not os.path.isdir(spelling)
+        if not known and any(os.path.samefile(spelling, path) for path in paths):
+            paths.append(spelling)
+
+
+allow_fairseq_checkpoints()
+_accept_fallback_path()

@@ -1,0 +1,91 @@
+"""Checkpoints of fairseq under torch 2.6 and later, with ``weights_only`` left on.
+
+From torch 2.6 on, ``torch.load`` refuses every type that nobody has declared harmless. fairseq 0.12
+stores a few plain containers next to the tensors and broadcasts a few more between ranks, so that
+resuming, ``fairseq-generate``, ``-interactive``, ``-validate``, ``-eval-lm``, the hub interface and
+averaging all stop at ``torch.load``. Switching ``weights_only`` off would let any file run code.
+This module declares the containers instead: data holders, which run nothing from the file.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+_FIRST_RESTRICTED_TORCH = (2, 6)
+
+# Import path and names of the types, with the place in fairseq that writes them. A path or a name
+# that another version of a package does not have is passed over: that version cannot write it.
+_CONTAINERS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    # cfg.model of every architecture that is registered without a dataclass (transformer, s2t ...)
+    ("argparse", ("Namespace",)),
+    # metrics["valid"]: the BLEU n-gram counts that --eval-bleu logs are numpy arrays
+    ("numpy", ("ndarray", "dtype")),
+    # resuming on several ranks: rank 0 sends the loaded state, by then with cfg as OmegaConf tree
+    ("omegaconf", ("DictConfig", "ListConfig")),
+    ("omegaconf.base", ("ContainerMetadata", "Metadata")),
+    ("omegaconf.nodes", ("AnyNode",)),
+    # ... and the types which that tree records for its keys and values
+    ("typing", ("Any",)),
+    ("collections", ("defaultdict",)),
+    ("builtins", ("dict", "list", "int")),
+    # ... and the marks it leaves where the tensors, which travel separately, were taken out
+    ("fairseq.distributed.utils", ("_TensorPlaceholder",)),
+)
+
+# torch checks the class of a dtype as well (numpy.dtypes.Int64DType for counts). Meters may hold
+# any of the plain number types. Asking an instance for its class works in numpy 1 and 2 alike.
+_DTYPES = ("bool", "int32", "int64", "float32", "float64")
+
+# Builders of numpy arrays and numpy scalars. numpy 2 moved them, and a file names the place where
+# they were when it was written, so that each is declared under both names.
+_NUMPY_BUILDERS = ("_reconstruct", "scalar")
+_NUMPY_HOMES = ("numpy._core.multiarray", "numpy.core.multiarray")
+
+
+def allow_fairseq_checkpoints() -> None:
+    """Declare the passive types of fairseq checkpoints to ``torch.load(weights_only=True)``.
+
+    Covers what fairseq 0.12 writes to a checkpoint (legacy, dataclass and hydra models,
+    ``--eval-bleu``, EMA, fp16) and what it broadcasts when several ranks resume. Call it before any
+    checkpoint is loaded; it runs when the user dir is imported. Calling it again changes nothing,
+    and types that other code has declared stay declared.
+
+    torch >= 2.6 is required by this project. An older torch does not restrict ``torch.load`` unless
+    asked to, and cannot be told a second name for a type; there, nothing is done.
+    """
+    if torch.__version__ < _FIRST_RESTRICTED_TORCH:
+        return
+    torch.serialization.add_safe_globals([*_containers(), *_dtypes(), *_numpy_builders()])
+
+
+def _containers() -> Iterator[Any]:
+    """The types of ``_CONTAINERS`` that exist here."""
+    for path, names in _CONTAINERS:
+        try:
+            module = importlib.import_module(path)
+        except ModuleNotFoundError:
+            continue
+        yield from (getattr(module, name) for name in names if hasattr(module, name))
+
+
+def _dtypes() -> Iterator[type]:
+    """The classes of the numpy dtypes named in ``_DTYPES``."""
+    import numpy as np
+
+    yield from (type(np.dtype(name)) for name in _DTYPES)
+
+
+def _numpy_builders() -> Iterator[tuple[Any, str]]:
+    """Each numpy builder with each name under which a file may call it."""
+    for home in _NUMPY_HOMES:
+        try:
+            module = importlib.import_module(home)
+        except ModuleNotFoundError:
+            continue
+        for name in _NUMPY_BUILDERS:
+            yield from ((getattr(module, name), f"{place}.{name}") for place in _NUMPY_HOMES)
+        return  # numpy 2 has the old place too, but warns when it is imported

@@ -1,0 +1,157 @@
+"""Encoder and decoder stacks of fairseq with cape positions: the smallest overrides that carry one
+draw from the source to the target side and put a BOS token before the source.
+
+The mixins are put over the class of a built stack, because the stock ways to replace a stack are
+bypassed by some models (transformer_align) and missing in others (language models).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cape_plugins import Draw, PositionConfig
+from fairseq_user_dir.embedding import MAX_POSITIONS, TokenPositionEmbedding
+
+
+class _PositionStack:
+    """What both stacks share.
+
+    Attributes:
+        position_config: Settings of the model.
+        position_seam: The position embedding if it draws random numbers, else None.
+    """
+
+    position_config: PositionConfig
+    embed_positions: nn.Module | None
+
+    @property
+    def position_seam(self) -> TokenPositionEmbedding | None:
+        seam = self.embed_positions
+        return seam if isinstance(seam, TokenPositionEmbedding) else None
+
+    def max_positions(self) -> int:
+        """No limit: positions are computed, not looked up."""
+        return MAX_POSITIONS
+
+
+class EncoderPositions(_PositionStack):
+    """Over a TransformerEncoder: draws in training, and inserts the BOS hint."""
+
+    padding_idx: int
+    embed_tokens: nn.Module
+    dictionary: Any
+
+    def forward_scriptable(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor | None = None,
+        return_all_hiddens: bool = False,
+        token_embeddings: Tensor | None = None,
+    ) -> dict[str, list[Any]]:
+        """fairseq's encoder output, and in it
+
+        - **position_draw**: ``[Draw]`` of this forward, in training, for the decoder;
+        - **src_tokens**: ``[B x S]``, the caller's tokens, if a BOS token was put before them.
+        """
+        caller_tokens = src_tokens
+        if self.position_config.source_bos:
+            bos = self.dictionary.bos()
+            src_tokens, slot = prepend_bos(src_tokens, self.padding_idx, bos)
+            if token_embeddings is not None:
+                token_embeddings = self._prepend_embedding(token_embeddings, slot, bos)
+        seam = self.position_seam
+        draw = None if seam is None else seam.draw(src_tokens.shape[0], src_tokens.device)
+        with _using(seam, draw):
+            out = super().forward_scriptable(
+                src_tokens, src_lengths, return_all_hiddens, token_embeddings
+            )
+        if draw is not None:
+            out["position_draw"] = [draw]
+        if self.position_config.source_bos:
+            # kept through beam search by the stock reorder_encoder_out
+            out["src_tokens"] = [caller_tokens]
+        return out
+
+    def _prepend_embedding(self, embeddings: Tensor, slot: Tensor, bos: int) -> Tensor:
+        """``[B, S, C]`` to ``[B, S + 1, C]`` with the embedding of BOS at `slot` ``[B, 1]``."""
+        embeddings = torch.cat((torch.zeros_like(embeddings[:, :1]), embeddings), dim=1)
+        vector = self.embed_tokens(slot.new_full(slot.shape, bos))
+        return embeddings.scatter(1, slot[..., None].expand_as(vector), vector)
+
+
+class DecoderPositions(_PositionStack):
+    """Over a TransformerDecoder: uses the draw of the encoder, or its own where sides are
+    independent and in language models; gives attention back in the caller's source tokens."""
+
+    padding_idx: int
+
+    def extract_features(
+        self, prev_output_tokens: Tensor, encoder_out: Any | None = None, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """See fairseq; called first by every decoder, non-autoregressive ones included."""
+        with _using(self.position_seam, self._draw(prev_output_tokens, encoder_out)):
+            features, extra = super().extract_features(
+                prev_output_tokens, encoder_out, *args, **kwargs
+            )
+        return features, self._align_attention(extra, encoder_out)
+
+    def _draw(self, tokens: Tensor, encoder_out: Any | None) -> Draw | None:
+        seam = self.position_seam
+        if seam is None or not (self.training and self.position_config.random):
+            return None
+        if not self.position_config.synchronize:
+            return seam.draw(tokens.shape[0], tokens.device)
+        draws = (encoder_out or {}).get("position_draw")
+        if not draws:
+            raise ValueError(
+                "this decoder is in training and shares the position draw of its encoder "
+                "(--position-synchronize true), but encoder_out holds no 'position_draw': run "
+                "the encoder in training mode too and hand its whole output over, call .eval(), "
+                "or train with --position-synchronize false."
+            )
+        return draws[0]
+
+    def _align_attention(self, extra: dict[str, Any], encoder_out: Any | None) -> dict[str, Any]:
+        """Attention without the column of the BOS hint: ``[B, T, S]`` for the caller's S tokens."""
+        attention = extra.get("attn") if extra else None
+        caller_tokens = (encoder_out or {}).get("src_tokens")
+        if (
+            self.position_config.source_bos
+            and caller_tokens
+            and isinstance(attention, list)
+            and isinstance(attention[0], Tensor)
+        ):
+            # in a shorter, left-padded sentence the hint took the place of the last pad
+            pads = caller_tokens[0].eq(self.padding_idx)[:, None]
+            extra["attn"] = [attention[0][..., 1:].masked_fill(pads, 0.0), *attention[1:]]
+        return extra
+
+
+def prepend_bos(tokens: Tensor, padding_idx: int, bos: int) -> tuple[Tensor, Tensor]:
+    """Puts BOS directly before the first real token, for left and right padding alike.
+
+    Args:
+        tokens: ``[B, S]``.
+        padding_idx: Index of padding.
+        bos: Index of BOS.
+
+    Returns:
+        ``[B, S + 1]`` tokens and ``[B, 1]`` the column of BOS.
+    """
+    slot = tokens.ne(padding_idx).int().argmax(dim=1, keepdim=True)
+    longer = torch.cat((tokens.new_full((tokens.shape[0], 1), padding_idx), tokens), dim=1)
+    return longer.scatter(1, slot, bos), slot
+
+
+@contextmanager
+def _using(seam: TokenPositionEmbedding | None, draw: Draw | None) -> Iterator[None]:
+    if seam is None:
+        yield
+    else:
+        with seam.using(draw):
+            yield

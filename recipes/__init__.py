@@ -1,0 +1,1 @@
+"""Training recipes: data preparation, training, evaluation. Not part of the installed package."""

@@ -1,0 +1,1 @@
+"""Machine translation recipes for fairseq with ``--user-dir cape_plugins``."""

@@ -1,0 +1,91 @@
+"""Parallel text: reading with checks, writing, splitting. Files are streamed: WMT is large."""
+
+import gzip
+import random
+from collections.abc import Iterable, Iterator
+from itertools import zip_longest
+from pathlib import Path
+
+from recipes.steps import CommandError, writing
+
+Pair = tuple[str, str]
+
+
+def read_lines(path: Path, option: str) -> Iterator[str]:
+    """Yield the lines of a UTF-8 text file, plain or gzip (``.gz``), stripped.
+
+    Only a line feed ends a line (not U+2028 and the like, which occur inside crawled sentences).
+    `option` names the command-line option in errors.
+    """
+    opener = gzip.open if path.suffix == ".gz" else open
+    number = 0
+    try:
+        with opener(path, "rb") as file:
+            for line in file:
+                number += 1
+                yield line.decode("utf-8").strip()
+    except UnicodeDecodeError as error:
+        raise CommandError(
+            f"{option} {path}: line {number} is not UTF-8 ({error.reason}); convert the file, for"
+            f" example with: iconv -f latin1 -t utf-8"
+        ) from None
+    except FileNotFoundError:
+        raise CommandError(
+            f"{option} {path}: no such file; name a plain or .gz text file"
+        ) from None
+    except (OSError, EOFError) as error:  # a folder, no permission, not or only half a gzip file
+        raise CommandError(f"{option} {path}: cannot be read ({error}); give a text file") from None
+    if number == 0:
+        raise CommandError(f"{option} {path}: is empty; give a file with one sentence a line")
+
+
+def read_pairs(source: Path, target: Path, option: str) -> Iterator[Pair]:
+    """Yield the sentence pairs of two aligned files, which must have the same number of lines."""
+    pairs = zip_longest(read_lines(source, option), read_lines(target, option))
+    for number, (left, right) in enumerate(pairs, 1):
+        if left is None or right is None:
+            short, long = (source, target) if left is None else (target, source)
+            raise CommandError(
+                f"{option} {source} {target}: {short} ends after {number - 1} lines but {long}"
+                " goes on; line n of one file must be the translation of line n of the other"
+            )
+        yield left, right
+
+
+def write_pairs(folder: Path, split: str, languages: Pair, pairs: Iterable[Pair]) -> int:
+    """Write the two files ``{split}.{language}``, atomically. Returns the number of pairs."""
+    count = 0
+    with (
+        writing(folder / f"{split}.{languages[0]}") as source_file,
+        writing(folder / f"{split}.{languages[1]}") as target_file,
+    ):
+        for source, target in pairs:
+            count += 1
+            source_file.write(f"{source}\n")
+            target_file.write(f"{target}\n")
+    return count
+
+
+def languages_of(source: Path, target: Path) -> Pair:
+    """Language codes from file names such as ``train.en.gz``; "source" and "target" without."""
+    codes = tuple(
+        path.name.removesuffix(".gz").rpartition(".")[2].lower() for path in (source, target)
+    )
+    usable = all(code.isalpha() and 2 <= len(code) <= 3 for code in codes) and codes[0] != codes[1]
+    return codes if usable and "txt" not in codes else ("source", "target")
+
+
+def split_pairs(pairs: list[Pair], sizes: dict[str, int], seed: int = 0) -> dict[str, list[Pair]]:
+    """Split off random pairs; the rest is "train", without pairs that also occur in another split.
+
+    >>> split_pairs([(str(i), str(i)) for i in range(5)], {"test": 2})["test"]
+    [('4', '4'), ('2', '2')]
+    """
+    shuffled = random.Random(seed).sample(pairs, len(pairs))
+    splits, start = {}, 0
+    for name, size in sizes.items():
+        splits[name] = shuffled[start : start + size]
+        start += size
+    held_out = {pair for split in splits.values() for pair in split}
+    splits["train"] = [pair for pair in shuffled[start:] if pair not in held_out]
+    return splits

@@ -1,0 +1,116 @@
+"""A small parallel corpus of real language: lists of numbers, written out in English and German.
+
+    203, 81, 7   ->   two hundred and three, eighty-one, seven
+                      zweihundertdrei, einundachtzig, sieben
+
+German says units before tens ("einundachtzig" is one-and-eighty), so a translator has to reorder
+within a number and to keep its place in the list. Training lists are short and test lists are
+long, which makes the corpus a test of length generalisation whose score needs no judgement.
+
+    python -m recipes.mt.number_lists --output FOLDER
+"""
+
+import argparse
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+from num2words import num2words
+
+from recipes.steps import CommandError, building, run_main, write_lines
+
+LANGUAGES = ("en", "de")
+MAX_NUMBER = (
+    999  # English puts commas inside larger numbers; here a comma always separates two numbers
+)
+MAX_TRAIN_LENGTH = 4
+MAX_TEST_LENGTH = 12
+SPLIT_SIZES = {"train": 20000, "valid": 400, "test": 1200}
+
+NumberList = tuple[int, ...]
+
+
+def spell(numbers: Sequence[int], language: str) -> str:
+    """Write a list of numbers out in words, separated by commas. No "and" before the last one: "one
+    hundred and five" would be both 105 and the list 100, 5."""
+    return ", ".join(num2words(number, lang=language) for number in numbers)
+
+
+def draw_list(rng: random.Random, length: int) -> NumberList:
+    """Draw `length` numbers, equally often below 10, below 100 and below 1000."""
+    return tuple(rng.randrange(10 ** rng.choice((1, 2, 3))) for _ in range(length))
+
+
+def draw_split(
+    rng: random.Random, size: int, max_length: int, forbidden: set[NumberList], distinct: bool
+) -> list[NumberList]:
+    """Draw `size` lists of 1..`max_length` numbers, equally many of each length, none forbidden.
+
+    With `distinct`, no list comes twice; training lists may, since one-number lists are few.
+    """
+    lists: list[NumberList] = []
+    seen = set(forbidden)
+    while len(lists) < size:
+        candidate = draw_list(rng, 1 + len(lists) % max_length)
+        if candidate in seen:
+            continue
+        if distinct:
+            seen.add(candidate)
+        lists.append(candidate)
+    return lists
+
+
+def make_number_lists(
+    seed: int = 0, sizes: dict[str, int] = SPLIT_SIZES
+) -> dict[str, list[NumberList]]:
+    """Return ``{"train": [...], "valid": [...], "test": [...]}``, three disjoint sets of lists.
+
+    Training and validation lists have 1..4 numbers, test lists 1..12. The same seed gives the same
+    lists.
+    """
+    for split, size in sizes.items():
+        limit = 2000 if split != "train" else None  # leaves one-number lists over for training
+        if size < 1 or (limit and size > limit):
+            raise CommandError(
+                f"--{split}-size {size}: must be between 1 and {limit or 'any number'}"
+            )
+    rng = random.Random(seed)
+    test = draw_split(rng, sizes["test"], MAX_TEST_LENGTH, set(), distinct=True)
+    valid = draw_split(rng, sizes["valid"], MAX_TRAIN_LENGTH, set(test), distinct=True)
+    train = draw_split(rng, sizes["train"], MAX_TRAIN_LENGTH, {*test, *valid}, distinct=False)
+    rng.shuffle(train)
+    return {"train": train, "valid": valid, "test": test}
+
+
+def write_number_lists(folder: Path, seed: int = 0, sizes: dict[str, int] = SPLIT_SIZES) -> None:
+    """Write ``{train,valid,test}.{en,de}`` and ``test.group`` (the lengths of the test lists)."""
+    splits = make_number_lists(seed, sizes)
+    for split, lists in splits.items():
+        for language in LANGUAGES:
+            write_lines(
+                folder / f"{split}.{language}", (spell(numbers, language) for numbers in lists)
+            )
+    write_lines(folder / "test.group", (str(len(numbers)) for numbers in splits["test"]))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--output", type=Path, required=True, help="folder to write, must not exist"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    for split, size in SPLIT_SIZES.items():
+        parser.add_argument(
+            f"--{split}-size", type=int, default=size, help=f"pairs (default {size})"
+        )
+    args = parser.parse_args(argv)
+    if args.output.exists():
+        raise CommandError(f"--output {args.output}: exists; name a new folder or delete it")
+    with building(args.output) as folder:
+        write_number_lists(folder, args.seed, {s: getattr(args, f"{s}_size") for s in SPLIT_SIZES})
+
+
+if __name__ == "__main__":
+    run_main(main)

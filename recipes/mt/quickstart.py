@@ -1,0 +1,223 @@
+"""Train position embeddings on short sentences, test them on long ones: from data to plot.
+
+    python -m recipes.mt.quickstart
+    python -m recipes.mt.quickstart --seeds 1 2 3 --ablations
+    python -m recipes.mt.quickstart --data train.en.gz train.de.gz
+    DATA=train.en.gz,train.de.gz python -m recipes.mt.quickstart
+
+The built-in data are lists of numbers in English and German (see number_lists.py): training lists
+have up to 4 numbers, test lists up to 12. Your own files are split into train, valid and test
+(unless --valid and --test name files); pairs longer than the median source sentence are kept out
+of training, and scores are shown by source length.
+
+All models share every setting but the position embedding. Finished work in --work is reused.
+"""
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from functools import partial
+from pathlib import Path
+
+from recipes.mt import report
+from recipes.mt.corpus import read_lines
+from recipes.mt.length_corpus import Corpus, prepare_files, prepare_number_lists
+from recipes.mt.pipeline import decode, train
+from recipes.mt.report import ALL, Result
+from recipes.mt.scoring import score
+from recipes.mt.subwords import SentencePiece
+from recipes.steps import CommandError, run_main, stop_children
+
+# Shifts and offsets are alike: CAPE's U(-30, 30) is as wide as SHAPE's U{0..60}. Training lists
+# have up to about 30 tokens, test lists up to 70. relpos clips distances beyond its context.
+_CAPE = "--position-embedding cape --position-max-global-shift 30"
+VARIANTS = {
+    "sinpos": "--position-embedding sinpos",
+    "relpos": "--position-embedding relpos --position-relative-context 16",
+    "shape": "--position-embedding shape --position-max-offset 60",
+    "shape-sync": "--position-embedding shape --position-max-offset 60 --position-synchronize true",
+    "cape": _CAPE,
+}
+ABLATIONS = {
+    "cape-no-alpha": f"{_CAPE} --position-source-scale 1",
+    "cape-unsync": f"{_CAPE} --position-synchronize false",
+    "cape-no-bos": f"{_CAPE} --position-source-bos false",
+    "cape-no-local": f"{_CAPE} --position-max-local-shift 0",
+    "cape-shift5": "--position-embedding cape --position-max-global-shift 5",
+}
+ALL_VARIANTS = VARIANTS | ABLATIONS
+
+MODEL = """--arch cape_transformer --share-all-embeddings --dropout 0.1
+    --encoder-layers 2 --encoder-attention-heads 4 --encoder-embed-dim 128
+    --decoder-layers 2 --decoder-attention-heads 4 --decoder-embed-dim 128
+    --encoder-ffn-embed-dim 512 --decoder-ffn-embed-dim 512"""
+OPTIMISATION = """--criterion label_smoothed_cross_entropy --label-smoothing 0.1
+    --optimizer adam --adam-betas (0.9,0.98) --max-tokens 1000
+    --lr 0.001 --lr-scheduler inverse_sqrt --warmup-updates 400
+    --skip-invalid-size-inputs-valid-test --no-epoch-checkpoints --cpu --num-workers 0"""
+DECODING = """--beam 1 --max-tokens 8000 --max-len-a 1.5 --max-len-b 20 --cpu --num-workers 0
+    --max-source-positions 100000 --max-target-positions 100000"""
+UPDATES = 2000
+# fairseq seeds update n with seed + n: neighbouring seeds would share their random numbers.
+SEED_STEP = 100003
+
+
+# ---- models ------------------------------------------------------------------------------------
+
+
+def run_variant(args: argparse.Namespace, corpus: Corpus, variant: str, seed: int) -> Result:
+    """Train one model, decode the test set, score it by length."""
+    run = corpus.folder.parent / "runs" / f"{variant}-seed{seed}"
+    flags = shlex.split(f"{MODEL} {OPTIMISATION} --seed {seed * SEED_STEP} {ALL_VARIANTS[variant]}")
+    data, threads = corpus.folder / "binary", args.threads
+    seconds = train(
+        data,
+        run,
+        flags,
+        {"corpus": corpus.settings},
+        updates=args.updates,
+        threads=threads,
+        title=f"{variant} seed {seed}",
+    )
+    checkpoint, options = run / "checkpoint_last.pt", shlex.split(DECODING)
+    pieces = decode(data, checkpoint, run / "decoded", options, threads=threads)
+    return Result(variant, seed, seconds, score_by_length(corpus, pieces))
+
+
+def score_by_length(corpus: Corpus, pieces: Sequence[str]) -> dict[str, report.Score]:
+    """Scores by label and for all sentences; `pieces` are the hypotheses as subwords."""
+    subwords = SentencePiece(corpus.folder / "sentencepiece.model")
+    target = corpus.languages[1]
+    references = list(read_lines(corpus.folder / f"test.{target}", "--test"))
+    reference_pieces = list(read_lines(corpus.folder / f"test.pieces.{target}", "--test"))
+    groups = list(read_lines(corpus.folder / "test.group", "--test"))
+    if len(pieces) != len(references):
+        raise RuntimeError(f"{len(pieces)} hypotheses for {len(references)} test sentences")
+    rows = [
+        (subwords.decode(ours), theirs, ours.split(), their_pieces.split())
+        for ours, theirs, their_pieces in zip(pieces, references, reference_pieces, strict=True)
+    ]
+    by_label = {
+        label: [row for row, group in zip(rows, groups, strict=True) if group == label]
+        for label in corpus.lengths.labels
+    }
+    return {
+        label: score(*zip(*group, strict=True)) for label, group in {**by_label, ALL: rows}.items()
+    }
+
+
+def run_all(jobs: Sequence[Callable[[], Result]], workers: int) -> list[Result]:
+    """Run the jobs, `workers` at a time; the first failure stops all of them."""
+    pool = ThreadPoolExecutor(workers)
+    futures = [pool.submit(job) for job in jobs]
+    try:
+        for future in wait(futures, return_when=FIRST_EXCEPTION).done:
+            future.result()
+        return [future.result() for future in futures]
+    except BaseException:  # also Ctrl-C: start nothing more and leave no training behind
+        pool.shutdown(wait=False, cancel_futures=True)
+        stop_children()
+        raise
+    finally:
+        pool.shutdown()
+
+
+# ---- command line ------------------------------------------------------------------------------
+
+
+def file_pair(text: str) -> list[Path]:
+    """Parse the environment variable ``DATA=source,target``."""
+    parts = text.split(",")
+    if len(parts) != 2 or not all(parts):
+        raise CommandError(f"DATA={text}: give two files, as in DATA=train.en.gz,train.de.gz")
+    return [Path(part) for part in parts]
+
+
+def positive(text: str) -> int:
+    """Argument type: a whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m recipes.mt.quickstart",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    pair = {"nargs": 2, "type": Path, "metavar": ("SOURCE", "TARGET")}
+    add("--data", **pair, help="your own training text, plain or .gz (default: number lists)")
+    add("--valid", **pair, help="validation text (default: split off --data)")
+    add("--test", **pair, help="test text (default: split off --data)")
+    text = "keep pairs of --data with more words out of training (default: median of the source)"
+    add("--max-train-length", type=positive, metavar="WORDS", help=text)
+    add("--vocab-size", type=positive, help="subwords (default: 150; with --data 4000)")
+    text = f"what to train, of {', '.join(ALL_VARIANTS)} (default: the first {len(VARIANTS)})"
+    names = {"nargs": "+", "choices": ALL_VARIANTS, "metavar": "NAME"}
+    add("--variants", **names, default=list(VARIANTS), help=text)
+    add("--ablations", action="store_true", help=f"also train {', '.join(ABLATIONS)}")
+    add("--seeds", nargs="+", type=positive, default=[1])
+    add("--updates", type=positive, default=UPDATES, help="training steps (default: %(default)s)")
+    text = "trainings side by side (default: one per core, %(default)s)"
+    add("--jobs", type=positive, default=report.available_cores(), help=text)
+    add("--threads", type=positive, default=1, help="threads per training (default: 1)")
+    text = "folder for data and checkpoints, reused (default: %(default)s)"
+    add("--work", type=Path, default=Path("build/quickstart"), help=text)
+    text = "folder for tables and plot (default: %(default)s)"
+    add("--output", type=Path, default=Path("results/quickstart"), help=text)
+    args = parser.parse_args(argv)
+    if args.data is None and os.environ.get("DATA"):
+        args.data = file_pair(os.environ["DATA"])
+    for option in ("valid", "test", "max_train_length"):
+        if args.data is None and getattr(args, option):
+            flag = option.replace("_", "-")
+            parser.error(f"--{flag} needs --data; the built-in number lists have their own splits")
+    if args.ablations:
+        args.variants = list(dict.fromkeys([*args.variants, *ABLATIONS]))
+    return args
+
+
+def shown_command(argv: Sequence[str], args: argparse.Namespace) -> str:
+    """The command for the report: file names without the folders of this machine."""
+    words = [Path(word).name if os.path.isabs(word) else word for word in argv]
+    if args.data and "--data" not in words:
+        words += ["--data", *(path.name for path in args.data)]
+    return shlex.join(["python", "-m", "recipes.mt.quickstart", *words])
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    argv = sys.argv[1:] if argv is None else argv
+    args = parse_arguments(argv)
+    corpus = prepare_files(args) if args.data else prepare_number_lists(args)
+    jobs = [
+        partial(run_variant, args, corpus, variant, seed)
+        for seed in args.seeds
+        for variant in args.variants
+    ]
+    print(f"{len(jobs)} trainings of {args.updates} updates, {args.jobs} side by side", flush=True)
+    results = sorted(
+        run_all(jobs, args.jobs), key=lambda result: args.variants.index(result.variant)
+    )
+    facts = {
+        "Command": f"`{shown_command(argv, args)}`",
+        "Machine": f"{report.machine()}; {args.jobs} trainings at a time, threads {args.threads}",
+        "Versions": report.versions(),
+        "Corpus": " ".join(f"{key} {value};" for key, value in corpus.settings.items()).strip(";"),
+        "Model": f"`{' '.join(MODEL.split())}`",
+        "Training": f"{args.updates} updates; `{' '.join(OPTIMISATION.split())}`",
+        "Decoding": f"`{' '.join(DECODING.split())}`",
+    }
+    report.write_csv(args.output / "scores.csv", results)
+    report.write_plot(args.output / "scores.png", results, corpus.lengths)
+    report.write_markdown(args.output / "scores.md", results, corpus.lengths, facts, ALL_VARIANTS)
+    print("\n".join(report.markdown_table(results, "exact_match", [*corpus.lengths.labels, ALL])))
+    print(f"tables and plot: {args.output}/scores.md, scores.csv, scores.png")
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,47 @@
+"""Scores of decoded sentences, overall and by length."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sacrebleu.metrics import BLEU
+
+# Effective order: texts too short for a 4-gram, such as one number, are scored by shorter n-grams.
+# All other texts score as usual.
+_BLEU = BLEU(effective_order=True)
+
+
+@dataclass(frozen=True)
+class Score:
+    """Scores of a group of sentences: exact match and token accuracy 0 to 1, BLEU 0 to 100."""
+
+    count: int
+    exact_match: float
+    bleu: float
+    token_accuracy: float
+
+
+METRICS = {"exact_match": "Exact match", "bleu": "BLEU", "token_accuracy": "Token accuracy"}
+
+
+def token_accuracy(hypothesis: Sequence[str], reference: Sequence[str]) -> float:
+    """Share of positions with the right token; a position that only one of the two has is wrong."""
+    right = sum(ours == theirs for ours, theirs in zip(hypothesis, reference, strict=False))
+    return right / max(len(hypothesis), len(reference), 1)
+
+
+def score(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    hypothesis_tokens: Sequence[Sequence[str]],
+    reference_tokens: Sequence[Sequence[str]],
+) -> Score:
+    """Score one group: exact match and BLEU (sacrebleu, 13a) of text, accuracy of its subwords."""
+    count = len(references)
+    accuracies = map(token_accuracy, hypothesis_tokens, reference_tokens)
+    return Score(
+        count=count,
+        exact_match=sum(ours == theirs for ours, theirs in zip(hypotheses, references, strict=True))
+        / count,
+        bleu=_BLEU.corpus_score(list(hypotheses), [list(references)]).score,
+        token_accuracy=sum(accuracies) / count,
+    )

@@ -1,0 +1,177 @@
+"""What all recipes share: steps that are done once, atomic files, child processes with progress.
+
+A *step* makes one folder. The folder gets its name only when it is complete and holds a record of
+the settings it was made with: a finished step is reused, a half-finished one is done again, and a
+step that was made with other settings is an error instead of a silently wrong reuse.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+RECORD = "settings.json"
+
+
+class CommandError(ValueError):
+    """A mistake of the caller; the message names option, value and remedy."""
+
+
+def run_main(main: Callable[[], None]) -> None:
+    """Run the `main` of a program. A :class:`CommandError` is shown without traceback, status 2.
+
+    A polite kill (SIGTERM) ends the program like Ctrl-C, so that child processes end with it.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        main()
+    except CommandError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+# ---- files -------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def writing(path: Path, mode: str = "w") -> Iterator[Any]:
+    """Open a temporary file that takes the name `path` when the block ends without an error."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    encoding = None if "b" in mode else "utf-8"
+    with tempfile.NamedTemporaryFile(
+        mode, dir=path.parent, prefix=f".{path.name}.", encoding=encoding, delete=False
+    ) as file:
+        try:
+            yield file
+        except BaseException:
+            os.unlink(file.name)
+            raise
+    os.chmod(file.name, 0o644)  # temporary files are private, results are not
+    os.replace(file.name, path)
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Write text lines atomically."""
+    with writing(path) as file:
+        file.writelines(f"{line}\n" for line in lines)
+
+
+def digest(path: Path) -> str:
+    """Short fingerprint of the content of a file."""
+    sha = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            sha.update(block)
+    return sha.hexdigest()[:16]
+
+
+# ---- steps -------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def building(folder: Path) -> Iterator[Path]:
+    """Yield a fresh temporary folder that takes the name `folder` when the block ends well."""
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    yield partial
+    os.replace(partial, folder)
+
+
+def matches(folder: Path, settings: Mapping[str, Any]) -> bool:
+    """Was `folder` made with these settings? False if it does not exist; other settings raise."""
+    if not (folder / RECORD).exists():
+        return False
+    made_with, wanted = (
+        json.loads((folder / RECORD).read_text("utf-8")),
+        json.loads(json.dumps(settings)),
+    )
+    if made_with == wanted:
+        return True
+    changed = sorted(k for k in {*made_with, *wanted} if made_with.get(k) != wanted.get(k))
+    changes = "; ".join(f"{key} {made_with.get(key)!r}, now {wanted.get(key)!r}" for key in changed)
+    raise CommandError(
+        f"{folder} was made with other settings ({changes}); give another --work folder, or"
+        " delete this one to have it made again"
+    )
+
+
+def record(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Write down the settings that `folder` is made with."""
+    with writing(folder / RECORD) as file:
+        json.dump(settings, file, indent=1, sort_keys=True)
+
+
+def step(folder: Path, settings: Mapping[str, Any], make: Callable[[Path], None]) -> Path:
+    """Make `folder` by ``make(temporary folder)``, unless it is finished. Returns `folder`."""
+    if not matches(folder, settings):
+        shutil.rmtree(folder, ignore_errors=True)
+        with building(folder) as partial:
+            make(partial)
+            record(partial, settings)
+    return folder
+
+
+# ---- child processes ---------------------------------------------------------------------------
+
+_children: set[subprocess.Popen] = set()
+
+
+def stop_children() -> None:
+    """Kill what :func:`run_module` has running in other threads; these then raise."""
+    for process in tuple(_children):
+        process.kill()
+
+
+def run_module(
+    module: str,
+    *args: object,
+    log: Path,
+    env: Mapping[str, str] | None = None,
+    on_line: Callable[[str], None] | None = None,
+) -> None:
+    """Run ``python -m module args`` with this interpreter; its output goes to the file `log`.
+
+    `on_line` sees each line as it comes, for progress. A failure raises with the end of the log.
+    """
+    command = [sys.executable, "-m", module, *map(str, args)]
+    tail: deque[str] = deque(maxlen=25)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        open(log, "w", encoding="utf-8") as file,
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            encoding="utf-8",
+            env={**os.environ, **(env or {})},
+        ) as process,
+    ):
+        _children.add(process)
+        try:
+            for line in process.stdout:
+                file.write(line)
+                tail.append(line)
+                if on_line:
+                    on_line(line)
+        except BaseException:  # also Ctrl-C: leave no orphan behind
+            process.kill()
+            raise
+        finally:
+            process.wait()
+            _children.discard(process)
+    if process.returncode:
+        raise RuntimeError(
+            f"{' '.join(command)}\nfailed with exit status {process.returncode}; full log in {log};"
+            f" its end:\n{''.join(tail)}"
+        )

@@ -1,0 +1,81 @@
+"""Metadata of the package; the settings of the tools are in pyproject.toml."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+README = ROOT / "README.md"
+
+PACKAGES = ("cape_plugins", "fairseq_user_dir", "hf_models")
+
+# The extra [fairseq] holds what fairseq-fixed 0.12.3.1 imports, not fairseq-fixed itself:
+#   pip install "cape-plugins[fairseq]"
+#   pip install --no-build-isolation --no-deps fairseq-fixed==0.12.3.1
+# It declares torchaudio as a dependency. Nothing here needs it, it has no build for a CPU-only
+# torch, and one that does not match the installed torch makes fairseq's audio modules fail with
+# OSError. pip cannot leave out one dependency of a dependency, so the second line is needed.
+# It compiles against the installed Cython and numpy, hence --no-build-isolation.
+FAIRSEQ = [
+    "bitarray",
+    "cffi",
+    "cython",
+    "hydra-core==1.3.2",
+    "numpy",
+    "omegaconf==2.3.0",
+    "packaging",
+    "regex",
+    "sacrebleu>=2.0",
+    "scikit-learn",
+    "setuptools<81",
+    "tqdm",
+    "wheel",
+]
+HF = ["accelerate", "datasets", "safetensors", "sentencepiece", "transformers>=5.17,<6"]
+RECIPES = [
+    "matplotlib",
+    "num2words",
+    "sacrebleu>=2.0",
+    "sacremoses",
+    "sentencepiece",
+    "subword-nmt",
+    "tqdm",
+]
+DEV = ["build", "pytest>=8", "pytest-xdist", "ruff", "setuptools<81", "wheel"]
+
+setup(
+    name="cape-plugins",
+    version="0.1.0",
+    description=(
+        "Continuous (CAPE) and shifted (SHAPE) position embeddings for fairseq, "
+        "Hugging Face and plain torch models, by one flag"
+    ),
+    long_description=README.read_text(encoding="utf-8") if README.exists() else "",
+    long_description_content_type="text/markdown",
+    author="cape-plugins authors",
+    license="MIT",
+    license_files=["LICENSE"],
+    keywords="position embedding, CAPE, SHAPE, transformer, fairseq, translation",
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Intended Audience :: Science/Research",
+        "License :: OSI Approved :: MIT License",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+    python_requires=">=3.10,<3.13",
+    # recipes, benchmarks and tests are programs of this repository, not packages of the wheel
+    packages=find_packages(include=[f"{name}{end}" for name in PACKAGES for end in ("", ".*")]),
+    package_data={"cape_plugins": ["py.typed"]},
+    install_requires=["numpy", "torch>=2.6"],
+    extras_require={"fairseq": FAIRSEQ, "hf": HF, "recipes": RECIPES, "dev": DEV},
+    entry_points={
+        "console_scripts": [
+            "cape-plugins = cape_plugins.cli:main",
+            "cape-average-checkpoints = fairseq_user_dir.average:main",
+        ]
+    },
+    zip_safe=False,
+)
