@@ -1,4 +1,5 @@
-# make quickstart   train five position embeddings on built-in data and compare them (DATA=... for yours)
+# make quickstart   train five position embeddings on built-in data and compare them by sentence length
+#                   (DATA=train.en,train.de for your own text; ARGS=... for its other options)
 # make test         lint and the whole test suite; make test-fast leaves out what starts subprocesses
 # All targets install what they need into .venv first; `make setup` does only that.
 
@@ -56,7 +57,7 @@ $(VENV)/hf.stamp: requirements/hf.txt $(VENV)/project.stamp
 
 # ---- use -----------------------------------------------------------------------------------------
 
-# `make quickstart DATA=...`: make hands variables of its command line on as environment variables.
+# DATA is read from the environment: make hands on the variables of its command line.
 quickstart: setup
 	$(BIN)/python -m recipes.mt.quickstart $(ARGS)
 
@@ -85,14 +86,15 @@ format: setup
 
 # ---- release -------------------------------------------------------------------------------------
 
-# build/ keeps modules that were deleted since, and setuptools would put them into the wheel
+# build/lib keeps modules that were deleted since, and setuptools would put them into the wheel
 wheel: setup
-	rm -rf build
+	rm -rf build/lib build/bdist.*
 	$(BIN)/python -m build --no-isolation --outdir dist .
 
+# build/ also holds the models of the quickstart; distclean takes these, too
 clean:
-	rm -rf build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf build/lib build/bdist.* dist *.egg-info .pytest_cache .ruff_cache
 	find $(wildcard $(PACKAGES) recipes benchmarks tests) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV)
+	rm -rf build $(VENV)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Optional
 
 from cape_plugins.config import DEFAULT_TYPE, TYPES, PositionConfig, options, parse_option
 
@@ -61,7 +61,7 @@ def dataclass_with_positions(name: str, base: type) -> type:
         *(
             (
                 PREFIX + option.name,
-                types.get(option.metadata["kind"], str) | None,
+                Optional[types.get(option.metadata["kind"], str)],
                 _field(None, _help(option.metadata)),
             )
             for option in options("text")

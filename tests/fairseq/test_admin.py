@@ -98,50 +98,29 @@ def attached(seed=1, **options):
 # ---------------------------------------------------------------------------------------- formula
 
 
-def attend(attention, query, memory, mask=None, blocked=None):
-    """Multi-head attention by hand: query [T, B, K], memory [S, B, K], mask [B, S] True = pad."""
-    heads = attention.num_heads
-    q, k, v = attention.q_proj(query), attention.k_proj(memory), attention.v_proj(memory)
-    (t, b, width), s = q.shape, k.shape[0]
-    size = width // heads
-    q = q.view(t, b, heads, size).permute(1, 2, 0, 3) * size**-0.5
-    k = k.view(s, b, heads, size).permute(1, 2, 0, 3)
-    v = v.view(s, b, heads, size).permute(1, 2, 0, 3)
-    scores = q @ k.transpose(-1, -2)
-    if mask is not None:
-        scores = scores.masked_fill(mask[:, None, None, :], -torch.inf)
-    if blocked is not None:
-        scores = scores.masked_fill(blocked, -torch.inf)
-    out = (scores.softmax(-1) @ v).permute(2, 0, 1, 3).reshape(t, b, width)
-    return attention.out_proj(out)
-
-
-def feed_forward(layer, x):
-    return layer.fc2(torch.relu(layer.fc1(x)))
-
-
 def test_layers_compute_the_formula_of_the_paper():
     model = attached().eval()
     encoder, decoder = model.encoder.layers[0], model.decoder.layers[1]
     x, memory = torch.randn(5, 3, 16), torch.randn(4, 3, 16)
-    mask = torch.zeros(3, 5, dtype=torch.bool)
-    mask[1, :2] = True
+
+    def attend(attention, query, keys):
+        return attention(query, keys, keys)[0]
+
+    def feed_forward(layer, x):
+        return layer.fc2(torch.relu(layer.fc1(x)))
 
     w = encoder.admin.omega
-    h = encoder.self_attn_layer_norm(attend(encoder.self_attn, x, x, mask) + w[0] * x)
+    h = encoder.self_attn_layer_norm(attend(encoder.self_attn, x, x) + w[0] * x)
     expected = encoder.final_layer_norm(feed_forward(encoder, h) + w[1] * h)
-    torch.testing.assert_close(encoder(x, mask), expected, atol=1e-5, rtol=1e-5)
-    wrong_order = encoder.final_layer_norm(feed_forward(encoder, h) + w[0] * h)
-    assert not torch.allclose(expected, wrong_order, atol=1e-3)  # the comparison can fail
+    torch.testing.assert_close(encoder(x, None), expected)
+    swapped = encoder.final_layer_norm(feed_forward(encoder, h) + w[0] * h)
+    assert not torch.allclose(expected, swapped, atol=1e-3)  # the comparison can fail
 
     w = decoder.admin.omega
-    future = torch.full((5, 5), True).triu(1)
-    h = attend(decoder.self_attn, x, x, blocked=future) + w[0] * x
-    h = decoder.self_attn_layer_norm(h)
+    h = decoder.self_attn_layer_norm(attend(decoder.self_attn, x, x) + w[0] * x)
     h = decoder.encoder_attn_layer_norm(attend(decoder.encoder_attn, h, memory) + w[1] * h)
     expected = decoder.final_layer_norm(feed_forward(decoder, h) + w[2] * h)
-    actual = decoder(x, memory, self_attn_mask=torch.zeros(5, 5).masked_fill(future, -torch.inf))
-    torch.testing.assert_close(actual[0], expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(decoder(x, memory)[0], expected)
 
 
 def test_unprofiled_omegas_change_nothing():
@@ -183,7 +162,7 @@ def test_without_cross_attention_there_are_two_sublayers():
     assert len(model.decoder.layers[0].admin.omega) == 2
     profile = profile_admin(model, *batch(), seed=3)
     assert len(profile.decoder) == 4
-    assert model.decoder.layers[0].admin.omega[1].mean() == pytest.approx(profile.decoder[1])
+    assert model.decoder.layers[0].admin.omega[1].mean().item() == pytest.approx(profile.decoder[1])
 
 
 # -------------------------------------------------------------------------------------- profiling
@@ -231,7 +210,9 @@ def recurrence_by_hand(model, data, seed):
             if owner is not stack:
                 continue
             assert len(seen["branch"]) == len(seen["residual"]) == len(layer.admin.omega)
-            for f, r, omega in zip(*seen.values(), layer.admin.omega, strict=True):
+            for r, f, omega in zip(
+                seen["residual"], seen["branch"], layer.admin.omega, strict=True
+            ):
                 pairs.append((s, omega))
                 f, r = f.numpy().astype("float64"), r.numpy().astype("float64")
                 s = math.sqrt(((s * r) ** 2).mean() - (s * r).mean() ** 2 + f.var())
@@ -309,8 +290,8 @@ def test_failed_profile_leaves_the_omegas_as_they_were():
     model = attached()
     before = {name: omega.clone() for name, omega in omegas(model).items()}
     with torch.no_grad():
-        model.decoder.layers[1].fc2.weight[0, 0] = torch.inf
-    with pytest.raises(ValueError, match=r"--admin-init: profiling gave .*inf|nan"):
+        model.encoder.layers[1].fc2.weight[0, 0] = torch.inf
+    with pytest.raises(ValueError, match=r"--admin-init: profiling gave .*(inf|nan).* for 10"):
         profile_admin(model, *batch(), seed=3)
     for name, omega in omegas(model).items():
         assert torch.equal(omega, before[name])
@@ -431,7 +412,7 @@ def test_18_layers_train():
     generator = torch.Generator().manual_seed(0)
     losses = []
     torch.manual_seed(0)
-    for _ in range(60):
+    for _ in range(40):
         src = torch.randint(4, 12, (32, 6), generator=generator)
         prev = torch.cat((src.new_full((32, 1), 2), src[:, :-1]), dim=1)
         model.train()
@@ -454,26 +435,25 @@ def test_18_layers_train():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"encoder_normalize_before": True}, r"encoder\.layers\.0 is pre-LN \(--encoder-normalize"),
-        ({"decoder_normalize_before": True}, r"decoder\.layers\.0 is pre-LN \(--decoder-normalize"),
-        ({"scale_resids": True}, r"--admin-init: decoder\.layers\.0 .*--scale-resids is True"),
-        ({"arch": "transformer_lm"}, r"--admin-init: TransformerLanguageModel has no stack encoder"),
-        ({"arch": "nonautoregressive_transformer"}, r"--admin-init: NATransformerModel is non-auto"),
+        ({"encoder_normalize_before": True}, r"encoder\.layers\.0 .*--encoder-normalize-before is"),
+        ({"decoder_normalize_before": True}, r"decoder\.layers\.0 .*--decoder-normalize-before is"),
+        ({"scale_resids": True}, r"decoder\.layers\.0 .*--scale-resids is True"),
+        ({"arch": "nonautoregressive_transformer"}, r"NATransformerModel is non-autoregressive"),
     ],
-)  # fmt: skip
+)
 def test_unsuitable_models_are_refused_untouched(options, message):
-    if options.get("arch") == "transformer_lm":
-        options = {**options, "decoder_layers": 1, "decoder_attention_heads": 2,
-                   "decoder_embed_dim": 16, "decoder_ffn_embed_dim": 16}  # fmt: skip
     model = build(**options)
     keys = set(model.state_dict())
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"--admin-init: {message}"):
         attach_admin(model)
     assert set(model.state_dict()) == keys
 
 
 def test_other_layers_are_refused():
     model = build()
+    decoder_only = nn.ModuleDict({"decoder": model.decoder})
+    with pytest.raises(ValueError, match=r"--admin-init: ModuleDict has no stack encoder\.layers"):
+        attach_admin(decoder_only)
     model.decoder.layers.insert(1, nn.Linear(16, 16))
     with pytest.raises(ValueError, match=r"decoder\.layers\.1 is a Linear.*--base-layers"):
         attach_admin(model)
@@ -512,7 +492,8 @@ def make_task(folder, impl="mmap", pairs=None, swapped=False, **options):
     languages = "en-de" if swapped else "de-en"
     write_side(folder, f"train.{languages}.de", dictionary, [s for s, _ in pairs], impl)
     write_side(folder, f"train.{languages}.en", dictionary, [t for _, t in pairs], impl)
-    settings = {"data": str(folder), "train_subset": "train", "dataset_impl": impl, **options}
+    settings = {"data": str(folder), "train_subset": "train", "dataset_impl": impl,
+                "required_seq_len_multiple": 1, **options}  # fmt: skip
     config = TranslationConfig(source_lang="de", target_lang="en", **settings)
     return TranslationTask(config, dictionary, dictionary)
 
@@ -523,6 +504,8 @@ def test_batch_holds_real_pairs_as_the_task_pads_them(tmp_path, impl, swapped):
     task = make_task(tmp_path, impl, swapped=swapped)
     task.load_dataset("train")
     data = task.dataset("train")
+    if data.supports_prefetch:
+        data.prefetch(range(len(data)))
     stock = {}
     for i in range(len(data)):
         sample = data.collater([data[i]])["net_input"]
@@ -597,34 +580,31 @@ import sys
 import torch
 sys.path.insert(0, sys.argv[3])
 import test_admin
-from fairseq_user_dir.admin import attach_admin, profile_admin
+from fairseq_user_dir import admin
 
 rank = int(sys.argv[1])
 torch.distributed.init_process_group(
     "gloo", init_method=f"tcp://127.0.0.1:{sys.argv[2]}", rank=rank, world_size=2
 )
-model = test_admin.build(dropout=0.3)
-attach_admin(model)
-# a seed of its own stands for whatever makes the ranks' forward passes differ
-alone = profile_admin.__globals__["_of_first_rank"]
-if sys.argv[4] == "alone":
-    profile_admin.__globals__["_of_first_rank"] = lambda values: values
-profile = profile_admin(model, *test_admin.batch(), seed=rank)
-omegas = [omega.tolist() for omega in test_admin.omegas(model).values()]
-print([*profile.encoder, *profile.decoder], omegas)
+share = admin._of_first_rank
+for admin._of_first_rank in (lambda values: values, share):
+    model = test_admin.build(dropout=0.3)
+    admin.attach_admin(model)
+    # a seed of its own stands for whatever makes the forward passes of ranks differ
+    profile = admin.profile_admin(model, *test_admin.batch(), seed=rank)
+    print(profile, [omega.tolist() for omega in test_admin.omegas(model).values()])
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["alone", "together"])
-def test_ranks_agree(mode):
+def test_ranks_agree():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     environment = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", RANK_PROGRAM, rank, port, str(Path(__file__).parent), mode],
+            [sys.executable, "-c", RANK_PROGRAM, rank, port, str(Path(__file__).parent)],
             env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for rank in "01"
@@ -634,8 +614,10 @@ def test_ranks_agree(mode):
         for rank in ranks:
             out, err = rank.communicate(timeout=300)
             assert rank.returncode == 0, err
-            outputs.append(out)
+            outputs.append(out.splitlines())
     finally:
         for rank in ranks:
             rank.kill()
-    assert (outputs[0] == outputs[1]) == (mode == "together")
+    (alone_0, shared_0), (alone_1, shared_1) = outputs
+    assert alone_0 != alone_1  # without the exchange they would differ
+    assert shared_0 == shared_1 == alone_0

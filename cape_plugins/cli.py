@@ -1,0 +1,148 @@
+"""The command ``cape-plugins``: where the package is, alpha of a corpus, the table of options."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cape_plugins.alpha import TokenCounts, count_binarized, count_text_files
+from cape_plugins.config import DEFAULT_TYPE, DOMAINS, TYPES, PositionConfig, applies, options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one subcommand.
+
+    Args:
+        argv: Arguments after the name of the command; None for those of the process.
+
+    Returns:
+        Exit status 0. A bad argument or input ends the process with status 2 and one line that
+        names it, as argparse does.
+    """
+    args = _parser().parse_args(argv)
+    try:
+        print(args.run(args))
+    except (ValueError, OSError) as error:
+        print(f"cape-plugins {args.command}: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="cape-plugins", description=__doc__.partition(": ")[2])
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    user_dir = commands.add_parser(
+        "user-dir", help="print the folder for fairseq's --user-dir, wherever this is installed"
+    )
+    user_dir.set_defaults(run=user_dir_path)
+
+    alpha = commands.add_parser(
+        "alpha", help="count a corpus: source scale alpha = target tokens / source tokens"
+    )
+    alpha.set_defaults(run=alpha_report)
+    corpus = alpha.add_mutually_exclusive_group(required=True)
+    corpus.add_argument(
+        "--text",
+        nargs=2,
+        metavar=("SOURCE", "TARGET"),
+        help="parallel text files after subword segmentation, one sentence a line; .gz is read",
+    )
+    corpus.add_argument(
+        "--binarized",
+        metavar="DATA",
+        help="folder that fairseq-preprocess wrote; several with : between them",
+    )
+    alpha.add_argument("--source-lang", metavar="S", help="with --binarized: source language")
+    alpha.add_argument("--target-lang", metavar="T", help="with --binarized: target language")
+    alpha.add_argument("--split", help="with --binarized: training subset (default: train)")
+
+    flags = commands.add_parser("flags", help="print the table of all options in Markdown")
+    flags.add_argument(
+        "--domain", choices=DOMAINS, default="text", help="what the defaults are for"
+    )
+    flags.set_defaults(run=option_table)
+    return parser
+
+
+def user_dir_path(args: argparse.Namespace) -> str:
+    """The absolute path of this package; fairseq finds it by path only."""
+    return str(Path(__file__).absolute().parent)
+
+
+def alpha_report(args: argparse.Namespace) -> str:
+    """Token counts, alpha and the flag that sets it, one a line.
+
+    Raises:
+        FileNotFoundError: if data are missing.
+        ValueError: if data are damaged or if arguments do not fit together.
+    """
+    counts = _count(args)
+    return (
+        f"source tokens  {counts.source}\n"
+        f"target tokens  {counts.target}\n"
+        f"alpha          {counts.alpha:.6g}\n"
+        f"--position-source-scale {counts}"
+    )
+
+
+def _count(args: argparse.Namespace) -> TokenCounts:
+    binarized_only = {name: getattr(args, name) for name in ("source_lang", "target_lang", "split")}
+    for name, value in binarized_only.items():
+        flag = "--" + name.replace("_", "-")
+        if args.text and value is not None:
+            raise ValueError(f"{flag} {value} belongs to --binarized; leave it out with --text.")
+        if args.binarized and value is None and name != "split":
+            raise ValueError(f"{flag} is missing; --binarized needs it, as in {flag} de.")
+    if args.text:
+        return count_text_files(*args.text)
+    return count_binarized(
+        args.binarized, args.source_lang, args.target_lang, args.split or "train"
+    )
+
+
+def option_table(args: argparse.Namespace) -> str:
+    """The options of PositionConfig as a Markdown table, with the defaults of each type."""
+    flags = {option.name for option in options("text")}
+    rows = [("option", "default", "allowed", "unit", "meaning"), ("---",) * 5]
+    rows.append(
+        ("`--position-embedding`", DEFAULT_TYPE, ", ".join(TYPES), "", "type of position embedding")
+    )
+    for option in options(args.domain):
+        name = option.name
+        rows.append(
+            (
+                f"`--position-{name.replace('_', '-')}`" if name in flags else f"`{name}`",
+                _defaults(option, args.domain),
+                option.metadata["range"],
+                option.metadata["unit"],
+                option.metadata["help"],
+            )
+        )
+    return "\n".join(f"| {' | '.join(_cell(cell) for cell in row)} |" for row in rows)
+
+
+def _defaults(option: Any, domain: str) -> str:
+    """Each type whose default has an effect, with that default; else the value without effect."""
+    architecture = "seq2seq" if domain == "text" else "encoder"
+    values = {
+        name: getattr(PositionConfig(name, domain, architecture), option.name)
+        for name in TYPES
+        if applies(option.name, name)
+    }
+    off = option.metadata["off"]
+    special = [f"{name} {_show(value)}" for name, value in values.items() if value != off]
+    return ", ".join(special) or _show(off)
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")

@@ -1,0 +1,332 @@
+"""Source scale alpha: against fairseq-preprocess, index files written here, and bad inputs."""
+
+import gzip
+import re
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cape_plugins.alpha import (
+    TokenCounts,
+    count_binarized,
+    count_text_files,
+    count_token_lists,
+    read_index_sizes,
+)
+from cape_plugins.cli import main
+
+# 5 sentences; one is empty, one has odd spaces and a no-break space, which fairseq splits at
+SOURCE = "ein kleines Haus\n\nviele  Wörter\tmit\u00a0Lücken \nja\nnein , danke .\n"
+TARGET = "a small house\nempty\nmany words with gaps\nyes indeed\nno , thank you .\n"
+COUNTS = TokenCounts(source=3 + 0 + 4 + 1 + 4 + 5, target=3 + 1 + 4 + 2 + 5 + 5)
+
+
+def write_text(folder: Path, source: str = SOURCE, target: str = TARGET) -> tuple[Path, Path]:
+    paths = folder / "train.de", folder / "train.en"
+    for path, text in zip(paths, (source, target), strict=True):
+        path.write_text(text, encoding="utf-8")
+    return paths
+
+
+# ---- writers of index files, from the description of the formats ---------------------------------
+
+
+def write_mmap(path: Path, sizes: Sequence[int], version: int = 1) -> None:
+    offsets = np.cumsum([0, *sizes])[:-1] * 2
+    path.write_bytes(
+        b"MMIDIDX\0\0"
+        + struct.pack("<QBQ", version, 8, len(sizes))
+        + np.array(sizes, dtype="<i4").tobytes()
+        + offsets.astype("<i8").tobytes()
+    )
+
+
+def write_legacy(path: Path, sizes: Sequence[int], version: int = 1) -> None:
+    dimensions, offsets = range(len(sizes) + 1), np.cumsum([0, *sizes])
+    path.write_bytes(
+        b"TNTIDX\0\0"
+        + struct.pack("<QQQQQ", version, 4, 4, len(sizes), len(sizes))
+        + b"".join(np.array(part, dtype="<i8").tobytes() for part in (dimensions, offsets, sizes))
+    )
+
+
+def write_pair(
+    folder: Path,
+    source: Sequence[int],
+    target: Sequence[int],
+    stem: str = "train.de-en",
+    write: Callable[..., None] = write_mmap,
+) -> None:
+    folder.mkdir(exist_ok=True)
+    write(folder / f"{stem}.de.idx", source)
+    write(folder / f"{stem}.en.idx", target)
+
+
+# ---- counts and their text -----------------------------------------------------------------------
+
+
+def test_alpha_is_target_over_source() -> None:
+    counts = TokenCounts(source=454234, target=470049)
+    assert counts.alpha == pytest.approx(1.03482, abs=1e-5)
+    assert str(counts) == "470049/454234"
+    assert TokenCounts.parse(str(counts)) == counts
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "source"),
+    [("1.05", 21, 20), ("1", 1, 1), (" 6 / 4 ", 6, 4), ("2.5e-1", 1, 4), (".5", 1, 2)],
+)
+def test_parse_is_exact(text: str, target: int, source: int) -> None:
+    assert TokenCounts.parse(text) == TokenCounts(source=source, target=target)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "auto", "0", "-1", "nan", "inf", "1/0", "0/1", "-1/2", "1.5/2", "1/2/3", "1_0", "1e30"]
+    + ["1e999999999", "9" * 5000, "1.2.3", "."],
+)
+def test_parse_refuses(text: str) -> None:
+    with pytest.raises(ValueError, match="source scale .* is not allowed; allowed: TARGET/SOURCE"):
+        TokenCounts.parse(text)
+
+
+@pytest.mark.parametrize("count", [0, -3, 2**63, 1.5, True, None])
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_counts_are_positive_integers(side: str, count: object) -> None:
+    with pytest.raises(ValueError, match=rf"{side} token count .* 1 to 2\^63 - 1"):
+        TokenCounts(**{"source": 1, "target": 1, side: count})
+
+
+# ---- token lists and text ------------------------------------------------------------------------
+
+
+def test_token_lists_are_counted_as_they_are() -> None:
+    source = ([1] * length for length in (3, 0, 2))
+    assert count_token_lists(source, [("a", "b"), np.zeros(4), []]) == TokenCounts(5, 6)
+
+
+def test_token_lists_refuse_text_and_unequal_numbers() -> None:
+    with pytest.raises(ValueError, match="target sentence 2 is plain text, 'two words'; pass"):
+        count_token_lists([["a"], ["b"]], [["a"], "two words"])
+    with pytest.raises(ValueError, match="source token lists has 2 sentences, .* has 1; they must"):
+        count_token_lists([["a"], ["b"]], [["a"]])
+    with pytest.raises(ValueError, match="source token count 0 is outside"):
+        count_token_lists([], [])
+
+
+def test_text_files_count_eos_as_fairseq_does(tmp_path: Path) -> None:
+    source, target = write_text(tmp_path)
+    assert count_text_files(source, target) == COUNTS
+    without = TokenCounts(COUNTS.source - 5, COUNTS.target - 5)
+    assert count_text_files(str(source), str(target), eos=False) == without
+
+
+def test_compressed_text_and_text_without_final_newline(tmp_path: Path) -> None:
+    source, target = write_text(tmp_path, SOURCE.rstrip("\n"), TARGET)
+    compressed = tmp_path / "train.de.gz"
+    compressed.write_bytes(gzip.compress(source.read_bytes()))
+    assert count_text_files(compressed, target) == COUNTS
+
+
+def test_bad_text_files(tmp_path: Path) -> None:
+    source, target = write_text(tmp_path)
+    with pytest.raises(FileNotFoundError, match="missing.de is not a file; check"):
+        count_text_files(tmp_path / "missing.de", target)
+    with pytest.raises(FileNotFoundError, match="is not a file"):
+        count_text_files(tmp_path, target)
+    target.write_text("only one\n")
+    with pytest.raises(ValueError, match=r"train.de has 5 sentences, .*train.en has 1; they must"):
+        count_text_files(source, target)
+    target.write_text("")
+    with pytest.raises(ValueError, match="train.en is empty; give"):
+        count_text_files(source, target)
+    target.write_bytes("gut\nschön\n".encode("latin-1"))
+    with pytest.raises(ValueError, match="train.en is not UTF-8 text .*; convert it"):
+        count_text_files(source, target)
+    damaged = tmp_path / "train.en.gz"
+    for data in (
+        gzip.compress(TARGET.encode())[:-9],
+        b"no gzip at all",
+        b"\x1f\x8b\x08" + b"x" * 50,
+    ):
+        damaged.write_bytes(data)
+        with pytest.raises(
+            ValueError, match="train.en.gz is not a complete gzip file .*; compress"
+        ):
+            count_text_files(source, damaged)
+
+
+# ---- binarised data ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("write", [write_mmap, write_legacy])
+def test_index_sizes(tmp_path: Path, write: Callable[..., None]) -> None:
+    write(tmp_path / "x.idx", [3, 1, 70000])
+    np.testing.assert_array_equal(read_index_sizes(tmp_path / "x.idx"), [3, 1, 70000])
+
+
+def test_sums_over_subsets_folders_directions_and_formats(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    write_pair(one, [10, 20], [1, 2])
+    write_pair(one, [100], [10], stem="train1.en-de", write=write_legacy)
+    write_pair(one, [10**6], [10**6], stem="train3.de-en")  # there is no train2: never read
+    write_pair(one, [7], [70], stem="valid.de-en")
+    two.mkdir()
+    (two / "train.de-en.de").write_text("a b\n")
+    (two / "train.de-en.en").write_text("c d e\n")
+    assert count_binarized(one, "de", "en") == TokenCounts(130, 13)
+    assert count_binarized(str(one), "en", "de") == TokenCounts(13, 130)
+    assert count_binarized(one, "de", "en", split="valid") == TokenCounts(7, 70)
+    both = TokenCounts(133, 17)
+    assert count_binarized(f"{one}:{two}", "de", "en") == both
+    assert count_binarized([one, str(two)], "de", "en") == both
+
+
+def test_sums_beyond_32_bits(tmp_path: Path) -> None:
+    write_pair(tmp_path, [2**31 - 1] * 3, [1] * 3)
+    assert count_binarized(tmp_path, "de", "en").source == 3 * (2**31 - 1)
+
+
+def test_missing_data(tmp_path: Path) -> None:
+    remedy = "or give the ratio yourself, for example --position-source-scale"
+    with pytest.raises(
+        FileNotFoundError, match=f"data folder .*nowhere does not exist; .*{remedy}"
+    ):
+        count_binarized(tmp_path / "nowhere", "de", "en")
+    with pytest.raises(ValueError, match="data folder '' is empty; give the folder"):
+        count_binarized("", "de", "en")
+    write_pair(tmp_path, [1], [1])
+    with pytest.raises(
+        FileNotFoundError, match=f"no data set train.fr-en.fr .*--source-lang.*{remedy}"
+    ):
+        count_binarized(tmp_path, "fr", "en")
+    with pytest.raises(FileNotFoundError, match="the subset 'trian'"):
+        count_binarized(tmp_path, "de", "en", split="trian")
+    (tmp_path / "train.de-en.en.idx").unlink()
+    with pytest.raises(FileNotFoundError, match=r"train.de-en.en\(.idx\) is missing beside"):
+        count_binarized(tmp_path, "de", "en")
+    with pytest.raises(FileNotFoundError, match=r"train.de-en.en\(.idx\) is missing beside"):
+        count_binarized(tmp_path, "en", "de")
+
+
+def test_sides_must_fit(tmp_path: Path) -> None:
+    write_pair(tmp_path, [3, 4], [5])
+    with pytest.raises(ValueError, match=r"de.idx has 2 sentences, .*en.idx has 1; they must be"):
+        count_binarized(tmp_path, "de", "en")
+    write_pair(tmp_path, [0, 0], [5, 5])
+    with pytest.raises(ValueError, match="source token count 0 is outside .*not empty"):
+        count_binarized(tmp_path, "de", "en")
+
+
+@pytest.mark.parametrize("write", [write_mmap, write_legacy])
+def test_damaged_index_files(tmp_path: Path, write: Callable[..., None]) -> None:
+    path = tmp_path / "x.idx"
+    with pytest.raises(FileNotFoundError, match="x.idx is not a file"):
+        read_index_sizes(path)
+    write(path, [3, 1, 2])
+    whole = path.read_bytes()
+    # the mark alone, inside the header, inside the lengths, one byte short, one byte too many
+    for data in (whole[:9], whole[:20], whole[:-15], whole[:-1], whole + b"\0"):
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match=r"x.idx is damaged: .*Delete .*or give the ratio"):
+            read_index_sizes(path)
+    write(path, [3, -1, 2])
+    with pytest.raises(ValueError, match="a sentence of length -1"):
+        read_index_sizes(path)
+    write(path, [3], version=2)
+    with pytest.raises(ValueError, match="its version is 2, known is 1"):
+        read_index_sizes(path)
+
+
+@pytest.mark.parametrize("start", [b"", b"HUFFIDX\0\0", b"some text in a wrong place\n"])
+def test_unknown_index_formats(tmp_path: Path, start: bytes) -> None:
+    path = tmp_path / "x.idx"
+    path.write_bytes(start)
+    with pytest.raises(ValueError, match=r"x.idx begins with b'.*--dataset-impl mmap"):
+        read_index_sizes(path)
+
+
+def test_legacy_index_of_something_else_than_text(tmp_path: Path) -> None:
+    path = tmp_path / "x.idx"
+    write_legacy(path, [3, 1])
+    data = bytearray(path.read_bytes())
+    data[40:48] = struct.pack("<Q", 4)  # images have two lengths each
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="it has 4 lengths for 2 sentences"):
+        read_index_sizes(path)
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+
+def test_command_prints_counts_and_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, target = write_text(tmp_path)
+    assert main(["alpha", "--text", str(source), str(target)]) == 0
+    text = capsys.readouterr().out
+    assert text.splitlines() == [
+        f"source tokens  {COUNTS.source}",
+        f"target tokens  {COUNTS.target}",
+        "alpha          1.17647",
+        f"--position-source-scale {COUNTS}",
+    ]
+    write_pair(tmp_path, [COUNTS.source], [COUNTS.target], stem="learn.de-en")
+    languages = ["--source-lang", "de", "--target-lang", "en", "--split", "learn"]
+    assert main(["alpha", "--binarized", str(tmp_path), *languages]) == 0
+    assert capsys.readouterr().out == text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--text", "a", "b"], "a is not a file"),
+        (["--binarized", "a"], "--source-lang is missing"),
+        (["--binarized", "a", "--source-lang", "de"], "--target-lang is missing"),
+        (["--binarized", "a", "--source-lang", "de", "--target-lang", "en"], "folder a does not"),
+        (["--text", "a", "b", "--split", "train"], "--split train belongs to --binarized"),
+        ([], "one of the arguments --text --binarized is required"),
+    ],
+)
+def test_command_refuses(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        main(["alpha", *arguments])
+    assert stopped.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert re.search(f"cape-plugins alpha: error: {message}", captured.err)
+
+
+# ---- the real fairseq-preprocess -----------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("implementation", ["mmap", "lazy", "raw"])
+def test_equals_fairseq_preprocess(tmp_path: Path, run_cli: Callable, implementation: str) -> None:
+    write_text(tmp_path, SOURCE * 20, TARGET * 20)
+    data = tmp_path / "data-bin"
+    run_cli(
+        *("fairseq-preprocess", "--source-lang", "de", "--target-lang", "en"),
+        *("--trainpref", tmp_path / "train", "--destdir", data, "--workers", 2),
+        *("--dataset-impl", implementation),
+    )
+    expected = TokenCounts(20 * COUNTS.source, 20 * COUNTS.target)
+    assert count_binarized(data, "de", "en") == expected
+    assert count_text_files(tmp_path / "train.de", tmp_path / "train.en") == expected
+    if implementation == "raw":  # copies the text and logs no counts
+        assert (data / "train.de-en.de").read_text(encoding="utf-8") == SOURCE * 20
+        return
+    log = (data / "preprocess.log").read_text(encoding="utf-8")
+    logged = {
+        language: int(re.search(rf"\[{language}\] .*: 100 sents, (\d+) tokens", log)[1])
+        for language in ("de", "en")
+    }
+    assert logged == {"de": expected.source, "en": expected.target}

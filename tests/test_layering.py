@@ -1,0 +1,255 @@
+"""The rules of the source tree: who may import whom, sizes, no name of an encoding in a host skin.
+
+Every rule is a function from one file to its violations, and is shown to find a violation before
+it is applied to the repository.
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from cape_plugins.config import TYPES
+
+FOLDERS = (
+    ".ci",
+    "benchmarks",
+    "cape_plugins",
+    "docs",
+    "fairseq_user_dir",
+    "hf_models",
+    "recipes",
+    "requirements",
+    "tests",
+)
+TEXT = {"", ".cff", ".cfg", ".csv", ".json", ".md", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml"}
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+
+CORE, HOOK = "cape_plugins", "cape_plugins/models/fairseq_hook.py"
+SKINS = ("fairseq_user_dir", "hf_models")
+# A package may import itself, the standard library and these; other top-level folders are free.
+ALLOWED = {
+    CORE: {"numpy", "torch"},
+    "fairseq_user_dir": {CORE, "numpy", "torch"}
+    | {"fairseq", "fairseq_cli", "hydra", "omegaconf", "tqdm"},
+    "hf_models": {CORE, "numpy", "torch"}
+    | {"accelerate", "huggingface_hub", "peft", "safetensors", "tqdm", "transformers"},
+}
+# A core module imports core modules of lower levels only; level 0 does without torch.
+CORE_LEVELS = {
+    "config": 0,
+    "alpha": 0,
+    "positions": 1,
+    "augmentation": 1,
+    "encodings": 1,
+    "relative": 1,
+    "batching": 1,
+    "encoder": 2,
+    "analysis": 3,
+    "cli": 3,
+    "__init__": 4,
+    "__main__": 4,
+    "models": 4,
+}
+FREE = ("benchmarks", "recipes", "setup.py", "tests")
+# split, so that this file does not break its own rule
+MACHINE_PATH = re.compile(r"(?<![\w.$}>~*-])/(?:home|root|tmp|Users|work)" + r"/\w")
+
+
+# ---- one file ------------------------------------------------------------------------------------
+
+
+def imports(path: str, source: str) -> Iterator[tuple[int, str]]:
+    """Line and absolute module name of every import, also of importlib.import_module("...")."""
+    package = PurePosixPath(path).parent.parts
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            # `from cape_plugins import config` imports cape_plugins.config
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            name = ast.unparse(node.func)
+            if name in ("importlib.import_module", "import_module", "__import__"):
+                yield node.lineno, str(node.args[0].value)
+
+
+def check_imports(path: str, source: str) -> Iterator[str]:
+    """Packages import their host, the core and themselves; nothing but tests imports tests."""
+    top = PurePosixPath(path).parts[0]
+    for line, module in imports(path, source):
+        target = module.split(".")[0]
+        if target == "tests" and top != "tests":
+            yield f"{path}:{line} imports {module}"
+        if top not in ALLOWED or target == top or target in sys.stdlib_module_names:
+            continue
+        if target not in ALLOWED[top] and not (path == HOOK and module == "fairseq_user_dir"):
+            yield f"{path}:{line} imports {module}; {top} may import {sorted(ALLOWED[top])}"
+
+
+def check_core_levels(path: str, source: str) -> Iterator[str]:
+    """Inside the core imports go downwards, so there is no cycle and each part stands alone."""
+    parts = PurePosixPath(path).with_suffix("").parts
+    if parts[0] != CORE:
+        return
+    if parts[1] not in CORE_LEVELS:
+        yield f"{path} has no level; add it to CORE_LEVELS"
+        return
+    level = CORE_LEVELS[parts[1]]
+    for line, module in imports(path, source):
+        names = module.split(".")
+        if names[0] == "torch" and level == 0:
+            yield f"{path}:{line} imports torch on level 0"
+        if names[0] == CORE:
+            target = names[1] if len(names) > 1 and names[1] in CORE_LEVELS else "__init__"
+            if CORE_LEVELS[target] >= level:
+                yield f"{path}:{line} imports {module}, which is not below it"
+
+
+def check_encoding_names(path: str, source: str) -> Iterator[str]:
+    """A host skin never asks which encoding it is; it reads the registry."""
+    if PurePosixPath(path).parts[0] not in SKINS:
+        return
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and node.value in TYPES:
+            yield f"{path}:{node.lineno} names the encoding {node.value!r}"
+
+
+def check_sizes(path: str, source: str) -> Iterator[str]:
+    """Files up to 400 lines, functions up to 60; the docstring of a function is not counted."""
+    lines = source.count("\n")
+    if lines > MAX_FILE_LINES:
+        yield f"{path} has {lines} lines, at most {MAX_FILE_LINES}"
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        lines = node.end_lineno - node.lineno + 1
+        if ast.get_docstring(node):
+            lines -= node.body[0].end_lineno - node.body[0].lineno + 1
+        if lines > MAX_FUNCTION_LINES:
+            place = f"{path}:{node.lineno} {node.name}"
+            yield f"{place} has {lines} lines, at most {MAX_FUNCTION_LINES}"
+
+
+def check_machine_paths(path: str, source: str) -> Iterator[str]:
+    """Paths of somebody's machine help nobody else."""
+    for number, line in enumerate(source.splitlines(), 1):
+        if MACHINE_PATH.search(line):
+            yield f"{path}:{number} {line.strip()[:80]}"
+
+
+PYTHON_CHECKS = (check_imports, check_core_levels, check_encoding_names, check_sizes)
+Check = Callable[[str, str], Iterator[str]]
+
+
+# ---- every check can fail ------------------------------------------------------------------------
+
+LONG_FUNCTION = 'def f():\n    """Doc."""\n' + "    x = 1\n" * MAX_FUNCTION_LINES
+
+
+@pytest.mark.parametrize(
+    ("check", "path", "source"),
+    [
+        (check_imports, "cape_plugins/encoder.py", "import fairseq"),
+        (check_imports, "cape_plugins/encoder.py", "def f():\n    from transformers import x"),
+        (check_imports, "cape_plugins/encoder.py", "import fairseq_user_dir"),
+        (
+            check_imports,
+            "cape_plugins/encoder.py",
+            "import importlib\nimportlib.import_module('hf_models')",
+        ),
+        (check_imports, "cape_plugins/models/other.py", "import fairseq_user_dir"),
+        (check_imports, HOOK, "import hf_models"),
+        (check_imports, "fairseq_user_dir/x.py", "import hf_models.y"),
+        (check_imports, "fairseq_user_dir/x.py", "from recipes import mt"),
+        (check_imports, "hf_models/x.py", "from fairseq_user_dir.seams import y"),
+        (check_imports, "recipes/mt/x.py", "from tests.reference import y"),
+        (check_core_levels, "cape_plugins/config.py", "import torch"),
+        (check_core_levels, "cape_plugins/relative.py", "from cape_plugins.encodings import x"),
+        (check_core_levels, "cape_plugins/relative.py", "from . import encoder"),
+        (check_core_levels, "cape_plugins/relative.py", "from .encoder import x"),
+        (check_core_levels, "cape_plugins/encoder.py", "import cape_plugins"),
+        (check_core_levels, "cape_plugins/unheard_of.py", ""),
+        (check_encoding_names, "fairseq_user_dir/x.py", "if kind == 'cape': pass"),
+        (check_encoding_names, "hf_models/x.py", "KINDS = {'relpos': 1}"),
+        (check_sizes, "recipes/x.py", "x = 1\n" * (MAX_FILE_LINES + 1)),
+        (check_sizes, "recipes/x.py", LONG_FUNCTION),
+        (check_machine_paths, "docs/x.md", "see " + "/home" + "/me/data"),
+        (check_machine_paths, "docs/x.md", "see `" + "/tmp" + "/x`"),
+    ],
+)
+def test_check_can_fail(check: Check, path: str, source: str) -> None:
+    assert list(check(path, source))
+
+
+@pytest.mark.parametrize(
+    ("check", "path", "source"),
+    [
+        (check_imports, "cape_plugins/encoder.py", "import math, torch\nfrom numpy import ndarray"),
+        (check_imports, HOOK, "import fairseq_user_dir"),
+        (check_imports, "fairseq_user_dir/x.py", "from fairseq.models import y\nfrom . import z"),
+        (check_imports, "recipes/mt/x.py", "import sentencepiece, cape_plugins"),
+        (check_imports, "tests/core/x.py", "from tests.reference import appendix_a"),
+        (check_core_levels, "cape_plugins/encoder.py", "from cape_plugins.config import TYPES"),
+        (check_core_levels, "cape_plugins/alpha.py", "import numpy"),
+        (check_encoding_names, "fairseq_user_dir/x.py", "f'cape_{arch}'"),
+        (check_encoding_names, "cape_plugins/config.py", "x = 'cape'"),
+        (check_sizes, "recipes/x.py", LONG_FUNCTION.rpartition("    x")[0]),
+        (check_machine_paths, "docs/x.md", "recipes/work/x ~/home/x https://a.org/home/b"),
+    ],
+)
+def test_check_accepts_what_is_right(check: Check, path: str, source: str) -> None:
+    assert not list(check(path, source))
+
+
+# ---- the repository ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def files(repo_root: Path) -> dict[str, str]:
+    """Repository path -> text of every text file, Python or not."""
+    found = [path for path in repo_root.iterdir() if path.is_file()]
+    for folder in FOLDERS:
+        found += (path for path in (repo_root / folder).rglob("*") if path.is_file())
+    return {
+        path.relative_to(repo_root).as_posix(): path.read_text(encoding="utf-8")
+        for path in sorted(found)
+        if path.suffix in TEXT and "__pycache__" not in path.parts and path.name != ".coverage"
+    }
+
+
+def test_files_are_seen(files: dict[str, str], repo_root: Path) -> None:
+    known = {"setup.py", "Makefile", ".ci/run", "requirements/base.txt", "cape_plugins/alpha.py"}
+    known |= {"cape_plugins/models/fairseq_hook.py", "tests/test_layering.py"}
+    assert known <= files.keys()
+    assert sum(path.endswith(".py") for path in files) >= 20
+    for folder in FOLDERS:
+        if (repo_root / folder).is_dir():
+            assert any(path.startswith(folder) for path in files), folder
+
+
+def test_every_python_file_belongs_to_a_known_folder(files: dict[str, str]) -> None:
+    tops = {PurePosixPath(path).parts[0] for path in files if path.endswith(".py")}
+    assert tops <= {*ALLOWED, *FREE, "docs"}
+
+
+@pytest.mark.parametrize("check", PYTHON_CHECKS, ids=lambda check: check.__name__)
+def test_python_files(check: Check, files: dict[str, str]) -> None:
+    violations = [
+        violation
+        for path, source in files.items()
+        if path.endswith(".py")
+        for violation in check(path, source)
+    ]
+    assert not violations, "\n".join(violations)
+
+
+def test_no_machine_paths(files: dict[str, str]) -> None:
+    violations = [v for path, source in files.items() for v in check_machine_paths(path, source)]
+    assert not violations, "\n".join(violations)
