@@ -52,7 +52,7 @@ def draw_global(
         shift = _uniform((batch_size, 1, num_coords), max_global_shift, device, generator)
     if max_offset:
         shape = (batch_size, 1, num_coords)
-        offset = torch.randint(max_offset + 1, shape, device=device, generator=generator).float()
+        offset = torch.randint(max_offset + 1, shape, device=device, **_given(generator)).float()
         shift = offset if shift is None else shift + offset
     if max_global_scale != 1.0:
         scale = _uniform((batch_size, 1, 1), math.log(max_global_scale), device, generator).exp()
@@ -129,5 +129,10 @@ def _uniform(
     generator: torch.Generator | None,
 ) -> Tensor:
     """U(-half_width, half_width) in float32: bf16 would draw from 256 values only."""
-    unit = torch.rand(shape, device=device, dtype=torch.float32, generator=generator)
+    unit = torch.rand(shape, device=device, dtype=torch.float32, **_given(generator))
     return (2.0 * half_width) * unit - half_width
+
+
+def _given(generator: torch.Generator | None) -> dict[str, torch.Generator]:
+    """torch.compile with dynamic shapes does not accept ``generator=None``."""
+    return {} if generator is None else {"generator": generator}

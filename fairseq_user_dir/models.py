@@ -48,6 +48,7 @@ NOT_RUNNABLE = {
     "model_parallel_transformer_lm": "needs megatron",
 }
 ADMIN_SEED = 20080
+_OLD_TABLES = ("embed_positions.weights", "embed_positions._float_tensor")
 
 
 class _CapeModel:
@@ -82,7 +83,10 @@ class _CapeModel:
         return model
 
     def upgrade_state_dict(self, state_dict: dict[str, Tensor]) -> None:
-        """Refuses a checkpoint whose positions are of another kind, with a reason."""
+        """Refuses a checkpoint whose positions are of another kind, with a reason; drops the
+        sinusoid tables that old fairseq versions stored, as the stock model does."""
+        for name in [n for n in state_dict if n.endswith(_OLD_TABLES)]:
+            del state_dict[name]
         _check_state_dict(state_dict, self)
         super().upgrade_state_dict(state_dict)
 

@@ -61,7 +61,8 @@ def dataclass_with_positions(name: str, base: type) -> type:
         *(
             (
                 PREFIX + option.name,
-                Optional[types.get(option.metadata["kind"], str)],
+                # fairseq looks into typing.Optional only
+                Optional[types.get(option.metadata["kind"], str)],  # noqa: UP045
                 _field(None, _help(option.metadata)),
             )
             for option in options("text")

@@ -1,18 +1,23 @@
 """Subword segmentation behind one interface: sentencepiece, or subword-nmt (the BPE of the papers).
 
-Both have ``train``, ``encode`` (text -> pieces separated by spaces) and ``decode`` (the inverse).
+Both have ``train``, ``encode`` (text to pieces separated by spaces) and ``decode`` (the inverse).
 """
 
+import contextlib
+import io
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import sentencepiece
+from subword_nmt.apply_bpe import BPE
+from subword_nmt.learn_bpe import learn_bpe
 
-from recipes.steps import CommandError
+from recipes.steps import CommandError, writing
 
 
 class SentencePiece:
-    """Joint sentencepiece model; reads and writes plain, untokenised text."""
+    """Joint sentencepiece model; reads and writes plain text."""
 
     def __init__(self, model: Path):
         self.processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
@@ -21,7 +26,7 @@ class SentencePiece:
     def train(cls, files: Sequence[Path], model: Path, vocab_size: int) -> "SentencePiece":
         """Train a joint BPE model on `files` and write it to `model`."""
         try:
-            with open(model, "wb") as file:
+            with writing(model, "wb") as file:
                 sentencepiece.SentencePieceTrainer.train(
                     input=[str(path) for path in files],
                     model_writer=file,
@@ -47,3 +52,31 @@ class SentencePiece:
 
     def decode(self, pieces: str) -> str:
         return pieces.replace(" ", "").replace("\u2581", " ").strip()
+
+
+class SubwordNMT:
+    """Joint BPE codes of subword-nmt; reads and writes tokenised text."""
+
+    def __init__(self, codes: Path):
+        with open(codes, encoding="utf-8") as file:
+            self.bpe = BPE(file)
+
+    @classmethod
+    def train(cls, files: Sequence[Path], codes: Path, merges: int) -> "SubwordNMT":
+        """Learn `merges` joint merge operations on `files` and write them to `codes`."""
+        with contextlib.ExitStack() as stack:
+            texts = [stack.enter_context(open(path, encoding="utf-8")) for path in files]
+            output = stack.enter_context(writing(codes))
+            # It complains on standard error when there is less to merge, which is no problem.
+            stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+            learn_bpe((line for text in texts for line in text), output, merges)
+        return cls(codes)
+
+    def encode(self, text: str) -> str:
+        return self.bpe.process_line(text)
+
+    def decode(self, pieces: str) -> str:
+        return re.sub(r"@@( |$)", "", pieces)
+
+
+SEGMENTATIONS = {"sentencepiece": SentencePiece, "bpe": SubwordNMT}

@@ -1,0 +1,168 @@
+"""The translation recipes as rows of data: what each paper prepared, trained and decoded with.
+
+Numbers are those of the papers and of the recipes they name:
+    CAPE: Likhomanenko et al. 2021, section 5.3 and appendix D, which follow the recipes
+        nmt-experiments/wmt14_en-de.md and wmt14_en-fr.md of Transformer-Clinic (ADMIN, Liu et al. 2020).
+    SHAPE: Kiyono et al. 2021, tables 3 and 4.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+ADAM = "--optimizer adam --adam-eps 1e-8 --clip-norm 0"
+INVERSE_SQRT = "--lr-scheduler inverse_sqrt --warmup-init-lr 1e-7 --stop-min-lr 1e-9"
+LOSS = "--criterion label_smoothed_cross_entropy --label-smoothing 0.1"
+_COMMON = f"{ADAM} {INVERSE_SQRT} {LOSS} --share-all-embeddings --attention-dropout 0.1"
+
+# Options of the types where the papers' differ from the defaults of this package. relpos: "covers
+# the training data", CAPE section 5.3; SHAPE uses 16 for it.
+_CAPE_PAPER = {
+    "cape": "--position-max-global-shift 5",
+    "relpos": "--position-relative-context 150",
+}
+_SHAPE_PAPER = {
+    "shape": "--position-max-offset 500",
+    "relpos": "--position-relative-context 16",
+    "cape": "--position-max-global-shift 5",
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One recipe. Lengths: `clean` counts words, `max_subwords` counts subwords, both per side."""
+
+    title: str
+    languages: tuple[str, str]
+    train: str  # flags of fairseq-train
+    tokens_per_update: int  # over all devices and accumulation steps
+    max_tokens: int  # per device and forward pass, on the hardware of the paper
+    beam: int
+    length_penalty: float
+    position: str  # the paper's own position embedding
+    positions: Mapping[str, str] = field(default_factory=dict)  # flags by type
+    segmentation: str = "bpe"  # "bpe": Moses tokens, then subword-nmt; or "sentencepiece"
+    vocab_size: int = 32000  # merges for "bpe", pieces for "sentencepiece"
+    lowercase: bool = False
+    aggressive_hyphens: bool = True
+    clean: tuple[int, int] | None = None  # words per training sentence
+    max_ratio: float = 9.0  # longer side / shorter side of a training pair (Moses' default)
+    max_subwords: int | None = None  # drop longer training pairs
+    filter_valid: bool = False  # max_subwords and max_ratio hold for the validation set, too
+    hold_out_every: int = 1000  # every n-th training line is validation where no file is given
+    join: int = 1  # so many neighbouring sentences make one, with a separator between
+    select: str = "best"  # or "average"
+    average: int = 10  # checkpoints
+    first_epoch: int = 1  # "best" considers epochs from this one on
+    keep: str = "epoch"  # checkpoints kept and averaged: "epoch" or "update" (every 5000)
+
+
+_WMT14 = Recipe(
+    title="WMT14 English-German, 6+6 layers, ADMIN (CAPE table 2)",
+    languages=("en", "de"),
+    train=f"--arch cape_transformer_wmt_en_de {_COMMON} --admin-init --adam-betas (0.9,0.98)"
+    " --lr 1e-3 --warmup-updates 8000 --dropout 0.1 --activation-dropout 0.1 --max-epoch 150"
+    " --seed 1111",
+    tokens_per_update=4 * 8192,
+    max_tokens=8192,
+    beam=4,
+    length_penalty=0.6,
+    position="cape",
+    positions=_CAPE_PAPER,
+    vocab_size=32764,
+    clean=(1, 80),
+    first_epoch=50,
+)
+
+_WMT16 = Recipe(
+    title="WMT16 English-German, SHAPE's vanilla setting (SHAPE table 2)",
+    languages=("en", "de"),
+    train=f"--arch cape_transformer_wmt_en_de {_COMMON} --adam-betas (0.9,0.998)"
+    " --encoder-normalize-before --decoder-normalize-before"
+    " --lr 9.88e-4 --warmup-updates 8000 --dropout 0.1 --max-update 200000 --seed 1010",
+    tokens_per_update=112_000,
+    max_tokens=7000,
+    beam=4,
+    length_penalty=1.0,
+    position="shape",
+    positions=_SHAPE_PAPER,
+    vocab_size=32000,
+    clean=(1, 250),
+    select="average",
+    keep="update",
+)
+
+RECIPES: dict[str, Recipe] = {
+    "wmt14_en_de": _WMT14,
+    "wmt14_en_de_18l": replace(
+        _WMT14,
+        title="WMT14 English-German, 18+18 layers, ADMIN (CAPE table 2)",
+        train=f"{_WMT14.train} --encoder-layers 18 --decoder-layers 18",
+        positions={**_CAPE_PAPER, "cape": "--position-max-global-shift 10"},
+    ),
+    "wmt14_en_fr": replace(
+        _WMT14,
+        title="WMT14 English-French, 6+6 layers, ADMIN (CAPE table 2)",
+        languages=("en", "fr"),
+        train=_WMT14.train.replace("--lr 1e-3", "--lr 7e-4").replace("-epoch 150", "-epoch 75"),
+        tokens_per_update=8000 * 8 * 10,
+        max_tokens=8000,
+        beam=5,
+        length_penalty=0.8,
+        vocab_size=40000,
+        clean=None,
+        max_ratio=1.5,
+        max_subwords=250,
+        filter_valid=True,
+        hold_out_every=1333,
+        first_epoch=25,
+    ),
+    "iwslt14_de_en": Recipe(
+        title="IWSLT14 German-English (the recipe of Transformer-Clinic; not in the CAPE paper)",
+        languages=("de", "en"),
+        train=f"--arch cape_transformer_iwslt_de_en {_COMMON} --adam-betas (0.9,0.98)"
+        " --lr 7e-4 --warmup-updates 6000 --dropout 0.3 --activation-dropout 0.1"
+        " --weight-decay 1e-4 --max-update 100000 --seed 1111",
+        tokens_per_update=4096,
+        max_tokens=4096,
+        beam=5,
+        length_penalty=1.0,
+        position="cape",
+        positions=_CAPE_PAPER,
+        vocab_size=10000,
+        lowercase=True,
+        aggressive_hyphens=False,
+        clean=(1, 175),
+        max_ratio=1.5,
+        hold_out_every=23,
+        select="average",
+    ),
+    "wmt16_en_de": _WMT16,
+    "wmt16_en_de_extrapolate": replace(
+        _WMT16,
+        title="WMT16 English-German, training pairs of at most 50 subwords (SHAPE table 2)",
+        max_subwords=50,
+    ),
+    "wmt16_en_de_interpolate": replace(
+        _WMT16,
+        title="WMT16 English-German, ten neighbouring sentences joined (SHAPE table 2)",
+        join=10,
+    ),
+    "multi30k_en_de": Recipe(
+        title="Multi30k English-German image captions (small, no paper)",
+        languages=("en", "de"),
+        train=f"--arch cape_transformer_iwslt_de_en {_COMMON} --adam-betas (0.9,0.98)"
+        " --lr 1e-3 --warmup-updates 2000 --dropout 0.3 --weight-decay 1e-4 --max-epoch 40"
+        " --encoder-layers 4 --decoder-layers 4 --encoder-embed-dim 256 --decoder-embed-dim 256"
+        " --encoder-ffn-embed-dim 512 --decoder-ffn-embed-dim 512 --seed 1111",
+        tokens_per_update=4096,
+        max_tokens=4096,
+        beam=5,
+        length_penalty=1.0,
+        position="cape",
+        positions=_CAPE_PAPER,
+        segmentation="sentencepiece",
+        vocab_size=8000,
+        hold_out_every=30,
+        first_epoch=11,
+    ),
+}

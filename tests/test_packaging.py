@@ -1,0 +1,105 @@
+"""The wheel: what is in it, and that it works away from the repository."""
+
+import shutil
+import zipfile
+from collections.abc import Callable
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+SOURCES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "recipes", "benchmarks", "tests")
+PACKAGES = ("cape_plugins", "fairseq_user_dir", "hf_models")
+
+
+@pytest.fixture(scope="module")
+def wheel(repo_root: Path, run_cli: Callable, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of a copy of the repository, so that no build folder is left in the original."""
+    copy = tmp_path_factory.mktemp("copy")
+    for name in (*SOURCES, *PACKAGES):
+        source = repo_root / name
+        if source.is_dir():
+            shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        elif source.exists():
+            shutil.copy(source, copy / name)
+    run_cli(
+        *("python", "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"),
+        *("--disable-pip-version-check", "--wheel-dir", copy / "out", copy),
+    )
+    (built,) = (copy / "out").glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def names(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: Path) -> Message:
+    return Parser().parsestr(_read(wheel, "METADATA"))
+
+
+def _read(wheel: Path, name: str) -> str:
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.read(f"cape_plugins-0.1.0.dist-info/{name}").decode()
+
+
+def test_wheel_has_the_packages_and_nothing_else(names: set[str], repo_root: Path) -> None:
+    existing = {name for name in PACKAGES if (repo_root / name).is_dir()}
+    assert existing >= {"cape_plugins", "fairseq_user_dir"}
+    tops = {name.split("/")[0] for name in names}
+    assert tops == {*existing, "cape_plugins-0.1.0.dist-info"}
+
+
+def test_wheel_has_every_module(names: set[str], repo_root: Path) -> None:
+    modules = {
+        path.relative_to(repo_root).as_posix()
+        for package in PACKAGES
+        for path in (repo_root / package).rglob("*.py")
+    }
+    assert {"cape_plugins/models/fairseq_hook.py", "fairseq_user_dir/__init__.py"} <= modules
+    assert modules <= names
+    assert "cape_plugins/py.typed" in names
+
+
+def test_metadata(metadata: Message, wheel: Path) -> None:
+    assert metadata["Name"] == "cape-plugins"
+    assert metadata["Requires-Python"] == "<3.13,>=3.10"
+    assert set(metadata.get_all("Provides-Extra")) == {"fairseq", "hf", "recipes", "dev"}
+    requirements = metadata.get_all("Requires-Dist")
+    assert {name for name in requirements if "extra" not in name} == {"numpy", "torch>=2.6"}
+    # unusable beside a CPU-only torch, see setup.py
+    assert not any("torchaudio" in name or "torchvision" in name for name in requirements)
+    assert "MIT License" in _read(wheel, "licenses/LICENSE")
+
+
+def test_console_scripts(wheel: Path) -> None:
+    scripts = _read(wheel, "entry_points.txt").split("\n")
+    assert "cape-plugins = cape_plugins.cli:main" in scripts
+    assert "cape-average-checkpoints = fairseq_user_dir.average:main" in scripts
+
+
+def test_installed_wheel_works_elsewhere(wheel: Path, tmp_path: Path, run_cli: Callable) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    env = {"PYTHONPATH": str(tmp_path / "site")}
+    done = run_cli("python", "-m", "cape_plugins", "user-dir", cwd=elsewhere, env=env)
+    assert done.stdout.strip() == str(tmp_path / "site" / "cape_plugins")
+    done = run_cli("python", "-m", "cape_plugins", "flags", cwd=elsewhere, env=env)
+    assert "| `--position-max-global-shift` | cape 5 |" in done.stdout
+
+
+def test_run_cli_reports_failures(run_cli: Callable) -> None:
+    with pytest.raises(pytest.fail.Exception, match=r"(?s)exit status 3.*--- stdout\nout\n.*bad"):
+        run_cli("python", "-c", "import sys; print('out'); print('bad', file=sys.stderr); exit(3)")
+    with pytest.raises(pytest.fail.Exception, match=r"still running after 0\.5 s"):
+        run_cli("python", "-c", "import time; time.sleep(60)", timeout=0.5)
+    assert run_cli("python", "-c", "exit(3)", check=False).returncode == 3
+    assert run_cli("python", "-c", "print(input())", input="text\n").stdout == "text\n"
