@@ -6,7 +6,7 @@ fairseq and Hugging Face models. This package imports torch and numpy only.
 
 from cape_plugins.alpha import TokenCounts
 from cape_plugins.augmentation import Draw, augment, draw_global, draw_local
-from cape_plugins.config import PRESETS, TYPES, PositionConfig
+from cape_plugins.config import PositionConfig
 from cape_plugins.encoder import PositionEncoder, build_position_encoder
 from cape_plugins.encodings import PositionTable, Sinusoid
 from cape_plugins.positions import (
@@ -17,6 +17,7 @@ from cape_plugins.positions import (
     token_position_at,
     token_positions,
 )
+from cape_plugins.registry import PRESETS, TYPES
 from cape_plugins.relative import RelativePositions, relative_attention
 
 __version__ = "0.1.0"

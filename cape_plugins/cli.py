@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from cape_plugins.alpha import TokenCounts, count_binarized, count_text_files
-from cape_plugins.config import DEFAULT_TYPE, DOMAINS, TYPES, PositionConfig, applies, options
+from cape_plugins.config import DOMAINS, PositionConfig, applies, options
+from cape_plugins.registry import DEFAULT_TYPE, TYPES
 
 
 def main(argv: Sequence[str] | None = None) -> int:

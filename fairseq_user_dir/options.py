@@ -7,7 +7,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Optional
 
-from cape_plugins.config import DEFAULT_TYPE, TYPES, PositionConfig, options, parse_option
+from cape_plugins.config import PositionConfig, options, parse_option
+from cape_plugins.registry import DEFAULT_TYPE, TYPES
 
 PREFIX = "position_"
 TYPE_ARG = "position_embedding"

@@ -5,6 +5,7 @@ the settings it was made with: a finished step is reused, a half-finished one is
 step that was made with other settings is an error instead of a silently wrong reuse.
 """
 
+import argparse
 import contextlib
 import hashlib
 import json
@@ -37,6 +38,23 @@ def run_main(main: Callable[[], None]) -> None:
     except CommandError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+# ---- command lines ---------------------------------------------------------------------------
+
+
+def positive(text: str) -> int:
+    """Argument type: a whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def available_cores() -> int:
+    """Number of CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 # ---- files -------------------------------------------------------------------------------------

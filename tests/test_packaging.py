@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from cape_plugins.cli import main
+from cape_plugins.config import DOMAINS, options
+
 pytestmark = pytest.mark.slow
 
 SOURCES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "recipes", "benchmarks", "tests")
@@ -69,7 +72,7 @@ def test_wheel_has_every_module(names: set[str], repo_root: Path) -> None:
 
 def test_metadata(metadata: Message, wheel: Path) -> None:
     assert metadata["Name"] == "cape-plugins"
-    assert metadata["Requires-Python"] == "<3.13,>=3.10"
+    assert set(metadata["Requires-Python"].split(",")) == {">=3.10", "<3.13"}
     assert set(metadata.get_all("Provides-Extra")) == {"fairseq", "hf", "recipes", "dev"}
     requirements = metadata.get_all("Requires-Dist")
     assert {name for name in requirements if "extra" not in name} == {"numpy", "torch>=2.6"}
@@ -94,6 +97,16 @@ def test_installed_wheel_works_elsewhere(wheel: Path, tmp_path: Path, run_cli: C
     assert done.stdout.strip() == str(tmp_path / "site" / "cape_plugins")
     done = run_cli("python", "-m", "cape_plugins", "flags", cwd=elsewhere, env=env)
     assert "| `--position-max-global-shift` | cape 5 |" in done.stdout
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_table_of_options_is_complete(domain: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["flags", "--domain", domain]) == 0
+    head, rule, *rows = capsys.readouterr().out.splitlines()
+    assert rule == "| --- | --- | --- | --- | --- |"
+    assert all(row.replace("\\|", "").count("|") == head.count("|") for row in rows)
+    shown = {row.split("`")[1].removeprefix("--position-").replace("-", "_") for row in rows}
+    assert shown == {"embedding", *(option.name for option in options(domain))}
 
 
 def test_run_cli_reports_failures(run_cli: Callable) -> None:

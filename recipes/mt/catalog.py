@@ -2,7 +2,7 @@
 
 Numbers are those of the papers and of the recipes they name:
     CAPE: Likhomanenko et al. 2021, section 5.3 and appendix D, which follow the recipes
-        nmt-experiments/wmt14_en-de.md and wmt14_en-fr.md of Transformer-Clinic (ADMIN, Liu et al. 2020).
+        nmt-experiments/wmt14_en-{de,fr}.md of Transformer-Clinic (ADMIN, Liu et al. 2020).
     SHAPE: Kiyono et al. 2021, tables 3 and 4.
 """
 
@@ -39,6 +39,8 @@ class Recipe:
     beam: int
     length_penalty: float
     position: str  # the paper's own position embedding
+    epochs: int | None = None  # train for so many epochs,
+    updates: int | None = None  # or so many updates
     positions: Mapping[str, str] = field(default_factory=dict)  # flags by type
     segmentation: str = "bpe"  # "bpe": Moses tokens, then subword-nmt; or "sentencepiece"
     vocab_size: int = 32000  # merges for "bpe", pieces for "sentencepiece"
@@ -60,8 +62,9 @@ _WMT14 = Recipe(
     title="WMT14 English-German, 6+6 layers, ADMIN (CAPE table 2)",
     languages=("en", "de"),
     train=f"--arch cape_transformer_wmt_en_de {_COMMON} --admin-init --adam-betas (0.9,0.98)"
-    " --lr 1e-3 --warmup-updates 8000 --dropout 0.1 --activation-dropout 0.1 --max-epoch 150"
+    " --lr 1e-3 --warmup-updates 8000 --dropout 0.1 --activation-dropout 0.1"
     " --seed 1111",
+    epochs=150,
     tokens_per_update=4 * 8192,
     max_tokens=8192,
     beam=4,
@@ -78,7 +81,8 @@ _WMT16 = Recipe(
     languages=("en", "de"),
     train=f"--arch cape_transformer_wmt_en_de {_COMMON} --adam-betas (0.9,0.998)"
     " --encoder-normalize-before --decoder-normalize-before"
-    " --lr 9.88e-4 --warmup-updates 8000 --dropout 0.1 --max-update 200000 --seed 1010",
+    " --lr 9.88e-4 --warmup-updates 8000 --dropout 0.1 --seed 1010",
+    updates=200_000,
     tokens_per_update=112_000,
     max_tokens=7000,
     beam=4,
@@ -103,7 +107,8 @@ RECIPES: dict[str, Recipe] = {
         _WMT14,
         title="WMT14 English-French, 6+6 layers, ADMIN (CAPE table 2)",
         languages=("en", "fr"),
-        train=_WMT14.train.replace("--lr 1e-3", "--lr 7e-4").replace("-epoch 150", "-epoch 75"),
+        train=_WMT14.train.replace("--lr 1e-3", "--lr 7e-4"),
+        epochs=75,
         tokens_per_update=8000 * 8 * 10,
         max_tokens=8000,
         beam=5,
@@ -121,7 +126,8 @@ RECIPES: dict[str, Recipe] = {
         languages=("de", "en"),
         train=f"--arch cape_transformer_iwslt_de_en {_COMMON} --adam-betas (0.9,0.98)"
         " --lr 7e-4 --warmup-updates 6000 --dropout 0.3 --activation-dropout 0.1"
-        " --weight-decay 1e-4 --max-update 100000 --seed 1111",
+        " --weight-decay 1e-4 --seed 1111",
+        updates=100_000,
         tokens_per_update=4096,
         max_tokens=4096,
         beam=5,
@@ -151,9 +157,10 @@ RECIPES: dict[str, Recipe] = {
         title="Multi30k English-German image captions (small, no paper)",
         languages=("en", "de"),
         train=f"--arch cape_transformer_iwslt_de_en {_COMMON} --adam-betas (0.9,0.98)"
-        " --lr 1e-3 --warmup-updates 2000 --dropout 0.3 --weight-decay 1e-4 --max-epoch 40"
+        " --lr 1e-3 --warmup-updates 2000 --dropout 0.3 --weight-decay 1e-4"
         " --encoder-layers 4 --decoder-layers 4 --encoder-embed-dim 256 --decoder-embed-dim 256"
         " --encoder-ffn-embed-dim 512 --decoder-ffn-embed-dim 512 --seed 1111",
+        epochs=40,
         tokens_per_update=4096,
         max_tokens=4096,
         beam=5,

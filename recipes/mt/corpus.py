@@ -1,14 +1,16 @@
 """Parallel text: reading with checks, writing, splitting. Files are streamed: WMT is large."""
 
+import contextlib
 import gzip
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
 from recipes.steps import CommandError, writing
 
-Pair = tuple[str, str]
+Row = tuple[str, ...]  # aligned lines of several files
+Pair = tuple[str, str]  # source and target
 
 
 def read_lines(path: Path, option: str) -> Iterator[str]:
@@ -52,17 +54,15 @@ def read_pairs(source: Path, target: Path, option: str) -> Iterator[Pair]:
         yield left, right
 
 
-def write_pairs(folder: Path, split: str, languages: Pair, pairs: Iterable[Pair]) -> int:
-    """Write the two files ``{split}.{language}``, atomically. Returns the number of pairs."""
+def write_columns(paths: Sequence[Path], rows: Iterable[Row]) -> int:
+    """Write rows to aligned files, one column each, atomically. Returns the number of rows."""
     count = 0
-    with (
-        writing(folder / f"{split}.{languages[0]}") as source_file,
-        writing(folder / f"{split}.{languages[1]}") as target_file,
-    ):
-        for source, target in pairs:
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(writing(path)) for path in paths]
+        for row in rows:
             count += 1
-            source_file.write(f"{source}\n")
-            target_file.write(f"{target}\n")
+            for file, text in zip(files, row, strict=True):
+                file.write(f"{text}\n")
     return count
 
 

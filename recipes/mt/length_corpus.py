@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 
 from recipes.mt import number_lists
-from recipes.mt.corpus import languages_of, read_lines, read_pairs, split_pairs, write_pairs
+from recipes.mt.corpus import languages_of, read_lines, read_pairs, split_pairs, write_columns
 from recipes.mt.pipeline import binarise
 from recipes.mt.subwords import SentencePiece
 from recipes.steps import CommandError, digest, step, write_lines
@@ -46,7 +46,7 @@ def finish_corpus(folder: Path, languages: tuple[str, str], vocab_size: int) -> 
         for language in languages:
             lines = read_lines(folder / f"{split}.{language}", "--data")
             write_lines(Path(f"{prefix}.{language}"), map(subwords.encode, lines))
-    binarise(prefixes, languages, folder / "binary")
+    binarise(prefixes, languages, 1, folder / "binary")
 
 
 def prepare_number_lists(args: argparse.Namespace) -> Corpus:
@@ -129,7 +129,7 @@ def prepare_files(args: argparse.Namespace) -> Corpus:
 
     def make(folder: Path) -> None:
         for split, pairs in splits.items():
-            write_pairs(folder, split, languages, pairs)
+            write_columns([folder / f"{split}.{language}" for language in languages], pairs)
         write_lines(folder / "test.group", groups)
         finish_corpus(folder, languages, vocab_size)
 

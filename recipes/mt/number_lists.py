@@ -82,11 +82,16 @@ def make_number_lists(
     return {"train": train, "valid": valid, "test": test}
 
 
-def write_number_lists(folder: Path, seed: int = 0, sizes: dict[str, int] = SPLIT_SIZES) -> None:
-    """Write ``{train,valid,test}.{en,de}`` and ``test.group`` (the lengths of the test lists)."""
+def write_number_lists(
+    folder: Path,
+    seed: int = 0,
+    sizes: dict[str, int] = SPLIT_SIZES,
+    languages: tuple[str, str] = LANGUAGES,
+) -> None:
+    """Write ``{train,valid,test}.{language}``, and ``test.group``: the lengths of the test lists."""
     splits = make_number_lists(seed, sizes)
     for split, lists in splits.items():
-        for language in LANGUAGES:
+        for language in languages:
             write_lines(
                 folder / f"{split}.{language}", (spell(numbers, language) for numbers in lists)
             )

@@ -20,14 +20,16 @@ USER_DIR = Path(cape_plugins.__file__).resolve().parent
 TRAIN_LINE = re.compile(r"\| train_inner \| (\{.*\})")
 
 
-def binarise(prefixes: Mapping[str, Path], languages: tuple[str, str], destination: Path) -> None:
+def binarise(
+    prefixes: Mapping[str, object], languages: tuple[str, str], workers: int, folder: Path
+) -> None:
     """Run fairseq-preprocess with a joined dictionary on the files ``{prefix}.{language}``."""
     run_module(
         "fairseq_cli.preprocess",
         *("--source-lang", languages[0], "--target-lang", languages[1]),
         *(arg for split, prefix in prefixes.items() for arg in (f"--{split}pref", prefix)),
-        *("--joined-dictionary", "--destdir", destination, "--workers", 1),
-        log=destination.parent / "preprocess.log",
+        *("--joined-dictionary", "--destdir", folder, "--workers", workers),
+        log=folder.with_name("preprocess.log"),
     )
 
 
@@ -42,15 +44,16 @@ def train(
     flags: Sequence[object],
     settings: Mapping[str, object],
     *,
-    updates: int,
+    updates: int | None,
     threads: int,
     title: str,
 ) -> float:
     """Run fairseq-train in the folder `run`; an interrupted run goes on from its last checkpoint.
 
+    `updates` is the expected number of updates, for the progress bar; None if it is not known.
     Returns the training time in seconds. A run that was finished with these `settings` is reused.
     """
-    settings = {**settings, "flags": [str(flag) for flag in flags], "updates": updates}
+    settings = {**settings, "flags": [str(flag) for flag in flags]}
     if not matches(run, settings):
         record(run, settings)
     timing = run / "seconds.json"  # its presence means: finished
@@ -62,19 +65,19 @@ def train(
         def show(line: str) -> None:
             if match := TRAIN_LINE.search(line):
                 values = json.loads(match[1])
-                bar.set_postfix_str(f"loss {values['loss']}", refresh=False)
+                bar.set_postfix_str(f"epoch {values['epoch']} loss {values['loss']}", refresh=False)
                 bar.update(int(values["num_updates"]) - bar.n)
 
         run_module(
             "fairseq_cli.train",
-            *(data, "--user-dir", USER_DIR, "--save-dir", run, "--max-update", updates),
-            *("--log-format", "json", "--log-interval", max(1, min(50, updates // 10))),
+            *(data, "--user-dir", USER_DIR, "--save-dir", run),
+            *("--log-format", "json", "--log-interval", min(50, max(1, (updates or 500) // 10))),
             *flags,
             log=run / "train.log",
             env=child_environment(threads),
             on_line=show,
         )
-        bar.update(updates - bar.n)
+        bar.update((updates or bar.n) - bar.n)
     seconds = round(time.monotonic() - started, 1)
     with writing(timing) as file:
         json.dump(seconds, file)

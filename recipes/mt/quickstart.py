@@ -29,7 +29,7 @@ from recipes.mt.pipeline import decode, train
 from recipes.mt.report import ALL, Result
 from recipes.mt.scoring import score
 from recipes.mt.subwords import SentencePiece
-from recipes.steps import CommandError, run_main, stop_children
+from recipes.steps import CommandError, available_cores, positive, run_main, stop_children
 
 # Shifts and offsets are alike: CAPE's U(-30, 30) is as wide as SHAPE's U{0..60}. Training lists
 # have up to about 30 tokens, test lists up to 70. relpos clips distances beyond its context.
@@ -71,7 +71,8 @@ SEED_STEP = 100003
 def run_variant(args: argparse.Namespace, corpus: Corpus, variant: str, seed: int) -> Result:
     """Train one model, decode the test set, score it by length."""
     run = corpus.folder.parent / "runs" / f"{variant}-seed{seed}"
-    flags = shlex.split(f"{MODEL} {OPTIMISATION} --seed {seed * SEED_STEP} {ALL_VARIANTS[variant]}")
+    schedule = f"--max-update {args.updates} --seed {seed * SEED_STEP}"
+    flags = shlex.split(f"{MODEL} {OPTIMISATION} {schedule} {ALL_VARIANTS[variant]}")
     data, threads = corpus.folder / "binary", args.threads
     seconds = train(
         data,
@@ -136,13 +137,6 @@ def file_pair(text: str) -> list[Path]:
     return [Path(part) for part in parts]
 
 
-def positive(text: str) -> int:
-    """Argument type: a whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m recipes.mt.quickstart",
@@ -164,7 +158,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--seeds", nargs="+", type=positive, default=[1])
     add("--updates", type=positive, default=UPDATES, help="training steps (default: %(default)s)")
     text = "trainings side by side (default: one per core, %(default)s)"
-    add("--jobs", type=positive, default=report.available_cores(), help=text)
+    add("--jobs", type=positive, default=available_cores(), help=text)
     add("--threads", type=positive, default=1, help="threads per training (default: 1)")
     text = "folder for data and checkpoints, reused (default: %(default)s)"
     add("--work", type=Path, default=Path("build/quickstart"), help=text)

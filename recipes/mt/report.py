@@ -1,7 +1,6 @@
 """Tables (CSV, Markdown) and a plot (PNG) of scores by length, and how to repeat them."""
 
 import csv
-import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from statistics import mean
 
 from recipes.mt.length_corpus import Lengths
 from recipes.mt.scoring import METRICS, Score
-from recipes.steps import write_lines, writing
+from recipes.steps import available_cores, write_lines, writing
 
 PACKAGES = ("torch", "fairseq-fixed", "sentencepiece", "sacrebleu", "num2words")
 ALL = "all"  # the group of all sentences together
@@ -25,13 +24,6 @@ class Result:
     seed: int
     seconds: float  # training time
     scores: Mapping[str, Score]
-
-
-def available_cores() -> int:
-    """Number of CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def machine() -> str:

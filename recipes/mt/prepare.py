@@ -1,0 +1,173 @@
+"""Data preparation of the recipes: plain text to binarised subwords, in four steps that are kept.
+
+text        the user's files, or built-in number lists; held-out lines become missing splits
+tokenised   Moses normalisation and tokenisation, training pairs cleaned (not for sentencepiece)
+subwords    joint segmentation learned on training text, length filter, joining of neighbours
+binary      fairseq-preprocess with a joined dictionary
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+
+from tqdm import tqdm
+
+from recipes.mt import number_lists
+from recipes.mt.catalog import Recipe
+from recipes.mt.corpus import Row, read_lines, read_pairs, write_columns
+from recipes.mt.moses import Moses, parallel_map
+from recipes.mt.pipeline import binarise
+from recipes.mt.subwords import SEGMENTATIONS
+from recipes.steps import CommandError, digest, step
+
+SEPARATOR = "<sep>"  # between joined sentences
+SAMPLE_SIZES = {"train": 600, "valid": 40, "test": 24}
+
+FilePair = tuple[Path, Path]
+
+
+@dataclass(frozen=True)
+class Files:
+    """The user's text. Training and validation files are concatenated, test files are not."""
+
+    train: Sequence[FilePair] = ()
+    valid: Sequence[FilePair] = ()
+    test: Sequence[FilePair] = ()
+
+
+def lengths_fit(pair: Row, low: int, high: int | None, max_ratio: float) -> bool:
+    """The filter of clean-corpus-n.perl: both sides have `low` to `high` tokens, in proportion."""
+    source, target = (len(text.split()) for text in pair)
+    short, long = min(source, target), max(source, target)
+    return low <= short and long <= (high or long) and long <= max_ratio * short
+
+
+def join_neighbours(rows: Iterable[Row], count: int) -> Iterator[Row]:
+    """Join each `count` neighbouring rows into one, with :data:`SEPARATOR` between (SHAPE, 3.1).
+
+    The last one may be shorter, so that no sentence of a test set is lost.
+    """
+    rows = iter(rows)
+    while group := list(islice(rows, count)):
+        yield tuple(f" {SEPARATOR} ".join(column) for column in zip(*group, strict=True))
+
+
+def test_names(count: int) -> list[str]:
+    """fairseq's names of `count` test sets: test, test1, test2 ..."""
+    return [f"test{number or ''}" for number in range(count)]
+
+
+def split_files(folder: Path, split: str, recipe: Recipe) -> list[Path]:
+    """The source and the target file of a split."""
+    return [folder / f"{split}.{language}" for language in recipe.languages]
+
+
+def prepare(recipe: Recipe, files: Files, work: Path, *, sample: bool, workers: int) -> None:
+    """Make the four folders of this module in `work`; finished ones are reused."""
+    named = {"train": files.train, "valid": files.valid, "test": files.test}
+    settings: dict[str, object] = {
+        split: [(path.name, digest(path)) for pair in pairs for path in pair]
+        for split, pairs in named.items()
+    }
+    settings |= {"hold_out_every": recipe.hold_out_every, "sample": sample}
+    tests = test_names(max(1, len(files.test)))
+    splits = ["train", "valid", *tests]
+    text = step(work / "text", settings, partial(collect_text, recipe, files, sample))
+    tokens = text
+    if recipe.segmentation == "bpe":
+        settings |= {name: getattr(recipe, name) for name in ("lowercase", "aggressive_hyphens")}
+        settings |= {"clean": recipe.clean, "max_ratio": recipe.max_ratio}
+        make = partial(tokenise_text, recipe, splits, text, workers)
+        tokens = step(work / "tokenised", settings, make)
+    for name in ("segmentation", "vocab_size", "max_subwords", "filter_valid", "join"):
+        settings[name] = getattr(recipe, name)
+    make = partial(segment_text, recipe, splits, text, tokens, workers)
+    subwords = step(work / "subwords", settings, make)
+    prefixes = {split: str(subwords / split) for split in ("train", "valid")}
+    prefixes["test"] = ",".join(str(subwords / test) for test in tests)
+    step(work / "binary", settings, partial(binarise, prefixes, recipe.languages, workers))
+
+
+# ---- steps -------------------------------------------------------------------------------------
+
+
+def collect_text(recipe: Recipe, files: Files, sample: bool, folder: Path) -> None:
+    """Write plain text ``{train,valid,test,test1...}.{language}``."""
+    if not files.train:
+        number_lists.write_number_lists(folder, sizes=SAMPLE_SIZES, languages=recipe.languages)
+        return
+
+    def read(pairs: Sequence[FilePair], option: str, size: int) -> Iterator[Row]:
+        lines = chain.from_iterable(read_pairs(*pair, option) for pair in pairs)
+        return islice(lines, size if sample else None)
+
+    every = recipe.hold_out_every
+    held_out = {}  # line number modulo `every` -> split
+    if not files.valid:
+        held_out[0] = "valid"
+    if not files.test:
+        held_out[every // 2] = "test"
+    for split in ("train", *held_out.values()):
+        lines = enumerate(read(files.train, "--train", SAMPLE_SIZES["train"]))
+        pairs = (pair for n, pair in lines if held_out.get(n % every, "train") == split)
+        if write_columns(split_files(folder, split, recipe), pairs) == 0:
+            raise CommandError(
+                f"--train: too few lines to hold out every {every}th for --{split}; give --{split}"
+            )
+    if files.valid:
+        pairs = read(files.valid, "--valid", SAMPLE_SIZES["valid"])
+        write_columns(split_files(folder, "valid", recipe), pairs)
+    for name, pair in zip(test_names(len(files.test)), files.test, strict=True):
+        pairs = read([pair], "--test", SAMPLE_SIZES["test"])
+        write_columns(split_files(folder, name, recipe), pairs)
+
+
+def tokenise_text(
+    recipe: Recipe, splits: Sequence[str], text: Path, workers: int, folder: Path
+) -> None:
+    """Moses tokens of all splits; training pairs of unfit lengths are dropped."""
+    moses = [
+        Moses(language, recipe.aggressive_hyphens, recipe.lowercase)
+        for language in recipe.languages
+    ]
+    for split in splits:
+        sides = [
+            parallel_map(side.tokenise, read_lines(text / f"{split}.{language}", split), workers)
+            for side, language in zip(moses, recipe.languages, strict=True)
+        ]
+        pairs = tqdm(zip(*sides, strict=True), desc=f"tokenise {split}", unit="pair")
+        if split == "train":
+            low, high = recipe.clean or (1, None)
+            pairs = (pair for pair in pairs if lengths_fit(pair, low, high, recipe.max_ratio))
+        write_columns(split_files(folder, split, recipe), pairs)
+
+
+def segment_text(
+    recipe: Recipe, splits: Sequence[str], text: Path, tokens: Path, workers: int, folder: Path
+) -> None:
+    """Subwords of all splits, and the plain text that they are to be compared with.
+
+    Writes ``{split}.{language}``, ``model``, and for all splits but train ``{split}.reference``:
+    the target side, untokenised, filtered and joined like the subwords.
+    """
+    languages = recipe.languages
+    files = split_files(tokens, "train", recipe)
+    model = SEGMENTATIONS[recipe.segmentation].train(files, folder / "model", recipe.vocab_size)
+    for split in splits:
+        columns = [
+            parallel_map(model.encode, read_lines(tokens / f"{split}.{language}", split), workers)
+            for language in languages
+        ]
+        names = list(languages)
+        if split != "train":
+            columns.append(read_lines(text / f"{split}.{languages[1]}", split))
+            names.append("reference")
+        rows = iter(tqdm(zip(*columns, strict=True), desc=f"segment {split}", unit="pair"))
+        if split == "train" or (split == "valid" and recipe.filter_valid):
+            limits = (1, recipe.max_subwords, recipe.max_ratio)
+            rows = (row for row in rows if lengths_fit(row[:2], *limits))
+        if recipe.join > 1:
+            rows = join_neighbours(rows, recipe.join)
+        write_columns([folder / f"{split}.{name}" for name in names], rows)

@@ -1,0 +1,106 @@
+"""What the tests of the core share: encoders and positions by registry row, and probes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cape_plugins import (
+    TYPES,
+    PositionConfig,
+    PositionEncoder,
+    Positions,
+    build_position_encoder,
+    frame_positions,
+    patch_positions,
+    token_positions,
+)
+from cape_plugins.config import DOMAINS
+
+DIM = 8
+BATCH, LENGTH = 3, 6
+GRID = (2, 3)  # height and width with LENGTH patches
+LENGTHS = (6, 4, 1)  # of the samples of a padded batch
+HOP = 0.03  # seconds per frame
+FRAMES = torch.tensor(LENGTHS)
+
+SINUSOID_TYPES = [name for name, row in TYPES.items() if row.encoding == "sinusoid"]
+RANDOM_TYPES = [name for name in TYPES if PositionConfig(name).random]
+ADDING = [
+    (name, domain) for name, row in TYPES.items() if row.encoding != "none" for domain in DOMAINS
+]
+ZERO_MAXIMA = {
+    "sinpos": {},
+    "shape": {"max_offset": 0},
+    "cape": {
+        "max_global_shift": 0.0,
+        "max_local_shift": 0.0,
+        "max_global_scale": 1.0,
+        "mean_normalize": False,
+    },
+}
+
+
+def make_encoder(
+    type_name: str = "cape",
+    domain: str = "text",
+    dim: int = DIM,
+    layout: str = "cos_sin_interleaved",
+    **options: Any,
+) -> PositionEncoder:
+    """In training mode, as modules are born."""
+    size = GRID if domain == "image" else LENGTH
+    config = PositionConfig(type_name, domain, **options)
+    return build_position_encoder(config, dim, layout=layout, table_size=size)
+
+
+def valid_mask(lengths: tuple[int, ...] = LENGTHS, length: int = LENGTH, left: bool = False):
+    """``[B, T]`` bool, padded on the right or on the left."""
+    mask = torch.arange(length)[None] < torch.tensor(lengths)[:, None]
+    return mask.flip(1) if left else mask
+
+
+def make_positions(domain: str) -> Positions:
+    """A padded batch of B samples; images share their grid."""
+    if domain == "text":
+        return token_positions(valid_mask())
+    if domain == "audio":
+        return frame_positions(FRAMES, torch.tensor([HOP, 0.02, 0.04]), max_frames=LENGTH)
+    return patch_positions(*GRID)
+
+
+class Readout(nn.Module):
+    """In the place of an encoding: returns the coordinates, so a test sees what was encoded."""
+
+    def forward(self, coords: Tensor) -> Tensor:
+        return coords.clone()
+
+    grid = forward
+
+
+def reading_coords(encoder: PositionEncoder) -> PositionEncoder:
+    encoder.encoding = Readout()
+    return encoder
+
+
+@contextmanager
+def random_numbers_untouched() -> Iterator[None]:
+    """Fails if torch's global random numbers are consumed inside."""
+    before = torch.get_rng_state()
+    yield
+    assert torch.equal(before, torch.get_rng_state()), "random numbers were consumed"
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Loaders of models change the default dtype while they build."""
+    previous = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(previous)

@@ -1,0 +1,407 @@
+"""Averaging: the mean, what is kept, what is chosen, what is refused, and that nothing half remains."""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from collections import OrderedDict
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fairseq.data import Dictionary, indexed_dataset
+
+from fairseq_user_dir import average
+from fairseq_user_dir.average import (
+    average_checkpoints,
+    load_checkpoint,
+    main,
+    save_atomically,
+    select_checkpoints,
+)
+
+REPO = Path(__file__).resolve().parents[2]
+
+
+def parameters(seed, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    embedding = torch.randn(7, 4, generator=generator).to(dtype)
+    return OrderedDict(
+        {
+            "encoder.embed_tokens.weight": embedding,
+            "decoder.output_projection.weight": embedding,
+            "encoder.scale": torch.tensor(0.1 * seed, dtype=dtype),
+            "encoder.version": torch.tensor([3.0]),
+            "encoder.counts": torch.tensor([470049, 454234]),
+            "encoder.norm.num_batches_tracked": torch.tensor(100 * seed),
+            "encoder.mask": torch.tensor([True, False]),
+        }
+    )
+
+
+def checkpoint(path, seed, updates=None, model=None, **settings):
+    """A file with the entries of fairseq's; `settings` go to cfg.model."""
+    state = {
+        "args": None,
+        "cfg": {
+            "model": argparse.Namespace(arch="transformer_tiny", **settings),
+            "checkpoint": {"maximize_best_checkpoint_metric": False},
+        },
+        "model": parameters(seed) if model is None else model,
+        "optimizer_history": [{"num_updates": seed if updates is None else updates}],
+        "extra_state": {"val_loss": seed, "metrics": np.arange(4)},
+        "last_optimizer_state": {"state": torch.zeros(1000)},
+    }
+    torch.save(state, path)
+    return path
+
+
+@pytest.fixture
+def files(tmp_path):
+    return [checkpoint(tmp_path / f"checkpoint{i}.pt", seed=i) for i in (1, 2, 3)]
+
+
+# ----------------------------------------------------------------------------------------- the mean
+
+
+def exact_mean(tensors):
+    """Mean in rational numbers, rounded once."""
+    columns = zip(*(tensor.double().flatten().tolist() for tensor in tensors), strict=True)
+    means = [float(sum(map(Fraction, column)) / len(tensors)) for column in columns]
+    return torch.tensor(means, dtype=torch.float64).to(tensors[0].dtype).view(tensors[0].shape)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_mean_is_exact(tmp_path, dtype):
+    models = [parameters(seed, dtype) for seed in (1, 2, 3, 4, 5, 6, 7)]
+    paths = [
+        checkpoint(tmp_path / f"{i}.pt", seed=1, model=model) for i, model in enumerate(models)
+    ]
+    result = average_checkpoints(paths)["model"]
+    for key, value in result.items():
+        if value.is_floating_point():
+            expected = exact_mean([model[key] for model in models])
+            assert value.dtype == expected.dtype
+            torch.testing.assert_close(
+                value, expected, atol=0, rtol=1e-15 if dtype == torch.float64 else 0
+            )
+    shuffled = average_checkpoints(paths[::-1])["model"]
+    if dtype != torch.float64:
+        assert all(torch.equal(result[key], shuffled[key]) for key in result if "num_b" not in key)
+    assert not torch.equal(result["encoder.scale"], models[0]["encoder.scale"])
+
+
+def test_single_checkpoint_keeps_its_values(files):
+    result = average_checkpoints(files[:1])["model"]
+    for key, value in parameters(1).items():
+        assert torch.equal(result[key], value)
+
+
+def test_other_entries_are_those_of_the_longest_training(tmp_path):
+    paths = [
+        checkpoint(tmp_path / f"{updates}.pt", seed=i, updates=updates)
+        for i, updates in enumerate((200, 300, 100), start=1)
+    ]
+    result = average_checkpoints(paths)
+    assert result["optimizer_history"] == [{"num_updates": 300}]
+    assert result["extra_state"]["val_loss"] == 2
+    assert result["cfg"]["model"] == argparse.Namespace(arch="transformer_tiny")
+    assert result["model"]["encoder.norm.num_batches_tracked"] == 200
+    assert torch.equal(result["model"]["encoder.counts"], torch.tensor([470049, 454234]))
+    assert "last_optimizer_state" not in result
+    assert isinstance(result["model"], OrderedDict)
+    assert list(result["model"]) == list(parameters(1))
+
+
+def test_tied_tensors_stay_tied_in_the_file(files, tmp_path):
+    save_atomically(average_checkpoints(files), tmp_path / "average.pt")
+    model = load_checkpoint(tmp_path / "average.pt")["model"]
+    embedding = model["encoder.embed_tokens.weight"]
+    assert model["decoder.output_projection.weight"].data_ptr() == embedding.data_ptr()
+    untied = parameters(4)
+    untied["decoder.output_projection.weight"] = untied["encoder.embed_tokens.weight"] + 1
+    files.insert(0, checkpoint(tmp_path / "untied.pt", seed=1, model=untied))
+    model = average_checkpoints(files)["model"]
+    difference = model["decoder.output_projection.weight"] - model["encoder.embed_tokens.weight"]
+    torch.testing.assert_close(difference, torch.full((7, 4), 0.25))
+
+
+def test_old_checkpoints_with_args_instead_of_cfg(tmp_path):
+    paths = []
+    for i in (1, 2):
+        state = {"args": argparse.Namespace(position_embedding="x" * i), "model": parameters(i)}
+        paths.append(tmp_path / f"{i}.pt")
+        torch.save(state, paths[-1])
+    assert average_checkpoints(paths[:1])["args"].position_embedding == "x"
+    with pytest.raises(
+        ValueError, match="position_embedding: xx and x;|position_embedding: xx and x"
+    ):
+        average_checkpoints(paths)
+
+
+# -------------------------------------------------------------------------------------- which files
+
+
+def touch(folder, *names):
+    for name in names:
+        checkpoint(folder / name, seed=1)
+
+
+def names(paths):
+    return [path.name for path in paths]
+
+
+def test_last_epochs_and_updates(tmp_path):
+    touch(tmp_path, *(f"checkpoint{i}.pt" for i in (1, 2, 9, 10, 11)))
+    touch(tmp_path, *(f"checkpoint_{i}_{i * 100}.pt" for i in (2, 9, 10)))
+    touch(tmp_path, "checkpoint_last.pt", "checkpoint_best.pt", "checkpoint9-shard0.pt")
+    select = select_checkpoints
+    assert names(select(tmp_path, "epoch", 2, None)) == ["checkpoint10.pt", "checkpoint11.pt"]
+    assert names(select(tmp_path, "epoch", 3, 10)) == [f"checkpoint{i}.pt" for i in (2, 9, 10)]
+    assert names(select(tmp_path, "update", 2, None)) == [
+        "checkpoint_9_900.pt", "checkpoint_10_1000.pt",
+    ]  # fmt: skip
+    assert names(select(tmp_path, "update", 1, 999)) == ["checkpoint_9_900.pt"]
+
+
+@pytest.mark.parametrize("maximize", [False, True])
+def test_best_is_what_the_run_called_best(tmp_path, maximize):
+    scores = ("4.50", "12.31", "9.872", "30.10")
+    for score in scores:
+        path = checkpoint(tmp_path / f"checkpoint.best_bleu_{score}.pt", seed=1)
+        state = torch.load(path)
+        state["cfg"]["checkpoint"]["maximize_best_checkpoint_metric"] = maximize
+        torch.save(state, path)
+    chosen = names(select_checkpoints(tmp_path, "best", 2, None))
+    expected = ("12.31", "30.10") if maximize else ("9.872", "4.50")
+    assert chosen == [f"checkpoint.best_bleu_{score}.pt" for score in expected]
+
+
+# ----------------------------------------------------------------------------------------- refusals
+
+
+def changed(path, source, **entries):
+    """A copy of a checkpoint whose model has other entries; None removes one."""
+    state = torch.load(source, weights_only=True)
+    for key, value in entries.items():
+        key = f"encoder.{key}"
+        if value is None:
+            del state["model"][key]
+        else:
+            state["model"][key] = value
+    torch.save(state, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"scale": None}, r"only one of them has encoder\.scale \(1 such.*one architecture"),
+        ({"extra": torch.ones(1)}, r"only one of them has encoder\.extra"),
+        ({"version": torch.ones(2)}, r"encoder\.version of .* differ: \(2,\) .* and \(1,\)"),
+        ({"scale": torch.tensor(0.1).half()}, r"encoder\.scale of .* float16 and \(\) torch\.float32"),
+        ({"scale": torch.tensor(torch.nan)}, r"encoder\.scale holds NaN .*leave the file out"),
+        ({"counts": torch.tensor([470049, 1])}, r"encoder\.counts of .* differ, .*int64.* same data"),
+        ({"mask": torch.tensor([True, True])}, r"encoder\.mask of .* differ"),
+        ({"mask": "text"}, r"encoder\.mask of .* no tensors"),
+    ],
+)  # fmt: skip
+def test_models_that_have_no_mean(files, tmp_path, entries, message):
+    odd = changed(tmp_path / "odd.pt", files[0], **entries)
+    with pytest.raises(ValueError, match=rf"^--inputs: .*{message}") as error:
+        average_checkpoints([*files, odd])
+    assert str(odd) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "message"),
+    [
+        ({"position_max_global_shift": 5.0}, {"position_max_global_shift": 8.0}, "shift: 8.0 and 5.0"),
+        ({}, {"position_embedding": "x"}, "position_embedding: x and unset"),
+    ],
+)  # fmt: skip
+def test_other_positional_settings(tmp_path, ours, theirs, message):
+    paths = [
+        checkpoint(tmp_path / "a.pt", 1, lr=0.1, **ours),
+        checkpoint(tmp_path / "b.pt", 2, lr=0.2, **theirs),
+    ]
+    with pytest.raises(ValueError, match=f"different positional settings .*{message}"):
+        average_checkpoints(paths)
+
+
+def test_files_that_cannot_be_read(files, tmp_path):
+    with pytest.raises(ValueError, match=r"no checkpoint at .*nine\.pt; .*checkpoint1\.pt, check"):
+        average_checkpoints([files[0], tmp_path / "nine.pt"])
+    with pytest.raises(ValueError, match="the folder .* does not exist"):
+        average_checkpoints([tmp_path / "nowhere" / "nine.pt"])
+    truncated, empty = tmp_path / "truncated.pt", tmp_path / "empty.pt"
+    truncated.write_bytes(files[0].read_bytes()[:-500])
+    empty.write_bytes(b"")
+    for path in (truncated, empty):
+        with pytest.raises(ValueError, match=rf"{path.name} cannot be loaded .*complete"):
+            average_checkpoints([files[0], path])
+    torch.save([1, 2], tmp_path / "list.pt")
+    with pytest.raises(ValueError, match=r"list\.pt has no entry 'model'"):
+        average_checkpoints([tmp_path / "list.pt"])
+    torch.save({"model": {}, "evil": subprocess.Popen}, tmp_path / "evil.pt")
+    with pytest.raises(ValueError, match=r"evil\.pt cannot be loaded \(.*subprocess\.Popen"):
+        average_checkpoints([tmp_path / "evil.pt"])
+
+
+def test_a_file_counts_once(files, tmp_path):
+    (tmp_path / "link.pt").symlink_to(files[1])
+    with pytest.raises(ValueError, match="given twice"):
+        average_checkpoints([*files, tmp_path / "link.pt"])
+    with pytest.raises(ValueError, match="no checkpoint given"):
+        average_checkpoints([])
+
+
+FOLDER = "FOLDER"
+REFUSED = {
+    "too many epochs": ([FOLDER], ["--num-epoch-checkpoints", "4"], r"holds 3 such .*checkpoint3\.pt"),
+    "bound": ([FOLDER], ["--num-epoch-checkpoints", "3", "--checkpoint-upper-bound", "2"],
+              r"holds 2 such checkpoints up to --checkpoint-upper-bound 2"),
+    "no updates": ([FOLDER], ["--num-update-checkpoints", "1"], r"holds 0 such .*none.*checkpoint1\.pt"),
+    "no best": ([FOLDER], ["--num-best-checkpoints", "1"], "holds 0 such"),
+    "zero": ([FOLDER], ["--num-epoch-checkpoints", "0"], "is 0; it must be at least 1"),
+    "two numbers": ([FOLDER], ["--num-epoch-checkpoints", "1", "--num-best-checkpoints", "1"],
+                    "not allowed with"),
+    "bound of best": ([FOLDER], ["--num-best-checkpoints", "1", "--checkpoint-upper-bound", "2"],
+                      "cannot go with --num-best-checkpoints"),
+    "bound alone": (["checkpoint1.pt"], ["--checkpoint-upper-bound", "2"], "bounds nothing here"),
+    "folder alone": ([FOLDER], [], r"is a folder; add --num-epoch-checkpoints.*checkpoint1\.pt"),
+    "number of files": (["checkpoint1.pt"], ["--num-epoch-checkpoints", "1"], "chooses from one folder"),
+    "number of nothing": (["missing"], ["--num-epoch-checkpoints", "1"], "one folder that exists"),
+    "missing file": (["checkpoint1.pt", "checkpoint7.pt"], [], r"no checkpoint at .*checkpoint7\.pt"),
+    "output is input": (["checkpoint1.pt"], ["--output", "checkpoint1.pt"], "never overwritten"),
+    "output in no folder": (["checkpoint1.pt"], ["--output", "no/avg.pt"], "does not exist; create it"),
+    "output is folder": (["checkpoint1.pt"], ["--output", "."], r"is a folder; name a file"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("inputs", "options", "message"), REFUSED.values(), ids=REFUSED)
+def test_command_refuses(files, tmp_path, monkeypatch, capsys, inputs, options, message):
+    monkeypatch.chdir(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    inputs = ["." if name is FOLDER else name for name in inputs]
+    output = [] if "--output" in options else ["--output", "average.pt"]
+    with pytest.raises(SystemExit) as stop:
+        main(["--inputs", *inputs, *options, *output])
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert re.search(message, error.split("error: ")[1]), error
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_best_of_two_metrics_is_ambiguous(tmp_path):
+    touch(tmp_path, "checkpoint.best_loss_3.1.pt", "checkpoint.best_bleu_30.1.pt")
+    with pytest.raises(ValueError, match="several metrics, bleu, loss"):
+        select_checkpoints(tmp_path, "best", 1, None)
+
+
+# ------------------------------------------------------------------------------------------ writing
+
+
+def test_command_writes_the_average(files, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    main(["--inputs", ".", "--num-epoch-checkpoints", "2", "--output", "average.pt"])
+    result = load_checkpoint("average.pt")["model"]
+    torch.testing.assert_close(result["encoder.scale"], torch.tensor(0.25))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "average.pt", *(path.name for path in files),
+    ]  # fmt: skip
+    # once more, over the old result, which is no input
+    main(["--inputs", *map(str, files), "--output", "average.pt"])
+    torch.testing.assert_close(
+        load_checkpoint("average.pt")["model"]["encoder.scale"], torch.tensor(0.2)
+    )
+
+
+@pytest.mark.parametrize("place", ["save", "fsync", "replace"])
+@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("old", [None, b"the average of yesterday"])
+def test_failed_write_leaves_the_folder_as_it_was(files, tmp_path, monkeypatch, place, error, old):
+    output = tmp_path / "average.pt"
+    if old is not None:
+        output.write_bytes(old)
+
+    def fail(obj, target, *_):
+        if place == "save":
+            target.write(b"half a checkpoint")
+        raise error
+
+    monkeypatch.setattr(average.torch if place == "save" else average.os, place, fail)
+    with pytest.raises((SystemExit, KeyboardInterrupt)):
+        main(["--inputs", *map(str, files), "--output", str(output)])
+    left = {path.name for path in tmp_path.iterdir()} - {path.name for path in files}
+    assert left == (set() if old is None else {"average.pt"})
+    assert old is None or output.read_bytes() == old
+
+
+# ----------------------------------------------------------------------------- with fairseq's models
+
+
+def fairseq(folder, program, *options):
+    environment = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
+    process = subprocess.run(
+        [sys.executable, "-m", program, *map(str, options)], cwd=folder, env=environment,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stdout
+    return process.stdout
+
+
+@pytest.mark.slow
+def test_average_of_a_run_is_used_by_fairseq(tmp_path):
+    """Trained with --eval-bleu and averaged by the module's command; decoded and finetuned."""
+    data = tmp_path / "data"
+    data.mkdir()
+    dictionary = Dictionary()
+    for index in range(20):
+        dictionary.add_symbol(f"w{index}")
+    for language in ("de", "en"):
+        dictionary.save(str(data / f"dict.{language}.txt"))
+        for split in ("train", "valid"):
+            prefix = str(data / f"{split}.de-en.{language}")
+            builder = indexed_dataset.make_builder(prefix + ".bin", "mmap", len(dictionary))
+            for i in range(24):
+                builder.add_item(torch.tensor([4 + i % 20] * (1 + i % 5) + [dictionary.eos()]))
+            builder.finalize(prefix + ".idx")
+    (tmp_path / "passive_types").mkdir()
+    (tmp_path / "passive_types" / "__init__.py").write_text(
+        "from fairseq_user_dir.compat import allow_fairseq_checkpoints\n\n"
+        "allow_fairseq_checkpoints()\n"
+    )
+    training = [
+        "data", "--user-dir", "passive_types", "--task", "translation", "--cpu",
+        "--arch", "transformer_tiny", "--encoder-embed-dim", 8, "--optimizer", "adam",
+        "--lr", 0.01, "--max-tokens", 60, "--num-workers", 0, "--share-all-embeddings",
+        "--eval-bleu", "--eval-bleu-args", '{"beam": 1}',
+    ]  # fmt: skip
+    fairseq(tmp_path, "fairseq_cli.train", *training, "--max-epoch", 3, "--save-dir", "run")
+    output = fairseq(
+        tmp_path, "fairseq_user_dir.average", "--inputs", "run", "--num-epoch-checkpoints", 2,
+        "--checkpoint-upper-bound", 3, "--output", "run/average.pt",
+    )  # fmt: skip
+    assert "run/checkpoint2.pt, run/checkpoint3.pt" in output
+
+    models = [load_checkpoint(tmp_path / f"run/checkpoint{i}.pt")["model"] for i in (2, 3)]
+    result = load_checkpoint(tmp_path / "run/average.pt")
+    for key, value in result["model"].items():
+        assert torch.equal(value, exact_mean([model[key] for model in models])), key
+    last = tmp_path / "run" / "checkpoint_last.pt"
+    assert (tmp_path / "run" / "average.pt").stat().st_size < 0.6 * last.stat().st_size
+
+    output = fairseq(
+        tmp_path, "fairseq_cli.generate", "data", "--user-dir", "passive_types", "--gen-subset",
+        "valid", "--path", "run/average.pt", "--beam", 1, "--max-len-b", 5, "--cpu",
+    )  # fmt: skip
+    assert "H-23\t" in output
+    output = fairseq(
+        tmp_path, "fairseq_cli.train", *training, "--max-update", 2, "--save-dir", "tuned",
+        "--finetune-from-model", "run/average.pt",
+    )  # fmt: skip
+    assert "Loaded checkpoint run/average.pt" in output
