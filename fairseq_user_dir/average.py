@@ -126,7 +126,7 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can stop the reader anywhere, with anything
-        detail = re.search(r"WeightsUnpickler error: (.*)", str(error))
+        detail = re.search(r"WeightsUnpickler error: (.*?)(?:\. |$)", str(error), re.MULTILINE)
         reason = detail[1] if detail else f"{type(error).__name__}: {error}".splitlines()[0]
         raise ValueError(
             f"--inputs: {path} cannot be loaded ({reason}); is it a complete fairseq checkpoint?"
@@ -302,10 +302,13 @@ def save_atomically(state: Mapping[str, Any], output: str | Path) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, output)
-    except BaseException:
+    except RuntimeError as error:  # what torch.save makes of a full disk
+        raise OSError(
+            f"--output {output} cannot be written: is the disk full? ({error})"
+        ) from error
+    finally:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
-        raise
 
 
 def _check_output(output: Path, inputs: Sequence[Path]) -> None:

@@ -55,7 +55,9 @@ class Recipe:
     select: str = "best"  # or "average"
     average: int = 10  # checkpoints
     first_epoch: int = 1  # "best" considers epochs from this one on
-    keep: str = "epoch"  # checkpoints kept and averaged: "epoch" or "update" (every 5000)
+    keep: str = "epoch"  # checkpoints saved for selection: at each "epoch" or every n-th "update"
+    save_every: int = 5000  # the n of "update"
+    max_length: str = "--max-len-a 2 --max-len-b 200"  # of hypotheses; room for joined sentences
 
 
 _WMT14 = Recipe(
@@ -173,3 +175,25 @@ RECIPES: dict[str, Recipe] = {
         first_epoch=11,
     ),
 }
+
+SAMPLE_TRAINING = """--encoder-embed-dim 32 --encoder-ffn-embed-dim 64 --encoder-attention-heads 2
+    --decoder-embed-dim 32 --decoder-ffn-embed-dim 64 --decoder-attention-heads 2
+    --warmup-updates 5 --num-workers 0"""
+
+
+def sampled(recipe: Recipe) -> Recipe:
+    """The same recipe at a tiny scale: a narrow model, ten updates in two epochs, short output."""
+    return replace(
+        recipe,
+        train=f"{recipe.train} {SAMPLE_TRAINING}",
+        tokens_per_update=2000,
+        max_tokens=2000,
+        epochs=2,
+        updates=10,
+        vocab_size=100,
+        hold_out_every=10,
+        average=2,
+        first_epoch=1,
+        save_every=4,
+        max_length="--max-len-a 1 --max-len-b 10",
+    )

@@ -53,7 +53,7 @@ def versions() -> str:
 def write_csv(path: Path, results: Sequence[Result]) -> None:
     """One row per model and length: variant, seed, training seconds, length, count, metrics."""
     with writing(path) as file:
-        table = csv.writer(file)
+        table = csv.writer(file, lineterminator="\n")
         table.writerow(["variant", "seed", "train_seconds", "length", "count", *METRICS])
         for result in results:
             for label, score in result.scores.items():

@@ -69,7 +69,8 @@ def make_positions(domain: str) -> Positions:
     if domain == "text":
         return token_positions(valid_mask())
     if domain == "audio":
-        return frame_positions(FRAMES, torch.tensor([HOP, 0.02, 0.04]), max_frames=LENGTH)
+        hop = torch.tensor([HOP, 0.02, 0.04], dtype=torch.float32)
+        return frame_positions(FRAMES, hop, max_frames=LENGTH)
     return patch_positions(*GRID)
 
 

@@ -1,4 +1,4 @@
-"""Averaging: the mean, what is kept, what is chosen, what is refused, and that nothing half remains."""
+"""Averaging: the mean, what is kept, chosen and refused, and that nothing half-written remains."""
 
 import argparse
 import os
@@ -14,7 +14,6 @@ import pytest
 import torch
 from fairseq.data import Dictionary, indexed_dataset
 
-from fairseq_user_dir import average
 from fairseq_user_dir.average import (
     average_checkpoints,
     load_checkpoint,
@@ -202,9 +201,9 @@ def changed(path, source, **entries):
         ({"scale": None}, r"only one of them has encoder\.scale \(1 such.*one architecture"),
         ({"extra": torch.ones(1)}, r"only one of them has encoder\.extra"),
         ({"version": torch.ones(2)}, r"encoder\.version of .* differ: \(2,\) .* and \(1,\)"),
-        ({"scale": torch.tensor(0.1).half()}, r"encoder\.scale of .* float16 and \(\) torch\.float32"),
+        ({"scale": torch.tensor(0.1).half()}, r"encoder\.scale of .* 16 and \(\) torch\.float32"),
         ({"scale": torch.tensor(torch.nan)}, r"encoder\.scale holds NaN .*leave the file out"),
-        ({"counts": torch.tensor([470049, 1])}, r"encoder\.counts of .* differ, .*int64.* same data"),
+        ({"counts": torch.tensor([470049, 1])}, r"encoder\.counts of .* differ, .* same data"),
         ({"mask": torch.tensor([True, True])}, r"encoder\.mask of .* differ"),
         ({"mask": "text"}, r"encoder\.mask of .* no tensors"),
     ],
@@ -219,7 +218,7 @@ def test_models_that_have_no_mean(files, tmp_path, entries, message):
 @pytest.mark.parametrize(
     ("ours", "theirs", "message"),
     [
-        ({"position_max_global_shift": 5.0}, {"position_max_global_shift": 8.0}, "shift: 8.0 and 5.0"),
+        ({"position_max_offset": 5}, {"position_max_offset": 8}, "position_max_offset: 8 and 5"),
         ({}, {"position_embedding": "x"}, "position_embedding: x and unset"),
     ],
 )  # fmt: skip
@@ -247,7 +246,9 @@ def test_files_that_cannot_be_read(files, tmp_path):
     with pytest.raises(ValueError, match=r"list\.pt has no entry 'model'"):
         average_checkpoints([tmp_path / "list.pt"])
     torch.save({"model": {}, "evil": subprocess.Popen}, tmp_path / "evil.pt")
-    with pytest.raises(ValueError, match=r"evil\.pt cannot be loaded \(.*subprocess\.Popen"):
+    with pytest.raises(
+        ValueError, match=r"evil\.pt cannot be loaded \(.*Popen was not an allowed [^.]*\); is it"
+    ):
         average_checkpoints([tmp_path / "evil.pt"])
 
 
@@ -259,37 +260,34 @@ def test_a_file_counts_once(files, tmp_path):
         average_checkpoints([])
 
 
-FOLDER = "FOLDER"
 REFUSED = {
-    "too many epochs": ([FOLDER], ["--num-epoch-checkpoints", "4"], r"holds 3 such .*checkpoint3\.pt"),
-    "bound": ([FOLDER], ["--num-epoch-checkpoints", "3", "--checkpoint-upper-bound", "2"],
+    "too many": (". --num-epoch-checkpoints 4", r"holds 3 such .*checkpoint3\.pt"),
+    "bound": (". --num-epoch-checkpoints 3 --checkpoint-upper-bound 2",
               r"holds 2 such checkpoints up to --checkpoint-upper-bound 2"),
-    "no updates": ([FOLDER], ["--num-update-checkpoints", "1"], r"holds 0 such .*none.*checkpoint1\.pt"),
-    "no best": ([FOLDER], ["--num-best-checkpoints", "1"], "holds 0 such"),
-    "zero": ([FOLDER], ["--num-epoch-checkpoints", "0"], "is 0; it must be at least 1"),
-    "two numbers": ([FOLDER], ["--num-epoch-checkpoints", "1", "--num-best-checkpoints", "1"],
-                    "not allowed with"),
-    "bound of best": ([FOLDER], ["--num-best-checkpoints", "1", "--checkpoint-upper-bound", "2"],
+    "no updates": (". --num-update-checkpoints 1", r"holds 0 such .*none.*checkpoint1\.pt"),
+    "no best": (". --num-best-checkpoints 1", "holds 0 such"),
+    "zero": (". --num-epoch-checkpoints 0", "is 0; it must be at least 1"),
+    "two": (". --num-epoch-checkpoints 1 --num-best-checkpoints 1", "not allowed with"),
+    "bound of best": (". --num-best-checkpoints 1 --checkpoint-upper-bound 2",
                       "cannot go with --num-best-checkpoints"),
-    "bound alone": (["checkpoint1.pt"], ["--checkpoint-upper-bound", "2"], "bounds nothing here"),
-    "folder alone": ([FOLDER], [], r"is a folder; add --num-epoch-checkpoints.*checkpoint1\.pt"),
-    "number of files": (["checkpoint1.pt"], ["--num-epoch-checkpoints", "1"], "chooses from one folder"),
-    "number of nothing": (["missing"], ["--num-epoch-checkpoints", "1"], "one folder that exists"),
-    "missing file": (["checkpoint1.pt", "checkpoint7.pt"], [], r"no checkpoint at .*checkpoint7\.pt"),
-    "output is input": (["checkpoint1.pt"], ["--output", "checkpoint1.pt"], "never overwritten"),
-    "output in no folder": (["checkpoint1.pt"], ["--output", "no/avg.pt"], "does not exist; create it"),
-    "output is folder": (["checkpoint1.pt"], ["--output", "."], r"is a folder; name a file"),
+    "bound alone": ("checkpoint1.pt --checkpoint-upper-bound 2", "bounds nothing here"),
+    "folder alone": (".", r"is a folder; add --num-epoch-checkpoints.*checkpoint1\.pt"),
+    "number of files": ("checkpoint1.pt --num-epoch-checkpoints 1", "chooses from one folder"),
+    "number of nothing": ("missing --num-epoch-checkpoints 1", "one folder that exists"),
+    "missing": ("checkpoint1.pt checkpoint7.pt", r"no checkpoint at .*checkpoint7\.pt"),
+    "output is input": ("checkpoint1.pt --output checkpoint1.pt", "never overwritten"),
+    "output in no folder": ("checkpoint1.pt --output no/avg.pt", "does not exist; create it"),
+    "output is folder": ("checkpoint1.pt --output .", "is a folder; name a file"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("inputs", "options", "message"), REFUSED.values(), ids=REFUSED)
-def test_command_refuses(files, tmp_path, monkeypatch, capsys, inputs, options, message):
+@pytest.mark.parametrize(("options", "message"), REFUSED.values(), ids=REFUSED)
+def test_command_refuses(files, tmp_path, monkeypatch, capsys, options, message):
     monkeypatch.chdir(tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    inputs = ["." if name is FOLDER else name for name in inputs]
     output = [] if "--output" in options else ["--output", "average.pt"]
     with pytest.raises(SystemExit) as stop:
-        main(["--inputs", *inputs, *options, *output])
+        main(["--inputs", *options.split(), *output])
     assert stop.value.code == 2
     error = capsys.readouterr().err
     assert re.search(message, error.split("error: ")[1]), error
@@ -311,7 +309,7 @@ def test_command_writes_the_average(files, tmp_path, monkeypatch):
     result = load_checkpoint("average.pt")["model"]
     torch.testing.assert_close(result["encoder.scale"], torch.tensor(0.25))
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "average.pt", *(path.name for path in files),
+        "average.pt", *names(files),
     ]  # fmt: skip
     # once more, over the old result, which is no input
     main(["--inputs", *map(str, files), "--output", "average.pt"])
@@ -321,27 +319,27 @@ def test_command_writes_the_average(files, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("place", ["save", "fsync", "replace"])
-@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("error", [OSError("full"), RuntimeError("full"), KeyboardInterrupt()])
 @pytest.mark.parametrize("old", [None, b"the average of yesterday"])
 def test_failed_write_leaves_the_folder_as_it_was(files, tmp_path, monkeypatch, place, error, old):
     output = tmp_path / "average.pt"
     if old is not None:
         output.write_bytes(old)
 
-    def fail(obj, target, *_):
+    def fail(*arguments):
         if place == "save":
-            target.write(b"half a checkpoint")
+            arguments[1].write(b"half a checkpoint")
         raise error
 
-    monkeypatch.setattr(average.torch if place == "save" else average.os, place, fail)
+    monkeypatch.setattr(torch if place == "save" else os, place, fail)
     with pytest.raises((SystemExit, KeyboardInterrupt)):
         main(["--inputs", *map(str, files), "--output", str(output)])
-    left = {path.name for path in tmp_path.iterdir()} - {path.name for path in files}
+    left = {path.name for path in tmp_path.iterdir()} - set(names(files))
     assert left == (set() if old is None else {"average.pt"})
     assert old is None or output.read_bytes() == old
 
 
-# ----------------------------------------------------------------------------- with fairseq's models
+# -------------------------------------------------------------------------- with fairseq's models
 
 
 def fairseq(folder, program, *options):

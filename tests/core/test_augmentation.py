@@ -1,0 +1,346 @@
+"""Drawing and applying of augmentation: ranges reached and never left, the log-uniform scale, what
+is shared and what is independent, order kept by local shifts, the order of operations, the
+appendix's numpy code under injected draws, and nothing drawn where nothing is to be drawn."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from cape_plugins import (
+    Draw,
+    PositionConfig,
+    Sinusoid,
+    augment,
+    coordinate_positions,
+    draw_global,
+    draw_local,
+    frame_positions,
+    patch_positions,
+    token_positions,
+)
+from cape_plugins.config import DOMAINS
+from tests.core.support import (
+    FRAMES,
+    default_dtype,
+    make_positions,
+    random_numbers_untouched,
+    valid_mask,
+)
+from tests.reference import appendix_a
+
+MANY = 4000
+ALMOST_ONE = 1.0 - 2.0**-24  # the largest number that torch.rand returns in float32
+
+
+def extreme_rand(value):
+    """A torch.rand that returns its smallest or largest number."""
+    return lambda shape, dtype, **_: torch.full(shape, value, dtype=dtype)
+
+
+def distance_to_uniform(sample, low, high):
+    """Kolmogorov-Smirnov distance; 1.63 / sqrt(n) is exceeded by chance once in a hundred."""
+    ordered = np.sort((np.asarray(sample) - low) / (high - low))
+    n = len(ordered)
+    above, below = np.arange(1, n + 1) / n, np.arange(n) / n
+    return max(np.abs(above - ordered).max(), np.abs(ordered - below).max())
+
+
+# ---- drawing: distributions ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_shift_is_uniform_between_the_half_widths(domain):
+    width = PositionConfig("cape", domain).max_global_shift
+    shift = draw_global(MANY, max_global_shift=width).shift.flatten()
+    bound = 1.63 / math.sqrt(MANY)
+    assert distance_to_uniform(shift, -2 * width, 2 * width) > bound  # twice the width is noticed
+    assert distance_to_uniform(shift, 0, 2 * width) > bound  # so is one side only
+    assert distance_to_uniform(shift, -width, width) < bound
+    assert shift.abs().max() > 0.99 * width
+
+
+def test_scale_is_log_uniform_with_median_one():
+    largest = 1.4
+    scale = draw_global(MANY, max_global_scale=largest).scale.flatten()
+    bound = 1.63 / math.sqrt(MANY)
+    log_largest = math.log(largest)
+    released = 0.7 + 0.7 * torch.rand(MANY)  # plain uniform, as in the released code
+    assert distance_to_uniform(released.log(), -log_largest, log_largest) > bound
+    assert distance_to_uniform(scale.log(), -log_largest, log_largest) < bound
+    assert scale.median().item() == pytest.approx(1.0, abs=0.02)
+    assert scale.min() < 1.01 / largest
+    assert scale.max() > 0.99 * largest
+
+
+@pytest.mark.parametrize("largest", [1, 3, 500])
+def test_offsets_are_integers_from_zero_to_the_maximum_inclusive(largest):
+    offset = draw_global(MANY, max_offset=largest).shift
+    assert offset.dtype == torch.float32
+    assert torch.equal(offset, offset.round())
+    counts = torch.bincount(offset.flatten().long())
+    assert len(counts) == largest + 1  # the largest is reached, nothing beyond
+    assert counts[0] > 0
+    expected = MANY / (largest + 1)
+    chi_square = ((counts - expected) ** 2 / expected).sum().item()
+    assert chi_square < largest + 4 * math.sqrt(2 * largest)
+
+
+@pytest.mark.parametrize("unit", [0.0, 0.5, ALMOST_ONE])
+@pytest.mark.parametrize("width", [5.0, 0.1, 30.0, 0.5])
+def test_extreme_random_numbers_stay_in_range(monkeypatch, unit, width):
+    monkeypatch.setattr(torch, "rand", extreme_rand(unit))
+    draw = draw_global(2, 2, max_global_shift=width, max_global_scale=1 + width)
+    expected = {0.0: -1.0, 0.5: 0.0, ALMOST_ONE: 1.0}[unit]
+    torch.testing.assert_close(draw.shift, torch.full((2, 1, 2), expected * width))
+    torch.testing.assert_close(draw.scale, torch.full((2, 1, 1), (1 + width) ** expected))
+    assert draw.shift.abs().max() <= width * (1 + 1e-6)
+    local = draw_local(torch.zeros(2, 3, 1), 0.03, 0.5)
+    torch.testing.assert_close(local, torch.full((2, 3, 1), expected * 0.015))
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_local_shift_is_uniform_within_half_a_step(domain):
+    positions = make_positions(domain)
+    local = draw_local(positions.coords, positions.step, 0.5, MANY if domain == "image" else None)
+    if domain != "image":
+        coords = positions.coords.repeat(MANY // 3, 1, 1)
+        step = positions.step
+        step = step.repeat(MANY // 3, 1, 1) if isinstance(step, torch.Tensor) else step
+        local = draw_local(coords, step, 0.5) / step
+    else:
+        local = local / positions.step
+    assert local.abs().max() <= 0.5
+    assert distance_to_uniform(local.flatten()[:MANY], -0.5, 0.5) < 1.63 / math.sqrt(MANY)
+
+
+# ---- drawing: what is shared ---------------------------------------------------------------------
+
+
+def test_one_draw_for_each_sample_and_axis_and_one_scale_for_both_axes():
+    draw = draw_global(MANY, 2, max_global_shift=0.5, max_global_scale=1.4)
+    assert draw.shift.shape == (MANY, 1, 2)
+    assert draw.scale.shape == (MANY, 1, 1)
+    for values in (draw.shift[..., 0], draw.shift[..., 1], draw.scale):
+        assert values.unique().numel() > 0.99 * MANY  # samples differ
+    x, y, scale = draw.shift[:, 0, 0], draw.shift[:, 0, 1], draw.scale[:, 0, 0]
+    correlation = torch.corrcoef(torch.stack((x, y, scale)))
+    assert (correlation - torch.eye(3)).abs().max() < 4 / math.sqrt(MANY)
+
+
+def test_local_shifts_are_independent_for_positions_samples_axes_and_calls():
+    coords = torch.zeros(50, 20, 2)
+    first, second = draw_local(coords, 1.0, 0.5), draw_local(coords, 1.0, 0.5)
+    assert torch.cat((first, second)).unique().numel() > 0.99 * 4000
+    pairs = {
+        "calls": (first, second),
+        "positions": (first[:, 1:], first[:, :-1]),
+        "samples": (first[1:], first[:-1]),
+        "axes": (first[..., 0], first[..., 1]),
+    }
+    for name, (a, b) in pairs.items():
+        correlation = torch.corrcoef(torch.stack((a.flatten(), b.flatten())))[0, 1]
+        assert abs(correlation) < 4 / math.sqrt(a.numel()), name
+
+
+def test_shared_coordinates_get_local_shifts_for_each_sample():
+    positions = patch_positions(2, 3)
+    local = draw_local(positions.coords, positions.step, 0.5, batch_size=4)
+    assert local.shape == (4, 6, 2)
+    assert local.unique().numel() == local.numel()
+
+
+# ---- drawing: randomness -------------------------------------------------------------------------
+
+
+def test_nothing_is_drawn_where_all_maxima_are_off():
+    with pytest.raises(AssertionError), random_numbers_untouched():
+        torch.rand(1)
+    with random_numbers_untouched():
+        assert draw_global(3) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "maxima", [{"max_global_shift": 5.0}, {"max_offset": 9}, {"max_global_scale": 1.4}]
+)
+def test_only_what_is_switched_on_is_drawn(maxima):
+    draw = draw_global(2, **maxima)
+    assert (draw.scale is None) == ("max_global_scale" not in maxima)
+    assert (draw.shift is None) == ("max_global_scale" in maxima)
+
+
+def test_a_generator_reproduces_and_leaves_the_global_one_alone():
+    maxima = {"max_global_shift": 5.0, "max_global_scale": 1.4}
+    with random_numbers_untouched():
+        first, second, other = (
+            draw_global(3, **maxima, generator=torch.Generator().manual_seed(seed))
+            for seed in (1, 1, 2)
+        )
+        offset = draw_global(3, max_offset=9, generator=torch.Generator().manual_seed(1))
+        local = draw_local(torch.zeros(1, 9, 1), 1.0, 0.5, generator=torch.Generator())
+    assert torch.equal(first.shift, second.shift)
+    assert torch.equal(first.scale, second.scale)
+    assert not torch.equal(first.shift, other.shift)
+    assert offset.shift.shape == (3, 1, 1)
+    assert local.unique().numel() == 9
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_draws_are_float32_whatever_the_default_or_autocast(dtype):
+    with default_dtype(dtype), torch.autocast("cpu", torch.bfloat16):
+        draw = draw_global(200, 2, max_global_shift=5.0, max_global_scale=1.4, max_offset=9)
+        local = draw_local(torch.zeros(2, 3, 1, dtype=torch.float32), 1.0, 0.5)
+    assert draw.shift.dtype == draw.scale.dtype == local.dtype == torch.float32
+    assert draw.shift.unique().numel() > 390  # bfloat16 has 256 numbers between two powers of two
+
+
+# ---- order of positions --------------------------------------------------------------------------
+
+
+def least_distances(positions, local):
+    """Smallest distance between neighbours along each axis, as multiples of the step."""
+    moved = augment(positions.coords, local_shift=local)
+    if positions.coords.shape[-1] == 1:
+        return [((moved[:, 1:] - moved[:, :-1]) / positions.step).min().item()]
+    grid = moved.unflatten(1, (3, 5))
+    across = (grid[:, :, 1:, 0] - grid[:, :, :-1, 0]).min() / positions.step[0]
+    down = (grid[:, 1:, :, 1] - grid[:, :-1, :, 1]).min() / positions.step[1]
+    return [across.item(), down.item()]
+
+
+ORDERED = {
+    "text": lambda: token_positions(torch.ones(100, 40, dtype=torch.bool), 1.0, 2.0),
+    "audio": lambda: frame_positions(
+        torch.full((100,), 40), torch.rand(100) * 0.05 + 0.01, torch.rand(100)
+    ),
+    "image": lambda: patch_positions(3, 5),
+}
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_local_shifts_of_half_a_step_keep_the_order(domain):
+    positions = ORDERED[domain]()
+    draw = [draw_local(positions.coords, positions.step, width, 400) for width in (0.5, 0.75)]
+    if domain != "image":
+        draw = [local[:100] for local in draw]
+    assert min(least_distances(positions, draw[1])) < -0.1  # three quarters of a step do not
+    for distance in least_distances(positions, draw[0]):
+        assert 0 < distance < 0.25
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_the_worst_local_shifts_keep_the_order(domain):
+    positions = ORDERED[domain]()
+    place = torch.arange(positions.coords.shape[1])
+    if domain == "image":
+        alternating = torch.stack(((place % 5) % 2, (place // 5) % 2), dim=1)
+    else:
+        alternating = (place % 2)[:, None]
+    worst = (0.5 - alternating.float())[None] * positions.step
+    assert min(least_distances(positions, worst)) >= -1e-4
+
+
+# ---- applying ------------------------------------------------------------------------------------
+
+
+def test_order_of_operations_by_hand():
+    coords = torch.tensor([[[0.0], [2.0]]])
+    draw = Draw(torch.tensor([[[10.0]]]), torch.tensor([[[2.0]]]))
+    local = torch.tensor([[[0.25], [-0.5]]])
+    result = augment(coords, mean_normalize=True, draw=draw, local_shift=local)
+    assert result.flatten().tolist() == [
+        18.5,
+        21.0,
+    ]  # (0 - 1 + 10 + .25) * 2, (2 - 1 + 10 - .5) * 2
+    assert coords.flatten().tolist() == [0.0, 2.0]  # the argument is left alone
+
+
+def test_the_mean_is_taken_over_valid_positions():
+    coords = torch.tensor([[[0.0], [1.0], [5.0], [90.0]]]).repeat(2, 1, 1)
+    valid = torch.tensor([[True, True, True, False], [False, True, False, False]])
+    result = augment(coords, valid, mean_normalize=True)
+    torch.testing.assert_close(result[0, :3, 0], torch.tensor([-2.0, -1.0, 3.0]))
+    assert result[1, 1, 0] == 0
+    torch.testing.assert_close(augment(coords, mean_normalize=True).mean(1), torch.zeros(2, 1))
+
+
+def test_a_row_of_padding_only_gives_no_nan():
+    coords = torch.arange(3.0)[None, :, None].repeat(2, 1, 1)
+    valid = torch.tensor([[False] * 3, [True] * 3])
+    assert (coords * valid[..., None]).sum(1).div(valid.sum(1, keepdim=True)).isnan().any()
+    assert augment(coords, valid, mean_normalize=True).isfinite().all()
+
+
+def test_audio_is_centred_and_that_undoes_the_first_centre():
+    hop = torch.tensor([0.03, 0.02, 0.04])
+    early, late = (frame_positions(FRAMES, hop, first) for first in (0.0, 7.0))
+    a, b = (augment(p.coords, p.valid, mean_normalize=True) for p in (early, late))
+    torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
+
+
+# ---- the appendix --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("mean_normalize", [False, True])
+@pytest.mark.parametrize("domain", ["text", "audio"])
+def test_parity_with_the_appendix_in_one_dimension(domain, mean_normalize, left):
+    rng = np.random.default_rng(3)
+    valid = valid_mask(left=left)
+    raw = rng.uniform(0, 50, valid.shape)
+    shift, log_scale = rng.uniform(-30, 30, 3), rng.uniform(-0.3, 0.3, 3)
+    local = rng.uniform(-0.5, 0.5, valid.shape)
+    padded = np.where(valid.numpy(), raw, np.nan)
+    factor = {"text": 1.0, "audio": 30.0}[domain]
+    expected = appendix_a.augment_positions_1d(padded, mean_normalize, shift, local, log_scale)
+    embedding = appendix_a.sinusoids_1d(expected, 8, factor)
+
+    def tensor(array, *shape):
+        return torch.tensor(array, dtype=torch.float32).reshape(shape)
+
+    coords = augment(
+        tensor(raw, 3, 6, 1),
+        valid,
+        mean_normalize=mean_normalize,
+        draw=Draw(tensor(shift, 3, 1, 1), tensor(np.exp(log_scale), 3, 1, 1)),
+        local_shift=tensor(local, 3, 6, 1),
+    )
+    keep = valid.numpy()
+    np.testing.assert_allclose(coords[..., 0].numpy()[keep], expected[keep], rtol=1e-5, atol=1e-5)
+    actual = Sinusoid(8, domain)(coords).numpy()
+    np.testing.assert_allclose(actual[keep], embedding[keep], atol=1e-3 if factor > 1 else 1e-4)
+
+
+@pytest.mark.parametrize("size", [(3, 3), (2, 4), (4, 1), (1, 1)])
+def test_parity_with_the_appendix_in_two_dimensions(size):
+    """The appendix has angle k - 1 where Eq. 4 has k: a rotation of the plane by one radian; and
+    its channels are all cosines, then all sines."""
+    (height, width), channels, batch = size, 12, 3
+    rng = np.random.default_rng(4)
+    shift, log_scale = rng.uniform(-0.5, 0.5, (batch, 2)), rng.uniform(-0.3, 0.3, batch)
+    local = rng.uniform(-0.2, 0.2, (batch, width, height, 2))
+    expected = appendix_a.cape_2d(width, height, channels, shift, local, log_scale)
+    expected = expected.transpose(0, 2, 1, 3).reshape(batch, height * width, channels)
+    by_row = local.transpose(0, 2, 1, 3).reshape(batch, height * width, 2)
+    coords = augment(
+        patch_positions(height, width).coords,
+        draw=Draw(
+            torch.tensor(shift[:, None]).float(),
+            torch.tensor(np.exp(log_scale)).float()[:, None, None],
+        ),
+        local_shift=torch.tensor(by_row).float(),
+    )
+    x, y = coords.unbind(-1)
+    cos, sin = math.cos(1), math.sin(1)
+    rotated = coordinate_positions(torch.stack((x * cos - y * sin, x * sin + y * cos), dim=-1))
+
+    def in_the_order_of_the_appendix(embedding):
+        return torch.cat((embedding[..., 0::2], embedding[..., 1::2]), dim=-1).numpy()
+
+    encode = Sinusoid(channels, "image")
+    unrotated = in_the_order_of_the_appendix(encode(coords))
+    if max(size) > 1:
+        assert np.abs(unrotated - expected).max() > 0.1
+    actual = in_the_order_of_the_appendix(encode(rotated.coords))
+    np.testing.assert_allclose(actual, expected, atol=1e-4)

@@ -1,0 +1,32 @@
+"""What the README shows is what the package does: the table of flags, and the torch example."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from cape_plugins.cli import main
+
+
+def _between(text: str, name: str) -> str:
+    found = re.search(rf"<!-- {name}:begin -->\n(.*?)<!-- {name}:end -->", text, re.DOTALL)
+    assert found, f"README.md has no block {name!r}"
+    return found.group(1)
+
+
+def test_table_of_flags_is_generated(repo_root: Path, capsys) -> None:
+    main(["flags"])
+    table = capsys.readouterr().out.strip()
+    assert table.count("\n") > 10
+    shown = _between((repo_root / "README.md").read_text(encoding="utf-8"), "flags").strip()
+    assert shown == table, "paste the output of `cape-plugins flags` between the flags marks"
+
+
+def test_torch_example_runs(repo_root: Path) -> None:
+    block = _between((repo_root / "README.md").read_text(encoding="utf-8"), "example")
+    code = block.replace("```python\n", "").replace("```", "")
+    names: dict = {}
+    exec(compile(code, "README.md", "exec"), names)
+    assert names["loss"].isfinite()
+    assert names["draw"].shift.shape == (8, 1, 1)
+    assert names["embed"].weight.grad.abs().sum() > 0
