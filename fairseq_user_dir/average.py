@@ -275,7 +275,7 @@ def _mean(value: Any, total: Tensor | None, count: int) -> Any:
 
 
 def _share_again(model: Mapping[str, Any], means: dict[str, Any]) -> dict[str, Any]:
-    """Let entries share memory that shared it in the file, unless their means differ."""
+    """Entries that shared memory in the file share it again, unless their means differ."""
     owners: dict[tuple[Any, ...], str] = {}
     for key, value in model.items():
         if not isinstance(value, Tensor) or value.numel() == 0:
@@ -303,9 +303,7 @@ def save_atomically(state: Mapping[str, Any], output: str | Path) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, output)
     except RuntimeError as error:  # what torch.save makes of a full disk
-        raise OSError(
-            f"--output {output} cannot be written: is the disk full? ({error})"
-        ) from error
+        raise OSError(f"--output {output} cannot be written; disk full? ({error})") from error
     finally:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()

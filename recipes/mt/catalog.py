@@ -12,7 +12,10 @@ from dataclasses import dataclass, field, replace
 ADAM = "--optimizer adam --adam-eps 1e-8 --clip-norm 0"
 INVERSE_SQRT = "--lr-scheduler inverse_sqrt --warmup-init-lr 1e-7 --stop-min-lr 1e-9"
 LOSS = "--criterion label_smoothed_cross_entropy --label-smoothing 0.1"
-_COMMON = f"{ADAM} {INVERSE_SQRT} {LOSS} --share-all-embeddings --attention-dropout 0.1"
+_COMMON = (
+    f"{ADAM} {INVERSE_SQRT} {LOSS} --share-all-embeddings --attention-dropout 0.1"
+    " --skip-invalid-size-inputs-valid-test"
+)
 
 # Options of the types where the papers' differ from the defaults of this package. relpos: "covers
 # the training data", CAPE section 5.3; SHAPE uses 16 for it.
@@ -190,7 +193,7 @@ def sampled(recipe: Recipe) -> Recipe:
         max_tokens=2000,
         epochs=2,
         updates=10,
-        vocab_size=100,
+        vocab_size=400,
         hold_out_every=10,
         average=2,
         first_epoch=1,

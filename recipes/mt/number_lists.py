@@ -88,7 +88,7 @@ def write_number_lists(
     sizes: dict[str, int] = SPLIT_SIZES,
     languages: tuple[str, str] = LANGUAGES,
 ) -> None:
-    """Write ``{train,valid,test}.{language}``, and ``test.group``: the lengths of the test lists."""
+    """Write ``{train,valid,test}.{language}``, and in ``test.group`` the lengths of the lists."""
     splits = make_number_lists(seed, sizes)
     for split, lists in splits.items():
         for language in languages:

@@ -98,6 +98,8 @@ def settle_recipe(args: argparse.Namespace) -> Recipe:
         "first_epoch": args.first_epoch,
         "average": args.average,
     }
+    if args.select == "best":
+        changes["keep"] = "epoch"
     return replace(recipe, **{name: value for name, value in changes.items() if value is not None})
 
 
@@ -114,7 +116,7 @@ def train_flags(recipe: Recipe, position: str, devices: int) -> list[str]:
         schedule += f" --keep-interval-updates {recipe.average}"
     elif recipe.select == "average":
         schedule += f" --keep-last-epochs {recipe.average}"
-    else:
+    elif recipe.epochs:
         schedule += f" --keep-last-epochs {recipe.epochs - recipe.first_epoch + 1}"
     options = recipe.positions.get(position, "")
     position_flags = f"--position-embedding {position} {options}"

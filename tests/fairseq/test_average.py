@@ -84,9 +84,8 @@ def test_mean_is_exact(tmp_path, dtype):
         if value.is_floating_point():
             expected = exact_mean([model[key] for model in models])
             assert value.dtype == expected.dtype
-            torch.testing.assert_close(
-                value, expected, atol=0, rtol=1e-15 if dtype == torch.float64 else 0
-            )
+            tolerance = 1e-14 if dtype == torch.float64 else 0
+            torch.testing.assert_close(value, expected, atol=0, rtol=tolerance)
     shuffled = average_checkpoints(paths[::-1])["model"]
     if dtype != torch.float64:
         assert all(torch.equal(result[key], shuffled[key]) for key in result if "num_b" not in key)
@@ -135,9 +134,7 @@ def test_old_checkpoints_with_args_instead_of_cfg(tmp_path):
         paths.append(tmp_path / f"{i}.pt")
         torch.save(state, paths[-1])
     assert average_checkpoints(paths[:1])["args"].position_embedding == "x"
-    with pytest.raises(
-        ValueError, match="position_embedding: xx and x;|position_embedding: xx and x"
-    ):
+    with pytest.raises(ValueError, match="position_embedding: xx and x"):
         average_checkpoints(paths)
 
 
@@ -201,7 +198,7 @@ def changed(path, source, **entries):
         ({"scale": None}, r"only one of them has encoder\.scale \(1 such.*one architecture"),
         ({"extra": torch.ones(1)}, r"only one of them has encoder\.extra"),
         ({"version": torch.ones(2)}, r"encoder\.version of .* differ: \(2,\) .* and \(1,\)"),
-        ({"scale": torch.tensor(0.1).half()}, r"encoder\.scale of .* 16 and \(\) torch\.float32"),
+        ({"scale": torch.tensor(0.1).half()}, r"encoder\.scale of .*16 and \(\) torch\.float32"),
         ({"scale": torch.tensor(torch.nan)}, r"encoder\.scale holds NaN .*leave the file out"),
         ({"counts": torch.tensor([470049, 1])}, r"encoder\.counts of .* differ, .* same data"),
         ({"mask": torch.tensor([True, True])}, r"encoder\.mask of .* differ"),
@@ -398,8 +395,6 @@ def test_average_of_a_run_is_used_by_fairseq(tmp_path):
         "valid", "--path", "run/average.pt", "--beam", 1, "--max-len-b", 5, "--cpu",
     )  # fmt: skip
     assert "H-23\t" in output
-    output = fairseq(
-        tmp_path, "fairseq_cli.train", *training, "--max-update", 2, "--save-dir", "tuned",
-        "--finetune-from-model", "run/average.pt",
-    )  # fmt: skip
+    tuning = ["--max-update", 2, "--save-dir", "tuned", "--finetune-from-model", "run/average.pt"]
+    output = fairseq(tmp_path, "fairseq_cli.train", *training, *tuning)
     assert "Loaded checkpoint run/average.pt" in output

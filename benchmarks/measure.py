@@ -1,0 +1,219 @@
+"""Time as ratios within one run, memory as the peak of one process, and the machine.
+
+A time in seconds says more about the machine than about the code. So the variants of a benchmark
+take turns: each round runs all of them once in random order, the reference among them, and a ratio
+is taken within a round. The reference takes part twice; the ratio of the second to the first, the
+control, would be 1 on a perfect machine and shows how far the others can be trusted.
+"""
+
+import ctypes
+import gc
+import multiprocessing
+import os
+import platform
+import random
+import sys
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+CONTROL = "(control)"
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+PACKAGES = ("torch", "fairseq-fixed", "numpy")
+MIN_ROUNDS, MAX_ROUNDS = 5, 500
+
+Step = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the command line decides.
+
+    Attributes:
+        device: "cpu" or "cuda".
+        dtype: Of parameters and activations.
+        quick: Small models and few rounds: shows that the programs run, not what things cost.
+        clock: "wall", or "cpu" (CPU seconds of all threads) on a machine that does other work.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    quick: bool = False
+    clock: str = "wall"
+
+    def seconds(self, full: float) -> float:
+        """Time to spend on one group of variants: `full`, or next to nothing."""
+        return 0.0 if self.quick else full
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Time of one variant.
+
+    Attributes:
+        milliseconds: Median over the rounds.
+        ratio: Median over the rounds of its time by that of the reference in the same round.
+        low: 95 % bootstrap interval of the ratio, lower end ...
+        high: ... and upper end.
+        rounds: How often it ran.
+    """
+
+    milliseconds: float
+    ratio: float
+    low: float
+    high: float
+    rounds: int
+
+
+def interleave(
+    steps: Mapping[str, Step], setup: Setup, seconds: float, label: str
+) -> dict[str, Timing]:
+    """Times variants in turns; see the module docstring.
+
+    Args:
+        steps: Variants by name; the first is the reference, which takes part again as control.
+        setup: Device and clock.
+        seconds: Time to spend, from which the number of rounds follows (5 to 500, 3 if quick).
+        label: For the progress bar.
+
+    Returns:
+        A timing for each variant, the control right after the reference.
+    """
+    reference = next(iter(steps))
+    control = f"{reference} {CONTROL}"
+    steps = {reference: steps[reference], control: steps[reference], **steps}
+    # twice: memory allocators and libraries settle in the first pass
+    for _ in range(2):
+        begin = time.perf_counter()
+        for step in steps.values():
+            _time(step, setup)
+        round_seconds = time.perf_counter() - begin
+    rounds = max(MIN_ROUNDS, min(MAX_ROUNDS, int(seconds / round_seconds)))
+    rounds = 3 if setup.quick else rounds
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    order, shuffle = list(steps), random.Random(0).shuffle
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in tqdm(range(rounds), label, leave=False, disable=None, unit="round"):
+            shuffle(order)
+            for name in order:
+                times[name].append(_time(steps[name], setup))
+            gc.collect()
+    finally:
+        gc.enable()
+    return {name: _timing(times[name], times[reference]) for name in steps}
+
+
+def _time(step: Step, setup: Setup) -> float:
+    clock, cuda = CLOCKS[setup.clock], setup.device.type == "cuda"
+    if cuda:
+        torch.cuda.synchronize()
+    begin = clock()
+    step()
+    if cuda:
+        torch.cuda.synchronize()
+    return clock() - begin
+
+
+def _timing(times: list[float], reference: list[float]) -> Timing:
+    ratios = np.divide(times, reference)
+    sample = np.random.default_rng(0).choice(ratios, (1000, len(ratios)))
+    low, high = np.percentile(np.median(sample, axis=1), (2.5, 97.5))
+    return Timing(1e3 * median(times), float(np.median(ratios)), low, high, len(times))
+
+
+# ---- memory --------------------------------------------------------------------------------------
+
+MEBIBYTE = 2**20
+
+
+def peak_memory(setup: Setup, make: Callable[..., Step], *args: object) -> float:
+    """MiB that one call of the step ``make(*args)`` needs at its peak, its result included.
+
+    On a CPU the step runs in a process of its own, once to warm up and once more: what is counted
+    is the growth of the resident set, so pages that were never touched do not count. On a GPU it
+    is the growth of what torch has allocated.
+
+    Args:
+        setup: Device.
+        make: Function of a module (it is sent to the process by name) that returns the step.
+        args: For `make`.
+    """
+    if setup.device.type == "cuda":
+        return _peak_cuda(make(*args)) / MEBIBYTE
+    context = multiprocessing.get_context("forkserver")  # imports torch and fairseq once
+    context.set_forkserver_preload(["benchmarks.hosts"])
+    with ProcessPoolExecutor(1, context) as process:
+        return process.submit(_peak_resident, make, args, torch.get_num_threads()).result()
+
+
+def _peak_cuda(step: Step) -> int:
+    step()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def _peak_resident(make: Callable[..., Step], args: tuple, threads: int) -> float:
+    torch.set_num_threads(threads)
+    step = make(*args)
+    step()
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what malloc keeps would hide what the next call needs
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak, proc(5)
+    before = _status("VmRSS")
+    step()
+    return (_status("VmHWM") - before) / 1024
+
+
+def _status(key: str) -> int:
+    """A line of this process's status, in KiB."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(key))
+
+
+# ---- machine -------------------------------------------------------------------------------------
+
+
+def facts(setup: Setup, command: str) -> dict[str, str]:
+    """What a reader needs to judge and repeat the numbers."""
+    cores = len(os.sched_getaffinity(0))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    machine = f"{_cpu_model()}, {cores} cores, {memory:.0f} GiB; {torch.get_num_threads()} threads"
+    if setup.device.type == "cuda":
+        machine = f"{torch.cuda.get_device_name()}; host {machine}"
+    versions = [f"Python {platform.python_version()}"]
+    for package in PACKAGES:
+        try:
+            versions.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            continue
+    return {
+        "Command": f"`{command}`",
+        "Machine": machine,
+        "Versions": ", ".join(versions),
+        "Numbers": f"{str(setup.dtype).removeprefix('torch.')}, {setup.clock} time"
+        + ("; **quick run: the numbers mean nothing**" if setup.quick else ""),
+        "Date": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
+
+
+def _cpu_model() -> str:
+    if sys.platform == "linux":
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

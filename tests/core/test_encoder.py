@@ -1,0 +1,380 @@
+"""The position encoder in use: draws are required, shared, injected and read back; zero maxima are
+bit for bit the plain sinusoid; padding, batch mates, dtype and evaluation, for every row of the
+registry and every domain."""
+
+import pytest
+import torch
+
+from cape_plugins import (
+    TYPES,
+    Draw,
+    Positions,
+    Sinusoid,
+    build_position_encoder,
+    coordinate_positions,
+    frame_positions,
+    patch_positions,
+    token_position_at,
+    token_positions,
+)
+from cape_plugins.config import DOMAINS
+from tests.core.support import (
+    ADDING,
+    BATCH,
+    DIM,
+    FRAMES,
+    LENGTHS,
+    RANDOM_TYPES,
+    SINUSOID_TYPES,
+    ZERO_MAXIMA,
+    make_encoder,
+    make_positions,
+    random_numbers_untouched,
+    reading_coords,
+    valid_mask,
+)
+
+CPU = torch.device("cpu")
+RANDOM = [(name, domain) for name in RANDOM_TYPES for domain in DOMAINS]
+SINUSOIDS = [(name, domain) for name in SINUSOID_TYPES for domain in DOMAINS]
+SILENT = [name for name, row in TYPES.items() if row.encoding == "none"]
+
+
+def test_the_registry_is_what_these_tests_expect():
+    assert set(RANDOM_TYPES) == {"shape", "cape"}
+    assert set(SINUSOID_TYPES) == set(ZERO_MAXIMA)
+    assert set(SILENT) == {"nopos", "relpos"}
+
+
+# ---- drawing -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "domain"), ADDING)
+def test_only_random_types_in_training_need_a_draw(name, domain):
+    encoder, positions = make_encoder(name, domain), make_positions(domain)
+    if encoder.config.random:
+        with pytest.raises(ValueError, match=r"draw=encoder\.draw") as error:
+            encoder(positions)
+        assert repr(name) in str(error.value)
+    else:
+        encoder(positions)
+    encoder(positions, encoder.draw(BATCH))
+    encoder.eval()(positions)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("domain", DOMAINS)
+@pytest.mark.parametrize("name", SILENT)
+def test_types_that_add_nothing_return_none(name, domain, training):
+    encoder = make_encoder(name, domain).train(training)
+    with random_numbers_untouched():
+        assert encoder(make_positions(domain), encoder.draw(BATCH)) is None
+    assert not list(encoder.parameters())
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+@pytest.mark.parametrize("name", TYPES)
+def test_evaluation_is_deterministic_and_draws_nothing(name, domain):
+    encoder, positions = make_encoder(name, domain).eval(), make_positions(domain)
+    with random_numbers_untouched():
+        assert encoder.draw(BATCH) is None
+        first, second = encoder(positions), encoder(positions)
+    assert first is second is None or torch.equal(first, second)
+
+
+@pytest.mark.parametrize(("name", "domain"), RANDOM)
+def test_training_differs_between_draws_and_samples(name, domain):
+    encoder = make_encoder(name, domain)
+    positions = make_positions(domain)._replace(valid=None)
+    first, second = (encoder(positions, encoder.draw(BATCH)) for _ in range(2))
+    assert first.shape == (BATCH, 6, DIM)
+    assert not torch.equal(first, second)
+    assert not torch.equal(first[0], first[1])
+    assert not torch.equal(first, encoder.eval()(positions).expand_as(first))
+
+
+@pytest.mark.parametrize(("name", "domain"), RANDOM)
+def test_a_generator_reproduces_a_forward(name, domain):
+    encoder, positions = make_encoder(name, domain), make_positions(domain)
+
+    def forward(seed):
+        generator = torch.Generator().manual_seed(seed)
+        draw = encoder.draw(BATCH, generator=generator)
+        return encoder(positions, draw, generator=generator)
+
+    with random_numbers_untouched():
+        first, second, other = forward(1), forward(1), forward(2)
+    assert torch.equal(first, second)
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+@pytest.mark.parametrize("width", [0.0, 3.0])
+def test_draws_have_the_shape_of_the_domain(domain, width):
+    """Also where only the local shift is on: then the draw tells the batch size."""
+    encoder = make_encoder("cape", domain, max_global_shift=width, max_global_scale=1.0)
+    draw = encoder.draw(5)
+    assert draw.shift.shape == (5, 1, 2 if domain == "image" else 1)
+    assert draw.scale is None
+    assert draw.shift.ne(0).all() == bool(width)
+    assert draw.shift.dtype == torch.float32
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_injected_draws_are_applied_as_they_are(domain):
+    encoder = reading_coords(make_encoder("cape", domain, mean_normalize=False))
+    positions = make_positions(domain)._replace(valid=None)
+    draw = encoder.draw(BATCH)
+    local = torch.randn(BATCH, *positions.coords.shape[1:])
+    expected = positions.coords + draw.shift + local
+    if draw.scale is not None:
+        expected = expected * draw.scale
+    torch.testing.assert_close(encoder(positions, draw, local), expected, atol=1e-5, rtol=1e-5)
+    again = encoder(positions, draw, torch.zeros_like(local))
+    assert torch.equal(again, encoder(positions, draw, torch.zeros_like(local)))
+    evaluated = encoder.eval()(positions, draw, local)  # injection works in evaluation, too
+    torch.testing.assert_close(evaluated, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_offsets_count_frames_not_seconds():
+    """The unit of max_offset is tokens, frames or patches."""
+    encoder = reading_coords(make_encoder("shape", "audio", max_offset=500))
+    positions = frame_positions(torch.tensor([6] * 64), torch.full((64,), 0.03))
+    moved = encoder(positions, encoder.draw(64)) - positions.coords
+    assert moved.max() <= 500 * 0.03 + 1e-4
+    torch.testing.assert_close(moved / 0.03, (moved / 0.03).round(), atol=1e-2, rtol=0)
+
+
+# ---- source and target ---------------------------------------------------------------------------
+
+
+def test_source_and_target_share_the_draw_but_not_the_local_shift():
+    encoder = reading_coords(
+        make_encoder("cape", architecture="seq2seq", source_scale=2.0, max_global_scale=1.4)
+    )
+    valid, alpha = torch.ones(50, 20, dtype=torch.bool), encoder.config.alpha
+    source, target = token_positions(valid, alpha), token_positions(valid)
+    draw, other = encoder.draw(50), encoder.draw(50)
+    assert not torch.equal(draw.shift, other.shift)
+
+    def local_shifts(positions, with_draw):
+        """What remains when alpha, shift and scale are taken away."""
+        return encoder(positions, with_draw) / draw.scale - draw.shift - positions.coords
+
+    wrong = local_shifts(source, other)
+    assert wrong.abs().max() > 1  # another draw is noticed
+    on_source, on_target = local_shifts(source, draw), local_shifts(target, draw)
+    for local in (on_source, on_target):
+        assert local.abs().max() < 0.5 + 1e-4  # and not scaled by alpha
+        assert local.abs().max() > 0.49
+    correlation = torch.corrcoef(torch.stack((on_source.flatten(), on_target.flatten())))[0, 1]
+    assert abs(correlation) < 4 / 1000**0.5
+    # the first tokens of both sides are where the draw puts them
+    quiet = torch.zeros(50, 20, 1)
+    first = [encoder(p, draw, quiet)[:, 0] for p in (source, target)]
+    assert torch.equal(*first)
+    assert torch.equal(first[0], draw.shift[:, 0] * draw.scale[:, 0])
+
+
+# ---- identities ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["cos_sin_interleaved", "sin_cos_blocks"])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_zero_maxima_equal_sinpos_bit_for_bit(domain, training, layout):
+    positions = make_positions(domain)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        results = []
+        for name, options in ZERO_MAXIMA.items():
+            encoder = make_encoder(name, domain, layout=layout, **options).to(dtype)
+            encoder.train(training)
+            assert not encoder.config.random
+            with random_numbers_untouched():
+                results.append(encoder(positions, encoder.draw(BATCH), dtype=dtype))
+        assert all(result.dtype == dtype for result in results)
+        assert all(torch.equal(result, results[0]) for result in results[1:])
+        augmented = make_encoder("cape", domain, layout=layout).train()
+        moved = augmented(positions, augmented.draw(BATCH), dtype=dtype)
+        assert not torch.equal(moved, results[0].expand_as(moved))
+
+
+@pytest.mark.parametrize("domain", ["text", "image"])
+@pytest.mark.parametrize("name", SINUSOID_TYPES)
+def test_evaluation_equals_the_exact_grid(name, domain):
+    encoder, positions = make_encoder(name, domain).eval(), make_positions(domain)
+    exact = encoder.encoding.grid(positions.grid)
+    result = encoder(positions)
+    if positions.valid is None:
+        assert torch.equal(result[0], exact)
+    for row, length in enumerate(LENGTHS if domain == "text" else ()):
+        assert torch.equal(result[row, :length], exact[:length])
+
+
+@pytest.mark.parametrize(("name", "domain"), SINUSOIDS)
+def test_known_coordinates_give_what_their_grid_gives(name, domain):
+    """Positions made by hand take the slow path and agree up to rounding of the phase."""
+    encoder, positions = make_encoder(name, domain).eval(), make_positions(domain)
+    by_hand = coordinate_positions(positions.coords, positions.valid, positions.step)
+    torch.testing.assert_close(encoder(by_hand), encoder(positions), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", SINUSOID_TYPES)
+@pytest.mark.parametrize("scale", [1.0, 1.05])
+def test_one_step_of_decoding_equals_its_row(name, scale):
+    encoder = make_encoder(name).eval()
+    whole = encoder(token_positions(torch.ones(1, 40, dtype=torch.bool), scale, 2.0))
+    for index in (0, 7, 39):
+        step = encoder(token_position_at(index, CPU, scale, 2.0))
+        assert torch.equal(step[0, 0], whole[0, index])
+
+
+# ---- padding and batches -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(("name", "domain"), ADDING)
+def test_rows_on_padding_are_zero(name, domain, training):
+    encoder, positions = make_encoder(name, domain).train(training), make_positions(domain)
+    if positions.valid is None:
+        positions = positions._replace(grid=None, valid=valid_mask())
+        if encoder.encoding.__class__ is not Sinusoid:
+            pytest.skip("a table needs the grid")
+    for dtype in (torch.float32, torch.bfloat16):
+        result = encoder(positions, encoder.draw(BATCH), dtype=dtype)
+        assert result[~positions.valid].eq(0).all()
+        assert result[positions.valid].abs().sum(-1).ne(0).all()
+
+
+@pytest.mark.parametrize("name", [name for name, domain in ADDING if domain == "text"])
+def test_left_and_right_padded_tokens_get_the_same(name):
+    encoder = make_encoder(name).eval()
+    right, left = valid_mask(), valid_mask(left=True)
+    for scale, start in ((1.0, 0.0), (1.05, 2.0)):
+        a = encoder(token_positions(right, scale, start))
+        b = encoder(token_positions(left, scale, start))
+        assert not torch.equal(a, b)
+        assert torch.equal(a[right], b[left])
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(("name", "domain"), [pair for pair in ADDING if pair[1] != "image"])
+def test_a_sample_alone_equals_the_sample_in_its_batch(name, domain, training):
+    encoder, positions = make_encoder(name, domain).train(training), make_positions(domain)
+    draw = encoder.draw(BATCH)
+    local = torch.rand(BATCH, 6, 1) if encoder.config.max_local_shift and training else None
+    batch = encoder(positions, draw, local)
+    for row, length in enumerate(LENGTHS):
+        step = positions.step
+        alone = Positions(
+            positions.coords[row : row + 1, :length],
+            positions.valid[row : row + 1, :length],
+            step[row : row + 1] if isinstance(step, torch.Tensor) else step,
+            None if positions.grid is None else positions.grid[:length],
+            None if positions.index is None else positions.index[row : row + 1, :length],
+        )
+        own = Draw(*(None if part is None else part[row : row + 1] for part in draw or ()))
+        result = encoder(alone, own, None if local is None else local[row : row + 1, :length])
+        torch.testing.assert_close(result[0], batch[row, :length], atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("domain", ["text", "audio"])
+@pytest.mark.parametrize(("name", "training"), [("cape", True), ("cape", False), ("sinpos", True)])
+def test_a_row_of_padding_only_is_zero_and_not_nan(name, domain, training):
+    encoder = make_encoder(name, domain).train(training)
+    if domain == "text":
+        positions = token_positions(valid_mask((6, 0, 2)))
+    else:
+        positions = frame_positions(torch.tensor([6, 0, 2]), torch.full((3,), 0.03))
+    result = encoder(positions, encoder.draw(3))
+    assert result.isfinite().all()
+    assert result[1].eq(0).all()
+    assert result[0].ne(0).any()
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(("name", "domain"), SINUSOIDS)
+def test_batches_that_share_coordinates_but_not_padding(name, domain, training):
+    """One hop for all audio samples, or one grid of patches with some dropped."""
+    encoder = make_encoder(name, domain).train(training)
+    if domain == "audio":
+        positions = frame_positions(FRAMES, 0.03)
+    else:
+        shared = make_positions(domain).coords[:1]
+        positions = coordinate_positions(shared, valid_mask(), 0.1)
+    assert positions.coords.shape[0] == 1
+    result = encoder(positions, encoder.draw(BATCH))
+    assert result.shape == (BATCH, 6, DIM)
+    assert result[~positions.valid].eq(0).all()
+    assert result[positions.valid].ne(0).any(-1).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"max_global_shift": 0.0, "max_global_scale": 1.0}])
+def test_images_share_coordinates_and_draw_for_each_sample(options):
+    encoder, positions = make_encoder("cape", "image", **options), patch_positions(2, 3)
+    assert positions.coords.shape[0] == 1
+    result = encoder(positions, encoder.draw(4))
+    assert result.shape == (4, 6, DIM)
+    for row in range(1, 4):
+        assert not torch.equal(result[0], result[row])
+    assert encoder.eval()(positions).shape == (1, 6, DIM)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 4), (4, 1)])
+@pytest.mark.parametrize("name", SINUSOID_TYPES)
+def test_images_of_one_row_column_or_patch(name, size):
+    encoder = make_encoder(name, "image")
+    result = encoder(patch_positions(*size), encoder.draw(2))
+    assert result.isfinite().all()
+    assert result.shape[1] == size[0] * size[1]
+
+
+# ---- precision -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shift", [-2000.0, 2000.0])
+@pytest.mark.parametrize("domain", ["text", "audio"])
+def test_half_precision_is_float32_then_cast(domain, shift, dtype):
+    encoder, positions = make_encoder("cape", domain), make_positions(domain)
+    draw = Draw(torch.full((BATCH, 1, 1), shift), None)
+    local = torch.zeros(BATCH, 6, 1)
+    rounded = positions._replace(coords=(positions.coords + shift).to(dtype).float() - shift)
+    expected = encoder(positions, draw, local)
+    lost = encoder(rounded, draw, local)
+    assert (lost - expected).abs().max() > 0.01  # half-precision positions would be wrong
+    encoder.to(dtype)
+    with torch.autocast("cpu", torch.bfloat16):
+        actual = encoder(positions, draw, local, dtype=dtype)
+    assert actual.dtype == dtype
+    assert torch.equal(actual, expected.to(dtype))
+
+
+@pytest.mark.parametrize(("name", "domain"), SINUSOIDS)
+def test_autocast_changes_nothing(name, domain):
+    encoder, positions = make_encoder(name, domain), make_positions(domain)
+    draw = encoder.draw(BATCH)
+    local = torch.rand(BATCH, 6, positions.coords.shape[-1])
+    expected = encoder(positions, draw, local)
+    with torch.autocast("cpu", torch.bfloat16):
+        actual = encoder(positions, draw, local)
+    assert actual.dtype == torch.float32
+    assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize(("name", "domain"), SINUSOIDS)
+def test_built_on_meta_and_without_state(name, domain):
+    expected = make_encoder(name, domain).eval()(make_positions(domain))
+    with torch.device("meta"):
+        encoder = make_encoder(name, domain).eval()
+    assert not encoder.state_dict()
+    assert not list(encoder.buffers())
+    assert torch.equal(encoder(make_positions(domain)), expected)
+
+
+def test_frequencies_and_layout_of_a_host_can_be_chosen():
+    config = make_encoder("cape").config
+    encoder = build_position_encoder(config, DIM, frequencies="fairseq", layout="sin_cos_blocks")
+    positions = token_positions(torch.ones(1, 5, dtype=torch.bool), start=2.0)
+    expected = Sinusoid(DIM, "fairseq", "sin_cos_blocks").grid(torch.arange(2.0, 7.0)[:, None])
+    assert torch.equal(encoder.eval()(positions)[0], expected)

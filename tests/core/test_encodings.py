@@ -1,0 +1,230 @@
+"""Sinusoids: the papers' equations by hand and against the references, fairseq's own formula bit
+for bit, layouts that are permutations of each other, shift invariance, and float32 inside whatever
+the dtype, the autocast or the device of construction."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from cape_plugins import Sinusoid
+from cape_plugins.encodings import FREQUENCIES, LAYOUTS
+from tests.core.support import default_dtype, random_numbers_untouched
+from tests.reference import appendix_a
+
+NAMES = list(FREQUENCIES)
+AXES = {name: 2 if name == "image" else 1 for name in NAMES}
+# what the coordinates of each kind reach in practice, in their unit
+REACH = {"text": 2000.0, "fairseq": 2000.0, "audio": 60.0, "image": 2.0}
+ALL = [(name, layout) for name in NAMES for layout in LAYOUTS]
+CPU = torch.device("cpu")
+
+
+def some_coords(name, batch=3, length=7):
+    return (torch.rand(batch, length, AXES[name]) * 2 - 1) * REACH[name]
+
+
+def phase_rounding(name):
+    """Bound on the error of a phase: half a unit in the last place of the largest, for each of the
+    roundings (frequency, product, sum) and axes, and of the offset pi / 2."""
+    highest = FREQUENCIES[name](64, CPU).abs().max().item()
+    return 4 * AXES[name] * REACH[name] * highest * 2.0**-24 + 1e-6
+
+
+# ---- formulas ------------------------------------------------------------------------------------
+
+
+def test_text_by_hand():
+    # K = 4: frequencies 1/100 and 1/10000; at position 100 the phases are 1 and 0.01
+    embedding = Sinusoid(4)(torch.tensor([[[100.0], [0.0]]]))
+    expected = torch.tensor([[0.5403, 0.8415, 0.99995, 0.0100], [1.0, 0.0, 1.0, 0.0]])
+    torch.testing.assert_close(embedding[0], expected, atol=1e-4, rtol=0)
+
+
+def test_audio_by_hand():
+    # 30 times as fast: phase 1 after 100 / 30 seconds
+    embedding = Sinusoid(4, "audio")(torch.tensor([[[100.0 / 30]]]))
+    expected = torch.tensor([0.5403, 0.8415, 0.99995, 0.0100])
+    torch.testing.assert_close(embedding[0, 0], expected, atol=1e-4, rtol=0)
+
+
+def test_image_by_hand():
+    # K = 4: radii sqrt(10) and 10, angles 1 and 2 rad (Eq. 4)
+    x, y = 0.25, -0.5
+    phases = [
+        math.pi * math.sqrt(10) * (math.cos(1) * x + math.sin(1) * y),
+        math.pi * 10 * (math.cos(2) * x + math.sin(2) * y),
+    ]
+    expected = [f(phase) for phase in phases for f in (math.cos, math.sin)]
+    embedding = Sinusoid(4, "image")(torch.tensor([[[x, y]]]))[0, 0]
+    torch.testing.assert_close(embedding, torch.tensor(expected), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("name", "factor"), [("text", 1.0), ("audio", 30.0)])
+@pytest.mark.parametrize("dim", [4, 6, 10, 64])
+def test_one_dimensional_sinusoids_equal_the_reference(name, factor, dim):
+    coords = some_coords(name)
+    expected = appendix_a.sinusoids_1d(coords[..., 0].double().numpy(), dim, factor)
+    for actual in (Sinusoid(dim, name)(coords), Sinusoid(dim, name).grid(coords[0])[None]):
+        part = expected[: len(actual)]
+        np.testing.assert_allclose(actual.numpy(), part, atol=phase_rounding(name))
+
+
+def test_image_sinusoids_equal_equation_three_and_four():
+    dim, coords = 10, some_coords("image").double()
+    expected = np.empty((*coords.shape[:2], dim))
+    for k in range(1, dim // 2 + 1):
+        w_x, w_y = (10 ** (2 * k / dim) * f(k) for f in (math.cos, math.sin))
+        phase = math.pi * (w_x * coords[..., 0] + w_y * coords[..., 1])
+        expected[..., 2 * k - 2], expected[..., 2 * k - 1] = phase.cos(), phase.sin()
+    actual = Sinusoid(dim, "image")(coords.float()).numpy()
+    np.testing.assert_allclose(actual, expected, atol=phase_rounding("image"))
+
+
+def fairseq_formula(rows, dim):
+    """As in fairseq's SinusoidalPositionalEmbedding.get_embedding."""
+    half_dim = dim // 2
+    emb = math.log(10000) / (half_dim - 1)
+    emb = torch.exp(torch.arange(half_dim, dtype=torch.float) * -emb)
+    emb = torch.arange(rows, dtype=torch.float).unsqueeze(1) * emb.unsqueeze(0)
+    return torch.cat([torch.sin(emb), torch.cos(emb)], dim=1).view(rows, -1)
+
+
+@pytest.mark.parametrize("dim", [4, 6, 64, 512])
+def test_fairseq_layout_is_fairseqs_table_bit_for_bit(dim):
+    table = fairseq_formula(300, dim)
+    grid = torch.arange(300.0)[:, None]
+    assert torch.equal(Sinusoid(dim, "fairseq", "sin_cos_blocks").grid(grid), table)
+    if dim > 4:
+        assert not torch.allclose(Sinusoid(dim, "text", "sin_cos_blocks").grid(grid), table)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dim", [4, 10, 768])
+def test_frequency_matrices(name, dim):
+    weights = FREQUENCIES[name](dim, CPU)
+    assert weights.shape == (AXES[name], dim // 2)
+    assert weights.dtype == torch.float32
+    size = weights.norm(dim=0)
+    falling = (size.diff() < 0).all() if name != "image" else (size.diff() > 0).all()
+    assert falling
+    last = {"text": 1e-4, "audio": 30e-4, "fairseq": 1e-4, "image": 10 * math.pi}[name]
+    torch.testing.assert_close(size[-1].item(), last, rtol=1e-4, atol=0)
+
+
+# ---- layouts -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_layouts_are_permutations(name):
+    coords, dim = some_coords(name), 10
+    interleaved, blocks = (Sinusoid(dim, name, layout)(coords) for layout in LAYOUTS)
+    order = list(range(1, dim, 2)) + list(range(0, dim, 2))  # sines, then cosines
+    assert not torch.equal(interleaved, blocks)
+    assert torch.equal(interleaved[..., order], blocks)
+
+
+@pytest.mark.parametrize(("name", "layout"), ALL)
+def test_pass_over_a_batch_equals_the_exact_grid(name, layout):
+    encode, coords = Sinusoid(64, name, layout), some_coords(name)
+    exact = torch.stack([encode.grid(rows) for rows in coords])
+    torch.testing.assert_close(encode(coords), exact, rtol=0, atol=phase_rounding(name))
+
+
+# ---- what makes it a relative embedding ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "layout"), ALL)
+def test_inner_products_depend_on_differences_only(name, layout):
+    encode, dim = Sinusoid(64, name, layout), 64
+    coords = some_coords(name, 1, 9) / 4
+    shift = some_coords(name, 5, 1) / 4
+
+    def products(points):
+        embedding = encode(points)
+        return embedding @ embedding.mT
+
+    tolerance = dim * phase_rounding(name)
+    torch.testing.assert_close(
+        products(coords + shift), products(coords).expand(5, 9, 9), rtol=0, atol=tolerance
+    )
+    scaled = products(coords * 1.4)  # a scale is no shift
+    assert (scaled - products(coords)).abs().max() > max(1.0, 10 * tolerance)
+
+
+@pytest.mark.parametrize(("name", "layout"), ALL)
+def test_every_embedding_has_the_same_length(name, layout):
+    norm = Sinusoid(64, name, layout)(some_coords(name)).norm(dim=-1)
+    torch.testing.assert_close(norm, torch.full_like(norm, math.sqrt(32)))
+
+
+# ---- precision -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "layout"), ALL)
+def test_autocast_changes_nothing(name, layout):
+    encode, coords = Sinusoid(16, name, layout), some_coords(name)
+    weights = FREQUENCIES[name](16, CPU)
+    expected, exact, phase = encode(coords), encode.grid(coords[0]), coords @ weights
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = (coords @ weights).float()
+        actual, actual_exact = encode(coords), encode.grid(coords[0])
+    assert (rounded - phase).abs().max() > 0.01  # a matmul would be rounded
+    assert actual.dtype == actual_exact.dtype == torch.float32
+    assert torch.equal(actual, expected)
+    assert torch.equal(actual_exact, exact)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("name", NAMES)
+def test_dtype_of_the_module_and_the_default_change_nothing(name, dtype):
+    coords = some_coords(name)
+    expected = Sinusoid(16, name)(coords)
+    with default_dtype(dtype):
+        actual = Sinusoid(16, name).to(dtype)(coords)
+    assert actual.dtype == torch.float32
+    assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_parameters_no_buffers_and_built_on_meta(name):
+    coords = some_coords(name)
+    with torch.device("meta"):
+        encode = Sinusoid(16, name)
+        assert nn.Linear(2, 2).weight.is_meta
+    assert not list(encode.parameters())
+    assert not list(encode.buffers())
+    assert not encode.state_dict()
+    actual = encode(coords)
+    assert actual.device.type == "cpu"
+    assert torch.equal(actual, Sinusoid(16, name)(coords))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_coordinates_are_left_alone_and_no_random_number_is_used(name):
+    coords = some_coords(name)
+    copy = coords.clone()
+    with random_numbers_untouched():
+        first, second = Sinusoid(16, name)(coords), Sinusoid(16, name)(coords)
+    assert torch.equal(first, second)
+    assert torch.equal(coords, copy)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_reach_learned_coordinates(name):
+    """Coordinates may be learned; the in-place operations must not damage their gradient."""
+    encode = Sinusoid(8, name)
+    coords = (some_coords(name, 1, 3) / REACH[name]).requires_grad_()
+    target = torch.randn(1, 3, 8)
+    (encode(coords) * target).sum().backward()
+    exact = coords.detach().clone().requires_grad_()
+    (encode.grid(exact[0]) * target[0]).sum().backward()
+    assert coords.grad.abs().max() > 0
+    torch.testing.assert_close(coords.grad, exact.grad, atol=1e-4, rtol=1e-4)
+
+
+def test_printing_names_the_settings():
+    assert "audio" in repr(Sinusoid(8, "audio"))
+    assert "interleaved=False" in repr(Sinusoid(8, layout="sin_cos_blocks"))
