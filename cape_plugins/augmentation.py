@@ -19,10 +19,12 @@ class Draw(NamedTuple):
     Attributes:
         shift: ``[B, 1, D]`` float32, added to every position of a sample; None for no shift.
         scale: ``[B, 1, 1]`` float32, then multiplies them; None for no scale.
+        offset: ``[B, 1, D]`` float32 holding integers, a shift in grid steps; None for no offset.
     """
 
     shift: Tensor | None = None
     scale: Tensor | None = None
+    offset: Tensor | None = None
 
 
 def draw_global(
@@ -43,20 +45,19 @@ def draw_global(
         max_global_shift: Half-width of the uniform shift (Eq. 5), in the unit of the positions.
         max_global_scale: Largest scale; log scale is uniform and symmetric (Eq. 7). One scale
             serves all axes (Appendix A).
-        max_offset: Largest integer offset, inclusive (SHAPE).
+        max_offset: Largest integer offset, inclusive, in grid steps (SHAPE).
         device: Device of the positions.
         generator: Source of randomness; default the global one.
     """
-    shift = scale = None
+    shift = scale = offset = None
     if max_global_shift:
         shift = _uniform((batch_size, 1, num_coords), max_global_shift, device, generator)
     if max_offset:
         shape = (batch_size, 1, num_coords)
         offset = torch.randint(max_offset + 1, shape, device=device, **_given(generator)).float()
-        shift = offset if shift is None else shift + offset
     if max_global_scale != 1.0:
         scale = _uniform((batch_size, 1, 1), math.log(max_global_scale), device, generator).exp()
-    return Draw(shift, scale)
+    return Draw(shift, scale, offset)
 
 
 def draw_local(
@@ -90,8 +91,9 @@ def augment(
     mean_normalize: bool = False,
     draw: Draw | None = None,
     local_shift: Tensor | None = None,
+    step: Tensor | float = 1.0,
 ) -> Tensor:
-    """``(coords - mean + shift + local shift) * scale`` (CAPE Appendix A).
+    """``(coords - mean + shift + offset * step + local shift) * scale`` (CAPE Appendix A).
 
     The scale comes last and multiplies the shifts too. The mean is taken over valid positions.
 
@@ -101,14 +103,15 @@ def augment(
         mean_normalize: Subtract the mean position, in evaluation as well.
         draw: What the sample shares; None for none.
         local_shift: ``[B, T, D]`` in the unit of `coords`; None for none.
+        step: Grid step, see :class:`~cape_plugins.positions.Positions`.
 
     Returns:
         ``[B, T, D]`` float32, the positions to encode.
     """
     if mean_normalize:
         coords = coords - _mean(coords, valid)
-    shift, scale = draw if draw is not None else (None, None)
-    for term in (shift, local_shift):
+    shift, scale, offset = draw or Draw()
+    for term in (shift, None if offset is None else offset * step, local_shift):
         if term is not None:
             coords = coords + term
     return coords if scale is None else coords * scale

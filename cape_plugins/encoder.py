@@ -55,7 +55,7 @@ class PositionEncoder(nn.Module):
             device=device,
             generator=generator,
         )
-        if draw == (None, None) and config.max_local_shift:
+        if all(part is None for part in draw) and config.max_local_shift:
             # tells the batch size where the samples share their coordinates
             return Draw(torch.zeros(batch_size, 1, num_coords, device=device))
         return draw
@@ -96,7 +96,7 @@ class PositionEncoder(nn.Module):
                 "call .eval() for inference."
             )
         if isinstance(self.encoding, PositionTable):
-            return _gather(self.encoding.rows(positions.grid.shape[0]), positions, dtype)
+            return _gather(_table_rows(self.encoding, positions), positions, dtype)
         if local_shift is None and self.training and config.max_local_shift:
             local_shift = draw_local(
                 positions.coords,
@@ -105,7 +105,7 @@ class PositionEncoder(nn.Module):
                 _batch_size(positions, draw),
                 generator,
             )
-        moved = draw is not None and (draw.shift is not None or draw.scale is not None)
+        moved = draw is not None and any(part is not None for part in draw)
         if positions.grid is not None and not (
             moved or local_shift is not None or config.mean_normalize
         ):
@@ -116,10 +116,14 @@ class PositionEncoder(nn.Module):
             mean_normalize=config.mean_normalize,
             draw=draw,
             local_shift=local_shift,
+            step=positions.step,
         )
         embedding = self.encoding(coords)
         if positions.valid is not None:
-            embedding.masked_fill_(~positions.valid[..., None], 0.0)
+            valid = positions.valid[..., None]
+            # in place is several times faster on a CPU than masked_fill_; padding may become -0.0
+            same = embedding.shape[0] == valid.shape[0]
+            embedding = embedding.mul_(valid) if same else embedding * valid
         return embedding.to(dtype)
 
 
@@ -151,6 +155,19 @@ def build_position_encoder(
     elif config.encoding == "table":
         encoding = PositionTable(dim, table_size, table_std)
     return PositionEncoder(config, encoding)
+
+
+def _table_rows(table: PositionTable, positions: Positions) -> Tensor:
+    """``[T, K]``, one row of the table for each row of the grid."""
+    if positions.grid is None and positions.index is None:
+        raise ValueError(
+            "a learned position table has rows for tokens, frames or patches counted from the "
+            "first, not for arbitrary coordinates; use token_positions, frame_positions or "
+            "patch_positions, or a sinusoid type."
+        )
+    if positions.patches is not None:
+        return table.resize(*positions.patches)
+    return table.rows(positions.coords.shape[1], positions.first)
 
 
 def _gather(rows: Tensor, positions: Positions, dtype: torch.dtype) -> Tensor:

@@ -168,11 +168,11 @@ class PositionTable(nn.Module):
         """For ``print(module)``."""
         return f"{self.weight.shape[1]}, size={self.size}"
 
-    def rows(self, length: int) -> Tensor:
-        """``[length, K]``: the table from its first row, wrapping around."""
-        if length <= self.weight.shape[0]:
-            return self.weight[:length]
-        row = torch.arange(length, device=self.weight.device) % self.weight.shape[0]
+    def rows(self, length: int, first: int = 0) -> Tensor:
+        """``[length, K]``: the table from row `first` on, wrapping around."""
+        if first + length <= self.weight.shape[0]:
+            return self.weight[first : first + length]
+        row = torch.arange(first, first + length, device=self.weight.device) % self.weight.shape[0]
         return F.embedding(row, self.weight)
 
     def resize(self, height: int, width: int) -> Tensor:

@@ -23,7 +23,10 @@ class Positions(NamedTuple):
             local shift: a number or a tensor that broadcasts to `coords`.
         grid: ``[T, D]`` float32, set if every coordinate is a row of one grid: row i of the grid
             is the i-th valid position. Encoding the grid once is then enough for the batch.
-        index: ``[B, T]`` int64, 1 + row of the grid, 0 on padding.
+        index: ``[B, T]`` int64, 1 + the number of valid positions before, 0 on padding; None if
+            all samples have all rows of the grid in order.
+        first: Position of row 0 of the grid, counted from the beginning of the sequence.
+        patches: (height, width) of an image in patches.
     """
 
     coords: Tensor
@@ -31,6 +34,8 @@ class Positions(NamedTuple):
     step: Tensor | float
     grid: Tensor | None = None
     index: Tensor | None = None
+    first: int = 0
+    patches: tuple[int, int] | None = None
 
 
 def token_positions(valid: Tensor, source_scale: float = 1.0, start: float = 0.0) -> Positions:
@@ -64,7 +69,7 @@ def token_position_at(
     of incremental decoding needs. Equal to column `index` of :func:`token_positions`."""
     coord = torch.full((1, 1), float(index), dtype=torch.float32, device=device)
     coord = start + source_scale * coord
-    return Positions(coord[None], None, 1.0, coord)
+    return Positions(coord[None], None, 1.0, coord, first=index)
 
 
 def frame_positions(
@@ -101,8 +106,10 @@ def frame_positions(
     step = _per_sample("seconds_per_frame", seconds_per_frame, batch, num_frames.device)
     first = _per_sample("first_frame_center", first_frame_center, batch, num_frames.device)
     coords = first + step * frame[None, :, None]
-    valid = torch.arange(length, device=num_frames.device)[None] < num_frames[:, None]
-    return Positions(coords, valid, step)
+    index = torch.arange(1, length + 1, device=num_frames.device)
+    valid = index <= num_frames[:, None]
+    grid = coords[0] if coords.shape[0] == 1 else None  # all samples have the same frame times
+    return Positions(coords, valid, step, grid, index * valid)
 
 
 def patch_positions(
@@ -134,8 +141,8 @@ def patch_positions(
             )
     x, y = (_axis(size, device) for size in (width, height))
     grid = gamma * torch.stack((x.repeat(height), y.repeat_interleave(width)), dim=1)
-    step = gamma * torch.tensor([2.0 / width, 2.0 / height], device=device)
-    return Positions(grid[None], None, step, grid)
+    step = gamma * torch.tensor([2.0 / width, 2.0 / height], dtype=torch.float32, device=device)
+    return Positions(grid[None], None, step, grid, patches=(height, width))
 
 
 def coordinate_positions(
@@ -168,8 +175,8 @@ def coordinate_positions(
 
 def _axis(size: int, device: torch.device | str | None) -> Tensor:
     if size == 1:
-        return torch.zeros(1, device=device)
-    return torch.linspace(-1.0, 1.0, size, device=device)
+        return torch.zeros(1, dtype=torch.float32, device=device)
+    return torch.linspace(-1.0, 1.0, size, dtype=torch.float32, device=device)
 
 
 def _per_sample(name: str, value: Tensor | float, batch: int, device: torch.device) -> Tensor:

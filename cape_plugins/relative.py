@@ -199,21 +199,20 @@ def _distances(
     positions: RelativePositions, length: int, num_keys: int, query_offset: int
 ) -> tuple[int, int, int, int]:
     """Rows low .. high of the table that T queries and S keys can meet, and how many columns of
-    the ``[T, S + T - 1]`` matrix of distances lie beyond the context to the left and right.
-
-    If even the nearest distance is beyond the context, its outermost row stays in the range.
-    """
-    context = positions.context
-    smallest = -(query_offset + length - 1)
-    largest = num_keys - 1 - query_offset
-    low, high = max(smallest, -context), min(largest, context)
-    low, high = min(low, context), max(high, -context)
-    if low > high:
+    the ``[T, S + T - 1]`` matrix of distances lie beyond the context to the left and right."""
+    if not 0 <= query_offset <= num_keys - length:
         raise ValueError(
-            f"query_offset={query_offset} with {length} queries and {num_keys} keys: the queries "
-            "lie outside of the keys; allowed: 0 <= query_offset <= keys - queries."
+            f"query_offset={query_offset} is not allowed with {length} queries and {num_keys} keys; "
+            f"allowed: 0 to {num_keys - length}, because every query is one of the keys."
         )
-    return low + context, high + context + 1, low - smallest, largest - high
+    smallest, largest = -(query_offset + length - 1), num_keys - 1 - query_offset
+    low, high = max(smallest, -positions.context), min(largest, positions.context)
+    return (
+        low + positions.context,
+        high + positions.context + 1,
+        low - smallest,
+        largest - high,
+    )
 
 
 def _extend(known: Tensor, left: int, right: int, clip: bool) -> Tensor:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -27,8 +26,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from fairseq_user_dir.compat import allow_fairseq_checkpoints
-
-logger = logging.getLogger(__name__)
 
 _EPOCH_FILE = re.compile(r"checkpoint(\d+)\.pt")
 _UPDATE_FILE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
@@ -385,15 +382,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     parser = make_parser()
     args = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         inputs = _resolve_inputs(args)
         _check_output(args.output, inputs)
-        logger.info("averaging %s", ", ".join(map(str, inputs)))
+        print("averaging", ", ".join(map(str, inputs)), flush=True)
         save_atomically(average_checkpoints(inputs), args.output)
     except (ValueError, OSError) as error:
         parser.error(str(error))
-    logger.info("wrote %s", args.output)
+    print("wrote", args.output)
 
 
 if __name__ == "__main__":

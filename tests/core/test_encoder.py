@@ -17,7 +17,7 @@ from cape_plugins import (
     token_position_at,
     token_positions,
 )
-from cape_plugins.config import DOMAINS
+from cape_plugins.config import DOMAINS, options
 from tests.core.support import (
     ADDING,
     BATCH,
@@ -136,13 +136,15 @@ def test_injected_draws_are_applied_as_they_are(domain):
     torch.testing.assert_close(evaluated, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_offsets_count_frames_not_seconds():
-    """The unit of max_offset is tokens, frames or patches."""
+def test_offsets_are_in_the_unit_that_their_option_documents():
+    """Frames are 0.03 s apart: an offset of whole frames is a multiple of that, not of 1 s."""
+    unit = {row.name: row.metadata["unit"] for row in options()}["max_offset"]
+    step = 0.03 if "frames" in unit else 1.0
     encoder = reading_coords(make_encoder("shape", "audio", max_offset=500))
-    positions = frame_positions(torch.tensor([6] * 64), torch.full((64,), 0.03))
-    moved = encoder(positions, encoder.draw(64)) - positions.coords
-    assert moved.max() <= 500 * 0.03 + 1e-4
-    torch.testing.assert_close(moved / 0.03, (moved / 0.03).round(), atol=1e-2, rtol=0)
+    positions = frame_positions(torch.full((64,), 6), torch.full((64,), 0.03))
+    offset = (encoder(positions, encoder.draw(64)) - positions.coords) / step
+    assert offset.max() <= 500 + 1e-2
+    torch.testing.assert_close(offset, offset.round(), atol=1e-2, rtol=0)
 
 
 # ---- source and target ---------------------------------------------------------------------------
@@ -186,8 +188,8 @@ def test_zero_maxima_equal_sinpos_bit_for_bit(domain, training, layout):
     positions = make_positions(domain)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         results = []
-        for name, options in ZERO_MAXIMA.items():
-            encoder = make_encoder(name, domain, layout=layout, **options).to(dtype)
+        for name, zero in ZERO_MAXIMA.items():
+            encoder = make_encoder(name, domain, layout=layout, **zero).to(dtype)
             encoder.train(training)
             assert not encoder.config.random
             with random_numbers_untouched():
@@ -309,9 +311,9 @@ def test_batches_that_share_coordinates_but_not_padding(name, domain, training):
     assert result[positions.valid].ne(0).any(-1).all()
 
 
-@pytest.mark.parametrize("options", [{}, {"max_global_shift": 0.0, "max_global_scale": 1.0}])
-def test_images_share_coordinates_and_draw_for_each_sample(options):
-    encoder, positions = make_encoder("cape", "image", **options), patch_positions(2, 3)
+@pytest.mark.parametrize("changes", [{}, {"max_global_shift": 0.0, "max_global_scale": 1.0}])
+def test_images_share_coordinates_and_draw_for_each_sample(changes):
+    encoder, positions = make_encoder("cape", "image", **changes), patch_positions(2, 3)
     assert positions.coords.shape[0] == 1
     result = encoder(positions, encoder.draw(4))
     assert result.shape == (4, 6, DIM)
@@ -333,7 +335,7 @@ def test_images_of_one_row_column_or_patch(name, size):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shift", [-2000.0, 2000.0])
+@pytest.mark.parametrize("shift", [-2000.3, 2000.3])
 @pytest.mark.parametrize("domain", ["text", "audio"])
 def test_half_precision_is_float32_then_cast(domain, shift, dtype):
     encoder, positions = make_encoder("cape", domain), make_positions(domain)

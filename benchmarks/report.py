@@ -1,0 +1,146 @@
+"""Result files of a benchmark: every number (CSV), what people read (Markdown), a plot (PNG)."""
+
+import csv
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from benchmarks.measure import Setup, Timing
+
+
+@dataclass
+class Report:
+    """What a benchmark hands back.
+
+    Attributes:
+        title: Heading.
+        text: What is measured, how and what is to be reached; paragraphs of Markdown.
+        rows: Every number, one dict per row; rows may differ in their keys.
+        tables: Markdown by heading.
+        plot: Draws on an empty figure.
+    """
+
+    title: str
+    text: Sequence[str]
+    rows: list[dict[str, object]] = field(default_factory=list)
+    tables: dict[str, list[str]] = field(default_factory=dict)
+    plot: Callable | None = None
+
+    def column(self, name: str) -> list[object]:
+        """Distinct values of a column, in order of appearance."""
+        return list(dict.fromkeys(row[name] for row in self.rows if name in row))
+
+    def find(self, **values: object) -> dict[str, object]:
+        """The one row with these values."""
+        (row,) = (r for r in self.rows if all(r.get(k) == v for k, v in values.items()))
+        return row
+
+
+def timing_columns(timing: Timing) -> dict[str, object]:
+    """A timing as columns of a row."""
+    return {
+        "milliseconds": round(timing.milliseconds, 4),
+        "ratio": round(timing.ratio, 4),
+        "ratio_low": round(timing.low, 4),
+        "ratio_high": round(timing.high, 4),
+        "rounds": timing.rounds,
+    }
+
+
+def ratio_cell(row: Mapping[str, object]) -> str:
+    """A ratio with its interval, for a Markdown table."""
+    return f"{row['ratio']:.3f} ({row['ratio_low']:.3f}-{row['ratio_high']:.3f})"
+
+
+def markdown_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Lines of a table; the first column holds names, the others numbers."""
+    lines = [f"| {' | '.join(map(str, header))} |", "|---|" + "---:|" * (len(header) - 1)]
+    return lines + [f"| {' | '.join(map(str, row))} |" for row in rows]
+
+
+def ratio_tables(report: Report, x: str) -> dict[str, list[str]]:
+    """Ratios and times, variants by the values of column `x`."""
+    header = ["", *(f"{x} {value}" for value in report.column(x))]
+    tables = {}
+    for heading, cell in (
+        ("Time / time of the reference (95 % interval)", ratio_cell),
+        ("Milliseconds (median)", lambda row: f"{row['milliseconds']:.3g}"),
+    ):
+        rows = (
+            [name, *(cell(row) for row in report.rows if row["variant"] == name)]
+            for name in report.column("variant")
+        )
+        tables[heading] = markdown_table(header, rows)
+    return tables
+
+
+def write(report: Report, name: str, setup: Setup, facts: Mapping[str, str], folder: Path) -> Path:
+    """Writes ``<name>-<device>-torch<version>.{csv,md,png}`` (the dtype is in the name if it is
+    not float32) and returns the path of the Markdown file."""
+    dtype = "" if setup.dtype == torch.float32 else f"-{str(setup.dtype).removeprefix('torch.')}"
+    version = torch.__version__.partition("+")[0]
+    stem = folder / f"{name}-{setup.device.type}{dtype}-torch{version}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(f"{stem}.csv", "w", encoding="utf-8", newline="") as file:
+        columns = list(dict.fromkeys(key for row in report.rows for key in row))
+        table = csv.DictWriter(file, columns, lineterminator="\n")
+        table.writeheader()
+        table.writerows(report.rows)
+    _plot(report, f"{stem}.png")
+    lines = [f"# {report.title}", ""]
+    lines += [f"- **{key}**: {value}" for key, value in facts.items()]
+    for paragraph in report.text:
+        lines += ["", paragraph]
+    for heading, table in report.tables.items():
+        lines += ["", f"## {heading}", "", *table]
+    lines += ["", f"![plot]({stem.name}.png)"]
+    path = Path(f"{stem}.md")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def _plot(report: Report, path: str) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # needs no display
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    report.plot(figure)
+    figure.savefig(path, format="png", dpi=120)
+
+
+def plot_ratios(axes, report: Report, x: str, limit: float | None = None) -> None:
+    """Ratios with their intervals, one group of bars per value of column `x`."""
+    groups, names = report.column(x), report.column("variant")
+    width = 0.85 / len(names)
+    for number, name in enumerate(names):
+        found = [
+            (i, r)
+            for i, g in enumerate(groups)
+            for r in report.rows
+            if r.get(x) == g and r.get("variant") == name and "ratio" in r
+        ]
+        ratios = [row["ratio"] for _, row in found]
+        spread = [
+            [row["ratio"] - row["ratio_low"] for _, row in found],
+            [row["ratio_high"] - row["ratio"] for _, row in found],
+        ]
+        places = [i + (number - len(names) / 2 + 0.5) * width for i, _ in found]
+        axes.bar(
+            places,
+            ratios,
+            width,
+            yerr=spread,
+            label=name,
+            color=f"C{number % 10}",
+            hatch="//" if number >= 10 else None,
+            error_kw={"linewidth": 0.8},
+        )
+    axes.axhline(1.0, color="black", linewidth=0.8)
+    if limit is not None:
+        axes.axhline(limit, color="black", linewidth=0.8, linestyle=":", label=f"{limit}")
+    axes.set_xticks(range(len(groups)), [f"{x} {group}" for group in groups])
+    axes.set_ylabel("time / time of the reference")
+    axes.legend(fontsize="small", ncols=2)

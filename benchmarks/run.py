@@ -1,0 +1,82 @@
+"""``python -m benchmarks.run [embedding|training|relative|generation ...]``: measures and writes
+tables and plots to benchmarks/results."""
+
+import argparse
+import importlib
+import logging
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks import measure, report
+
+NAMES = ("embedding", "training", "relative", "generation")
+RESULTS = Path(__file__).parent / "results"
+QUICK_RESULTS = Path("build") / "benchmarks-quick"
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(NAMES)}; default all")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--dtype", choices=tuple(DTYPES), default="float32")
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny models, to see that everything runs"
+    )
+    parser.add_argument(
+        "--clock",
+        choices=tuple(measure.CLOCKS),
+        default="wall",
+        help="cpu: CPU seconds, for a machine that does other work (with OMP_NUM_THREADS=1)",
+    )
+    parser.add_argument(
+        "--output", type=Path, help="folder of the results; default benchmarks/results"
+    )
+    args = parser.parse_args(argv)
+    for name in args.names:
+        if name not in NAMES:
+            parser.error(f"unknown benchmark {name!r}; choose from {', '.join(NAMES)}")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch sees no GPU here; use --device cpu")
+    if args.device == "cuda" and args.clock == "cpu":
+        parser.error("--clock cpu cannot see the time of a GPU; use --clock wall")
+    if args.output is None:
+        args.output = QUICK_RESULTS if args.quick else RESULTS
+    return args
+
+
+def shown_command(name: str, args: argparse.Namespace) -> str:
+    """The command that makes one result again, without folders of this machine."""
+    words = ["python", "-m", "benchmarks.run", name]
+    for option, default in (("device", "cpu"), ("dtype", "float32"), ("clock", "wall")):
+        if getattr(args, option) != default:
+            words += [f"--{option}", getattr(args, option)]
+    if args.quick:
+        words.append("--quick")
+    threads = os.environ.get("OMP_NUM_THREADS")
+    return (
+        shlex.join(words) if threads is None else f"OMP_NUM_THREADS={threads} {shlex.join(words)}"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_arguments(sys.argv[1:] if argv is None else argv)
+    logging.disable(logging.INFO)  # fairseq logs all it builds
+    setup = measure.Setup(torch.device(args.device), DTYPES[args.dtype], args.quick, args.clock)
+    for name in args.names or NAMES:
+        begin = time.monotonic()
+        torch.manual_seed(0)
+        result = importlib.import_module(f"benchmarks.{name}").run(setup)
+        facts = measure.facts(setup, shown_command(name, args))
+        path = report.write(result, name, setup, facts, args.output)
+        print(f"{name}: {time.monotonic() - begin:.0f} s, {path}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

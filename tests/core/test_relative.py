@@ -1,0 +1,259 @@
+"""Relative attention against two slow references, the numpy loop over queries and keys and the
+T x T x d formula in torch, which has gradients: for every combination of options, with masks,
+offsets and dropout."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from cape_plugins import RelativePositions, relative, relative_attention
+from tests.reference import appendix_a
+
+BATCH, HEADS, DIM = 2, 2, 3
+QUERIES = 5
+
+# context smaller than, equal to and larger than the number of queries
+CONTEXTS = (1, 3, 5, 9)
+# (query offset, number of keys): whole sequence, incremental steps, a window inside of the keys
+CACHES = ((0, 5), (2, 7), (0, 8), (4, 12))
+OPTIONS = list(itertools.product(("clip", "zero"), (False, True), (None, HEADS)))
+
+
+def make(context, beyond="clip", values=False, heads=None):
+    return RelativePositions(context, DIM, heads, values, beyond)
+
+
+def inputs(keys=QUERIES, queries=QUERIES):
+    shapes = ((BATCH, HEADS, queries, DIM), (BATCH, HEADS, keys, DIM), (BATCH, HEADS, keys, DIM))
+    return [torch.randn(shape, requires_grad=True) for shape in shapes]
+
+
+def slow(query, key, value, positions, *, query_offset=0, mask=None, keep=None):
+    """Shaw et al. Eq. 3 and 4 with the T x S x d tensors written out.
+
+    `mask` is added to the scores, `keep` multiplies the weights (dropout).
+    """
+    row = torch.arange(key.shape[2])[None] - torch.arange(query.shape[2])[:, None] - query_offset
+    context = positions.context
+    inside = (row.abs() <= context) | torch.tensor(positions.clip)
+    row = row.clamp(-context, context) + context
+    a_key = positions.keys[:, row] * inside[..., None]  # [H or 1, T, S, d]
+    scores = torch.einsum("bhtd,bhtsd->bhts", query, key[:, :, None] + a_key)
+    scores = scores / query.shape[-1] ** 0.5
+    weights = (scores if mask is None else scores + mask).softmax(-1)
+    kept = weights if keep is None else weights * keep
+    value = value[:, :, None].expand(-1, -1, query.shape[2], -1, -1)
+    if positions.values is not None:
+        value = value + positions.values[:, row] * inside[..., None]
+    return torch.einsum("bhts,bhtsd->bhtd", kept, value), weights
+
+
+def gradients(output, tensors):
+    direction = torch.linspace(-1, 1, output.numel()).reshape(output.shape)
+    return torch.autograd.grad((output * direction).sum(), tensors)
+
+
+def assert_same(actual, expected, tensors):
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
+    pairs = zip(gradients(actual, tensors), gradients(expected, tensors), strict=True)
+    for a, b in pairs:
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+
+
+# ---- the two references --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("offset", "keys"), CACHES)
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize(("beyond", "values", "heads"), OPTIONS)
+def test_outputs_and_gradients(beyond, values, heads, context, offset, keys):
+    positions, tensors = make(context, beyond, values, heads), inputs(keys)
+    query, key, value = tensors
+    actual, weights = relative_attention(
+        query, key, value, positions, query_offset=offset, need_weights=True
+    )
+    tables = [t.detach().numpy() for t in positions.parameters()]
+    loop = appendix_a.relative_attention(
+        *(t.detach().numpy() for t in tensors),
+        *(tables if heads else (table[0] for table in tables)),
+        beyond=beyond,
+        query_offset=offset,
+    )
+    np.testing.assert_allclose(actual.detach().numpy(), loop[0], atol=1e-5)
+    np.testing.assert_allclose(weights.detach().numpy(), loop[1], atol=1e-6)
+    expected, expected_weights = slow(query, key, value, positions, query_offset=offset)
+    torch.testing.assert_close(weights, expected_weights, atol=1e-6, rtol=1e-4)
+    assert_same(actual, expected, [*tensors, *positions.parameters()])
+    without, none = relative_attention(query, key, value, positions, query_offset=offset)
+    assert none is None
+    assert torch.equal(without, actual)
+
+
+def test_options_matter_and_tables_learn():
+    """The comparison above would not notice an option that is ignored on both sides."""
+    tensors, results = inputs(8), {}
+    for beyond, values, heads in OPTIONS:
+        torch.manual_seed(1)
+        positions = make(2, beyond, values, heads)
+        output, _ = relative_attention(*tensors, positions)
+        results[beyond, values, heads] = output
+        for gradient in gradients(output, list(positions.parameters())):
+            assert gradient.ne(0).all()
+    for one, two in itertools.combinations(results, 2):
+        assert not torch.allclose(results[one], results[two]), (one, two)
+
+
+def test_zero_tables_are_plain_attention():
+    positions, tensors = make(3, values=True), inputs()
+    for table in positions.parameters():
+        torch.nn.init.zeros_(table)
+    expected = F.scaled_dot_product_attention(*tensors)
+    torch.testing.assert_close(relative_attention(*tensors, positions)[0], expected)
+
+
+def test_one_query_and_one_key():
+    positions, tensors = make(4, values=True), inputs(1, 1)
+    output, weights = relative_attention(*tensors, positions, need_weights=True)
+    assert weights.eq(1).all()
+    torch.testing.assert_close(output, tensors[2] + positions.values[:, 4])
+
+
+# ---- masks ---------------------------------------------------------------------------------------
+
+
+def causal(queries=QUERIES, keys=QUERIES):
+    return torch.ones(queries, keys).triu(1 + keys - queries).bool()
+
+
+PADDING = torch.tensor([[False] * 5, [False, False, False, True, True]])
+MASKS = {
+    "bool": {"attn_mask": causal()},
+    "float": {"attn_mask": torch.zeros(5, 5).masked_fill(causal(), float("-inf"))},
+    "bias": {"attn_mask": torch.linspace(-2, 2, 25).reshape(5, 5)},
+    "padding": {"key_padding_mask": PADDING},
+    "bool and padding": {"attn_mask": causal(), "key_padding_mask": PADDING},
+    "left padding and bias": {
+        "attn_mask": torch.linspace(-2, 2, 25).reshape(5, 5),
+        "key_padding_mask": PADDING.flip(1),
+    },
+}
+
+
+def as_addend(attn_mask=None, key_padding_mask=None):
+    total = torch.zeros(1, 1, 1, 1)
+    for mask in (attn_mask, None if key_padding_mask is None else key_padding_mask[:, None, None]):
+        if mask is not None and mask.dtype == torch.bool:
+            mask = torch.zeros(mask.shape).masked_fill(mask, float("-inf"))
+        total = total if mask is None else total + mask
+    return total
+
+
+@pytest.mark.parametrize("values", [False, True])
+@pytest.mark.parametrize("mask", MASKS)
+def test_masks(mask, values):
+    positions, tensors = make(2, values=values), inputs()
+    unmasked, _ = relative_attention(*tensors, positions)
+    actual, weights = relative_attention(*tensors, positions, **MASKS[mask], need_weights=True)
+    addend = as_addend(**MASKS[mask])
+    expected, _ = slow(*tensors, positions, mask=addend)
+    assert not torch.allclose(actual, unmasked)
+    assert_same(actual, expected, [*tensors, *positions.parameters()])
+    assert weights[addend.isinf().expand_as(weights)].eq(0).all()
+    loop = appendix_a.relative_attention(
+        *(t.detach().numpy() for t in tensors),
+        *(t[0].detach().numpy() for t in positions.parameters()),
+        allowed=~addend.isinf().numpy(),
+    )
+    if mask not in ("bias", "left padding and bias"):
+        np.testing.assert_allclose(actual.detach().numpy(), loop[0], atol=1e-5)
+
+
+def test_padding_does_not_reach_the_other_keys():
+    positions, (query, key, value) = make(2, values=True), inputs()
+    other = [torch.where(PADDING[:, None, :, None], 100.0, tensor) for tensor in (key, value)]
+    first, _ = relative_attention(query, key, value, positions, key_padding_mask=PADDING)
+    second, _ = relative_attention(query, *other, positions, key_padding_mask=PADDING)
+    torch.testing.assert_close(first, second)
+
+
+# ---- incremental decoding ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize(("beyond", "values", "heads"), OPTIONS)
+def test_a_step_equals_the_row_of_the_full_pass(beyond, values, heads, context):
+    positions, (query, key, value) = make(context, beyond, values, heads), inputs()
+    full, _ = relative_attention(query, key, value, positions, attn_mask=causal())
+    forgotten = 0.0
+    for t in range(QUERIES):
+        prefix = (query[:, :, t : t + 1], key[:, :, : t + 1], value[:, :, : t + 1], positions)
+        step, _ = relative_attention(*prefix, query_offset=t)
+        torch.testing.assert_close(step[:, :, 0], full[:, :, t], atol=1e-5, rtol=1e-4)
+        wrong, _ = relative_attention(*prefix)
+        forgotten = max(forgotten, (wrong[:, :, 0] - full[:, :, t]).abs().max().item())
+    assert forgotten > 1e-3  # a forgotten offset is noticed
+
+
+@pytest.mark.parametrize("offset", [-7, -3, -1, 3, 4, 6, 20])
+@pytest.mark.parametrize(("beyond", "values", "heads"), OPTIONS[:4])
+def test_queries_outside_of_the_keys_are_refused_or_right(beyond, values, heads, offset):
+    """Allowed are offsets 0 to keys - queries = 2; the others never give a wrong result."""
+    positions, (query, key, value) = make(1, beyond, values, heads), inputs(4, 2)
+    refusal = ""
+    try:
+        actual, _ = relative_attention(query, key, value, positions, query_offset=offset)
+    except ValueError as error:
+        refusal = str(error)
+    if refusal:
+        assert f"query_offset={offset}" in refusal
+        assert "allowed" in refusal
+    else:
+        expected, _ = slow(query, key, value, positions, query_offset=offset)
+        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
+
+
+# ---- dropout -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("values", [False, True])
+def test_dropout_drops_weights_for_content_and_positions_alike(values):
+    positions, tensors = make(2, values=values), inputs()
+    torch.manual_seed(3)
+    keep = F.dropout(torch.ones(BATCH, HEADS, QUERIES, QUERIES), 0.5)
+    assert {*keep.unique().tolist()} == {0.0, 2.0}
+    torch.manual_seed(3)
+    actual, weights = relative_attention(*tensors, positions, dropout=0.5, need_weights=True)
+    expected, undropped = slow(*tensors, positions, keep=keep)
+    torch.testing.assert_close(weights, undropped)
+    assert_same(actual, expected, [*tensors, *positions.parameters()])
+
+
+# ---- precision -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_close_to_float32(dtype):
+    positions, tensors = make(2, values=True), inputs()
+    expected, _ = relative_attention(*tensors, positions)
+    half, _ = relative_attention(*(t.to(dtype) for t in tensors), positions)
+    assert half.dtype == dtype
+    torch.testing.assert_close(half.float(), expected, atol=0.05, rtol=0.05)
+    with torch.autocast("cpu", dtype):
+        auto, _ = relative_attention(*tensors, positions)
+    torch.testing.assert_close(auto.float(), expected, atol=0.05, rtol=0.05)
+    gradients(auto, list(positions.parameters()))
+
+
+def test_the_table_follows_its_arguments():
+    shared, separate = make(4, values=True), make(4, heads=HEADS)
+    assert shared.keys.shape == shared.values.shape == (1, 9, DIM)
+    assert separate.keys.shape == (HEADS, 9, DIM)
+    assert separate.values is None
+    assert sorted(shared.state_dict()) == ["keys", "values"]
+    assert shared.keys.abs().max() <= 0.1
+    assert shared.keys.std() > 0.03
+    assert "context=4" in repr(shared)
+    assert relative.BLOCK_ELEMENTS > 1000 * 1000
