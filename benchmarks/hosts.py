@@ -82,20 +82,15 @@ def share_parameters(models: Iterable[nn.Module]) -> list[nn.Parameter]:
         All distinct parameters.
     """
     first, *others = models
+    modules = dict(first.named_modules())
     for other in others:
         for path, module in other.named_modules():
-            for name in list(module._parameters):
-                full_name = f"{path}.{name}" if path else name
-                if has_parameter(first, full_name):
-                    module._parameters[name] = first.get_parameter(full_name)
+            own = modules[path]._parameters if path in modules else {}
+            for name, parameter in module._parameters.items():
+                if parameter is not None and own.get(name) is not None:
+                    module._parameters[name] = own[name]
     distinct = {id(p): p for model in (first, *others) for p in model.parameters()}
     return list(distinct.values())
-
-
-def has_parameter(model: nn.Module, name: str) -> bool:
-    """Whether `model` has a parameter of this dotted name."""
-    path, _, last = name.rpartition(".")
-    return path in dict(model.named_modules()) and last in model.get_submodule(path)._parameters
 
 
 def make_tokens(

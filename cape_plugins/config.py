@@ -174,6 +174,8 @@ class PositionConfig:
         value = row.options.get(option.name, option.metadata["off"])
         if self.architecture == "seq2seq":
             value = row.seq2seq.get(option.name, value)
+        if option.name == "mean_normalize" and self.architecture != "encoder":
+            return False  # impossible where positions are causal
         return getattr(value, self.domain) if isinstance(value, ByDomain) else value
 
     def _check_applicable(self) -> None:
@@ -348,7 +350,7 @@ def _parse_ratio(value: Any) -> str:
     text = str(value).strip()
     if text == "auto":
         return text
-    if Fraction(text) <= 0:
+    if not 0 < float(Fraction(text)) < math.inf:
         raise ValueError
     return "1" if Fraction(text) == 1 else text
 

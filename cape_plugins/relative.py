@@ -202,8 +202,8 @@ def _distances(
     the ``[T, S + T - 1]`` matrix of distances lie beyond the context to the left and right."""
     if not 0 <= query_offset <= num_keys - length:
         raise ValueError(
-            f"query_offset={query_offset} is not allowed with {length} queries and {num_keys} keys; "
-            f"allowed: 0 to {num_keys - length}, because every query is one of the keys."
+            f"query_offset={query_offset} is not allowed with {length} queries and {num_keys} "
+            f"keys; allowed: 0 to {num_keys - length}, because every query is one of the keys."
         )
     smallest, largest = -(query_offset + length - 1), num_keys - 1 - query_offset
     low, high = max(smallest, -positions.context), min(largest, positions.context)
