@@ -22,17 +22,18 @@ BATCH, DIM, LENGTHS = 50, 768, (10, 100, 1000)
 SECONDS = 20.0
 REFERENCE, LOOKUP, ADD = "stock + add", "stock", " + add"
 TEXT = (
-    "One call of the position embedding in training mode, with padding (sentences of 80 to 100 % of"
-    f" the length), B {BATCH}, K {DIM}: `stock` is the lookup of fairseq's sinusoids,"
-    " `SinusoidalPositionalEmbedding.forward`; the types are the modules that replace it, which"
-    " also find the mask and draw local shifts; the global draw is given. `+ add` is with the"
-    " addition to the content. `nopos` and `relpos` have no such module. Ratios are to"
-    f" `{REFERENCE}`; the control is the reference again. MiB: peak of one call, its result"
-    " included. To reach: every type alone no slower than `stock + add` at T 1000, time linear in"
-    " B x T.",
-    "With the default malloc of Linux, tensors of more than 32 MiB get fresh pages from the system"
-    " with each call, which at T 1000 costs as much as the arithmetic; it is part of the time, as"
-    " it is in training on a CPU.",
+    f"""\
+One call of the position embedding in training mode, with padding (sentences of 80 to 100 % of
+the length), B {BATCH}, K {DIM}: `stock` is the lookup of fairseq's sinusoids,
+`SinusoidalPositionalEmbedding.forward`; the types are the modules that replace it, which also
+find the mask and draw local shifts; the global draw is given. `+ add` is with the addition to
+the content. `nopos` and `relpos` have no such module. Ratios are to `{REFERENCE}`; the control
+is the reference again. MiB: peak of one call, its result included. To reach: every type alone
+no slower than `stock + add` at T 1000, time linear in B x T.""",
+    """\
+With the default malloc of Linux, tensors of more than 32 MiB get fresh pages from the system
+with each call, which at T 1000 costs as much as the arithmetic; it is part of the time, as it
+is in training on a CPU.""",
 )
 
 

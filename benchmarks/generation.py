@@ -17,14 +17,16 @@ VOCABULARY, BATCH, BEAM, LENGTHS = 10_000, 8, 4, (25, 100)
 SECONDS = 60.0
 LIMIT = 1.02
 TEXT = (
-    f"Translation of {BATCH} sentences with beam {BEAM} by fairseq's `SequenceGenerator`, prepared"
-    " as `fairseq-generate` does: `transformer` (6L-6L, 512/2048, 8 heads), joint dictionary of"
-    f" {VOCABULARY} symbols, sources of 80 to 100 % of T tokens, exactly T tokens decoded. `stock` is"
-    " the arch `transformer`, the reference; every other row is `cape_transformer"
-    " --position-embedding TYPE` with the defaults of the type. All take turns in one process and"
-    f" share their parameters; the control is the reference again. To reach: at most {LIMIT}.",
-    "`cape` puts a BOS token before each source: its encoder and the attention to it work on T + 1"
-    " positions. `cape, no BOS` shows what the positions alone cost.",
+    f"""\
+Translation of {BATCH} sentences with beam {BEAM} by fairseq's `SequenceGenerator`, prepared as
+`fairseq-generate` does: `transformer` (6L-6L, 512/2048, 8 heads), joint dictionary of
+{VOCABULARY} symbols, sources of 80 to 100 % of T tokens, exactly T decoded. `stock` is the arch
+`transformer`, the reference; the others are `cape_transformer --position-embedding TYPE` with
+the defaults of the type. All take turns in one process and share their parameters; the control
+is the reference again. To reach: at most {LIMIT}.""",
+    """\
+`cape` puts a BOS token before each source: its encoder and the attention to it work on T + 1
+positions. `cape, no BOS` shows what the positions alone cost.""",
 )
 
 

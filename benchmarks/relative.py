@@ -32,15 +32,17 @@ PAPER = {
     },
 }
 TEXT = (
-    "Forward and backward of fairseq's encoder layer, encoder and decoder (6 layers, K 768, 8 heads,"
-    " feed-forward 3072, dropout 0.1, no padding, decoder without its output projection) with"
-    " relative positions in all layers (`cape_transformer --position-embedding relpos`), as a ratio"
-    " to the same without positions (`transformer --no-token-positional-embeddings`). All take turns"
-    f" in one process and share their parameters. To reach: at most {LIMIT} with context 100 at T 100"
-    " and T 1000; peak memory linear in the context, without any T x T x d tensor.",
-    "Attention without positions goes through torch's `scaled_dot_product_attention`, a fused kernel"
-    " that never holds the T x T scores; relative scores are added before the softmax and have a"
-    " gradient of their own, which no fused kernel of torch gives.",
+    f"""\
+Forward and backward of fairseq's encoder layer, encoder and decoder (6 layers, K 768, 8 heads,
+feed-forward 3072, dropout 0.1, no padding, decoder without its output projection) with relative
+positions in all layers (`cape_transformer --position-embedding relpos`), as a ratio to the same
+without positions (`transformer --no-token-positional-embeddings`). All take turns in one
+process and share their parameters. To reach: at most {LIMIT} with context 100 at T 100 and T
+1000; peak memory linear in the context, without any T x T x d tensor.""",
+    """\
+Attention without positions goes through torch's `scaled_dot_product_attention`, a fused kernel
+that never holds the T x T scores; relative scores are added before the softmax and have a
+gradient of their own, which no fused kernel of torch gives.""",
 )
 
 

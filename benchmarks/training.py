@@ -16,14 +16,16 @@ SIZES = {"cpu": ((8, 50), (2, 250)), "cuda": ((80, 50), (16, 250))}
 SECONDS = 120.0
 LIMIT = 1.02
 TEXT = (
-    "A training step (forward, label-smoothed cross entropy, backward, fairseq's Adam) of fairseq's"
-    f" `transformer` (6L-6L, 512/2048, 8 heads), joint dictionary of {VOCABULARY} symbols, sentences"
-    " of 80 to 100 % of T tokens, padded. `stock` is the arch `transformer`, the reference; every"
-    " other row is `cape_transformer --position-embedding TYPE` with the defaults of the type."
-    " All take turns in one process and share their parameters; the control is the reference"
-    f" again. To reach: cape and shape at most {LIMIT}.",
-    "`cape` puts a BOS token before each source: its encoder works on T + 1 positions. `cape, no"
-    " BOS` shows what the positions alone cost.",
+    f"""\
+A training step (forward, label-smoothed cross entropy, backward, fairseq's Adam) of fairseq's
+`transformer` (6L-6L, 512/2048, 8 heads), joint dictionary of {VOCABULARY} symbols, sentences of
+80 to 100 % of T tokens, padded. `stock` is the arch `transformer`, the reference; every other
+row is `cape_transformer --position-embedding TYPE` with the defaults of the type. All take
+turns in one process and share their parameters; the control is the reference again. To reach:
+cape and shape at most {LIMIT}.""",
+    """\
+`cape` puts a BOS token before each source: its encoder works on T + 1 positions. `cape, no BOS`
+shows what the positions alone cost.""",
 )
 
 

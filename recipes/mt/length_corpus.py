@@ -51,7 +51,7 @@ def finish_corpus(folder: Path, languages: tuple[str, str], vocab_size: int) -> 
 
 def prepare_number_lists(args: argparse.Namespace) -> Corpus:
     """The built-in corpus."""
-    vocab_size = args.vocab_size or 150
+    vocab_size = args.vocab_size or 140
     settings = {"vocab_size": vocab_size, "splits": number_lists.SPLIT_SIZES}
     numbers = tuple(str(length) for length in range(1, number_lists.MAX_TEST_LENGTH + 1))
     lengths = Lengths("numbers in the list", numbers, number_lists.MAX_TRAIN_LENGTH)

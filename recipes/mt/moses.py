@@ -1,13 +1,15 @@
 """Moses text processing by sacremoses: what tokenizer.perl and its companions do to WMT text."""
 
 import multiprocessing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 from sacremoses import MosesDetokenizer, MosesPunctNormalizer, MosesTokenizer
 
-CHUNK = 500  # sentences handed to a worker at a time
-BLOCK = 200_000  # sentences held in memory: a pool reads all its input at once
+from recipes.mt.corpus import Row
+
+CHUNK = 500  # rows handed to a worker at a time
+BLOCK = 200_000  # rows held in memory: a pool reads all its input at once
 
 
 class Moses:
@@ -34,26 +36,29 @@ class Moses:
         return self.detokenizer.detokenize(tokens.split())
 
 
-_function: Callable[[str], str]  # of a worker process; set once instead of sent with every chunk
+_functions: Sequence[Callable[[str], str]]  # of a worker process, sent once and not with each chunk
 
 
-def _set_function(function: Callable[[str], str]) -> None:
-    global _function
-    _function = function
+def _set_functions(functions: Sequence[Callable[[str], str]]) -> None:
+    global _functions
+    _functions = functions
 
 
-def _call(text: str) -> str:
-    return _function(text)
+def _call(row: Row) -> Row:
+    return tuple(function(text) for function, text in zip(_functions, row, strict=True))
 
 
-def parallel_map(
-    function: Callable[[str], str], lines: Iterable[str], workers: int
-) -> Iterator[str]:
-    """Like ``map``, in order, in `workers` processes."""
+def map_columns(
+    functions: Sequence[Callable[[str], str]], rows: Iterable[Row], workers: int
+) -> Iterator[Row]:
+    """Apply one function to each column of `rows`, in order, in `workers` processes."""
     if workers == 1:
-        yield from map(function, lines)
+        for row in rows:
+            yield tuple(function(text) for function, text in zip(functions, row, strict=True))
         return
-    with multiprocessing.Pool(workers, initializer=_set_function, initargs=(function,)) as pool:
-        lines = iter(lines)
-        while block := list(islice(lines, BLOCK)):
+    # Spawned, because a process with threads (progress bars, pools) must not be forked.
+    spawn = multiprocessing.get_context("spawn")
+    with spawn.Pool(workers, initializer=_set_functions, initargs=(functions,)) as pool:
+        rows = iter(rows)
+        while block := list(islice(rows, BLOCK)):
             yield from pool.imap(_call, block, chunksize=CHUNK)

@@ -1,7 +1,7 @@
 """A small parallel corpus of real language: lists of numbers, written out in English and German.
 
-    203, 81, 7   ->   two hundred and three, eighty-one, seven
-                      zweihundertdrei, einundachtzig, sieben
+    81, 7, 36   ->   eighty-one, seven, thirty-six
+                     einundachtzig, sieben, sechsunddreißig
 
 German says units before tens ("einundachtzig" is one-and-eighty), so a translator has to reorder
 within a number and to keep its place in the list. Training lists are short and test lists are
@@ -12,17 +12,16 @@ long, which makes the corpus a test of length generalisation whose score needs n
 
 import argparse
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import ceil
 from pathlib import Path
 
 from num2words import num2words
 
-from recipes.steps import CommandError, building, run_main, write_lines
+from recipes.steps import CommandError, building, positive, run_main, write_lines
 
 LANGUAGES = ("en", "de")
-MAX_NUMBER = (
-    999  # English puts commas inside larger numbers; here a comma always separates two numbers
-)
+MAX_NUMBER = 99
 MAX_TRAIN_LENGTH = 4
 MAX_TEST_LENGTH = 12
 SPLIT_SIZES = {"train": 20000, "valid": 400, "test": 1200}
@@ -31,49 +30,43 @@ NumberList = tuple[int, ...]
 
 
 def spell(numbers: Sequence[int], language: str) -> str:
-    """Write a list of numbers out in words, separated by commas. No "and" before the last one: "one
-    hundred and five" would be both 105 and the list 100, 5."""
+    """Write a list of numbers out in words, separated by commas."""
     return ", ".join(num2words(number, lang=language) for number in numbers)
-
-
-def draw_list(rng: random.Random, length: int) -> NumberList:
-    """Draw `length` numbers, equally often below 10, below 100 and below 1000."""
-    return tuple(rng.randrange(10 ** rng.choice((1, 2, 3))) for _ in range(length))
 
 
 def draw_split(
     rng: random.Random, size: int, max_length: int, forbidden: set[NumberList], distinct: bool
 ) -> list[NumberList]:
-    """Draw `size` lists of 1..`max_length` numbers, equally many of each length, none forbidden.
+    """Draw about `size` lists of 1..`max_length` numbers, equally many of each length.
 
-    With `distinct`, no list comes twice; training lists may, since one-number lists are few.
+    None of them is `forbidden`. With `distinct`, no list comes twice, and of the hundred lists of
+    one number only a fifth is used, so that training keeps some; training lists may come twice.
     """
     lists: list[NumberList] = []
     seen = set(forbidden)
-    while len(lists) < size:
-        candidate = draw_list(rng, 1 + len(lists) % max_length)
-        if candidate in seen:
-            continue
+    for length in range(1, max_length + 1):
+        wanted = ceil(size / max_length)
         if distinct:
-            seen.add(candidate)
-        lists.append(candidate)
+            wanted = min(wanted, (MAX_NUMBER + 1) ** length // 5)
+        while wanted:
+            candidate = tuple(rng.randint(0, MAX_NUMBER) for _ in range(length))
+            if candidate in seen:
+                continue
+            if distinct:
+                seen.add(candidate)
+            lists.append(candidate)
+            wanted -= 1
     return lists
 
 
 def make_number_lists(
-    seed: int = 0, sizes: dict[str, int] = SPLIT_SIZES
+    seed: int = 0, sizes: Mapping[str, int] = SPLIT_SIZES
 ) -> dict[str, list[NumberList]]:
     """Return ``{"train": [...], "valid": [...], "test": [...]}``, three disjoint sets of lists.
 
     Training and validation lists have 1..4 numbers, test lists 1..12. The same seed gives the same
     lists.
     """
-    for split, size in sizes.items():
-        limit = 2000 if split != "train" else None  # leaves one-number lists over for training
-        if size < 1 or (limit and size > limit):
-            raise CommandError(
-                f"--{split}-size {size}: must be between 1 and {limit or 'any number'}"
-            )
     rng = random.Random(seed)
     test = draw_split(rng, sizes["test"], MAX_TEST_LENGTH, set(), distinct=True)
     valid = draw_split(rng, sizes["valid"], MAX_TRAIN_LENGTH, set(test), distinct=True)
@@ -85,7 +78,7 @@ def make_number_lists(
 def write_number_lists(
     folder: Path,
     seed: int = 0,
-    sizes: dict[str, int] = SPLIT_SIZES,
+    sizes: Mapping[str, int] = SPLIT_SIZES,
     languages: tuple[str, str] = LANGUAGES,
 ) -> None:
     """Write ``{train,valid,test}.{language}``, and in ``test.group`` the lengths of the lists."""
@@ -108,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     for split, size in SPLIT_SIZES.items():
         parser.add_argument(
-            f"--{split}-size", type=int, default=size, help=f"pairs (default {size})"
+            f"--{split}-size", type=positive, default=size, help=f"pairs (default {size})"
         )
     args = parser.parse_args(argv)
     if args.output.exists():

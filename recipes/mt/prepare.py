@@ -17,7 +17,7 @@ from tqdm import tqdm
 from recipes.mt import number_lists
 from recipes.mt.catalog import Recipe
 from recipes.mt.corpus import Row, read_lines, read_pairs, write_columns
-from recipes.mt.moses import Moses, parallel_map
+from recipes.mt.moses import Moses, map_columns
 from recipes.mt.pipeline import binarise
 from recipes.mt.subwords import SEGMENTATIONS
 from recipes.steps import CommandError, digest, step
@@ -133,11 +133,9 @@ def tokenise_text(
         for language in recipe.languages
     ]
     for split in splits:
-        sides = [
-            parallel_map(side.tokenise, read_lines(text / f"{split}.{language}", split), workers)
-            for side, language in zip(moses, recipe.languages, strict=True)
-        ]
-        pairs = tqdm(zip(*sides, strict=True), desc=f"tokenise {split}", unit="pair")
+        pairs = read_pairs(*split_files(text, split, recipe), split)
+        pairs = map_columns([side.tokenise for side in moses], pairs, workers)
+        pairs = iter(tqdm(pairs, desc=f"tokenise {split}", unit="pair"))
         if split == "train":
             low, high = recipe.clean or (1, None)
             pairs = (pair for pair in pairs if lengths_fit(pair, low, high, recipe.max_ratio))
@@ -156,15 +154,14 @@ def segment_text(
     files = split_files(tokens, "train", recipe)
     model = SEGMENTATIONS[recipe.segmentation].train(files, folder / "model", recipe.vocab_size)
     for split in splits:
-        columns = [
-            parallel_map(model.encode, read_lines(tokens / f"{split}.{language}", split), workers)
-            for language in languages
-        ]
+        rows = read_pairs(*split_files(tokens, split, recipe), split)
+        rows = map_columns([model.encode, model.encode], rows, workers)
         names = list(languages)
         if split != "train":
-            columns.append(read_lines(text / f"{split}.{languages[1]}", split))
+            plain = read_lines(text / f"{split}.{languages[1]}", split)
+            rows = ((*pair, reference) for pair, reference in zip(rows, plain, strict=True))
             names.append("reference")
-        rows = iter(tqdm(zip(*columns, strict=True), desc=f"segment {split}", unit="pair"))
+        rows = iter(tqdm(rows, desc=f"segment {split}", unit="pair"))
         if split == "train" or (split == "valid" and recipe.filter_valid):
             limits = (1, recipe.max_subwords, recipe.max_ratio)
             rows = (row for row in rows if lengths_fit(row[:2], *limits))

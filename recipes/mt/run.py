@@ -130,7 +130,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     work = args.work or Path("build") / (f"{args.recipe}-sample" if args.sample else args.recipe)
     if "prepare" in args.stages:
         files = Files(*(tuple(map(tuple, pairs)) for pairs in (args.train, args.valid, args.test)))
-        prepare(recipe, files, work, sample=args.sample, workers=args.workers)
+        workers = 1 if args.sample else args.workers
+        prepare(recipe, files, work, sample=args.sample, workers=workers)
     gpus = torch.cuda.device_count()
     flags = train_flags(recipe, position, args.devices or max(1, gpus))
     decoding = f"--beam {recipe.beam} --lenpen {recipe.length_penalty} --batch-size 128"

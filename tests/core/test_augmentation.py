@@ -76,7 +76,7 @@ def test_scale_is_log_uniform_with_median_one():
 
 @pytest.mark.parametrize("largest", [1, 3, 500])
 def test_offsets_are_integers_from_zero_to_the_maximum_inclusive(largest):
-    offset = draw_global(MANY, max_offset=largest).shift
+    offset = draw_global(MANY, max_offset=largest).offset
     assert offset.dtype == torch.float32
     assert torch.equal(offset, offset.round())
     counts = torch.bincount(offset.flatten().long())
@@ -158,16 +158,20 @@ def test_nothing_is_drawn_where_all_maxima_are_off():
     with pytest.raises(AssertionError), random_numbers_untouched():
         torch.rand(1)
     with random_numbers_untouched():
-        assert draw_global(3) == (None, None)
+        assert draw_global(3) == Draw()
 
 
 @pytest.mark.parametrize(
-    "maxima", [{"max_global_shift": 5.0}, {"max_offset": 9}, {"max_global_scale": 1.4}]
+    ("part", "maximum"),
+    [
+        ("shift", {"max_global_shift": 5.0}),
+        ("scale", {"max_global_scale": 1.4}),
+        ("offset", {"max_offset": 9}),
+    ],
 )
-def test_only_what_is_switched_on_is_drawn(maxima):
-    draw = draw_global(2, **maxima)
-    assert (draw.scale is None) == ("max_global_scale" not in maxima)
-    assert (draw.shift is None) == ("max_global_scale" in maxima)
+def test_only_what_is_switched_on_is_drawn(part, maximum):
+    draw = draw_global(2, **maximum)
+    assert [name for name, value in draw._asdict().items() if value is not None] == [part]
 
 
 def test_a_generator_reproduces_and_leaves_the_global_one_alone():
@@ -182,7 +186,7 @@ def test_a_generator_reproduces_and_leaves_the_global_one_alone():
     assert torch.equal(first.shift, second.shift)
     assert torch.equal(first.scale, second.scale)
     assert not torch.equal(first.shift, other.shift)
-    assert offset.shift.shape == (3, 1, 1)
+    assert offset.offset.shape == (3, 1, 1)
     assert local.unique().numel() == 9
 
 
@@ -191,7 +195,7 @@ def test_draws_are_float32_whatever_the_default_or_autocast(dtype):
     with default_dtype(dtype), torch.autocast("cpu", torch.bfloat16):
         draw = draw_global(200, 2, max_global_shift=5.0, max_global_scale=1.4, max_offset=9)
         local = draw_local(torch.zeros(2, 3, 1, dtype=torch.float32), 1.0, 0.5)
-    assert draw.shift.dtype == draw.scale.dtype == local.dtype == torch.float32
+    assert all(part.dtype == torch.float32 for part in (*draw, local))
     assert draw.shift.unique().numel() > 390  # bfloat16 has 256 numbers between two powers of two
 
 
@@ -249,12 +253,14 @@ def test_order_of_operations_by_hand():
     coords = torch.tensor([[[0.0], [2.0]]])
     draw = Draw(torch.tensor([[[10.0]]]), torch.tensor([[[2.0]]]))
     local = torch.tensor([[[0.25], [-0.5]]])
-    result = augment(coords, mean_normalize=True, draw=draw, local_shift=local)
+    result = augment(coords, mean_normalize=True, draw=draw, local_shift=local, step=0.5)
     assert result.flatten().tolist() == [
         18.5,
         21.0,
     ]  # (0 - 1 + 10 + .25) * 2, (2 - 1 + 10 - .5) * 2
     assert coords.flatten().tolist() == [0.0, 2.0]  # the argument is left alone
+    offset = augment(coords, draw=Draw(offset=torch.tensor([[[3.0]]])), step=0.5)
+    assert offset.flatten().tolist() == [1.5, 3.5]  # three steps of one half
 
 
 def test_the_mean_is_taken_over_valid_positions():

@@ -38,13 +38,18 @@ def setting(option):
 
 
 GOOD = {
-    "float": lambda meta: [meta.get("low", 0), min(meta.get("high", 1e6), 1e6), "1.0", 1],
-    "int": lambda meta: [meta.get("low", 0), min(meta.get("high", 10**6), 10**6), "3", 3.0],
+    "float": lambda meta: [
+        meta.get("low", 0),
+        meta.get("high", 1e6),
+        str(meta.get("high", 1e6)),
+        math.ceil(meta.get("low", 0)),
+    ],
+    "int": lambda meta: [meta.get("low", 0), meta.get("high", 10**6), "3", 3.0],
     "bool": lambda meta: [True, False, "true", "false", "True"],
     "choice": lambda meta: list(meta["choices"]),
     "ratio": lambda meta: ["auto", 1.05, 2, "0.5", "470049/454234", "1e-3"],
 }
-NO_NUMBERS = [math.nan, math.inf, -math.inf, "nan", "inf", "abc", "", [], {}, object(), True, 1j]
+NO_NUMBERS = [math.nan, math.inf, -math.inf, "nan", "inf", "abc", "", [], {}, range(3), True, 1j]
 BAD = {
     "float": lambda meta: (
         [meta.get("low", 0) - 1e-3, meta.get("high", 0) + 0.001, *NO_NUMBERS]
@@ -52,8 +57,8 @@ BAD = {
         else [meta.get("low", 0) - 1e-3, -1e9, *NO_NUMBERS]
     ),
     "int": lambda meta: [meta.get("low", 0) - 1, 1.5, "1.5", *NO_NUMBERS],
-    "bool": lambda meta: [1, 0, "yes", "on", "", 0.0, [], object()],
-    "choice": lambda meta: ["other", "", meta["choices"][0].upper(), 1, True, [], object()],
+    "bool": lambda meta: [1, 0, "yes", "on", "", 0.0, [], range(3)],
+    "choice": lambda meta: ["other", "", meta["choices"][0].upper(), 1, True, [], range(3)],
     "ratio": lambda meta: [0, -1, -0.5, "0", "0/5", "5/0", "-1/2", "1/2/3", "Auto", *NO_NUMBERS],
 }
 

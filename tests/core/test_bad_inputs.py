@@ -1,0 +1,175 @@
+"""Bad inputs: each is refused with a ValueError that names the argument, its value and what is
+allowed, before anything is computed. Options of the configuration are in test_config.py, files and
+counts in test_alpha.py."""
+
+import math
+
+import pytest
+import torch
+
+from cape_plugins import (
+    PositionConfig,
+    PositionTable,
+    RelativePositions,
+    Sinusoid,
+    build_position_encoder,
+    coordinate_positions,
+    frame_positions,
+    patch_positions,
+    relative_attention,
+    token_positions,
+)
+from tests.core.support import make_encoder, make_positions, valid_mask
+
+FRAMES = torch.tensor([3, 2])
+
+
+def attend(query_offset, queries=2, keys=4, **options):
+    query, key = torch.randn(1, 1, queries, 4), torch.randn(1, 1, keys, 4)
+    positions = RelativePositions(1, 4, **options)
+    return relative_attention(query, key, key, positions, query_offset=query_offset)
+
+
+BAD = [
+    # ---- positions
+    ("valid of integers", lambda: token_positions(torch.ones(2, 3).long()), ["int64", "bool"]),
+    ("valid of one row", lambda: token_positions(torch.ones(3).bool()), ["(3,)", "[batch"]),
+    ("valid of floats", lambda: token_positions(torch.ones(2, 3)), ["float32", "padding_idx"]),
+    ("hop zero", lambda: frame_positions(FRAMES, 0), ["seconds_per_frame=0", "> 0"]),
+    ("hop negative", lambda: frame_positions(FRAMES, -0.1), ["seconds_per_frame=-0.1", "> 0"]),
+    ("hop nan", lambda: frame_positions(FRAMES, math.nan), ["seconds_per_frame=nan", "> 0"]),
+    ("hop inf", lambda: frame_positions(FRAMES, math.inf), ["seconds_per_frame=inf", "> 0"]),
+    (
+        "hops of another batch",
+        lambda: frame_positions(FRAMES, torch.rand(3)),
+        ["seconds_per_frame", "(3,)", "[2]"],
+    ),
+    (
+        "centres of another shape",
+        lambda: frame_positions(FRAMES, 0.1, torch.rand(2, 1)),
+        ["first_frame_center", "(2, 1)", "[2]"],
+    ),
+    ("frames as floats", lambda: frame_positions(FRAMES.float(), 0.1), ["num_frames", "float32"]),
+    ("frames of two axes", lambda: frame_positions(FRAMES[None], 0.1), ["num_frames", "(1, 2)"]),
+    ("no patch rows", lambda: patch_positions(0, 3), ["height=0", "> 0", "smaller"]),
+    ("negative patch columns", lambda: patch_positions(3, -1), ["width=-1", "> 0"]),
+    ("gamma zero", lambda: patch_positions(2, 2, 0.0), ["gamma=0.0", "> 0"]),
+    ("gamma nan", lambda: patch_positions(2, 2, math.nan), ["gamma=nan", "> 0"]),
+    ("gamma inf", lambda: patch_positions(2, 2, math.inf), ["gamma=inf", "> 0"]),
+    (
+        "three coordinates",
+        lambda: coordinate_positions(torch.rand(1, 2, 3)),
+        ["(1, 2, 3)", "1 or 2"],
+    ),
+    ("flat coordinates", lambda: coordinate_positions(torch.rand(2, 3)), ["(2, 3)", "[batch"]),
+    (
+        "mask of another length",
+        lambda: coordinate_positions(torch.rand(3, 4, 1), valid_mask()),
+        ["(3, 6)", "(3, 4, 1)"],
+    ),
+    (
+        "mask of another batch",
+        lambda: coordinate_positions(torch.rand(2, 6, 1), valid_mask()),
+        ["(3, 6)", "(2, 6, 1)"],
+    ),
+    # ---- encodings
+    ("odd dimension", lambda: Sinusoid(7), ["7", "even", ">= 4"]),
+    ("dimension of one pair", lambda: Sinusoid(2), ["2", ">= 4"]),
+    ("dimension zero", lambda: Sinusoid(0), ["0", ">= 4"]),
+    ("odd dimension, built", lambda: make_encoder(dim=9), ["9", "even"]),
+    ("unknown frequencies", lambda: Sinusoid(8, "video"), ["frequencies='video'", "text", "image"]),
+    ("unknown layout", lambda: Sinusoid(8, "text", "sin_first"), ["layout='sin_first'", "blocks"]),
+    (
+        "frequencies of another domain",
+        lambda: Sinusoid(8, "image")(torch.rand(1, 2, 1)),
+        ["coordinate", "image"],
+    ),
+    ("empty table", lambda: PositionTable(8, 0), ["size=0", ">= 1"]),
+    ("empty image table", lambda: PositionTable(8, (4, 0)), ["size=(4, 0)", ">= 1"]),
+    ("resize of a sequence", lambda: PositionTable(8, 16).resize(4, 4), ["(16,)", "no grid"]),
+    # ---- relative attention
+    ("context zero", lambda: RelativePositions(0, 4), ["context 0", ">= 1"]),
+    ("head dimension zero", lambda: RelativePositions(4, 0), ["dimension 0", ">= 1"]),
+    ("unknown beyond", lambda: RelativePositions(4, 4, beyond="wrap"), ["beyond='wrap'", "clip"]),
+    ("queries far before the keys", lambda: attend(-9), ["query_offset=-9", "allowed"]),
+    ("queries far behind the keys", lambda: attend(20), ["query_offset=20", "allowed"]),
+    # ---- encoder
+    (
+        "training without a draw",
+        lambda: make_encoder("cape")(make_positions("text")),
+        ["'cape'", "draw=encoder.draw(batch_size)", ".eval()"],
+    ),
+    (
+        "a sequence table for images",
+        lambda: build_position_encoder(PositionConfig("abspos", "image"), 8, table_size=1024)(
+            patch_positions(2, 2)
+        ),
+        ["(1024,)"],
+    ),
+    (
+        "a draw for images on text",
+        lambda: make_encoder("cape")(make_positions("text"), make_encoder("cape", "image").draw(3)),
+        ["coordinate"],
+    ),
+    (
+        "a draw for another batch",
+        lambda: make_encoder("cape")(make_positions("text"), make_encoder("cape").draw(2)),
+        ["draw", "(2, 1, 1)", "3"],
+    ),
+    (
+        "a local shift of another length",
+        lambda: make_encoder("cape").eval()(make_positions("text"), None, torch.rand(3, 5, 1)),
+        ["local_shift", "(3, 5, 1)", "6"],
+    ),
+    # ---- configuration as a whole
+    (
+        "unknown type",
+        lambda: PositionConfig("rope"),
+        ["position_embedding='rope'", "cape", "shape"],
+    ),
+    ("type of another kind", lambda: PositionConfig(3), ["position_embedding=3", "cape"]),
+    ("unhashable type", lambda: PositionConfig(["cape"]), ["position_embedding=['cape']", "cape"]),
+    ("unknown domain", lambda: PositionConfig("cape", "video"), ["domain='video'", "audio"]),
+    (
+        "unknown architecture",
+        lambda: PositionConfig("cape", "text", "gan"),
+        ["architecture='gan'", "seq2seq"],
+    ),
+    ("unknown preset", lambda: PositionConfig.preset("bert"), ["preset='bert'", "cape_wmt14"]),
+    (
+        "unknown key",
+        lambda: PositionConfig.from_dict({"type": "cape", "max_shift": 1}),
+        ["'max_shift'=1", "max_global_shift"],
+    ),
+    (
+        "relpos without a context",
+        lambda: PositionConfig("relpos", relative_context=0),
+        ["relative_context=0", ">= 1", "nopos"],
+    ),
+    (
+        "gamma on text",
+        lambda: PositionConfig("cape", gamma=2.0),
+        ["gamma=2.0", "'text'", "leave gamma out"],
+    ),
+    (
+        "shift of a type without shift",
+        lambda: PositionConfig("sinpos", max_global_shift=5),
+        ["max_global_shift=5.0", "'sinpos'", "cape"],
+    ),
+]
+
+
+def test_there_are_enough_of_them():
+    assert len(BAD) >= 20
+    assert len({name for name, _, _ in BAD}) == len(BAD)
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"), [pytest.param(*case, id=name.replace(" ", "-")) for name, *case in BAD]
+)
+def test_bad_input(call, expected):
+    with pytest.raises(ValueError) as error:  # noqa: PT011 (the text is checked below)
+        call()
+    text = str(error.value)
+    missing = [part for part in expected if part not in text]
+    assert not missing, text

@@ -1,0 +1,205 @@
+"""torch.compile takes the whole core without a graph break and with equal results; nothing reads a
+value back from the device, shown with fake tensors, which have none."""
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException
+
+from cape_plugins import (
+    TYPES,
+    RelativePositions,
+    frame_positions,
+    patch_positions,
+    relative,
+    relative_attention,
+    token_position_at,
+    token_positions,
+)
+from cape_plugins.config import DOMAINS
+from tests.core.support import BATCH, RANDOM_TYPES, make_encoder, make_positions
+
+CASES = [(name, "text") for name in TYPES]
+CASES += [(name, domain) for name in ("cape", "abspos") for domain in ("audio", "image")]
+HOP = 0.03
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(function, **options):
+    return torch.compile(function, backend="eager", fullgraph=True, **options)
+
+
+def positions_from(domain, data):
+    """The part of a model's forward that makes positions."""
+    if domain == "text":
+        return token_positions(data.ne(1), 1.05, 2.0)
+    if domain == "audio":
+        return frame_positions(data, HOP, 0.0125, max_frames=6)
+    return patch_positions(2, 3, device=data.device)
+
+
+def data_for(domain):
+    if domain == "text":
+        return torch.tensor([[5, 4, 3, 6, 7, 2], [5, 4, 2, 1, 1, 1], [2, 1, 1, 1, 1, 1]])
+    return torch.tensor([6, 3, 1])
+
+
+# ---- torch.compile -------------------------------------------------------------------------------
+
+
+def test_a_graph_break_would_be_noticed():
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        compiled(lambda x: x * x.sum().item() if x.sum() > 0 else x)(torch.ones(2))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(("name", "domain"), CASES)
+def test_encoder(name, domain, training):
+    encoder, data = make_encoder(name, domain).train(training), data_for(domain)
+
+    def forward(data):
+        draw = encoder.draw(BATCH)
+        return encoder(positions_from(domain, data), draw, dtype=torch.bfloat16), draw
+
+    torch.manual_seed(1)
+    expected, expected_draw = forward(data)
+    torch.manual_seed(1)
+    actual, draw = compiled(forward)(data)
+    if expected is None:
+        assert actual is None
+        return
+    assert torch.equal(actual, expected)
+    assert (draw is None) == (expected_draw is None) == (not training)
+    if name in RANDOM_TYPES and training:
+        for part, expected_part in zip(draw, expected_draw, strict=True):
+            assert part is expected_part is None or torch.equal(part, expected_part)
+        assert not torch.equal(actual, compiled(forward)(data)[0])
+
+
+def test_lengths_may_change_without_compiling_each():
+    encoder, frames = make_encoder("cape").eval(), torch._dynamo.testing.CompileCounter()
+
+    @torch.compile(backend=frames, fullgraph=True)
+    def forward(tokens):
+        return encoder(token_positions(tokens.ne(1)))
+
+    for length in (6, 9, 12, 31, 40):
+        forward(torch.full((2, length), 5))
+    assert frames.frame_count <= 2  # one for the first length, one for any
+
+
+def test_one_step_of_decoding():
+    encoder = make_encoder("cape").eval()
+
+    def step(index):
+        return encoder(token_position_at(index, torch.device("cpu"), 1.05, 2.0))
+
+    for index in (3, 4, 5):
+        assert torch.equal(compiled(step)(index), step(index))
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"values": True}, {"beyond": "zero", "values": True, "num_heads": 2}],
+    ids=["keys", "values", "zero"],
+)
+def test_relative_attention(monkeypatch, options, blocks):
+    if blocks:
+        monkeypatch.setattr(relative, "BLOCK_ELEMENTS", 2 * 5 * 4)
+    positions = RelativePositions(2, 4, **options)
+    query = torch.randn(2, 2, 5, 4, requires_grad=True)
+    padding = torch.zeros(2, 5, dtype=torch.bool)
+    padding[1, 3:] = True
+    causal = torch.ones(5, 5).triu(1).bool()
+
+    def forward(query):
+        return relative_attention(
+            query, query, query, positions, attn_mask=causal, key_padding_mask=padding
+        )[0]
+
+    expected, actual = forward(query), compiled(forward)(query)
+    torch.testing.assert_close(actual, expected)
+    parameters = [query, *positions.parameters()]
+    pairs = zip(
+        torch.autograd.grad(actual.sum(), parameters),
+        torch.autograd.grad(expected.sum(), parameters),
+        strict=True,
+    )
+    for a, b in pairs:
+        torch.testing.assert_close(a, b)
+
+
+def test_relative_attention_of_any_length():
+    positions = RelativePositions(4, 4, values=True)
+    forward = compiled(lambda q: relative_attention(q, q, q, positions)[0])
+    for length in (3, 8, 9, 20):
+        query = torch.randn(1, 2, length, 4)
+        expected, _ = relative_attention(query, query, query, positions)
+        torch.testing.assert_close(forward(query), expected)
+
+
+# ---- no synchronisation with the device ----------------------------------------------------------
+
+
+def test_reading_a_value_would_be_noticed():
+    with FakeTensorMode():
+        mask = torch.ones(2, 3).bool()
+        for read in (torch.Tensor.any, torch.Tensor.sum):
+            with pytest.raises(DataDependentOutputException):
+                bool(read(mask))
+        with pytest.raises(DataDependentOutputException):  # documented: costs a synchronisation
+            frame_positions(torch.tensor([3, 2]).to("cpu") + torch.ones(2).long(), HOP)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("domain", DOMAINS)
+@pytest.mark.parametrize("name", TYPES)
+def test_encoder_reads_no_values(name, domain, training):
+    with FakeTensorMode():
+        encoder = make_encoder(name, domain).train(training)
+        data = torch.randint(9, (BATCH, 6) if domain == "text" else (BATCH,))
+        positions = positions_from(domain, data)
+        result = encoder(positions, encoder.draw(BATCH), dtype=torch.float16)
+        assert (result is None) == (encoder.encoding is None)
+        if domain == "text":
+            encoder.eval()(token_position_at(3, data.device))
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_relative_attention_reads_no_values(monkeypatch, blocks):
+    if blocks:
+        monkeypatch.setattr(relative, "BLOCK_ELEMENTS", 2 * 5 * 4)
+    with FakeTensorMode():
+        positions = RelativePositions(2, 4, values=True)
+        query = torch.randn(2, 2, 5, 4, requires_grad=True)
+        padding, causal = torch.zeros(2, 5).bool(), torch.ones(5, 5).triu(1).bool()
+        output, _ = relative_attention(
+            query,
+            query,
+            query,
+            positions,
+            attn_mask=causal,
+            key_padding_mask=padding,
+            dropout=0.1,
+        )
+        output.sum().backward()
+        assert query.grad.shape == query.shape
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_positions_of_other_types_read_no_values(domain):
+    """Also with hops and centres as tensors and with positions made by hand."""
+    with FakeTensorMode():
+        hop = torch.rand(BATCH)
+        if domain == "audio":
+            frame_positions(torch.randint(9, (BATCH,)), hop, hop, max_frames=9)
+        positions = make_positions(domain) if domain != "audio" else None
+        if positions is not None:
+            assert positions.coords.shape[-1] in (1, 2)

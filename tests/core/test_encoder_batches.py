@@ -1,0 +1,144 @@
+"""What else is in a batch does not matter: padding on either side, other samples, whatever stands on
+padding; and what samples share (an image grid, the hop of audio) is told apart where it must be."""
+
+import pytest
+import torch
+
+from cape_plugins import (
+    TYPES,
+    Draw,
+    Positions,
+    coordinate_positions,
+    frame_positions,
+    patch_positions,
+    token_positions,
+)
+from cape_plugins.config import DOMAINS
+from tests.core.support import (
+    ADDING,
+    BATCH,
+    DIM,
+    FRAMES,
+    LENGTHS,
+    RANDOM_TYPES,
+    SINUSOID_TYPES,
+    make_encoder,
+    make_positions,
+    valid_mask,
+)
+
+CPU = torch.device("cpu")
+RANDOM = [(name, domain) for name in RANDOM_TYPES for domain in DOMAINS]
+SINUSOIDS = [(name, domain) for name in SINUSOID_TYPES for domain in DOMAINS]
+SILENT = [name for name, row in TYPES.items() if row.encoding == "none"]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(("name", "domain"), [p for p in ADDING if p != ("abspos", "image")])
+def test_rows_on_padding_are_zero(name, domain, training):
+    encoder, positions = make_encoder(name, domain).train(training), make_positions(domain)
+    if positions.valid is None:
+        # patches that were dropped; a table has no rows for these
+        positions = coordinate_positions(positions.coords, valid_mask(), positions.step)
+    for dtype in (torch.float32, torch.bfloat16):
+        result = encoder(positions, encoder.draw(BATCH), dtype=dtype)
+        assert result[~positions.valid].eq(0).all()
+        assert result[positions.valid].abs().sum(-1).ne(0).all()
+
+
+@pytest.mark.parametrize("name", [name for name, domain in ADDING if domain == "text"])
+def test_left_and_right_padded_tokens_get_the_same(name):
+    encoder = make_encoder(name).eval()
+    right, left = valid_mask(), valid_mask(left=True)
+    for scale, start in ((1.0, 0.0), (1.05, 2.0)):
+        a = encoder(token_positions(right, scale, start))
+        b = encoder(token_positions(left, scale, start))
+        assert not torch.equal(a, b)
+        assert torch.equal(a[right], b[left])
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(("name", "domain"), [pair for pair in ADDING if pair[1] != "image"])
+def test_a_sample_alone_equals_the_sample_in_its_batch(name, domain, training):
+    encoder, positions = make_encoder(name, domain).train(training), make_positions(domain)
+    draw = encoder.draw(BATCH)
+    local = torch.rand(BATCH, 6, 1) if encoder.config.max_local_shift and training else None
+    batch = encoder(positions, draw, local)
+    for row, length in enumerate(LENGTHS):
+        step = positions.step
+        alone = Positions(
+            positions.coords[row : row + 1, :length],
+            positions.valid[row : row + 1, :length],
+            step[row : row + 1] if isinstance(step, torch.Tensor) else step,
+            None if positions.grid is None else positions.grid[:length],
+            None if positions.index is None else positions.index[row : row + 1, :length],
+        )
+        own = Draw(*(None if part is None else part[row : row + 1] for part in draw or ()))
+        result = encoder(alone, own, None if local is None else local[row : row + 1, :length])
+        torch.testing.assert_close(result[0], batch[row, :length], atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("domain", ["text", "audio"])
+@pytest.mark.parametrize(("name", "training"), [("cape", True), ("cape", False), ("sinpos", True)])
+def test_a_row_of_padding_only_is_zero_and_not_nan(name, domain, training):
+    encoder = make_encoder(name, domain).train(training)
+    if domain == "text":
+        positions = token_positions(valid_mask((6, 0, 2)))
+    else:
+        positions = frame_positions(torch.tensor([6, 0, 2]), torch.full((3,), 0.03))
+    result = encoder(positions, encoder.draw(3))
+    assert result.isfinite().all()
+    assert result[1].eq(0).all()
+    assert result[0].ne(0).any()
+
+
+@pytest.mark.parametrize("junk", [1e30, float("inf"), float("nan")])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_coordinates_on_padding_may_be_anything(domain, training, junk):
+    """The appendix marks padding by NaN."""
+    encoder, valid = make_encoder("cape", domain).train(training), valid_mask()
+    coords = make_positions(domain).coords.expand(BATCH, -1, -1)
+    soiled = torch.where(valid[..., None], coords, junk)
+    draw, local = encoder.draw(BATCH), torch.zeros_like(coords)
+    clean, result = (
+        encoder(coordinate_positions(c, valid, 0.1), draw, local) for c in (coords, soiled)
+    )
+    assert torch.equal(result, clean)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(("name", "domain"), SINUSOIDS)
+def test_batches_that_share_coordinates_but_not_padding(name, domain, training):
+    """One hop for all audio samples, or one grid of patches with some dropped."""
+    encoder = make_encoder(name, domain).train(training)
+    if domain == "audio":
+        positions = frame_positions(FRAMES, 0.03)
+    else:
+        shared = make_positions(domain).coords[:1]
+        positions = coordinate_positions(shared, valid_mask(), 0.1)
+    assert positions.coords.shape[0] == 1
+    result = encoder(positions, encoder.draw(BATCH))
+    assert result.shape == (BATCH, 6, DIM)
+    assert result[~positions.valid].eq(0).all()
+    assert result[positions.valid].ne(0).any(-1).all()
+
+
+@pytest.mark.parametrize("changes", [{}, {"max_global_shift": 0.0, "max_global_scale": 1.0}])
+def test_images_share_coordinates_and_draw_for_each_sample(changes):
+    encoder, positions = make_encoder("cape", "image", **changes), patch_positions(2, 3)
+    assert positions.coords.shape[0] == 1
+    result = encoder(positions, encoder.draw(4))
+    assert result.shape == (4, 6, DIM)
+    for row in range(1, 4):
+        assert not torch.equal(result[0], result[row])
+    assert encoder.eval()(positions).shape == (1, 6, DIM)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 4), (4, 1)])
+@pytest.mark.parametrize("name", SINUSOID_TYPES)
+def test_images_of_one_row_column_or_patch(name, size):
+    encoder = make_encoder(name, "image")
+    result = encoder(patch_positions(*size), encoder.draw(2))
+    assert result.isfinite().all()
+    assert result.shape[1] == size[0] * size[1]
