@@ -30,3 +30,18 @@ def test_torch_example_runs(repo_root: Path) -> None:
     assert names["loss"].isfinite()
     assert names["draw"].shift.shape == (8, 1, 1)
     assert names["embed"].weight.grad.abs().sum() > 0
+
+
+def test_paper_map_names_what_exists(repo_root: Path) -> None:
+    """Every test, preset and function that docs/paper_map.md names is there."""
+    table = (repo_root / "docs/paper_map.md").read_text(encoding="utf-8")
+    files = [p for folder in ("tests", "cape_plugins", "fairseq_user_dir")
+             for p in (repo_root / folder).rglob("*.py")]  # fmt: skip
+    code = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    names = re.findall(r"`([\w.]+)`", table)
+    tests = [name for name in names if name.startswith("test_") and not name.endswith(".py")]
+    assert len(tests) > 15, "the pattern that finds the names no longer fits the table"
+    for name in names:
+        last = name.removesuffix(".py").rpartition(".")[2]
+        known = f"def {last}(" in code or f"class {last}(" in code or f'"{last}"' in code
+        assert known or list(repo_root.rglob(f"{last}.py")) or (repo_root / last).is_dir(), name

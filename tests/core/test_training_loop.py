@@ -11,6 +11,8 @@ from cape_plugins import TYPES, PositionConfig, build_position_encoder, token_po
 DIM, WORDS, PAD, BOS = 32, 12, 0, 1
 STEPS = 60
 
+pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+
 
 class Copier(nn.Module):
     """An encoder-decoder with one position encoder for both sides and one draw for a pair."""

@@ -1,0 +1,263 @@
+"""What the fairseq tests share: tiny models of every kind, batches, probes and command lines."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq import models, options
+from fairseq.data import Dictionary
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from torch import Tensor, nn
+
+import fairseq_user_dir  # noqa: F401 registers the architectures
+from cape_plugins import TYPES, PositionConfig
+from cape_plugins.config import applies
+from cape_plugins.config import options as position_options
+
+ROOT = Path(__file__).resolve().parents[2]
+USER_DIR = ROOT / "cape_plugins"
+
+PAD, BOS, EOS, FIRST_WORD, VOCABULARY = 1, 0, 2, 4, 24
+START = PAD + 1  # coordinate of the first token, as in fairseq
+ALPHA = "1.25"  # exact in float32
+LIMIT = 64  # rows of the stock tables, in tokens
+
+SINUSOID = [name for name, row in TYPES.items() if row.encoding == "sinusoid"]
+RELATIVE = {"position_relative_context": 3, "position_relative_values": True}
+# Every type with its defaults, and what can be combined with it.
+VARIANTS: dict[str, dict[str, Any]] = {
+    **{name: {"position_embedding": name} for name in TYPES},
+    "shape+synchronize": {"position_embedding": "shape", "position_synchronize": True},
+    "sinpos+source": {
+        "position_embedding": "sinpos",
+        "position_source_scale": ALPHA,
+        "position_source_bos": True,
+    },
+    "cape+relative": {"position_embedding": "cape", **RELATIVE},
+}
+TINY = {
+    "encoder_layers": 2,
+    "encoder_embed_dim": 32,
+    "encoder_ffn_embed_dim": 32,
+    "encoder_attention_heads": 2,
+    "decoder_layers": 2,
+    "decoder_embed_dim": 32,
+    "decoder_ffn_embed_dim": 32,
+    "decoder_attention_heads": 2,
+}
+
+
+def switched_off(type_name: str) -> dict[str, Any]:
+    """Every option of the type at the value that has no effect."""
+    return {
+        f"position_{option.name}": option.metadata["off"]
+        for option in position_options("text")
+        if applies(option.name, type_name)
+    }
+
+
+# ------------------------------------------------------------------------------- in this process
+
+
+def make_dictionary() -> Dictionary:
+    dictionary = Dictionary()
+    for index in range(VOCABULARY - len(dictionary)):
+        dictionary.add_symbol(f"w{index}")
+    return dictionary
+
+
+class Task:
+    """What a model asks of its task. There are no data, so alpha has to be given."""
+
+    class cfg:
+        data = "no-such-folder"
+        source_lang, target_lang = "en", "de"
+        left_pad_source, left_pad_target = True, False
+
+    def __init__(self) -> None:
+        self.source_dictionary = self.target_dictionary = make_dictionary()
+
+
+def build(arch: str = "cape_transformer_tiny", seed: int = 1, **given: Any) -> Any:
+    """A small encoder-decoder in training mode, with the same parameters for the same seed."""
+    args = argparse.Namespace(arch=arch, label_smoothing=0.1, **{**TINY, **given})
+    for side in ("source", "target"):
+        args.__dict__.setdefault(f"max_{side}_positions", LIMIT)
+    if arch.startswith("cape_") and "position_source_scale" not in given:
+        chosen = PositionConfig(given.get("position_embedding", "cape"), "text", "seq2seq")
+        if chosen.source_scale == "auto":
+            args.position_source_scale = ALPHA
+    torch.manual_seed(seed)
+    return models.build_model(args, Task())
+
+
+def build_variant(name: str, **given: Any) -> Any:
+    return build(**{**VARIANTS[name], **given})
+
+
+def configure(
+    *words: object, arch: str = "cape_transformer_tiny", task: str = "translation"
+) -> Any:
+    """The configuration of ``fairseq-train DATA --arch ARCH words``, as that command makes it."""
+    has_encoder = "_lm" not in arch
+    tiny = {name: value for name, value in TINY.items() if has_encoder or "decoder" in name}
+    argv = ["no-such-folder", "--task", task, "--arch", arch, "--max-tokens", "100", *flags(tiny)]
+    parser = options.get_training_parser(task)
+    args = options.parse_args_and_arch(parser, argv + [str(word) for word in words])
+    return convert_namespace_to_omegaconf(args)
+
+
+def build_lm(*words: object, arch: str = "cape_transformer_lm", seed: int = 1) -> Any:
+    """A small language model in training mode, from its command line."""
+    cfg = configure("--tokens-per-sample", LIMIT, *words, arch=arch, task="language_modeling")
+    torch.manual_seed(seed)
+    return models.build_model(cfg.model, Task())
+
+
+def pad(rows: Sequence[Sequence[int]], left: bool) -> Tensor:
+    """``[B, S]`` tokens."""
+    longest = max(map(len, rows))
+    fill = [[PAD] * (longest - len(row)) for row in rows]
+    padded = [f + list(r) if left else list(r) + f for r, f in zip(rows, fill, strict=True)]
+    return torch.tensor(padded)
+
+
+def sentences(seed: int = 0, lengths: Sequence[int] = (7, 5, 2, 1)) -> list[list[int]]:
+    """Source sentences, EOS last."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        torch.randint(FIRST_WORD, VOCABULARY, (length,), generator=generator).tolist() + [EOS]
+        for length in lengths
+    ]
+
+
+def decoder_input(seed: int = 50, lengths: Sequence[int] = (6, 3, 7, 2)) -> Tensor:
+    """``[B, T]``: EOS first, padded on the right."""
+    return pad([row[-1:] + row[:-1] for row in sentences(seed, lengths)], left=False)
+
+
+def batch(seed: int = 0, left: bool = True) -> tuple[Tensor, Tensor]:
+    """Source tokens ``[B, S]`` and decoder input ``[B, T]``, of different lengths."""
+    return pad(sentences(seed), left), decoder_input(seed + 50)
+
+
+def loss_of(model: Any, seed: int, left: bool = True) -> Tensor:
+    """A loss that depends on all outputs at real tokens of one batch."""
+    source, previous = batch(seed, left)
+    if not hasattr(model, "encoder"):
+        logits, _ = model(previous)
+    else:
+        logits, _ = model(source, source.ne(PAD).sum(1), previous)
+    weight = previous.ne(PAD)[..., None] * torch.linspace(-1, 1, logits.shape[-1])
+    return (logits.float().log_softmax(-1) * weight).sum()
+
+
+def train(model: Any, updates: int = 4, loss: Callable[..., Tensor] = loss_of) -> Any:
+    """Trains with Adam; random numbers are seeded at each update, as fairseq does."""
+    model.train()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for update in range(updates):
+        torch.manual_seed(100 + update)
+        optimizer.zero_grad()
+        loss(model, update, left=update % 2 == 0).backward()
+        optimizer.step()
+    return model
+
+
+class Recorder(nn.Module):
+    """In the place of an encoding: notes the coordinates that are encoded."""
+
+    def __init__(self, encoding: nn.Module) -> None:
+        super().__init__()
+        self.encoding = encoding
+        self.seen: list[Tensor] = []
+
+    def forward(self, coords: Tensor) -> Tensor:
+        self.seen.append(coords.clone())
+        return self.encoding(coords)
+
+    def grid(self, coords: Tensor) -> Tensor:
+        self.seen.append(coords.clone())
+        return self.encoding.grid(coords)
+
+
+def record(stack: Any) -> Recorder:
+    encoder = stack.embed_positions.encoder
+    encoder.encoding = Recorder(encoder.encoding)
+    return encoder.encoding
+
+
+@contextmanager
+def random_numbers_untouched() -> Iterator[None]:
+    """Fails if torch's global random numbers are consumed inside."""
+    before = torch.get_rng_state()
+    yield
+    assert torch.equal(before, torch.get_rng_state()), "random numbers were consumed"
+
+
+# --------------------------------------------------------------------------------- command lines
+
+
+def flags(settings: dict[str, Any]) -> list[str]:
+    """``{"a_b": True}`` to ``["--a-b", "true"]``."""
+    return [
+        word
+        for name, value in settings.items()
+        for word in (f"--{name.replace('_', '-')}", str(value).lower())
+    ]
+
+
+TINY_FLAGS = flags(TINY)
+CLI_VARIANTS = {name: flags(settings) for name, settings in VARIANTS.items()}
+
+
+def train_words(
+    data: object,
+    save_dir: object,
+    *extra: object,
+    arch: str = "cape_transformer_tiny",
+    updates: int = 60,
+) -> list[object]:
+    """A ``fairseq-train`` command line for translation."""
+    return [
+        "fairseq-train", data, "--user-dir", USER_DIR, "--arch", arch, *TINY_FLAGS,
+        "--save-dir", save_dir, "--max-update", updates, "--batch-size", 16, "--dropout", 0.1,
+        "--optimizer", "adam", "--lr", 0.005, "--criterion", "label_smoothed_cross_entropy",
+        "--label-smoothing", 0.1, "--cpu", "--no-progress-bar", "--num-workers", 0,
+        "--no-epoch-checkpoints", *extra,
+    ]  # fmt: skip
+
+
+def generate_words(data: object, checkpoint: object, *extra: object) -> list[object]:
+    """A ``fairseq-generate`` command line: nothing about positions."""
+    return [
+        "fairseq-generate", data, "--user-dir", USER_DIR, "--path", checkpoint, "--cpu",
+        "--batch-size", 8, "--num-workers", 0, *extra,
+    ]  # fmt: skip
+
+
+def lines(output: str, kind: str) -> dict[int, list[list[str]]]:
+    """The lines ``KIND-ID\\tfield\\tfield`` of a generation, fields by sentence, in order."""
+    found: dict[int, list[list[str]]] = {}
+    for line in output.splitlines():
+        head, _, rest = line.partition("\t")
+        letter, _, number = head.partition("-")
+        if letter == kind and number.isdigit():
+            found.setdefault(int(number), []).append(rest.split("\t"))
+    return found
+
+
+def parameters(checkpoint: Path) -> dict[str, Tensor]:
+    """The model of a checkpoint file."""
+    return torch.load(checkpoint, weights_only=True, map_location="cpu")["model"]
+
+
+def differences(first: dict[str, Tensor], second: dict[str, Tensor]) -> list[str]:
+    """Names of the tensors that are not bit for bit the same."""
+    assert list(first) == list(second)
+    return [name for name in first if not torch.equal(first[name], second[name])]

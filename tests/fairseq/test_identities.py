@@ -1,0 +1,122 @@
+"""Proves that what adds no augmentation is the stock model bit for bit: parameters, state-dict
+keys, gradients and outputs after several updates, in this process and by ``fairseq-train``."""
+
+import pytest
+import torch
+
+from cape_plugins import TYPES
+from tests.fairseq.helpers import (
+    SINUSOID,
+    batch,
+    build,
+    build_lm,
+    decoder_input,
+    differences,
+    flags,
+    parameters,
+    switched_off,
+    train,
+    train_words,
+)
+
+# What the stock arch is told to have the same positions, by encoding.
+STOCK = {
+    "sinusoid": {},
+    "table": {"encoder_learned_pos": True, "decoder_learned_pos": True},
+    "none": {"no_token_positional_embeddings": True},
+}
+# relpos has parameters that no stock model has.
+IDENTICAL = [name for name in TYPES if name != "relpos"]
+RANDOM = [name for name in SINUSOID if switched_off(name).keys() - switched_off("sinpos").keys()]
+SETTINGS = {
+    "post-LN": {},
+    "pre-LN": {"encoder_normalize_before": True, "decoder_normalize_before": True},
+    "three heads": {
+        **dict.fromkeys(("encoder_embed_dim", "decoder_embed_dim"), 36),
+        **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 3),
+    },
+    "shared embeddings, no scale": {"share_all_embeddings": True, "no_scale_embedding": True},
+    "layer drop": {"encoder_layerdrop": 0.5, "decoder_layerdrop": 0.5},
+    "embedding norm": {"layernorm_embedding": True},
+}
+
+
+def after_training(model):
+    """Parameters, the gradients of the last update, and outputs in evaluation."""
+    train(model)
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    model.eval()
+    outputs = {}
+    for left in (True, False):
+        source, previous = batch(9, left)
+        with torch.no_grad():
+            logits, extra = model(source, source.ne(1).sum(1), previous)
+        outputs |= {f"logits {left}": logits, f"attention {left}": extra["attn"][0]}
+    return model.state_dict(), gradients, outputs
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("name", IDENTICAL)
+def test_equals_stock_after_updates(name, setting):
+    options = {"dropout": 0.1, "attention_dropout": 0.1, **SETTINGS[setting]}
+    stock = build("transformer_tiny", **options, **STOCK[TYPES[name].encoding])
+    start = {key: value.clone() for key, value in stock.state_dict().items()}
+    ours = build(position_embedding=name, **switched_off(name), **options)
+    assert differences(ours.state_dict(), start) == []
+    expected, actual = after_training(stock), after_training(ours)
+    assert len(differences(expected[0], start)) > 10  # so it did learn something
+    for ours_part, stock_part in zip(actual, expected, strict=True):
+        assert differences(ours_part, stock_part) == []
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_augmentation_makes_the_difference(name):
+    """The comparison above does notice positions that moved."""
+    assert RANDOM == ["shape", "cape"]
+    options = {"dropout": 0.1, "position_source_scale": "1", "position_source_bos": False}
+    ours = train(build(position_embedding=name, **options), updates=1)
+    assert differences(ours.state_dict(), train(build("transformer_tiny"), 1).state_dict())
+
+
+def test_each_option_makes_a_difference():
+    """Source scale and BOS hint, the options that act in evaluation too, do act."""
+    stock = build("transformer_tiny").eval()
+    for option in ({"position_source_scale": "1.25"}, {"position_source_bos": True}):
+        ours = build(position_embedding="sinpos", **option).eval()
+        source, previous = batch()
+        assert differences(ours.state_dict(), stock.state_dict()) == []
+        assert not torch.equal(ours(source, None, previous)[0], stock(source, None, previous)[0])
+
+
+@pytest.mark.parametrize("name", IDENTICAL)
+def test_language_model_equals_stock_after_updates(name):
+    learned = {
+        "sinusoid": [],
+        "table": ["--decoder-learned-pos"],
+        "none": ["--no-token-positional-embeddings"],
+    }[TYPES[name].encoding]
+    off = {
+        option: value
+        for option, value in switched_off(name).items()
+        if option not in ("position_source_scale", "position_synchronize", "position_source_bos")
+    }
+    words = flags({"position_embedding": name, **off})
+    stock, ours = build_lm(*learned, arch="transformer_lm"), build_lm(*words)
+    previous = decoder_input(9)
+    for model in (stock, ours):
+        train(model).eval()
+    assert differences(ours.state_dict(), stock.state_dict()) == []
+    assert torch.equal(ours(previous)[0], stock(previous)[0])
+    if name in RANDOM:
+        augmented = train(build_lm("--position-embedding", name))
+        assert differences(augmented.state_dict(), stock.state_dict())
+
+
+@pytest.mark.slow
+def test_fairseq_train_writes_the_stock_parameters(run_cli, corpus, trained, tmp_path):
+    stock = parameters(trained("stock"))
+    for name in SINUSOID:
+        words = flags({"position_embedding": name, **switched_off(name)})
+        run_cli(*train_words(corpus.binary, tmp_path / name, *words))
+        assert differences(parameters(tmp_path / name / "checkpoint_last.pt"), stock) == [], name
+    assert differences(parameters(trained("shape")), stock)
