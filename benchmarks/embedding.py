@@ -13,7 +13,16 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from benchmarks import hosts
-from benchmarks.measure import CONTROL, MEBIBYTE, Setup, Step, interleave, peak_memory
+from benchmarks.measure import (
+    MEBIBYTE,
+    Setup,
+    Step,
+    Timing,
+    in_new_process,
+    interleave,
+    keep_pages,
+    peak_memory,
+)
 from benchmarks.report import Report, markdown_table, plot_ratios, ratio_tables, timing_columns
 from cape_plugins import TYPES, PositionConfig, build_position_encoder
 from fairseq_user_dir.embedding import TokenPositionEmbedding, WrappingPositionalEmbedding
@@ -21,19 +30,21 @@ from fairseq_user_dir.embedding import TokenPositionEmbedding, WrappingPositiona
 BATCH, DIM, LENGTHS = 50, 768, (10, 100, 1000)
 SECONDS = 20.0
 REFERENCE, LOOKUP, ADD = "stock + add", "stock", " + add"
+MALLOC = ("fresh pages", "pages kept")
 TEXT = (
     f"""\
 One call of the position embedding in training mode, with padding (sentences of 80 to 100 % of
 the length), B {BATCH}, K {DIM}: `stock` is the lookup of fairseq's sinusoids,
 `SinusoidalPositionalEmbedding.forward`; the types are the modules that replace it, which also
 find the mask and draw local shifts; the global draw is given. `+ add` is with the addition to
-the content. `nopos` and `relpos` have no such module. Ratios are to `{REFERENCE}`; the control
-is the reference again. MiB: peak of one call, its result included. To reach: every type alone
-no slower than `stock + add` at T 1000, time linear in B x T.""",
-    """\
-With the default malloc of Linux, tensors of more than 32 MiB get fresh pages from the system
-with each call, which at T 1000 costs as much as the arithmetic; it is part of the time, as it
-is in training on a CPU.""",
+the content. `nopos` and `relpos` have no such module. The reference is `{REFERENCE}`. MiB: peak
+of one call, its result included. To reach: every type alone no slower than `{REFERENCE}` at
+T 1000, time linear in B x T.""",
+    f"""\
+*{MALLOC[0]}* is the malloc of Linux as it is, in training on a CPU, too: a tensor of more than
+32 MiB gets fresh pages from the system with each call, which at T 1000 takes longer than to fill
+it. *{MALLOC[1]}* is the same with a malloc that never gives memory back: arithmetic alone, where
+a sine stands against a copied number.""",
 )
 
 
@@ -85,55 +96,65 @@ def run(setup: Setup) -> Report:
     report = Report("The position embedding alone", TEXT)
     batch, dim, lengths = (4, 64, (10, 100)) if setup.quick else (BATCH, DIM, LENGTHS)
     names = [REFERENCE, LOOKUP, *types(), *(name + ADD for name in types())]
-    for length in lengths:
-        steps = {name: make_step(name, batch, length, dim, setup) for name in names}
-        timings = interleave(steps, setup, setup.seconds(SECONDS), f"embedding T {length}")
-        del steps
-        for name in tqdm(timings, f"memory T {length}", leave=False, disable=None):
-            row = {"T": length, "B": batch, "K": dim, "variant": name}
-            row |= timing_columns(timings[name])
-            if CONTROL not in name:
-                row["mib"] = round(
-                    peak_memory(setup, make_step, name, batch, length, dim, setup), 2
-                )
-            report.rows.append(row)
-    report.tables = {
-        **ratio_tables(report, "T"),
-        "Nanoseconds per number of the result (constant: linear in B x T)": _per_number(report),
-        "Peak memory, MiB": _memory_table(report, setup),
-    }
+    for malloc in MALLOC[: 1 if setup.device.type == "cuda" else None]:
+        for length in lengths:
+            timings = in_new_process(time_all, names, batch, length, dim, setup, malloc)
+            for name, timing in timings.items():
+                row = {"T": length, "B": batch, "K": dim, "variant": name, "malloc": malloc}
+                report.rows.append(row | timing_columns(timing))
+        rows = [row for row in report.rows if row["malloc"] == malloc]
+        where = "" if setup.device.type == "cuda" else f", {malloc}"
+        for heading, table in ratio_tables(rows, "T").items():
+            report.tables[heading + where] = table
+        report.tables[f"Nanoseconds per number of the result{where}"] = _per_number(rows)
+    arguments = [(name, batch, length, dim, setup) for name in names for length in lengths]
+    for row in tqdm(report.rows[: len(arguments)], "memory", leave=False, disable=None):
+        mib = peak_memory(setup, make_step, row["variant"], batch, row["T"], dim, setup)
+        row["mib"] = round(mib, 2)
+    report.tables["Peak memory, MiB"] = _memory_table(report, setup)
     report.plot = partial(_plot, report)
     return report
 
 
-def _per_number(report: Report) -> list[str]:
+def time_all(
+    names: list[str], batch: int, length: int, dim: int, setup: Setup, malloc: str
+) -> dict[str, Timing]:
+    """Times one length, in a process of its own because of malloc."""
+    if malloc == MALLOC[1]:
+        keep_pages()
+    steps = {name: make_step(name, batch, length, dim, setup) for name in names}
+    return interleave(steps, setup, setup.seconds(SECONDS), f"embedding T {length}, {malloc}")
+
+
+def _per_number(rows: list[dict]) -> list[str]:
     """Constant where time is linear in B x T."""
-    rows = []
-    for name in report.column("variant"):
-        found = [row for row in report.rows if row["variant"] == name]
-        numbers = [row["milliseconds"] / (row["B"] * row["T"] * row["K"]) for row in found]
-        rows.append([name, *(f"{1e6 * number:.2f}" for number in numbers)])
-    return markdown_table(["", *(f"T {length}" for length in report.column("T"))], rows)
+    cells: dict[str, list[str]] = {}
+    for row in rows:
+        number = row["milliseconds"] / (row["B"] * row["T"] * row["K"])
+        cells.setdefault(row["variant"], []).append(f"{1e6 * number:.2f}")
+    header = ["", *(f"T {length}" for length in dict.fromkeys(row["T"] for row in rows))]
+    return markdown_table(header, ([name, *row] for name, row in cells.items()))
 
 
 def _memory_table(report: Report, setup: Setup) -> list[str]:
-    lengths = report.column("T")
-    row = report.rows[0]
-    size = row["B"] * row["K"] * setup.dtype.itemsize / MEBIBYTE
-    rows = [["one tensor B x T x K", *(f"{length * size:.1f}" for length in lengths)]]
-    for name in report.column("variant"):
-        if CONTROL not in name:
-            found = (report.find(variant=name, T=length) for length in lengths)
-            rows.append([name, *(f"{row['mib']:.1f}" for row in found)])
-    return markdown_table(["", *(f"T {length}" for length in lengths)], rows)
+    measured = [row for row in report.rows if "mib" in row]
+    lengths = list(dict.fromkeys(row["T"] for row in measured))
+    size = measured[0]["B"] * measured[0]["K"] * setup.dtype.itemsize / MEBIBYTE
+    cells = {"one tensor B x T x K": [f"{length * size:.1f}" for length in lengths]}
+    for row in measured:
+        cells.setdefault(row["variant"], []).append(f"{row['mib']:.1f}")
+    header = ["", *(f"T {length}" for length in lengths)]
+    return markdown_table(header, ([name, *row] for name, row in cells.items()))
 
 
 def _plot(report: Report, figure) -> None:
-    ratios, times = figure.subplots(1, 2)
-    plot_ratios(ratios, report, "T", 1.0)
+    panels = figure.subplots(1, 1 + len({row["malloc"] for row in report.rows}))
+    for axes, malloc in zip(panels[1:], MALLOC, strict=False):
+        plot_ratios(axes, [row for row in report.rows if row["malloc"] == malloc], "T", 1.0)
+        axes.set_title(malloc)
     for name in (REFERENCE, LOOKUP, *types()):
-        rows = [row for row in report.rows if row["variant"] == name]
+        rows = [r for r in report.rows if r["variant"] == name and r["malloc"] == MALLOC[0]]
         tokens = [row["B"] * row["T"] for row in rows]
-        times.loglog(tokens, [row["milliseconds"] for row in rows], marker="o", label=name)
-    times.set(xlabel="B x T", ylabel="milliseconds")
-    times.legend(fontsize="small")
+        panels[0].loglog(tokens, [row["milliseconds"] for row in rows], marker="o", label=name)
+    panels[0].set(xlabel="B x T", ylabel="milliseconds", title=MALLOC[0])
+    panels[0].legend(fontsize="small")

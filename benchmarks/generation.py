@@ -21,9 +21,9 @@ TEXT = (
 Translation of {BATCH} sentences with beam {BEAM} by fairseq's `SequenceGenerator`, prepared as
 `fairseq-generate` does: `transformer` (6L-6L, 512/2048, 8 heads), joint dictionary of
 {VOCABULARY} symbols, sources of 80 to 100 % of T tokens, exactly T decoded. `stock` is the arch
-`transformer`, the reference; the others are `cape_transformer --position-embedding TYPE` with
-the defaults of the type. All take turns in one process and share their parameters; the control
-is the reference again. To reach: at most {LIMIT}.""",
+`transformer`, the reference; the others are `cape_transformer --position-embedding TYPE` with the
+defaults of the type. All take turns in one process and share their parameters. To reach: at most
+{LIMIT}.""",
     """\
 `cape` puts a BOS token before each source: its encoder and the attention to it work on T + 1
 positions. `cape, no BOS` shows what the positions alone cost.""",
@@ -49,7 +49,7 @@ def run(setup: Setup) -> Report:
         timings = interleave(steps, setup, setup.seconds(SECONDS), f"generation T {length}")
         for name, timing in timings.items():
             report.rows.append({"T": length, "variant": name} | timing_columns(timing))
-    report.tables = ratio_tables(report, "T")
+    report.tables = ratio_tables(report.rows, "T")
     report.plot = partial(_plot, report)
     return report
 
@@ -64,5 +64,5 @@ def make_step(task, model: nn.Module, sample: dict, length: int) -> Step:
 
 def _plot(report: Report, figure) -> None:
     axes = figure.subplots()
-    plot_ratios(axes, report, "T", LIMIT)
+    plot_ratios(axes, report.rows, "T", LIMIT)
     axes.set_ylim(bottom=0.8)

@@ -2,8 +2,9 @@
 
 A time in seconds says more about the machine than about the code. So the variants of a benchmark
 take turns: each round runs all of them once in random order, the reference among them, and a ratio
-is taken within a round. The reference takes part twice; the ratio of the second to the first, the
-control, would be 1 on a perfect machine and shows how far the others can be trusted.
+is taken within a round. The reference takes part twice, and ratios are to the mean of the two; its
+own ratio is that of the second to the first time, which would be 1 on a perfect machine and shows
+how far the others can be trusted.
 """
 
 import ctypes
@@ -14,18 +15,18 @@ import platform
 import random
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
-CONTROL = "(control)"
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 PACKAGES = ("torch", "fairseq-fixed", "numpy")
 MIN_ROUNDS, MAX_ROUNDS = 5, 500
@@ -60,7 +61,7 @@ class Timing:
 
     Attributes:
         milliseconds: Median over the rounds.
-        ratio: Median over the rounds of its time by that of the reference in the same round.
+        ratio: Median over the rounds of its time by the mean time of the reference in that round.
         low: 95 % bootstrap interval of the ratio, lower end ...
         high: ... and upper end.
         rounds: How often it ran.
@@ -79,17 +80,16 @@ def interleave(
     """Times variants in turns; see the module docstring.
 
     Args:
-        steps: Variants by name; the first is the reference, which takes part again as control.
+        steps: Variants by name; the first is the reference and takes part twice.
         setup: Device and clock.
         seconds: Time to spend, from which the number of rounds follows (5 to 500, 3 if quick).
         label: For the progress bar.
 
     Returns:
-        A timing for each variant, the control right after the reference.
+        A timing for each variant; the ratio of the reference is that of its two runs.
     """
-    reference = next(iter(steps))
-    control = f"{reference} {CONTROL}"
-    steps = {reference: steps[reference], control: steps[reference], **steps}
+    reference, again = next(iter(steps)), object()
+    steps = {again: steps[reference], **steps}
     # twice: memory allocators and libraries settle in the first pass
     for _ in range(2):
         begin = time.perf_counter()
@@ -98,7 +98,7 @@ def interleave(
         round_seconds = time.perf_counter() - begin
     rounds = max(MIN_ROUNDS, min(MAX_ROUNDS, int(seconds / round_seconds)))
     rounds = 3 if setup.quick else rounds
-    times: dict[str, list[float]] = {name: [] for name in steps}
+    times: dict[object, list[float]] = {name: [] for name in steps}
     order, shuffle = list(steps), random.Random(0).shuffle
     gc.collect()
     gc.disable()
@@ -110,7 +110,9 @@ def interleave(
             gc.collect()
     finally:
         gc.enable()
-    return {name: _timing(times[name], times[reference]) for name in steps}
+    both = np.mean([times[reference], times[again]], axis=0)
+    timings = {name: _timing(times[name], both) for name in steps if name is not again}
+    return timings | {reference: _timing(times[again], times[reference])}
 
 
 def _time(step: Step, setup: Setup) -> float:
@@ -124,7 +126,7 @@ def _time(step: Step, setup: Setup) -> float:
     return clock() - begin
 
 
-def _timing(times: list[float], reference: list[float]) -> Timing:
+def _timing(times: list[float], reference: Sequence[float] | np.ndarray) -> Timing:
     ratios = np.divide(times, reference)
     sample = np.random.default_rng(0).choice(ratios, (1000, len(ratios)))
     low, high = np.percentile(np.median(sample, axis=1), (2.5, 97.5))
@@ -150,10 +152,7 @@ def peak_memory(setup: Setup, make: Callable[..., Step], *args: object) -> float
     """
     if setup.device.type == "cuda":
         return _peak_cuda(make(*args)) / MEBIBYTE
-    context = multiprocessing.get_context("forkserver")  # imports torch and fairseq once
-    context.set_forkserver_preload(["benchmarks.hosts"])
-    with ProcessPoolExecutor(1, context) as process:
-        return process.submit(_peak_resident, make, args, torch.get_num_threads()).result()
+    return in_new_process(_peak_resident, make, args)
 
 
 def _peak_cuda(step: Step) -> int:
@@ -166,8 +165,7 @@ def _peak_cuda(step: Step) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def _peak_resident(make: Callable[..., Step], args: tuple, threads: int) -> float:
-    torch.set_num_threads(threads)
+def _peak_resident(make: Callable[..., Step], args: tuple) -> float:
     step = make(*args)
     step()
     gc.collect()
@@ -176,6 +174,23 @@ def _peak_resident(make: Callable[..., Step], args: tuple, threads: int) -> floa
     before = _status("VmRSS")
     step()
     return (_status("VmHWM") - before) / 1024
+
+
+def in_new_process(function: Callable, *args: object) -> Any:
+    """The result of ``function(*args)``, called in a process that has done nothing else yet."""
+    context = multiprocessing.get_context("forkserver")  # imports torch and fairseq once
+    context.set_forkserver_preload(["benchmarks.hosts"])
+    threads = (torch.get_num_threads(),)
+    with ProcessPoolExecutor(1, context, torch.set_num_threads, threads) as process:
+        return process.submit(function, *args).result()
+
+
+def keep_pages() -> None:
+    """Makes malloc reuse all memory of this process and never hand it back to the system."""
+    mmap_max, trim_threshold = -4, -1  # mallopt(3)
+    libc = ctypes.CDLL(None)
+    libc.mallopt(mmap_max, 0)
+    libc.mallopt(trim_threshold, 2**31 - 1)
 
 
 def _status(key: str) -> int:
@@ -204,8 +219,11 @@ def facts(setup: Setup, command: str) -> dict[str, str]:
         "Command": f"`{command}`",
         "Machine": machine,
         "Versions": ", ".join(versions),
-        "Numbers": f"{str(setup.dtype).removeprefix('torch.')}, {setup.clock} time"
-        + ("; **quick run: the numbers mean nothing**" if setup.quick else ""),
+        "Numbers": f"{str(setup.dtype).removeprefix('torch.')}; medians of {setup.clock} time over "
+        "rounds in which all variants take turns. Ratios are to the mean of two runs of the "
+        "reference (the first row); its own ratio is that of these two runs, the noise. In "
+        "parentheses: 95 % bootstrap interval"
+        + (". **Quick run: the numbers mean nothing**" if setup.quick else ""),
         "Date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
 

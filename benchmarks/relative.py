@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from benchmarks import hosts
-from benchmarks.measure import CONTROL, MEBIBYTE, Setup, Step, interleave, peak_memory
+from benchmarks.measure import MEBIBYTE, Setup, Step, interleave, peak_memory
 from benchmarks.report import Report, markdown_table, ratio_cell, timing_columns
 
 DIM, HEADS, LAYERS = 768, 8, 6
@@ -138,11 +138,10 @@ def _measure_memory(report: Report, setup: Setup, shape: tuple, contexts: tuple)
 def _tables(report: Report, setup: Setup, contexts: tuple, batches: dict) -> dict[str, list[str]]:
     timed = [row for row in report.rows if "ratio" in row]
     find = {(row["part"], row["T"], row["variant"]): row for row in timed}
-    control = f"{label(0)} {CONTROL}"
     header = ["", *(f"T {length}, B {batch}" for length, batch in batches.items())]
     precision = "fp32" if setup.dtype == torch.float32 else "fp16"
     tables = {}
-    for name in (*map(label, contexts), control):
+    for name in map(label, (*contexts, 0)):
         rows = [
             [part, *(ratio_cell(find[part, length, name]) for length in batches)] for part in PARTS
         ]
@@ -187,7 +186,7 @@ def _plot(report: Report, figure) -> None:
                 [row["ratio"] for row in points],
                 marker="o",
                 label=name,
-                color="0.7" if CONTROL in name or name == label(0) else None,
+                color="0.7" if name == label(0) else None,
             )
         axes.axhline(LIMIT, color="black", linewidth=0.8, linestyle=":")
         axes.set(title=part, xlabel="T", xscale="log", ylim=(0.8, None))

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from benchmarks.measure import Setup, Timing
@@ -28,14 +29,10 @@ class Report:
     tables: dict[str, list[str]] = field(default_factory=dict)
     plot: Callable | None = None
 
-    def column(self, name: str) -> list[object]:
-        """Distinct values of a column, in order of appearance."""
-        return list(dict.fromkeys(row[name] for row in self.rows if name in row))
 
-    def find(self, **values: object) -> dict[str, object]:
-        """The one row with these values."""
-        (row,) = (r for r in self.rows if all(r.get(k) == v for k, v in values.items()))
-        return row
+def distinct(rows: Iterable[Mapping[str, object]], name: str) -> list[object]:
+    """Values of a column, in order of appearance."""
+    return list(dict.fromkeys(row[name] for row in rows))
 
 
 def timing_columns(timing: Timing) -> dict[str, object]:
@@ -60,19 +57,19 @@ def markdown_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -
     return lines + [f"| {' | '.join(map(str, row))} |" for row in rows]
 
 
-def ratio_tables(report: Report, x: str) -> dict[str, list[str]]:
+def ratio_tables(rows: Sequence[Mapping[str, object]], x: str) -> dict[str, list[str]]:
     """Ratios and times, variants by the values of column `x`."""
-    header = ["", *(f"{x} {value}" for value in report.column(x))]
+    header = ["", *(f"{x} {value}" for value in distinct(rows, x))]
     tables = {}
     for heading, cell in (
-        ("Time / time of the reference (95 % interval)", ratio_cell),
-        ("Milliseconds (median)", lambda row: f"{row['milliseconds']:.3g}"),
+        ("Time / time of the reference", ratio_cell),
+        ("Milliseconds", lambda row: f"{row['milliseconds']:#.4g}"),
     ):
-        rows = (
-            [name, *(cell(row) for row in report.rows if row["variant"] == name)]
-            for name in report.column("variant")
+        lines = (
+            [name, *(cell(row) for row in rows if row["variant"] == name)]
+            for name in distinct(rows, "variant")
         )
-        tables[heading] = markdown_table(header, rows)
+        tables[heading] = markdown_table(header, lines)
     return tables
 
 
@@ -111,36 +108,25 @@ def _plot(report: Report, path: str) -> None:
     figure.savefig(path, format="png", dpi=120)
 
 
-def plot_ratios(axes, report: Report, x: str, limit: float | None = None) -> None:
+def plot_ratios(axes, rows: Sequence[Mapping[str, object]], x: str, limit: float) -> None:
     """Ratios with their intervals, one group of bars per value of column `x`."""
-    groups, names = report.column(x), report.column("variant")
+    groups, names = distinct(rows, x), distinct(rows, "variant")
     width = 0.85 / len(names)
     for number, name in enumerate(names):
-        found = [
-            (i, r)
-            for i, g in enumerate(groups)
-            for r in report.rows
-            if r.get(x) == g and r.get("variant") == name and "ratio" in r
-        ]
-        ratios = [row["ratio"] for _, row in found]
-        spread = [
-            [row["ratio"] - row["ratio_low"] for _, row in found],
-            [row["ratio_high"] - row["ratio"] for _, row in found],
-        ]
-        places = [i + (number - len(names) / 2 + 0.5) * width for i, _ in found]
+        found = [row for row in rows if row["variant"] == name]
+        ratios = np.array([row["ratio"] for row in found])
+        ends = np.array([[row["ratio_low"], row["ratio_high"]] for row in found]).T
         axes.bar(
-            places,
+            [groups.index(row[x]) + (number - len(names) / 2 + 0.5) * width for row in found],
             ratios,
             width,
-            yerr=spread,
+            yerr=np.abs(ends - ratios),
             label=name,
             color=f"C{number % 10}",
             hatch="//" if number >= 10 else None,
             error_kw={"linewidth": 0.8},
         )
-    axes.axhline(1.0, color="black", linewidth=0.8)
-    if limit is not None:
-        axes.axhline(limit, color="black", linewidth=0.8, linestyle=":", label=f"{limit}")
+    axes.axhline(limit, color="black", linewidth=0.8, linestyle=":")
     axes.set_xticks(range(len(groups)), [f"{x} {group}" for group in groups])
-    axes.set_ylabel("time / time of the reference")
-    axes.legend(fontsize="small", ncols=2)
+    axes.set_ylabel(f"time / time of the reference (dotted: {limit})")
+    axes.legend(fontsize="x-small", ncols=2)

@@ -19,10 +19,9 @@ TEXT = (
     f"""\
 A training step (forward, label-smoothed cross entropy, backward, fairseq's Adam) of fairseq's
 `transformer` (6L-6L, 512/2048, 8 heads), joint dictionary of {VOCABULARY} symbols, sentences of
-80 to 100 % of T tokens, padded. `stock` is the arch `transformer`, the reference; every other
-row is `cape_transformer --position-embedding TYPE` with the defaults of the type. All take
-turns in one process and share their parameters; the control is the reference again. To reach:
-cape and shape at most {LIMIT}.""",
+80 to 100 % of T tokens, padded. `stock` is the arch `transformer`, the reference; every other row
+is `cape_transformer --position-embedding TYPE` with the defaults of the type. All take turns in
+one process and share their parameters. To reach: cape and shape at most {LIMIT}.""",
     """\
 `cape` puts a BOS token before each source: its encoder works on T + 1 positions. `cape, no BOS`
 shows what the positions alone cost.""",
@@ -46,12 +45,12 @@ def run(setup: Setup) -> Report:
         timings = interleave(steps, setup, setup.seconds(SECONDS), f"training {size}")
         for name, timing in timings.items():
             report.rows.append({"B x T": size, "variant": name} | timing_columns(timing))
-    report.tables = ratio_tables(report, "B x T")
+    report.tables = ratio_tables(report.rows, "B x T")
     report.plot = partial(_plot, report)
     return report
 
 
 def _plot(report: Report, figure) -> None:
     axes = figure.subplots()
-    plot_ratios(axes, report, "B x T", LIMIT)
+    plot_ratios(axes, report.rows, "B x T", LIMIT)
     axes.set_ylim(bottom=0.8)

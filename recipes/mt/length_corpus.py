@@ -52,12 +52,13 @@ def finish_corpus(folder: Path, languages: tuple[str, str], vocab_size: int) -> 
 def prepare_number_lists(args: argparse.Namespace) -> Corpus:
     """The built-in corpus."""
     vocab_size = args.vocab_size or 140
-    settings = {"vocab_size": vocab_size, "splits": number_lists.SPLIT_SIZES}
+    sizes = number_lists.SPLIT_SIZES | {"train": args.train_size, "test": args.test_size}
+    settings = {"vocab_size": vocab_size, "lists": sizes}
     numbers = tuple(str(length) for length in range(1, number_lists.MAX_TEST_LENGTH + 1))
     lengths = Lengths("numbers in the list", numbers, number_lists.MAX_TRAIN_LENGTH)
 
     def make(folder: Path) -> None:
-        number_lists.write_number_lists(folder)
+        number_lists.write_number_lists(folder, sizes=sizes)
         finish_corpus(folder, number_lists.LANGUAGES, vocab_size)
 
     folder = step(args.work / "number_lists" / "data", settings, make)

@@ -22,7 +22,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 
-from recipes.mt import report
+from recipes.mt import number_lists, report
 from recipes.mt.corpus import read_lines
 from recipes.mt.length_corpus import Corpus, prepare_files, prepare_number_lists
 from recipes.mt.pipeline import decode, train
@@ -150,6 +150,10 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--data", **pair, help="your own training text, plain or .gz (default: number lists)")
     add("--valid", **pair, help="validation text (default: split off --data)")
     add("--test", **pair, help="test text (default: split off --data)")
+    for split in ("train", "test"):
+        size = number_lists.SPLIT_SIZES[split]
+        text = "number lists, without --data (default: %(default)s)"
+        add(f"--{split}-size", type=positive, default=size, help=text)
     text = "keep pairs of --data with more words out of training (default: median of the source)"
     add("--max-train-length", type=positive, metavar="WORDS", help=text)
     add("--vocab-size", type=positive, help="subwords (default: 140; with --data 4000)")

@@ -1,0 +1,183 @@
+"""Proves that every runnable architecture of the Transformer and language-model families has a
+``cape_`` twin that builds, trains and evaluates; and that the twin without augmentation computes
+what the stock architecture does."""
+
+import pytest
+import torch
+from fairseq.models import (
+    ARCH_MODEL_INV_REGISTRY,
+    ARCH_MODEL_REGISTRY,
+    MODEL_REGISTRY,
+    build_model,
+)
+from fairseq.models.nat import FairseqNATModel
+from fairseq.models.transformer import TransformerModel
+from fairseq.models.transformer_lm import TransformerLanguageModel
+
+import fairseq_user_dir
+from fairseq_user_dir.models import NOT_RUNNABLE
+from tests.fairseq.helpers import (
+    LIMIT,
+    START,
+    Task,
+    batch,
+    build,
+    configure,
+    decoder_input,
+    differences,
+    flags,
+    random_numbers_untouched,
+    record,
+    switched_off,
+)
+
+FAMILIES = (TransformerModel, TransformerLanguageModel)
+STOCK_MODELS = {
+    name: model
+    for name, model in MODEL_REGISTRY.items()
+    if issubclass(model, FAMILIES) and not name.startswith("cape_") and name not in NOT_RUNNABLE
+}
+SEQ2SEQ = [
+    arch
+    for name, model in STOCK_MODELS.items()
+    if issubclass(model, TransformerModel)
+    for arch in ARCH_MODEL_INV_REGISTRY[name]
+]
+LANGUAGE_MODELS = ARCH_MODEL_INV_REGISTRY["transformer_lm"]
+# Options that the non-stock sizes here need; the vocabulary has 24 words.
+EXTRA = {"bart": {"pooler_dropout": 0.0, "dropout": 0.1}}
+ADAPTIVE = ("wiki103", "gbw")
+
+
+def test_each_stock_arch_has_a_twin_unless_it_does_not_run():
+    assert fairseq_user_dir.CLASSES.keys() == STOCK_MODELS.keys()
+    twins = {arch for arch in ARCH_MODEL_REGISTRY if arch.startswith("cape_")}
+    assert twins == {
+        f"cape_{arch}" for name in STOCK_MODELS for arch in ARCH_MODEL_INV_REGISTRY[name]
+    }
+    # a stock model that begins to run must not be left out; one that is new is not overlooked
+    assert len(SEQ2SEQ) >= 26 and len(LANGUAGE_MODELS) >= 20
+    for name in NOT_RUNNABLE:
+        assert f"cape_{name}" not in MODEL_REGISTRY
+
+
+def test_nacrf_is_still_broken():
+    assert "np.float" in NOT_RUNNABLE["nacrf_transformer"]
+    with pytest.raises(AttributeError, match="np.float"):
+        forward(build_seq2seq("nacrf_transformer"))
+
+
+def build_seq2seq(arch, **settings):
+    extra = next((options for part, options in EXTRA.items() if part in arch), {})
+    return build(arch, **{**extra, **settings})
+
+
+def forward(model, seed=0):
+    """The outputs of one batch, as a list of float tensors."""
+    source, previous = batch(seed)
+    lengths = source.ne(1).sum(1)
+    if not isinstance(model, FairseqNATModel):
+        return [model(source, lengths, previous)[0]]
+    target = torch.tensor(
+        [[0, 5, 6, 7, 8, 2], [0, 9, 10, 11, 2, 1], [0, 6, 7, 8, 9, 2], [0, 5, 7, 2, 1, 1]]
+    )
+    noisy = target.masked_fill(torch.arange(6) == 2, 3)
+    parts = model(source, lengths, noisy, target).values()
+    tensors = [part.get("out") for part in parts if isinstance(part, dict)]
+    return [t for t in tensors if t is not None and t.is_floating_point()]
+
+
+def total(outputs):
+    return sum(output.float().softmax(-1)[..., 0].sum() for output in outputs)
+
+
+def first_positions(recorder, tokens):
+    """``[calls, B]`` the coordinate of the first token in each recorded call."""
+    first = tokens.ne(1).int().argmax(1)
+    return torch.stack([coords[torch.arange(len(first)), first, 0] for coords in recorder.seen])
+
+
+@pytest.mark.parametrize("arch", SEQ2SEQ)
+def test_cape_arch_trains(arch):
+    model = build_seq2seq(f"cape_{arch}", position_source_bos=False, position_max_local_shift=0)
+    assert isinstance(model, fairseq_user_dir.CLASSES[stock_model_of(arch)])
+    source_side, target_side = record(model.encoder), record(model.decoder)
+    total(forward(model.train())).backward()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    assert any(gradient.abs().max() > 0 for gradient in gradients)
+    # one shift per sentence pair, however often a model calls its decoder
+    source, previous = batch()
+    shift = first_positions(source_side, source) - START
+    assert shift.shape == (1, 4)
+    assert shift.abs().min() > 0
+    decoder_shift = first_positions(target_side, previous) - START
+    assert torch.allclose(decoder_shift, shift.expand_as(decoder_shift))
+
+
+@pytest.mark.parametrize("arch", SEQ2SEQ)
+def test_cape_arch_is_deterministic_in_evaluation(arch):
+    model = build_seq2seq(f"cape_{arch}").eval()
+    source, _ = batch()
+    with random_numbers_untouched():
+        first, second = (model.encoder(source, source.ne(1).sum(1)) for _ in range(2))
+    assert torch.equal(first["encoder_out"][0], second["encoder_out"][0])
+    assert all(output.isfinite().all() for output in forward(model))
+
+
+@pytest.mark.parametrize("arch", SEQ2SEQ)
+def test_twin_equals_stock(arch):
+    stock = build_seq2seq(arch)
+    learned = hasattr(stock.encoder.embed_positions, "weight")
+    off = switched_off("abspos" if learned else "cape")
+    if learned:
+        off["position_embedding"] = "abspos"
+    results = []
+    for model in (stock, build_seq2seq(f"cape_{arch}", **off)):
+        model.train()
+        torch.manual_seed(2)
+        outputs = forward(model)
+        total(outputs).backward()
+        gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        results.append((model.state_dict(), dict(enumerate(outputs)), gradients))
+    for ours, theirs in zip(*results, strict=True):
+        assert differences(ours, theirs) == []
+
+
+def stock_model_of(arch):
+    return next(name for name in STOCK_MODELS if arch in ARCH_MODEL_INV_REGISTRY[name])
+
+
+def build_language_model(arch, *words, seed=1):
+    if any(part in arch for part in ADAPTIVE):
+        cutoffs = {"adaptive_softmax_cutoff": "8,16", "adaptive_input_cutoff": "8,16"}
+        if "gbw" in arch:
+            del cutoffs["adaptive_input_cutoff"]
+        words = (*words, *flags(cutoffs))
+    cfg = configure("--tokens-per-sample", LIMIT, *words, arch=arch, task="language_modeling")
+    torch.manual_seed(seed)
+    return build_model(cfg.model, Task())
+
+
+@pytest.mark.parametrize("arch", LANGUAGE_MODELS)
+def test_language_model_arch(arch):
+    """Trains with cape, and equals the stock arch without augmentation."""
+    stock = build_language_model(arch)
+    assert stock.decoder.embed_dim == 32
+    learned = hasattr(stock.decoder.embed_positions, "weight")
+    plain = "abspos" if learned else "sinpos"
+    twin = build_language_model(f"cape_{arch}", "--position-embedding", plain)
+    assert list(twin.state_dict()) == list(stock.state_dict())
+    assert differences(dict(twin.named_parameters()), dict(stock.named_parameters())) == []
+    previous = decoder_input()
+    assert torch.equal(twin.eval()(previous)[0], stock.eval()(previous)[0])
+
+    model = build_language_model(f"cape_{arch}").train()
+    assert model.position_config.type == "cape"
+    recorder = record(model.decoder)
+    total([model(previous)[0]]).backward()
+    assert model.decoder.layers[0].fc1.weight.grad.abs().max() > 0
+    shift = first_positions(recorder, previous)[0] - START
+    assert len(set(shift.tolist())) == len(shift)
+    with random_numbers_untouched():
+        assert torch.equal(model.eval()(previous)[0], model(previous)[0])

@@ -1,0 +1,77 @@
+"""The built-in corpus: language, lengths, and no test list in training."""
+
+import pytest
+
+from recipes.mt.number_lists import MAX_NUMBER, make_number_lists, spell
+
+SIZES = {"train": 800, "valid": 80, "test": 240}
+
+
+@pytest.fixture(scope="module")
+def splits():
+    return make_number_lists(seed=1, sizes=SIZES)
+
+
+def test_language():
+    assert spell((81, 7, 36), "en") == "eighty-one, seven, thirty-six"
+    assert spell((81, 7, 36), "de") == "einundachtzig, sieben, sechsunddreißig"
+    assert spell((99,), "fr") == "quatre-vingt-dix-neuf"
+
+
+def test_german_says_units_before_tens_and_english_after():
+    english, german = spell((47,), "en"), spell((47,), "de")
+    assert english.index("seven") > english.index("forty")
+    assert german.index("sieben") < german.index("vierzig")
+
+
+def test_lengths(splits):
+    assert {len(numbers) for numbers in splits["train"]} == {1, 2, 3, 4}
+    assert {len(numbers) for numbers in splits["valid"]} == {1, 2, 3, 4}
+    assert {len(numbers) for numbers in splits["test"]} == set(range(1, 13))
+
+
+def test_numbers_are_in_range_and_all_occur_in_training(splits):
+    seen = {number for numbers in splits["train"] for number in numbers}
+    assert seen == set(range(MAX_NUMBER + 1))
+
+
+def test_splits_are_disjoint_and_held_out_lists_distinct(splits):
+    train, valid, test = (set(splits[name]) for name in ("train", "valid", "test"))
+    assert not train & test
+    assert not train & valid
+    assert not valid & test
+    assert len(test) == len(splits["test"])
+    assert len(valid) == len(splits["valid"])
+
+
+def test_training_keeps_lists_of_one_number(splits):
+    assert len({numbers for numbers in splits["train"] if len(numbers) == 1}) >= 60
+
+
+def test_equally_many_of_each_length_beyond_one(splits):
+    counts = [sum(len(numbers) == n for numbers in splits["test"]) for n in range(2, 13)]
+    assert counts == [20] * 11
+
+
+def test_seeded(splits):
+    assert make_number_lists(seed=1, sizes=SIZES) == splits
+    assert make_number_lists(seed=2, sizes=SIZES) != splits
+
+
+@pytest.mark.slow
+def test_command_writes_aligned_files_once(run_cli, tmp_path):
+    command = ("python", "-m", "recipes.mt.number_lists", "--output", tmp_path / "out")
+    run_cli(*command, "--train-size", 40, "--valid-size", 8, "--test-size", 24)
+    lines = {path.name: path.read_text().splitlines() for path in (tmp_path / "out").iterdir()}
+    assert set(lines) == {f"{s}.{x}" for s in ("train", "valid", "test") for x in ("en", "de")} | {
+        "test.group"
+    }
+    for split in ("train", "valid", "test"):
+        assert len(lines[f"{split}.en"]) == len(lines[f"{split}.de"])
+    assert [str(line.count(",") + 1) for line in lines["test.de"]] == lines["test.group"]
+
+    again = run_cli(*command, check=False)
+    assert again.returncode == 2
+    assert "--output" in again.stderr
+    assert "new folder" in again.stderr
+    assert "Traceback" not in again.stderr

@@ -1,0 +1,195 @@
+"""The quickstart at a micro scale, through its real command line."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+MICRO = ("--updates", 12, "--train-size", 400, "--test-size", 48, "--jobs", 2)
+
+
+def quickstart(run_cli, folder, *args, **options):
+    return run_cli("python", "-m", "recipes.mt.quickstart", *args, cwd=folder, **options)
+
+
+def read_csv(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# ---- built-in data -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def finished(run_cli, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("quickstart")
+    quickstart(run_cli, folder, *MICRO, "--variants", "shape-sync", "cape", "--seeds", 1, 2)
+    return folder
+
+
+@pytest.mark.slow
+def test_table_has_every_variant_seed_and_length(finished):
+    rows = read_csv(finished / "results/quickstart/scores.csv")
+    assert {(row["variant"], row["seed"]) for row in rows} == {
+        (variant, seed) for variant in ("shape-sync", "cape") for seed in "12"
+    }
+    lengths = [str(n) for n in range(1, 13)]
+    for start in range(0, len(rows), 13):
+        block = rows[start : start + 13]
+        assert [row["length"] for row in block] == [*lengths, "all"]
+        assert sum(int(row["count"]) for row in block[:-1]) == int(block[-1]["count"]) == 48
+    for row in rows:
+        assert 0 <= float(row["exact_match"]) <= float(row["token_accuracy"]) <= 1
+        assert 0 <= float(row["bleu"]) <= 100
+        assert float(row["train_seconds"]) > 0
+
+
+@pytest.mark.slow
+def test_report_says_how_to_repeat_it(finished):
+    text = (finished / "results/quickstart/scores.md").read_text()
+    assert "python -m recipes.mt.quickstart --updates 12" in text
+    for fact in ("cores", "torch 2", "fairseq", "--max-tokens 1000", "Seeds"[:4]):
+        assert fact in text
+    for heading in ("Exact match", "BLEU", "Token accuracy"):
+        assert f"## {heading} by numbers in the list" in text
+    assert "`--position-embedding cape --position-max-global-shift 30`" in text
+    assert str(finished) not in text
+
+
+@pytest.mark.slow
+def test_plot_is_an_image(finished):
+    picture = (finished / "results/quickstart/scores.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    assert len(picture) > 10_000
+
+
+@pytest.mark.slow
+def test_finished_runs_are_reused_and_missing_ones_added(finished, run_cli):
+    runs = finished / "build/quickstart/number_lists/runs"
+    before = {path: path.stat().st_mtime_ns for path in runs.glob("*/checkpoint_last.pt")}
+    assert len(before) == 4
+    args = (*MICRO, "--variants", "cape", "cape-no-alpha", "--output", "more")
+    quickstart(run_cli, finished, *args)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    rows = read_csv(finished / "more/scores.csv")
+    assert {row["variant"] for row in rows} == {"cape", "cape-no-alpha"}
+    old = [r for r in read_csv(finished / "results/quickstart/scores.csv") if r["seed"] == "1"]
+    assert [r for r in rows if r["variant"] == "cape"] == [r for r in old if r["variant"] == "cape"]
+
+
+@pytest.mark.slow
+def test_other_settings_do_not_reuse_silently(finished, run_cli):
+    result = quickstart(
+        run_cli, finished, *MICRO, "--updates", 13, "--variants", "cape", check=False
+    )
+    assert result.returncode == 2
+    assert "made with other settings" in result.stderr
+    assert "--work" in result.stderr
+
+
+@pytest.mark.slow
+def test_seeds_differ(finished):
+    runs = finished / "build/quickstart/number_lists/runs"
+    first, second = ((runs / f"cape-seed{n}/checkpoint_last.pt").read_bytes() for n in (1, 2))
+    assert first != second
+
+
+@pytest.mark.slow
+def test_killed_quickstart_leaves_no_training_behind_and_goes_on(run_cli, repo_root, tmp_path):
+    args = ["--updates", "100000", "--train-size", "400", "--test-size", "24", "--jobs", "1"]
+    command = [sys.executable, "-m", "recipes.mt.quickstart", *args, "--variants", "sinpos"]
+    environment = {**os.environ, "PYTHONPATH": str(repo_root)}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL
+    ) as process:
+        log = tmp_path / "build/quickstart/number_lists/runs/sinpos-seed1/train.log"
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and not (log.exists() and "train_inner" in log.read_text()):
+            time.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) != 0
+    size = log.stat().st_size
+    time.sleep(2)
+    assert log.stat().st_size == size
+    assert not (tmp_path / "results").exists()
+
+
+# ---- the user's own text -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def own_text(tmp_path_factory):
+    """300 pairs of 2 to 21 words; the target says the source backwards."""
+    folder = tmp_path_factory.mktemp("text")
+    words = "the a cat dog sat ran on under mat house red blue old new".split()
+    lines = [[words[(n * 7 + k * k) % len(words)] for k in range(2 + n % 20)] for n in range(300)]
+    (folder / "own.en").write_text("".join(" ".join(line) + "\n" for line in lines))
+    (folder / "own.de").write_text("".join(" ".join(line[::-1]) + "\n" for line in lines))
+    return folder
+
+
+@pytest.mark.slow
+def test_own_text_is_scored_by_source_length(own_text, run_cli, tmp_path):
+    data = f"{own_text / 'own.en'},{own_text / 'own.de'}"
+    args = ("--updates", 5, "--vocab-size", 60, "--variants", "sinpos")
+    quickstart(run_cli, tmp_path, *args, env={"DATA": data})
+    rows = read_csv(tmp_path / "results/quickstart/scores.csv")
+    lengths = [row["length"] for row in rows]
+    assert lengths[-1] == "all"
+    assert lengths[-2].startswith("over ") or "-" in lengths[-2]
+    text = (tmp_path / "results/quickstart/scores.md").read_text()
+    assert "by source words" in text
+    assert "--data own.en own.de" in text
+    assert str(own_text) not in text
+    train = (tmp_path / "build/quickstart/own.en/data/train.en").read_text().splitlines()
+    test = (tmp_path / "build/quickstart/own.en/data/test.en").read_text().splitlines()
+    longest = max(len(line.split()) for line in train)
+    assert longest <= 12 < max(len(line.split()) for line in test)
+
+
+BAD_INPUTS = [
+    (("--data", "missing.en", "own.de"), ("--data", "missing.en", "no such file")),
+    (("--data", "short.en", "own.de"), ("--data", "short.en ends after 299 lines", "own.de")),
+    (("--data", "empty", "own.de"), ("--data", "empty", "is empty")),
+    (("--data", "latin1", "own.de"), ("--data", "latin1", "line 2 is not UTF-8", "iconv")),
+    (("--data", "few", "few"), ("--data", "only 3", "100")),
+    (("--data", "own.en", "own.de", "--test", "gone", "gone"), ("--test", "gone")),
+    (("--data", "own.en", "own.de", "--max-train-length", "1"), ("--max-train-length 1",)),
+    (("--data", "own.en"), ("--data", "2 arguments")),
+    (("--test", "own.en", "own.de"), ("--test needs --data",)),
+    (("--variants", "rotary"), ("--variants", "rotary", "cape-no-alpha")),
+    (("--updates", "0"), ("--updates", "'0'", "at least 1")),
+    (("--seeds", "x"), ("--seeds", "'x'")),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("args", "messages"), BAD_INPUTS, ids=lambda value: " ".join(value[:2]))
+def test_bad_input_names_option_value_and_remedy(own_text, run_cli, tmp_path, args, messages):
+    for name in ("own.en", "own.de"):
+        (tmp_path / name).write_bytes((own_text / name).read_bytes())
+    lines = (own_text / "own.en").read_text().splitlines(keepends=True)
+    (tmp_path / "short.en").write_text("".join(lines[:-1]))
+    (tmp_path / "empty").touch()
+    (tmp_path / "latin1").write_bytes(b"gut\nsch\xf6n\n")
+    (tmp_path / "few").write_text("a\nb\nc\n")
+    result = quickstart(run_cli, tmp_path, *args, "--updates", 1, check=False) if (
+        "--updates" not in args
+    ) else quickstart(run_cli, tmp_path, *args, check=False)
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    for message in messages:
+        assert message in result.stderr
+    assert not (tmp_path / "build").exists()
+
+
+@pytest.mark.slow
+def test_bad_environment_variable(run_cli, tmp_path):
+    result = quickstart(run_cli, tmp_path, env={"DATA": "only_one"}, check=False)
+    assert result.returncode == 2
+    assert "DATA=only_one" in result.stderr
+    assert "DATA=train.en.gz,train.de.gz" in result.stderr

@@ -1,0 +1,231 @@
+"""Text in and out: reading with checks, tokens, subwords, filters, scores."""
+
+import gzip
+import random
+
+import pytest
+
+from recipes.mt.corpus import languages_of, read_lines, read_pairs, split_pairs, write_columns
+from recipes.mt.length_corpus import length_bins
+from recipes.mt.moses import Moses, map_columns
+from recipes.mt.prepare import SEPARATOR, join_neighbours, lengths_fit
+from recipes.mt.scoring import score, token_accuracy
+from recipes.mt.subwords import SentencePiece, SubwordNMT
+from recipes.steps import CommandError, matches, record, step, writing
+
+SENTENCE = "A well-known “test” isn't it? 50% & [more] | <end>"
+
+
+# ---- files -------------------------------------------------------------------------------------
+
+
+def test_plain_and_gzip_read_alike(tmp_path):
+    text = "erste Zeile\n  zweite\u2028Zeile  \r\n\ndritte"
+    (tmp_path / "a").write_bytes(text.encode())
+    (tmp_path / "a.gz").write_bytes(gzip.compress(text.encode()))
+    expected = ["erste Zeile", "zweite\u2028Zeile", "", "dritte"]
+    assert list(read_lines(tmp_path / "a", "--data")) == expected
+    assert list(read_lines(tmp_path / "a.gz", "--data")) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no such file"),
+        (b"", "is empty"),
+        (b"gut\nsch\xf6n\n", "line 2 is not UTF-8"),
+    ],
+)
+def test_bad_files_are_named(tmp_path, content, message):
+    path = tmp_path / "text"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(CommandError, match=message) as error:
+        list(read_lines(path, "--train"))
+    assert str(error.value).startswith(f"--train {path}: ")
+
+
+def test_damaged_gzip_is_an_error(tmp_path):
+    path = tmp_path / "text.gz"
+    path.write_bytes(gzip.compress(random.Random(0).randbytes(1000).hex().encode())[:-300])
+    with pytest.raises(CommandError, match="cannot be read"):
+        list(read_lines(path, "--data"))
+
+
+def test_unequal_line_counts_name_the_shorter_file(tmp_path):
+    (tmp_path / "long").write_text("a\nb\nc\n")
+    (tmp_path / "short").write_text("a\nb\n")
+    with pytest.raises(CommandError, match="short ends after 2 lines but .*long goes on"):
+        list(read_pairs(tmp_path / "long", tmp_path / "short", "--data"))
+
+
+def test_failed_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "out"
+    path.write_text("old")
+
+    def rows():
+        yield ("new",)
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        write_columns([path], rows())
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    assert path.read_text() == "old"
+
+
+def test_languages_from_file_names(tmp_path):
+    assert languages_of(tmp_path / "train.en.gz", tmp_path / "train.de") == ("en", "de")
+    assert languages_of(tmp_path / "a.txt", tmp_path / "b.txt") == ("source", "target")
+    assert languages_of(tmp_path / "a.en", tmp_path / "b.en") == ("source", "target")
+
+
+def test_split_off_pairs_do_not_stay_in_training():
+    pairs = [(str(n // 2), str(n // 2)) for n in range(100)]  # each comes twice
+    splits = split_pairs(pairs, {"valid": 10, "test": 20})
+    assert len(splits["valid"]) == 10
+    assert len(splits["test"]) == 20
+    assert not set(splits["train"]) & {*splits["valid"], *splits["test"]}
+    assert {p for s in splits.values() for p in s} == set(pairs)
+    assert split_pairs(pairs, {"valid": 10, "test": 20}) == splits
+
+
+# ---- steps -------------------------------------------------------------------------------------
+
+
+def test_finished_step_is_kept_half_finished_one_redone(tmp_path):
+    calls = []
+
+    def make(folder):
+        (folder / "first").touch()
+        calls.append(1)
+        if len(calls) == 1:
+            raise RuntimeError("killed")
+        (folder / "second").touch()
+
+    with pytest.raises(RuntimeError):
+        step(tmp_path / "data", {"size": 1}, make)
+    assert not (tmp_path / "data").exists()
+    step(tmp_path / "data", {"size": 1}, make)
+    step(tmp_path / "data", {"size": 1}, make)
+    assert len(calls) == 2
+    assert {path.name for path in (tmp_path / "data").iterdir()} >= {"first", "second"}
+
+
+def test_other_settings_are_an_error_that_says_which(tmp_path):
+    record(tmp_path, {"vocab_size": 140, "seed": 1})
+    assert matches(tmp_path, {"vocab_size": 140, "seed": 1})
+    with pytest.raises(CommandError, match=r"vocab_size 140, now 200.*--work") as error:
+        matches(tmp_path, {"vocab_size": 200, "seed": 1})
+    assert "seed" not in str(error.value)
+
+
+def test_written_files_are_readable_by_others(tmp_path):
+    with writing(tmp_path / "out") as file:
+        file.write("x")
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o644
+
+
+# ---- tokens and subwords -----------------------------------------------------------------------
+
+
+def test_moses_tokens_and_back():
+    moses = Moses("en", aggressive_hyphens=True, lowercase=False)
+    tokens = moses.tokenise(SENTENCE)
+    assert "well @-@ known" in tokens
+    assert "isn &apos;t it ?" in tokens
+    assert "&#91; more &#93; &#124;" in tokens
+    back = moses.detokenise(tokens)
+    assert back.startswith('A well-known "test" isn\'t it? 50% & [more] |')
+
+
+def test_moses_lower_case_and_control_characters():
+    moses = Moses("de", aggressive_hyphens=False, lowercase=True)
+    assert moses.tokenise("Ein\u200b Test-Fall\x07!") == "ein test-fall !"
+
+
+@pytest.mark.slow
+def test_map_columns_in_processes_equals_map():
+    moses = [Moses(language, True, False) for language in ("en", "de")]
+    functions = [side.tokenise for side in moses]
+    rows = [(f"It's {n}.", f"Das ist so: {n}!") for n in range(1200)]
+    alone = list(map_columns(functions, rows, 1))
+    assert alone[3] == ("It &apos;s 3 .", "Das ist so : 3 !")
+    assert list(map_columns(functions, iter(rows), 2)) == alone
+
+
+@pytest.mark.parametrize("kind", [SentencePiece, SubwordNMT])
+def test_subwords_are_invertible_and_joint(tmp_path, kind):
+    texts = {"en": "the cat sat on the mat", "de": "die Katze saß auf der Matte"}
+    for language, text in texts.items():
+        (tmp_path / language).write_text(f"{text}\n" * 20)
+    model = kind.train([tmp_path / "en", tmp_path / "de"], tmp_path / "model", 40)
+    for text in (*texts.values(), "the Matte sat"):
+        pieces = model.encode(text)
+        assert model.decode(pieces) == text
+        assert len(pieces.split()) >= len(text.split())
+    assert kind(tmp_path / "model").encode("the mat") == model.encode("the mat")
+
+
+def test_impossible_vocabulary_is_named(tmp_path):
+    (tmp_path / "text").write_text("abcdefghijklmnopqrstuvwxyz\n" * 5)
+    with pytest.raises(CommandError, match="--vocab-size 5"):
+        SentencePiece.train([tmp_path / "text"], tmp_path / "model", 5)
+    assert not (tmp_path / "model").exists()
+
+
+# ---- filters -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pair", "fits"),
+    [
+        (("a b c", "a b"), True),
+        (("a b c d", "a b"), False),  # longer than 3
+        (("a b", "a b c d"), False),
+        (("", "a"), False),
+        (("a", "a b c"), False),  # three times as long
+    ],
+)
+def test_length_filter(pair, fits):
+    assert lengths_fit(pair, 1, 3, 2.0) is fits
+
+
+def test_length_filter_without_upper_limit():
+    assert lengths_fit(("a " * 500, "a " * 500), 1, None, 1.5)
+
+
+def test_neighbours_are_joined_without_losing_any():
+    rows = [(f"s{n}", f"t{n}") for n in range(7)]
+    joined = list(join_neighbours(rows, 3))
+    assert joined[0] == (f"s0 {SEPARATOR} s1 {SEPARATOR} s2", f"t0 {SEPARATOR} t1 {SEPARATOR} t2")
+    assert joined[-1] == ("s6", "t6")
+    assert len(joined) == 3
+
+
+@pytest.mark.parametrize("limit", [1, 2, 13])
+def test_length_bins_cover_every_length_once(limit):
+    bins = length_bins(limit)
+    for length in range(1, 4 * limit + 5):
+        assert sum(length in bin for bin in bins.values()) == 1
+    assert sum(bin[-1] <= limit for bin in bins.values()) in (1, 2)
+
+
+# ---- scores ------------------------------------------------------------------------------------
+
+
+def test_token_accuracy_counts_missing_and_extra_tokens():
+    assert token_accuracy("a b c".split(), "a b c".split()) == 1
+    assert token_accuracy("a b".split(), "a b c".split()) == pytest.approx(2 / 3)
+    assert token_accuracy("a b c d".split(), "a b".split()) == 0.5
+    assert token_accuracy("b a".split(), "a b".split()) == 0
+
+
+def test_score_of_a_group():
+    result = score(["eins", "zwei drei"], ["eins", "zwei vier"], [["1"], ["2", "3"]], [["1"]] * 2)
+    assert result.count == 2
+    assert result.exact_match == 0.5
+    assert result.token_accuracy == 0.5
+
+
+def test_perfect_one_word_texts_score_full_bleu():
+    assert score(["eins"], ["eins"], [["a"]], [["a"]]).bleu == pytest.approx(100)
