@@ -167,7 +167,14 @@ def relative_scores(
     low, high, left, right = _distances(positions, length, num_keys, query_offset)
     table = positions.keys[:, low:high].to(query.dtype)
     known = query @ table.mT  # [B, H, T, distances within the context]
-    return _skew(_extend(known, left, right, positions.clip), num_keys)
+    if not positions.clip:
+        return _skew(F.pad(known, (left, right + 1)), num_keys)
+    # the outermost distances again, from a product of their own: the gradient of a slice of
+    # `known` would be a zero tensor of its full size
+    first, last = query @ table[:, :1].mT, query @ table[:, -1:].mT
+    shape = known.shape[:-1]
+    by_distance = (first.expand(*shape, left), known, last.expand(*shape, right + 1))
+    return _skew(torch.cat(by_distance, dim=-1), num_keys)
 
 
 def relative_values(weights: Tensor, positions: RelativePositions, query_offset: int = 0) -> Tensor:
@@ -215,22 +222,16 @@ def _distances(
     )
 
 
-def _extend(known: Tensor, left: int, right: int, clip: bool) -> Tensor:
-    """Columns for distances beyond the context: the outermost one again, or zero; and one more
-    column to the right that :func:`_skew` needs and never reads."""
-    shape = known.shape[:-1]
-    if not clip:
-        return F.pad(known, (left, right + 1))
-    first, last = known[..., :1], known[..., -1:]
-    return torch.cat((first.expand(*shape, left), known, last.expand(*shape, right + 1)), dim=-1)
-
-
 def _skew(by_distance: Tensor, num_keys: int) -> Tensor:
     """``[.., T, S + T]`` with column c of row i the distance c - (T - 1) + offset, to
-    ``[.., T, S]`` with column j of row i the key j: row i begins at column T - 1 - i."""
+    ``[.., T, S]`` with column j of row i the key j: row i begins at column T - 1 - i.
+
+    A view of `by_distance`, which must be a whole contiguous tensor: its storage offset, 0, is
+    taken for granted because torch.compile cannot ask for it. The last column is never read.
+    """
     *shape, length, width = by_distance.shape
-    flat = by_distance.flatten(-2)[..., length - 1 : length - 1 + length * (width - 1)]
-    return flat.view(*shape, length, width - 1)[..., :num_keys]
+    strides = (*by_distance.stride()[:-2], width - 1, 1)
+    return by_distance.as_strided((*shape, length, num_keys), strides, length - 1)
 
 
 def _unskew(by_key: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from tests.core.support import (
     SINUSOID_TYPES,
     make_encoder,
     make_positions,
+    reading_coords,
     valid_mask,
 )
 
@@ -71,6 +72,24 @@ def test_a_sample_alone_equals_the_sample_in_its_batch(name, domain, training):
         own = Draw(*(None if part is None else part[row : row + 1] for part in draw or ()))
         result = encoder(alone, own, None if local is None else local[row : row + 1, :length])
         torch.testing.assert_close(result[0], batch[row, :length], atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("positions", ["tokens", "one hop", "hops"])
+@pytest.mark.parametrize("mean_normalize", [True, False])
+def test_evaluation_is_centred_on_the_mean_of_what_is_valid(positions, mean_normalize):
+    """Also where the samples share one grid, which is not the same once it is centred."""
+    valid = valid_mask()
+    positions = {
+        "tokens": token_positions(valid, start=2.0),
+        "one hop": frame_positions(FRAMES, 0.03, 0.5),
+        "hops": frame_positions(FRAMES, torch.tensor([0.03, 0.02, 0.04]), 0.5),
+    }[positions]
+    encoder = reading_coords(make_encoder("cape", mean_normalize=mean_normalize)).eval()
+    coords = encoder(positions)[..., 0]
+    means = torch.stack([row[mask].mean() for row, mask in zip(coords, valid, strict=True)])
+    assert means.abs().lt(1e-6).all() == mean_normalize
+    if not mean_normalize:
+        torch.testing.assert_close(coords[valid], positions.coords[..., 0].expand(3, 6)[valid])
 
 
 @pytest.mark.parametrize("domain", ["text", "audio"])

@@ -14,8 +14,8 @@ import pytest
 
 from tests.fairseq.helpers import CLI_VARIANTS, train_words
 
-SOURCE_WORDS = "one two three four five six seven eight nine ten".split()
-TARGET_WORDS = "eins zwei drei vier fuenf sechs sieben acht neun zehn".split()
+SOURCE_WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+TARGET_WORDS = ("eins", "zwei", "drei", "vier", "fuenf", "sechs", "sieben", "acht", "neun", "zehn")
 LONG = 1500  # tokens of the sentence that exceeds the tables of the stock models
 
 

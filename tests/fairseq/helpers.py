@@ -12,6 +12,7 @@ import torch
 from fairseq import models, options
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.tasks.translation import TranslationConfig
 from torch import Tensor, nn
 
 import fairseq_user_dir  # noqa: F401 registers the architectures
@@ -24,6 +25,7 @@ USER_DIR = ROOT / "cape_plugins"
 
 PAD, BOS, EOS, FIRST_WORD, VOCABULARY = 1, 0, 2, 4, 24
 START = PAD + 1  # coordinate of the first token, as in fairseq
+NO_DATA = "no-such-folder"
 ALPHA = "1.25"  # exact in float32
 LIMIT = 64  # rows of the stock tables, in tokens
 
@@ -72,15 +74,14 @@ def make_dictionary() -> Dictionary:
 
 
 class Task:
-    """What a model asks of its task. There are no data, so alpha has to be given."""
+    """What a model asks of its task. By default there are no data, so alpha has to be given."""
 
-    class cfg:
-        data = "no-such-folder"
-        source_lang, target_lang = "en", "de"
-        left_pad_source, left_pad_target = True, False
-
-    def __init__(self) -> None:
+    def __init__(self, data: object = NO_DATA) -> None:
         self.source_dictionary = self.target_dictionary = make_dictionary()
+        self.cfg = TranslationConfig(
+            data=str(data), source_lang="en", target_lang="de", train_subset="train",
+            dataset_impl=None,
+        )  # fmt: skip
 
 
 def build(arch: str = "cape_transformer_tiny", seed: int = 1, **given: Any) -> Any:
@@ -106,9 +107,9 @@ def configure(
     """The configuration of ``fairseq-train DATA --arch ARCH words``, as that command makes it."""
     has_encoder = "_lm" not in arch
     tiny = {name: value for name, value in TINY.items() if has_encoder or "decoder" in name}
-    argv = ["no-such-folder", "--task", task, "--arch", arch, "--max-tokens", "100", *flags(tiny)]
+    argv = [NO_DATA, "--task", task, "--arch", arch, "--max-tokens", "100", *flags(tiny)]
     parser = options.get_training_parser(task)
-    args = options.parse_args_and_arch(parser, argv + [str(word) for word in words])
+    args = options.parse_args_and_arch(parser, [*argv, *map(str, words)])
     return convert_namespace_to_omegaconf(args)
 
 
@@ -131,12 +132,12 @@ def sentences(seed: int = 0, lengths: Sequence[int] = (7, 5, 2, 1)) -> list[list
     """Source sentences, EOS last."""
     generator = torch.Generator().manual_seed(seed)
     return [
-        torch.randint(FIRST_WORD, VOCABULARY, (length,), generator=generator).tolist() + [EOS]
-        for length in lengths
+        [*torch.randint(FIRST_WORD, VOCABULARY, (n,), generator=generator).tolist(), EOS]
+        for n in lengths
     ]
 
 
-def decoder_input(seed: int = 50, lengths: Sequence[int] = (6, 3, 7, 2)) -> Tensor:
+def decoder_input(seed: int = 50, lengths: Sequence[int] = (6, 3, 5, 2)) -> Tensor:
     """``[B, T]``: EOS first, padded on the right."""
     return pad([row[-1:] + row[:-1] for row in sentences(seed, lengths)], left=False)
 

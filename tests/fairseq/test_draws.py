@@ -1,0 +1,280 @@
+"""Proves what is drawn, by whom and when: source and target share the shift and the scale of a
+pair, local shifts are their own, alpha moves the source but not its origin, half a model in
+training is an error, and evaluation draws nothing.
+
+The coordinates are read where they are encoded, so nothing here relies on how they get there.
+"""
+
+import argparse
+import copy
+
+import pytest
+import torch
+from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
+from omegaconf import OmegaConf
+
+from tests.fairseq.helpers import (
+    ALPHA,
+    PAD,
+    START,
+    VARIANTS,
+    batch,
+    build,
+    build_lm,
+    build_variant,
+    decoder_input,
+    make_dictionary,
+    pad,
+    random_numbers_untouched,
+    record,
+    sentences,
+)
+
+SHARED = {
+    "shift": {"position_max_global_shift": 20},
+    "scale": {"position_max_global_shift": 0, "position_max_global_scale": 3},
+    "shift and scale": {"position_max_global_shift": 20, "position_max_global_scale": 3},
+}
+RANDOM = [name for name in VARIANTS if build_variant(name).position_config.random]
+EVALUATED = [*RANDOM, *(name for name in VARIANTS if name not in RANDOM)]
+
+
+def coordinates(model, seed=0, left=True, random_seed=3):
+    """``[B, S]`` and ``[B, T]`` coordinates of one training forward, and their 0-based indices.
+
+    Padding is nan, so that a mistake in its treatment cannot pass.
+    """
+    recorders = record(model.encoder), record(model.decoder)
+    source, previous = batch(seed, left)
+    torch.manual_seed(random_seed)
+    model(source, source.ne(PAD).sum(1), previous)
+    if model.position_config.source_bos:
+        source = pad([[0, *row] for row in sentences(seed)], left)
+    result = []
+    for recorder, tokens in zip(recorders, (source, previous), strict=True):
+        (coords,) = recorder.seen
+        real = tokens.ne(PAD)
+        index = (real.cumsum(1) - 1).float()
+        nan = torch.full_like(index, torch.nan)
+        result += [torch.where(real, coords[..., 0], nan), torch.where(real, index, nan)]
+    return result
+
+
+def spread(values):
+    """Largest difference within a row, padding left out."""
+    low = torch.where(values.isnan(), torch.inf, values).amin(1)
+    high = torch.where(values.isnan(), -torch.inf, values).amax(1)
+    return (high - low).max().item()
+
+
+@pytest.mark.parametrize("left", [True, False], ids=["left", "right"])
+@pytest.mark.parametrize("bos", [True, False], ids=["bos", "no bos"])
+@pytest.mark.parametrize("kind", SHARED)
+def test_source_and_target_share_shift_and_scale(kind, bos, left):
+    model = build(position_max_local_shift=0, position_source_bos=bos, **SHARED[kind])
+    source, i, target, j = coordinates(model, left=left)
+    # scale * (START + index + shift): read off the target, then expected of the source
+    scale = target[:, 1] - target[:, 0]
+    shift = target[:, 0] / scale - START
+    for name, drawn, neutral in (("shift", shift, 0.0), ("scale", scale, 1.0)):
+        if name in kind:
+            assert drawn.unique().numel() == 4
+            assert (drawn - neutral).abs().min() > 1e-3
+        else:
+            torch.testing.assert_close(drawn, torch.full((4,), neutral))
+    assert shift.abs().max() <= 20.001
+    assert 1 / 3.001 <= scale.min() <= scale.max() <= 3.001
+    expected = scale[:, None] * (START + shift[:, None] + j)
+    torch.testing.assert_close(target, expected, equal_nan=True)
+    expected = scale[:, None] * (START + shift[:, None] + float(ALPHA) * i)
+    torch.testing.assert_close(source, expected, equal_nan=True)
+
+
+def test_local_shifts_are_independent_and_not_scaled_by_alpha():
+    model = build(position_max_global_shift=0, position_max_local_shift=0.5)
+    source, i, target, j = coordinates(model)
+    of_source = source - START - float(ALPHA) * i
+    of_target = target - START - j
+    for local in (of_source, of_target):
+        drawn = local[~local.isnan()]
+        assert drawn.abs().max() <= 0.5 + 1e-5
+        assert drawn.unique().numel() == drawn.numel()
+        assert drawn.std() > 0.2  # U(-0.5, 0.5) has 0.29
+    width = min(of_source.shape[1], of_target.shape[1])
+    assert ((of_source[:, :width] - of_target[:, :width]).abs() < 1e-3).sum() == 0
+
+
+def test_alpha_scales_only_the_source_and_not_its_origin():
+    model = build(position_embedding="cape", position_source_bos=False).eval()
+    source, previous = batch()
+    recorders = record(model.encoder), record(model.decoder)
+    model(source, None, previous)
+    of_source, of_target = (recorder.seen[0].flatten() for recorder in recorders)
+    assert of_source[:4].tolist() == [2.0, 3.25, 4.5, 5.75]
+    assert of_target[:4].tolist() == [2.0, 3.0, 4.0, 5.0]
+
+
+@pytest.mark.parametrize("name", ["shape", "cape"])
+@pytest.mark.parametrize("synchronize", [True, False])
+def test_synchronize_decides_whether_draws_are_shared(name, synchronize):
+    off = {"position_max_local_shift": 0} if name == "cape" else {}
+    model = build(position_embedding=name, position_synchronize=synchronize, **off)
+    source, i, target, _ = coordinates(model)
+    alpha = float(ALPHA) if name == "cape" else 1.0
+    of_source = (source - START - alpha * i).nanmean(1)
+    of_target = target[:, 0] - START
+    assert spread(source - START - alpha * i) < 1e-5
+    assert of_target.unique().numel() == 4  # each pair has its own
+    if name == "shape":
+        assert torch.equal(of_source.round(), of_source)
+        assert 0 <= of_source.min() <= of_source.max() <= 500
+    if synchronize:
+        torch.testing.assert_close(of_source, of_target)
+    else:
+        assert (of_source - of_target).abs().min() > 1e-3
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_each_forward_and_each_sentence_draws_anew(name):
+    model = build_variant(name)
+    first, second, again = (
+        coordinates(copy.deepcopy(model), random_seed=seed)[0] for seed in (3, 4, 3)
+    )
+    assert torch.equal(first.nan_to_num(), again.nan_to_num())
+    assert not torch.isclose(first, second).any()
+    shifts = first.nan_to_num(torch.inf).amin(1)
+    assert shifts.unique().numel() == 4
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_draw_follows_the_random_numbers_of_the_update(name):
+    """Two forwards after one seed, as the micro-batches of ``--update-freq 2``, differ."""
+    model = build_variant(name)
+    recorder = record(model.encoder)
+    source, previous = batch()
+    torch.manual_seed(3)
+    for _ in range(2):
+        model(source, None, previous)
+    assert not torch.isclose(*recorder.seen).any()
+
+
+def test_language_model_draws_for_itself():
+    model = build_lm("--position-max-local-shift", 0, "--position-max-global-shift", 20)
+    recorder = record(model.decoder)
+    previous = decoder_input()
+    model(previous)
+    model(previous)
+    shifts = torch.stack([coords[:, 0, 0] - START for coords in recorder.seen])
+    assert shifts.unique().numel() == shifts.numel()
+    assert 5 < shifts.abs().max() <= 20
+    with random_numbers_untouched():
+        model.eval()(previous)
+    assert recorder.seen[-1].flatten().tolist() == [START + i for i in range(previous.shape[1])]
+
+
+# ------------------------------------------------------------------------------- half a model
+
+
+SYNCHRONIZED = [name for name in RANDOM if build_variant(name).position_config.synchronize]
+
+
+@pytest.mark.parametrize("name", SYNCHRONIZED)
+def test_decoder_in_training_without_the_encoders_draw_is_refused(name):
+    model = build_variant(name)
+    source, previous = batch()
+    encoded = model.encoder(source, None)
+    model.decoder(previous, encoder_out=encoded)
+    for incomplete in (
+        {key: value for key, value in encoded.items() if key != "position_draw"},
+        model.encoder.eval()(source, None),
+        None,
+    ):
+        with pytest.raises(ValueError, match=r"position_draw.*\.eval\(\).*--position-synchronize"):
+            model.decoder(previous, encoder_out=incomplete)
+    model.eval()
+    model.decoder(previous, encoder_out=encoded)
+
+
+def test_decoder_that_draws_for_itself_needs_no_encoder_draw():
+    assert set(RANDOM) - set(SYNCHRONIZED) == {"shape"}
+    model = build_variant("shape")
+    source, previous = batch()
+    model.decoder(previous, encoder_out=model.encoder.eval()(source, None))
+
+
+@pytest.mark.parametrize("stack", ["encoder", "decoder"])
+def test_embedding_in_training_without_a_draw_is_refused(stack):
+    seam = getattr(build(), stack).embed_positions
+    with pytest.raises(ValueError, match=r"in training needs a draw.*\.eval\(\)"):
+        seam(pad(sentences(), left=True))
+    seam.eval()(pad(sentences(), left=True))
+
+
+def test_a_failed_forward_leaves_no_draw_behind():
+    model = build()
+    source, previous = batch()
+    layer = model.encoder.layers[0]
+    model.encoder.layers[0] = torch.nn.Identity()  # takes other arguments: raises
+    with pytest.raises(TypeError):
+        model(source, None, previous)
+    model.encoder.layers[0] = layer
+    seam = model.encoder.embed_positions
+    with pytest.raises(ValueError, match="needs a draw"):
+        seam(source)
+    model(source, None, previous)
+
+
+# ---------------------------------------------------------------------------------- evaluation
+
+
+@pytest.mark.parametrize("name", EVALUATED)
+def test_evaluation_is_deterministic_and_draws_nothing(name):
+    model = build_variant(name, dropout=0.1).eval()
+    source, previous = batch()
+    with random_numbers_untouched():
+        first, second = (model(source, None, previous)[0] for _ in range(2))
+    assert torch.equal(first, second)
+    model.train()
+    assert not torch.equal(*(model(source, None, previous)[0] for _ in range(2)))
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_retained_dropout_brings_back_no_augmentation(name):
+    """Dropout at inference draws what it draws in a model that has no augmentation at all."""
+    options = {"dropout": 0.3, "position_source_scale": ALPHA, "position_source_bos": True}
+    relative = {k: v for k, v in VARIANTS[name].items() if "relative" in k}
+    plain = build(position_embedding="sinpos", **options, **relative)
+    results = []
+    for model in (build_variant(name, **options), plain):
+        cfg = OmegaConf.structured(FairseqConfig)
+        cfg.generation.retain_dropout = True
+        model.prepare_for_inference_(cfg)
+        source, previous = batch()
+        torch.manual_seed(8)
+        results.append([model(source, None, previous)[0] for _ in range(2)])
+    for ours, theirs in zip(*results, strict=True):
+        assert torch.equal(ours, theirs)
+    assert not torch.equal(*results[0])  # dropout is at work
+
+
+@pytest.mark.parametrize("name", EVALUATED)
+def test_validation_leaves_the_random_numbers_of_training_alone(name):
+    dictionary = make_dictionary()
+    task = TranslationTask(TranslationConfig(), dictionary, dictionary)
+    criterion = LabelSmoothedCrossEntropyCriterion(task, sentence_avg=False, label_smoothing=0.1)
+    source, previous = batch()
+    sample = {
+        "net_input": {"src_tokens": source, "src_lengths": None, "prev_output_tokens": previous},
+        "target": previous.roll(-1, 1),
+        "ntokens": 20,
+    }
+    model = build_variant(name, dropout=0.1)
+    with random_numbers_untouched():
+        loss, *_ = task.valid_step(sample, model, criterion)
+    assert loss.isfinite()
+    before = torch.get_rng_state()
+    optimizer = argparse.Namespace(backward=lambda loss: loss.backward())
+    task.train_step(sample, model, criterion, optimizer, update_num=0)
+    assert not torch.equal(before, torch.get_rng_state())

@@ -1,0 +1,191 @@
+"""Proves that neither padding, nor its side, nor the other sentences of a batch change a sentence;
+and that the BOS hint is a BOS token before the source that the caller never sees."""
+
+import pytest
+import torch
+
+from tests.fairseq.helpers import (
+    BOS,
+    PAD,
+    VARIANTS,
+    batch,
+    build,
+    build_variant,
+    decoder_input,
+    differences,
+    pad,
+    sentences,
+)
+
+EACH_VARIANT = pytest.mark.parametrize("name", VARIANTS)
+BOTH_SIDES = pytest.mark.parametrize("left", [True, False], ids=["left", "right"])
+
+
+def at_words(values, tokens):
+    """The rows of `values` ``[B, S, ...]`` that belong to real tokens."""
+    return values[tokens.ne(PAD)]
+
+
+# ------------------------------------------------------------------------------------- padding
+
+
+@EACH_VARIANT
+def test_position_embeddings_ignore_the_padding_side(name):
+    model = build_variant(name).eval()
+    for stack in (model.encoder, model.decoder):
+        if stack.embed_positions is None:
+            continue
+        left, right = (pad(sentences(), side) for side in (True, False))
+        of_left, of_right = stack.embed_positions(left), stack.embed_positions(right)
+        assert torch.equal(at_words(of_left, left), at_words(of_right, right))
+        for values, tokens in ((of_left, left), (of_right, right)):
+            assert values[tokens.eq(PAD)].abs().max() == 0
+            rows = at_words(values, tokens)
+            assert len(rows.unique(dim=0)) == tokens.shape[1]  # one for each position
+
+
+@EACH_VARIANT
+def test_model_ignores_the_padding_side(name):
+    model = build_variant(name).eval()
+    outputs = []
+    for left in (True, False):
+        source, previous = batch(left=left)
+        logits, extra = model(source, source.ne(PAD).sum(1), previous)
+        attention = extra["attn"][0].transpose(1, 2)  # B x S x T
+        outputs.append((at_words(logits, previous), at_words(attention, source)[:, :2]))
+    for of_left, of_right in zip(*outputs, strict=True):
+        torch.testing.assert_close(of_left, of_right, atol=1e-5, rtol=1e-5)
+    if name != "nopos":  # the comparison notices another order of words
+        source, previous = batch()
+        logits, _ = model(torch.cat((source[:, :5], source[:, [6, 5, 7]]), 1), None, previous)
+        assert not torch.allclose(at_words(logits, previous), outputs[0][0], atol=1e-4)
+
+
+@EACH_VARIANT
+def test_sentence_alone_equals_sentence_in_a_batch(name):
+    model = build_variant(name).eval()
+    rows, (source, previous) = sentences(), batch()
+    together, extra = model(source, None, previous)
+    for index, row in enumerate(rows):
+        length = int(previous[index].ne(PAD).sum())
+        alone, extra_alone = model(torch.tensor([row]), None, previous[[index], :length])
+        torch.testing.assert_close(together[index, :length], alone[0], atol=1e-5, rtol=1e-5)
+        attention = extra["attn"][0][index, :length, -len(row) :]
+        expected = extra_alone["attn"][0][0]
+        torch.testing.assert_close(attention, expected, atol=1e-5, rtol=1e-5)
+
+
+# ------------------------------------------------------------------------------------ BOS hint
+
+WITH_ALPHA = {"position_source_scale": "1.25"}
+HINTED = {
+    "cape": WITH_ALPHA,
+    "sinpos": WITH_ALPHA,
+    "nopos": {},
+    "abspos": {},
+    "relpos": {},
+    "cape+relative": WITH_ALPHA,
+}
+
+
+def with_and_without_hint(name, **options):
+    """Two models with the same parameters."""
+    settings = {**HINTED[name], **options}
+    hinted = build_variant(name, position_source_bos=True, **settings)
+    plain = build_variant(name, position_source_bos=False, **settings)
+    assert differences(hinted.state_dict(), plain.state_dict()) == []
+    return hinted, plain
+
+
+def prefixed(left):
+    return pad([[BOS, *row] for row in sentences()], left)
+
+
+def run(model, source, **options):
+    """Encoder states and logits in training mode, always with the same random numbers."""
+    torch.manual_seed(4)
+    encoded = model.encoder(source, source.ne(PAD).sum(1), **options)
+    logits, extra = model.decoder(decoder_input(), encoder_out=encoded)
+    return encoded, logits, extra["attn"][0]
+
+
+@BOTH_SIDES
+@pytest.mark.parametrize("name", HINTED)
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_hint_equals_sentences_with_bos(name, left, mode):
+    hinted, plain = with_and_without_hint(name, dropout=0.1)
+    getattr(hinted, mode)()
+    getattr(plain, mode)()
+    encoded, logits, _ = run(hinted, pad(sentences(), left))
+    expected, expected_logits, _ = run(plain, prefixed(left))
+    for key in ("encoder_out", "encoder_padding_mask", "encoder_embedding", "src_lengths"):
+        assert torch.equal(encoded[key][0], expected[key][0]), key
+    assert torch.equal(logits, expected_logits)
+    without, _, _ = run(plain, pad(sentences(), left))
+    assert without["encoder_out"][0].shape != encoded["encoder_out"][0].shape
+
+
+@BOTH_SIDES
+@pytest.mark.parametrize(
+    "setting", [{}, {"no_scale_embedding": True}, {"layernorm_embedding": True}]
+)
+def test_hint_with_token_embeddings(left, setting):
+    hinted, plain = with_and_without_hint("cape", **setting)
+    source, longer = pad(sentences(), left), prefixed(left)
+    embeddings = torch.nn.Embedding(24, 32)
+    embeddings.weight.data[BOS] = hinted.encoder.embed_tokens.weight.data[BOS]
+    encoded, logits, _ = run(hinted, source, token_embeddings=embeddings(source))
+    expected, expected_logits, _ = run(plain, longer, token_embeddings=embeddings(longer))
+    assert torch.equal(encoded["encoder_out"][0], expected["encoder_out"][0])
+    assert torch.equal(logits, expected_logits)
+    usual, _, _ = run(hinted, source)
+    assert not torch.equal(encoded["encoder_out"][0], usual["encoder_out"][0])
+
+
+@BOTH_SIDES
+@pytest.mark.parametrize("name", HINTED)
+def test_attention_is_that_of_the_callers_tokens(name, left):
+    hinted, plain = with_and_without_hint(name)
+    source, longer = pad(sentences(), left), prefixed(left)
+    _, _, attention = run(hinted.eval(), source)
+    _, _, expected = run(plain.eval(), longer)
+    assert attention.shape == (4, 7, source.shape[1])
+    assert attention.masked_select(source.eq(PAD)[:, None]).abs().max() == 0
+    on_words = longer.ne(PAD) & longer.ne(BOS)
+    words = at_words(attention.transpose(1, 2), source)
+    assert torch.equal(words, expected.transpose(1, 2)[on_words])
+    # what is missing from 1 is what BOS got
+    on_bos = expected.masked_fill(longer.ne(BOS)[:, None], 0).sum(-1)
+    assert on_bos.min() > 0.01
+    torch.testing.assert_close(attention.sum(-1), 1 - on_bos)
+
+
+@BOTH_SIDES
+def test_reordered_encoder_output_keeps_the_alignment(left):
+    """Beam search permutes the sentences; the caller's tokens must follow."""
+    model = build().eval()
+    source, order = pad(sentences(), left), torch.tensor([2, 0, 3, 1])
+    encoded = model.encoder(source, source.ne(PAD).sum(1))
+    reordered = model.encoder.reorder_encoder_out(encoded, order)
+    previous = decoder_input()
+    _, extra = model.decoder(previous, encoder_out=encoded)
+    _, extra_reordered = model.decoder(previous[order], encoder_out=reordered)
+    attention = extra["attn"][0][order]
+    torch.testing.assert_close(extra_reordered["attn"][0], attention, atol=1e-6, rtol=1e-5)
+    assert attention.masked_select(source[order].eq(PAD)[:, None]).abs().max() == 0
+
+
+def test_stock_attention_has_the_same_form():
+    """Ensembles of stock and cape models add up attentions."""
+    source, previous = batch()
+    shapes = {build(arch).eval()(source, None, previous)[1]["attn"][0].shape
+              for arch in ("transformer_tiny", "cape_transformer_tiny")}  # fmt: skip
+    assert shapes == {(4, 7, 8)}
+
+
+def test_alignment_heads_and_layers_are_aligned_too():
+    model = build("cape_transformer_align", alignment_layer=0, alignment_heads=1).eval()
+    source, previous = batch()
+    attention = model(source, source.ne(PAD).sum(1), previous)[1]["attn"][0]
+    assert attention.shape == (4, 7, 8)
+    assert attention.masked_select(source.eq(PAD)[:, None]).abs().max() == 0

@@ -1,0 +1,154 @@
+"""Proves that the built stacks are complete: relative attention in the layers that should have it
+whatever the stock options, no limit of length, step-by-step decoding equal to one pass, and models
+that can be copied and cast."""
+
+import copy
+
+import pytest
+import torch
+
+from fairseq_user_dir.attention import RelativeSelfAttention
+from tests.fairseq.helpers import (
+    LIMIT,
+    PAD,
+    RELATIVE,
+    VARIANTS,
+    batch,
+    build,
+    build_lm,
+    build_variant,
+    differences,
+    pad,
+    sentences,
+    train,
+)
+
+EACH_VARIANT = pytest.mark.parametrize("name", VARIANTS)
+OPTIONS = {
+    "plain": {},
+    "layer drop": {"encoder_layerdrop": 0.7, "decoder_layerdrop": 0.7},
+    "checkpoint activations": {"checkpoint_activations": True},
+    "quant noise": {"quant_noise_pq": 0.1},
+    "shared embeddings": {"share_all_embeddings": True},
+}
+
+
+def relative_layers(model):
+    return [
+        [isinstance(stack.layers[i].self_attn, RelativeSelfAttention) for i in range(6)]
+        for stack in (model.encoder, model.decoder)
+    ]
+
+
+@pytest.mark.parametrize("setting", OPTIONS)
+@pytest.mark.parametrize("layers", ["all", "first"])
+def test_relative_attention_is_in_the_layers_asked_for(layers, setting):
+    options = {"encoder_layers": 6, "decoder_layers": 6, **OPTIONS[setting], **RELATIVE}
+    for seed in range(3):
+        model = build(seed=seed, position_relative_layers=layers, **options)
+        assert relative_layers(model) == [[True] + [layers == "all"] * 5] * 2
+    cross = [layer.encoder_attn for layer in model.eval().decoder.layers]
+    assert not any(isinstance(attention, RelativeSelfAttention) for attention in cross)
+    trained = train(model, updates=2)
+    for stack in (trained.encoder, trained.decoder):
+        tables = [p for n, p in stack.named_parameters() if ".relative." in n]
+        assert len(tables) == (12 if layers == "all" else 2)  # keys and values
+
+
+def test_relative_attention_of_stock_is_none():
+    assert relative_layers(build(encoder_layers=6, decoder_layers=6)) == [[False] * 6] * 2
+
+
+# -------------------------------------------------------------------------------------- length
+
+
+@EACH_VARIANT
+def test_no_limit_of_positions(name):
+    model = build_variant(name)
+    assert min(model.max_positions()) >= 100_000
+    assert model.max_decoder_positions() >= 100_000
+    assert max(build("transformer_tiny").max_positions()) == LIMIT
+
+
+@EACH_VARIANT
+def test_step_by_step_equals_one_pass_beyond_the_stock_tables(name):
+    model = build_variant(name).eval()
+    length = LIMIT + 10
+    source = pad(sentences(1, (length + 5, 9)), left=True)
+    previous = pad(sentences(2, (length, length)), left=False)
+    encoded = model.encoder(source, source.ne(PAD).sum(1))
+    whole, extra = model.decoder(previous, encoder_out=encoded)
+    state, steps, attention = {}, [], []
+    for step in range(1, length + 1):
+        prefix = previous[:, :step]
+        logits, one = model.decoder(prefix, encoder_out=encoded, incremental_state=state)
+        assert logits.shape[1] == 1
+        steps.append(logits)
+        attention.append(one["attn"][0])
+    torch.testing.assert_close(torch.cat(steps, 1), whole[:, :length], atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        torch.cat(attention, 1), extra["attn"][0][:, :length], atol=1e-5, rtol=1e-4
+    )
+    if name != "nopos":  # each step is at a place of its own
+        last, _ = model.decoder(previous[:, 1 : length + 1], encoder_out=encoded)
+        assert not torch.allclose(last[:, -2], whole[:, length - 1], atol=1e-4)
+
+
+def test_stock_fails_beyond_its_learned_table():
+    """Which is the limit that the test above goes beyond."""
+    learned = {"encoder_learned_pos": True, "decoder_learned_pos": True}
+    model = build("transformer_tiny", **learned).eval()
+    with pytest.raises(IndexError):
+        model.encoder(pad(sentences(1, (LIMIT + 5,)), left=True), None)
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("--position-embedding", "abspos"), ("--position-relative-context", 3)]
+)
+def test_language_model_step_by_step_equals_one_pass(words):
+    model = build_lm(*words).eval()
+    previous = pad(sentences(2, (LIMIT + 10,) * 2), left=False)
+    whole, _ = model(previous)
+    state = {}
+    steps = [
+        model.decoder(previous[:, : i + 1], incremental_state=state)[0] for i in range(LIMIT + 10)
+    ]
+    torch.testing.assert_close(torch.cat(steps, 1), whole[:, : LIMIT + 10], atol=2e-5, rtol=1e-4)
+
+
+# -------------------------------------------------------------------------------- copies, casts
+
+
+@EACH_VARIANT
+def test_a_copy_is_a_model_of_its_own(name):
+    """``--store-ema`` copies the model."""
+    model = build_variant(name)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    twin = train(copy.deepcopy(model), updates=1)
+    assert differences(model.state_dict(), before) == []
+    assert differences(twin.state_dict(), before)
+    assert type(twin.encoder) is type(model.encoder)
+    source, previous = batch()
+    twin.load_state_dict(model.state_dict())
+    assert torch.equal(
+        twin.eval()(source, None, previous)[0], model.eval()(source, None, previous)[0]
+    )
+
+
+@EACH_VARIANT
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_rounds_the_embedding_not_the_position(name, dtype):
+    model = build_variant(name).eval()
+    source = pad(sentences(1, (600, 9)), left=True)
+    seam = model.encoder.embed_positions
+    exact = None if seam is None else seam(source)
+    half = copy.deepcopy(model).to(dtype)
+    if seam is not None:
+        rounded = half.encoder.embed_positions(source)
+        assert rounded.dtype == dtype
+        assert torch.equal(rounded, exact.to(dtype))
+    short, previous = batch()
+    logits = half(short, None, previous)[0]
+    assert logits.dtype == dtype
+    expected = model(short, None, previous)[0]
+    torch.testing.assert_close(logits.float(), expected, atol=0.1, rtol=0.1)
