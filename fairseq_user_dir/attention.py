@@ -117,7 +117,9 @@ def add_relative_positions(layers: nn.ModuleList, config: PositionConfig) -> Non
     Raises:
         ValueError: for attention variants in which relative positions are not defined.
     """
-    for layer in list(layers)[: 1 if config.relative_layers == "first" else None]:
+    count = 1 if config.relative_layers == "first" else len(layers)
+    # by index: with layer drop, iterating skips layers at random
+    for layer in (layers[index] for index in range(count)):
         attention = getattr(layer, "self_attn", None)
         if type(attention) is not MultiheadAttention:
             raise ValueError(

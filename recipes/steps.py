@@ -105,22 +105,34 @@ def building(folder: Path) -> Iterator[Path]:
     os.replace(partial, folder)
 
 
-def matches(folder: Path, settings: Mapping[str, Any]) -> bool:
+def matches(
+    folder: Path, settings: Mapping[str, Any], remedy: str = "give another --work folder"
+) -> bool:
     """Was `folder` made with these settings? False if it does not exist; other settings raise."""
     if not (folder / RECORD).exists():
         return False
-    made_with, wanted = (
-        json.loads((folder / RECORD).read_text("utf-8")),
-        json.loads(json.dumps(settings)),
-    )
-    if made_with == wanted:
+    old, new = json.loads((folder / RECORD).read_text("utf-8")), json.loads(json.dumps(settings))
+    if old == new:
         return True
-    changed = sorted(k for k in {*made_with, *wanted} if made_with.get(k) != wanted.get(k))
-    changes = "; ".join(f"{key} {made_with.get(key)!r}, now {wanted.get(key)!r}" for key in changed)
-    raise CommandError(
-        f"{folder} was made with other settings ({changes}); give another --work folder, or"
-        " delete this one to have it made again"
+    changes = "; ".join(
+        _change(key, old.get(key), new.get(key))
+        for key in sorted({*old, *new})
+        if old.get(key) != new.get(key)
     )
+    raise CommandError(
+        f"{folder} was made with other settings ({changes}); {remedy}, or delete this one to have"
+        " it made again"
+    )
+
+
+def _change(key: str, old: Any, new: Any) -> str:
+    """What is different, without what is the same."""
+    if isinstance(old, list) and isinstance(new, list):
+        old, new = ([x for x in a if x not in b] for a, b in ((old, new), (new, old)))
+    if isinstance(old, dict) and isinstance(new, dict):
+        both = {k for k in {*old, *new} if old.get(k) != new.get(k)}
+        old, new = ({k: d.get(k) for k in sorted(both)} for d in (old, new))
+    return f"{key} {old!r}, now {new!r}"
 
 
 def record(folder: Path, settings: Mapping[str, Any]) -> None:

@@ -15,6 +15,8 @@ LOSS = "--criterion label_smoothed_cross_entropy --label-smoothing 0.1"
 _COMMON = (
     f"{ADAM} {INVERSE_SQRT} {LOSS} --share-all-embeddings --attention-dropout 0.1"
     " --skip-invalid-size-inputs-valid-test"
+    # fairseq drops a last batch that is no multiple of this (default 8): always the same sentences.
+    " --required-batch-size-multiple 1"
 )
 
 # Options of the types where the papers' differ from the defaults of this package. relpos: "covers
@@ -60,6 +62,7 @@ class Recipe:
     first_epoch: int = 1  # "best" considers epochs from this one on
     keep: str = "epoch"  # checkpoints saved for selection: at each "epoch" or every n-th "update"
     save_every: int = 5000  # the n of "update"
+    stacked_length: int = 300  # target subwords, for the stage stack
     max_length: str = "--max-len-a 2 --max-len-b 200"  # of hypotheses; room for joined sentences
 
 
@@ -195,8 +198,10 @@ def sampled(recipe: Recipe) -> Recipe:
         updates=10,
         vocab_size=400,
         hold_out_every=10,
+        beam=2,
         average=2,
         first_epoch=1,
-        save_every=4,
-        max_length="--max-len-a 1 --max-len-b 10",
+        save_every=2,
+        stacked_length=40,
+        max_length="--max-len-a 0.7 --max-len-b 5",
     )

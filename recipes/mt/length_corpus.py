@@ -17,6 +17,8 @@ from recipes.mt.pipeline import binarise
 from recipes.mt.subwords import SentencePiece
 from recipes.steps import CommandError, digest, step, write_lines
 
+MIN_PAIRS = 8  # fairseq drops a last batch that is no multiple of 8, and refuses an empty set
+
 
 @dataclass(frozen=True)
 class Lengths:
@@ -35,6 +37,10 @@ class Corpus:
     settings: Mapping[str, object]
     languages: tuple[str, str]
     lengths: Lengths
+
+    def references(self) -> list[str]:
+        """The target side of the test set."""
+        return list(read_lines(self.folder / f"test.{self.languages[1]}", "--test"))
 
 
 def finish_corpus(folder: Path, languages: tuple[str, str], vocab_size: int) -> None:
@@ -89,12 +95,12 @@ def read_splits(args: argparse.Namespace) -> dict[str, list[tuple[str, str]]]:
         if paths := getattr(args, option):
             given[split] = [pair for pair in read_pairs(*paths, f"--{option}") if all(pair)]
     total = len(given["train"])
-    if total < 100:
+    if total < 200:
         raise CommandError(
             f"--data {args.data[0]} {args.data[1]}: only {total} non-empty sentence pairs; at"
-            " least 100 are needed"
+            " least 200 are needed"
         )
-    sizes = {"valid": min(500, total // 20), "test": min(1000, total // 10)}
+    sizes = {"valid": max(40, min(500, total // 20)), "test": min(1000, total // 10)}
     missing = {split: size for split, size in sizes.items() if split not in given}
     return given | split_pairs(given["train"], missing)
 
@@ -110,9 +116,10 @@ def prepare_files(args: argparse.Namespace) -> Corpus:
     )
     for split in ("train", "valid"):
         splits[split] = [pair for pair in splits[split] if max(map(word_count, pair)) <= limit]
-        if not splits[split]:
+        if len(splits[split]) < MIN_PAIRS:
             raise CommandError(
-                f"--max-train-length {limit}: no {split} pair is that short; choose a larger length"
+                f"--max-train-length {limit}: only {len(splits[split])} {split} pairs are that"
+                f" short, {MIN_PAIRS} are needed; choose a larger length"
             )
     bins = length_bins(limit)
     groups = [
@@ -125,7 +132,7 @@ def prepare_files(args: argparse.Namespace) -> Corpus:
     settings = {
         "vocab_size": vocab_size,
         "max_train_length": limit,
-        "files": {path.name: digest(path) for path in files},
+        "files": [f"{path.name} {digest(path)}" for path in files],
     }
 
     def make(folder: Path) -> None:

@@ -17,17 +17,27 @@ import cape_plugins
 from recipes.steps import digest, matches, record, run_module, step, write_lines, writing
 
 USER_DIR = Path(cape_plugins.__file__).resolve().parent
+LIMITS = ("--max-source-positions", "100000", "--max-target-positions", "100000")  # none
+KINDS = {"H": "hypotheses", "P": "scores"}  # what fairseq-generate calls its lines, and a name
 TRAIN_LINE = re.compile(r"\| train_inner \| (\{.*\})")
 
 
 def binarise(
-    prefixes: Mapping[str, object], languages: tuple[str, str], workers: int, folder: Path
+    prefixes: Mapping[str, object],
+    languages: tuple[str, str],
+    workers: int,
+    folder: Path,
+    dictionary: Path | None = None,
 ) -> None:
-    """Run fairseq-preprocess with a joined dictionary on the files ``{prefix}.{language}``."""
+    """Run fairseq-preprocess with a joined dictionary on the files ``{prefix}.{language}``.
+
+    The dictionary is that of the training text, or the given one.
+    """
     run_module(
         "fairseq_cli.preprocess",
         *("--source-lang", languages[0], "--target-lang", languages[1]),
         *(arg for split, prefix in prefixes.items() for arg in (f"--{split}pref", prefix)),
+        *(("--srcdict", dictionary) if dictionary else ()),
         *("--joined-dictionary", "--destdir", folder, "--workers", workers),
         log=folder.with_name("preprocess.log"),
     )
@@ -47,14 +57,16 @@ def train(
     updates: int | None,
     threads: int,
     title: str,
+    remedy: str = "give another --work folder",
 ) -> float:
     """Run fairseq-train in the folder `run`; an interrupted run goes on from its last checkpoint.
 
     `updates` is the expected number of updates, for the progress bar; None if it is not known.
+    `remedy` says what to do if the folder holds a run with other settings.
     Returns the training time in seconds. A run that was finished with these `settings` is reused.
     """
     settings = {**settings, "flags": [str(flag) for flag in flags]}
-    if not matches(run, settings):
+    if not matches(run, settings, remedy):
         record(run, settings)
     timing = run / "seconds.json"  # its presence means: finished
     if timing.exists():
@@ -89,12 +101,20 @@ def progress_interval() -> float:
     return 0.5 if os.isatty(2) else 30.0
 
 
-def decode(
-    data: Path, checkpoint: Path, folder: Path, flags: Sequence[object], *, threads: int
+def generate(
+    data: Path,
+    checkpoint: Path,
+    folder: Path,
+    flags: Sequence[object],
+    *,
+    count: int,
+    threads: int,
+    kind: str = "H",
 ) -> list[str]:
-    """Run fairseq-generate in a step `folder`; returns the best hypothesis of each sentence.
+    """Run fairseq-generate in a step `folder`; returns one line for each of `count` sentences.
 
-    Hypotheses are lines of subwords in the order of the corpus, also kept in ``folder/hypotheses``.
+    `kind` "H" means the best hypothesis as subwords, "P" the scores (log 2) of its tokens. The
+    lines are in the order of the corpus and are kept in a file of `folder`.
     """
 
     def make(partial: Path) -> None:
@@ -102,22 +122,28 @@ def decode(
         run_module(
             "fairseq_cli.generate",
             *(data, "--user-dir", USER_DIR, "--path", checkpoint, *flags),
+            *("--required-batch-size-multiple", 1),  # else the last few sentences are dropped
             log=log,
             env=child_environment(threads),
         )
-        write_lines(partial / "hypotheses", read_hypotheses(log))
+        write_lines(partial / KINDS[kind], read_lines_of(log, kind, count))
 
     settings = {"checkpoint": digest(checkpoint), "flags": [str(flag) for flag in flags]}
     step(folder, settings, make)
-    return (folder / "hypotheses").read_text("utf-8").split("\n")[:-1]
+    return (folder / KINDS[kind]).read_text("utf-8").split("\n")[:-1]
 
 
-def read_hypotheses(log: Path) -> list[str]:
-    """The ``H-`` lines of a fairseq-generate log, in the order of the corpus."""
-    hypotheses = {}
+def read_lines_of(log: Path, kind: str, count: int) -> list[str]:
+    """Lines of one kind of a fairseq-generate log, the best of each sentence, in corpus order.
+
+    "H" are hypotheses, "P" scores of their tokens. Raises RuntimeError if there are not `count`.
+    """
+    found: dict[int, str] = {}
     with open(log, encoding="utf-8", newline="\n") as file:
         for line in file:
-            if line.startswith("H-"):
-                number, _, text = line.rstrip("\n").split("\t")
-                hypotheses.setdefault(int(number[2:]), text)  # the first of the n-best list
-    return [text for _, text in sorted(hypotheses.items())]
+            name, *fields = line.rstrip("\n").split("\t")
+            if name.startswith(f"{kind}-") and fields:
+                found.setdefault(int(name[2:]), fields[-1])
+    if len(found) != count:
+        raise RuntimeError(f"{log}: {len(found)} {kind}- lines for {count} sentences")
+    return [text for _, text in sorted(found.items())]

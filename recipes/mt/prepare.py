@@ -23,7 +23,7 @@ from recipes.mt.subwords import SEGMENTATIONS
 from recipes.steps import CommandError, digest, step
 
 SEPARATOR = "<sep>"  # between joined sentences
-SAMPLE_SIZES = {"train": 600, "valid": 40, "test": 24}
+SAMPLE_SIZES = {"train": 600, "valid": 20, "test": 12}
 
 FilePair = tuple[Path, Path]
 

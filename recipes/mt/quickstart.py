@@ -25,7 +25,7 @@ from pathlib import Path
 from recipes.mt import number_lists, report
 from recipes.mt.corpus import read_lines
 from recipes.mt.length_corpus import Corpus, prepare_files, prepare_number_lists
-from recipes.mt.pipeline import decode, train
+from recipes.mt.pipeline import generate, train
 from recipes.mt.report import ALL, Result
 from recipes.mt.scoring import score
 from recipes.mt.subwords import SentencePiece
@@ -85,23 +85,27 @@ def run_variant(args: argparse.Namespace, corpus: Corpus, variant: str, seed: in
         threads=threads,
         title=f"{variant} seed {seed}",
     )
-    checkpoint, options = run / "checkpoint_last.pt", shlex.split(DECODING)
-    pieces = decode(data, checkpoint, run / "decoded", options, threads=threads)
+    pieces = generate(
+        data,
+        run / "checkpoint_last.pt",
+        run / "decoded",
+        shlex.split(DECODING),
+        count=len(corpus.references()),
+        threads=threads,
+    )
     return Result(variant, seed, seconds, score_by_length(corpus, pieces))
 
 
 def score_by_length(corpus: Corpus, pieces: Sequence[str]) -> dict[str, report.Score]:
     """Scores by label and for all sentences; `pieces` are the hypotheses as subwords."""
     subwords = SentencePiece(corpus.folder / "sentencepiece.model")
-    target = corpus.languages[1]
-    references = list(read_lines(corpus.folder / f"test.{target}", "--test"))
-    reference_pieces = list(read_lines(corpus.folder / f"test.pieces.{target}", "--test"))
+    reference_pieces = read_lines(corpus.folder / f"test.pieces.{corpus.languages[1]}", "--test")
     groups = list(read_lines(corpus.folder / "test.group", "--test"))
-    if len(pieces) != len(references):
-        raise RuntimeError(f"{len(pieces)} hypotheses for {len(references)} test sentences")
     rows = [
         (subwords.decode(ours), theirs, ours.split(), their_pieces.split())
-        for ours, theirs, their_pieces in zip(pieces, references, reference_pieces, strict=True)
+        for ours, theirs, their_pieces in zip(
+            pieces, corpus.references(), reference_pieces, strict=True
+        )
     ]
     by_label = {
         label: [row for row, group in zip(rows, groups, strict=True) if group == label]

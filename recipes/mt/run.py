@@ -7,9 +7,12 @@
 
 Stages: prepare (text to binary data), train, select (the best epoch by validation BLEU, or the
 average of the last checkpoints), decode (test sets), score (sacreBLEU, and the papers' BLEU of
-tokens). Options this program does not know go to fairseq-train and win over those of the recipe.
-Finished work is reused, an interrupted training goes on. --sample runs a tiny model for a few
-updates, on built-in number lists where no files are given: a check of the whole recipe.
+tokens); "all" means these five. Further tests: stack (loss by position on stacked sentences, CAPE
+figure 8) and swap (another order of joined sentences, SHAPE table 1).
+
+Options this program does not know go to fairseq-train and win over those of the recipe. Finished
+work is reused, an interrupted training goes on. --sample runs a tiny model for a few updates, on
+built-in number lists where no files are given: a check of the whole recipe.
 """
 
 import argparse
@@ -22,7 +25,7 @@ from pathlib import Path
 import torch
 
 from cape_plugins.config import TYPES
-from recipes.mt import stages
+from recipes.mt import pipeline, probes, stages
 from recipes.mt.catalog import RECIPES, Recipe, sampled
 from recipes.mt.prepare import Files, prepare
 from recipes.steps import available_cores, positive, run_main
@@ -32,6 +35,10 @@ STAGES: dict[str, Callable[[stages.Experiment], object]] = {
     "select": stages.select,
     "decode": stages.decode,
     "score": stages.score,
+}
+PROBES: dict[str, Callable[[stages.Experiment], object]] = {
+    "stack": probes.stack,
+    "swap": probes.swap,
 }
 GPU_FLAGS = ["--fp16", "--fp16-scale-window", "256"]
 GPU_TRAIN_FLAGS = ["--threshold-loss-scale", "0.03125"]
@@ -48,7 +55,7 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
     )
     add = parser.add_argument
     add("recipe", choices=RECIPES, metavar="RECIPE", help=", ".join(RECIPES))
-    stage_names = ["prepare", *STAGES, "all"]
+    stage_names = ["prepare", *STAGES, "all", *PROBES]
     add("stages", nargs="+", choices=stage_names, metavar="STAGE", help=", ".join(stage_names))
     pair = {"nargs": 2, "type": Path, "action": "append", "metavar": ("SOURCE", "TARGET")}
     text = "training text, plain or .gz; may be given several times, files are concatenated"
@@ -81,7 +88,7 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
         if not args.train and (args.valid or args.test):
             parser.error("--valid and --test need --train")
     if "all" in args.stages:
-        args.stages = ["prepare", *STAGES]
+        args.stages = ["prepare", *STAGES, *(name for name in PROBES if name in args.stages)]
     return args, extra
 
 
@@ -135,17 +142,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     gpus = torch.cuda.device_count()
     flags = train_flags(recipe, position, args.devices or max(1, gpus))
     decoding = f"--beam {recipe.beam} --lenpen {recipe.length_penalty} --batch-size 128"
-    limits = "--max-source-positions 100000 --max-target-positions 100000"
     experiment = stages.Experiment(
         recipe=recipe,
         work=work,
         run=work / "runs" / (args.name or position),
         train_flags=[*flags, *(GPU_TRAIN_FLAGS if gpus else []), *extra],
         device_flags=GPU_FLAGS if gpus else CPU_FLAGS,
-        decode_flags=shlex.split(f"{decoding} {limits} {recipe.max_length}"),
+        decode_flags=[*shlex.split(f"{decoding} {recipe.max_length}"), *pipeline.LIMITS],
         threads=args.threads,
     )
-    for name, stage in STAGES.items():
+    for name, stage in (STAGES | PROBES).items():
         if name in args.stages:
             stage(experiment)
 

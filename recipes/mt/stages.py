@@ -14,8 +14,8 @@ from recipes.mt import pipeline
 from recipes.mt.catalog import Recipe
 from recipes.mt.moses import Moses
 from recipes.mt.prepare import SEPARATOR
-from recipes.mt.subwords import SEGMENTATIONS
-from recipes.steps import CommandError, run_module, write_lines, writing
+from recipes.mt.subwords import SEGMENTATIONS, SentencePiece, SubwordNMT
+from recipes.steps import RECORD, CommandError, run_module, write_lines, writing
 
 SELECTED = "checkpoint_selected.pt"
 
@@ -47,21 +47,26 @@ class Experiment:
         return sorted(path.stem for path in (self.work / "subwords").glob("test*.reference"))
 
 
+def prepared_with(experiment: Experiment) -> dict[str, object]:
+    """The settings of the data, for the record of what is made from them."""
+    return json.loads((experiment.data / RECORD).read_text("utf-8"))
+
+
 # ---- train -------------------------------------------------------------------------------------
 
 
 def train(experiment: Experiment) -> None:
     """Train, or go on with a training that was interrupted."""
-    prepared = json.loads((experiment.work / "binary" / "settings.json").read_text("utf-8"))
     flags = [*experiment.train_flags, *experiment.device_flags]
     pipeline.train(
         experiment.data,
         experiment.run,
         flags,
-        {"data": prepared},
+        {"data": prepared_with(experiment)},
         updates=experiment.recipe.updates,
         threads=experiment.threads,
         title=f"train {experiment.run.name}",
+        remedy="give this training another --name",
     )
 
 
@@ -126,23 +131,31 @@ def select_best_epoch(experiment: Experiment) -> None:
 
 def decode_split(experiment: Experiment, checkpoint: Path, split: str, name: str) -> list[str]:
     """Hypotheses of a split as subwords, in the order of the corpus; kept in ``run/decoded``."""
-    return pipeline.decode(
+    references = experiment.work / "subwords" / f"{split}.reference"
+    return pipeline.generate(
         experiment.data,
         checkpoint,
         experiment.run / "decoded" / name,
         [*experiment.decode_flags, *experiment.device_flags, "--gen-subset", split],
+        count=len(read_text(references)),
         threads=experiment.threads,
     )
 
 
-def decode(experiment: Experiment) -> dict[str, list[str]]:
-    """Decode all test sets with the selected checkpoint."""
+def selected_checkpoint(experiment: Experiment) -> Path:
+    """The result of the stage select."""
     checkpoint = experiment.run / SELECTED
     if not checkpoint.exists():
         raise CommandError(
             f"--work {experiment.work}: {checkpoint} does not exist; run the stages train and"
             " select first"
         )
+    return checkpoint
+
+
+def decode(experiment: Experiment) -> dict[str, list[str]]:
+    """Decode all test sets with the selected checkpoint."""
+    checkpoint = selected_checkpoint(experiment)
     return {
         split: decode_split(experiment, checkpoint, split, split)
         for split in experiment.test_sets()
@@ -154,9 +167,14 @@ def read_text(path: Path) -> list[str]:
     return path.read_text("utf-8").split("\n")[:-1]
 
 
+def load_model(experiment: Experiment) -> SentencePiece | SubwordNMT:
+    """The segmentation model."""
+    return SEGMENTATIONS[experiment.recipe.segmentation](experiment.work / "subwords" / "model")
+
+
 def undo_segmentation(experiment: Experiment, pieces: Sequence[str]) -> list[str]:
     """Subwords to tokens (BPE) or to text (sentencepiece)."""
-    model = SEGMENTATIONS[experiment.recipe.segmentation](experiment.work / "subwords" / "model")
+    model = load_model(experiment)
     return [model.decode(line) for line in pieces]
 
 

@@ -214,10 +214,10 @@ def test_length_bins_cover_every_length_once(limit):
 
 
 def test_token_accuracy_counts_missing_and_extra_tokens():
-    assert token_accuracy("a b c".split(), "a b c".split()) == 1
-    assert token_accuracy("a b".split(), "a b c".split()) == pytest.approx(2 / 3)
-    assert token_accuracy("a b c d".split(), "a b".split()) == 0.5
-    assert token_accuracy("b a".split(), "a b".split()) == 0
+    assert token_accuracy(["a", "b", "c"], ["a", "b", "c"]) == 1
+    assert token_accuracy(["a", "b"], ["a", "b", "c"]) == pytest.approx(2 / 3)
+    assert token_accuracy(["a", "b", "c", "d"], ["a", "b"]) == 0.5
+    assert token_accuracy(["b", "a"], ["a", "b"]) == 0
 
 
 def test_score_of_a_group():
