@@ -116,3 +116,14 @@ def trained(shared_folder, run_cli, corpus) -> Callable[[str], Path]:
         return once(shared_folder / f"trained-{name}", make) / "checkpoint_last.pt"
 
     return checkpoint
+
+
+@pytest.fixture(scope="session")
+def test_data(shared_folder, corpus) -> Path:
+    """What is there at inference: dictionaries and test sets, no training data."""
+
+    def make(folder: Path) -> None:
+        for file in (*corpus.binary.glob("dict.*"), *corpus.binary.glob("test*")):
+            shutil.copy(file, folder)
+
+    return once(shared_folder / "test-data", make)

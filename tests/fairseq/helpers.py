@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from fairseq import models, options
+from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks.translation import TranslationConfig
@@ -262,3 +264,24 @@ def differences(first: dict[str, Tensor], second: dict[str, Tensor]) -> list[str
     """Names of the tensors that are not bit for bit the same."""
     assert list(first) == list(second)
     return [name for name in first if not torch.equal(first[name], second[name])]
+
+
+def load(checkpoint: object, data: object) -> tuple[Any, Any]:
+    """Model in evaluation mode and task from a checkpoint, by fairseq's own loader."""
+    loaded, _, task = load_model_ensemble_and_task([str(checkpoint)], {"data": str(data)})
+    return loaded[0].eval(), task
+
+
+@torch.no_grad()
+def forced_scores(model: Any, task: Any, source: str, target: str) -> Tensor:
+    """``[T]`` base-2 log-probabilities of the words of `target` and of EOS, in one pass."""
+    tokens = encode(task.source_dictionary, source)[None]
+    words = encode(task.target_dictionary, target)
+    previous = torch.cat((words[-1:], words[:-1]))[None]
+    logits, _ = model(tokens, torch.tensor([tokens.shape[1]]), previous)
+    return logits[0].log_softmax(-1).gather(1, words[:, None])[:, 0] / math.log(2)
+
+
+def encode(dictionary: Dictionary, sentence: str) -> Tensor:
+    """``[T]`` indices, EOS last."""
+    return dictionary.encode_line(sentence, add_if_not_exist=False).long()

@@ -1,0 +1,157 @@
+"""The benchmarks run and leave complete tables. How fast things are is never asserted in a test."""
+
+import csv
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import hosts, measure, run
+from cape_plugins.config import TYPES
+
+SETUP = measure.Setup(torch.device("cpu"), torch.float32)
+VARIANTS = set(hosts.variants())
+ADDING = {name for name, row in TYPES.items() if row.encoding != "none"}
+EMBEDDINGS = {"stock", "stock + add", *ADDING, *(f"{name} + add" for name in ADDING)}
+CONTEXTS = {"no positions", "context 5", "context 20"}
+
+# rows that are expected: values of these columns, each combination once
+EXPECTED = {
+    "embedding": {
+        "variant": EMBEDDINGS,
+        "T": {"10", "100"},
+        "malloc": {"fresh pages", "pages kept"},
+    },
+    "training": {"variant": VARIANTS, "B x T": {"4 x 20", "2 x 40"}},
+    "relative": {
+        "variant": CONTEXTS,
+        "part": {"layer", "encoder", "decoder"},
+        "T": {"10", "20"},
+    },
+    "generation": {"variant": VARIANTS, "T": {"5", "10"}},
+}
+NUMBERS = ("milliseconds", "ratio", "ratio_low", "ratio_high", "rounds")
+
+
+@pytest.fixture(scope="module")
+def results(run_cli, tmp_path_factory) -> Path:
+    """Folder with the results of a quick run of everything."""
+    folder = tmp_path_factory.mktemp("results")
+    run_cli("python", "-m", "benchmarks.run", "--quick", "--output", folder, timeout=1800)
+    return folder
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    with open(path, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def only(folder: Path, pattern: str) -> Path:
+    (path,) = folder.glob(pattern)
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", run.NAMES)
+def test_every_combination_has_one_row_with_finite_numbers(results, name):
+    rows = read_rows(only(results, f"{name}-cpu-torch*.csv"))
+    timed = [row for row in rows if row["ratio"]]
+    columns = EXPECTED[name]
+    found = [tuple(row[column] for column in columns) for row in timed]
+    assert len(found) == len(set(found)) == math.prod(map(len, columns.values()))
+    for column, values in columns.items():
+        assert {row[column] for row in timed} == values
+    for row in timed:
+        numbers = [float(row[column]) for column in NUMBERS]
+        assert all(math.isfinite(number) and number > 0 for number in numbers), row
+        assert float(row["ratio_low"]) <= float(row["ratio"]) <= float(row["ratio_high"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "count"), [("embedding", 2 * len(EMBEDDINGS)), ("relative", 3)])
+def test_memory_is_measured(results, name, count):
+    rows = read_rows(only(results, f"{name}-cpu-torch*.csv"))
+    peaks = [float(row["mib"]) for row in rows if row["mib"]]
+    assert len(peaks) == count
+    assert all(0 <= peak < 100 for peak in peaks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", run.NAMES)
+def test_markdown_says_how_to_repeat_it_and_shows_the_plot(results, name):
+    path = only(results, f"{name}-cpu-torch*.md")
+    text = path.read_text(encoding="utf-8")
+    assert f"python -m benchmarks.run {name} --quick" in text
+    assert str(results) not in text
+    for word in ("**Machine**", "**Versions**", "Python", "torch", "fairseq", "GiB", "Quick run"):
+        assert word in text
+    plot = path.with_suffix(".png")
+    assert f"({plot.name})" in text
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["speed"], "unknown benchmark 'speed'; choose from embedding"),
+        (["--device", "cuda", "--clock", "cpu"], "--clock cpu cannot see the time of a GPU"),
+    ],
+)
+def test_bad_arguments_are_refused(monkeypatch, capsys, arguments, message):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    with pytest.raises(SystemExit):
+        run.parse_arguments(arguments)
+    assert message in capsys.readouterr().err
+
+
+def test_quick_results_do_not_replace_the_committed_ones():
+    assert run.parse_arguments(["--quick"]).output != run.RESULTS == run.parse_arguments([]).output
+
+
+def test_ratio_is_to_both_runs_of_the_reference_in_the_same_round(monkeypatch):
+    """A machine that becomes slower from round to round: times differ, ratios do not."""
+    now = [0.0]
+    slower = [1.0]
+
+    def take(seconds: float) -> measure.Step:
+        def step() -> None:
+            slower[0] *= 1.0001
+            now[0] += seconds * slower[0]
+
+        return step
+
+    monkeypatch.setitem(measure.CLOCKS, "wall", lambda: now[0])
+    steps = {"reference": take(2.0), "same": take(2.0), "double": take(4.0)}
+    timings = measure.interleave(steps, SETUP, 0.01, "test")
+    assert list(timings) == list(steps)
+    for name, ratio in {"reference": 1.0, "same": 1.0, "double": 2.0}.items():
+        assert timings[name].ratio == pytest.approx(ratio, rel=1e-3)
+        assert timings[name].low <= timings[name].ratio <= timings[name].high
+    assert timings["double"].rounds >= measure.MIN_ROUNDS
+
+
+def test_models_share_what_they_have_in_common():
+    task = hosts.make_task(50)
+    stock, cape = (
+        hosts.make_model(task, positions, SETUP, **hosts.TINY)
+        for positions in ({}, {"position_embedding": "relpos"})
+    )
+    assert stock.encoder.embed_tokens.weight is not cape.encoder.embed_tokens.weight
+    distinct = hosts.share_parameters([stock, cape])
+    own = {name for name, _ in cape.named_parameters()} - {n for n, _ in stock.named_parameters()}
+    assert own
+    assert all(".relative." in name for name in own)
+    assert len(distinct) == len(list(stock.parameters())) + len(own)
+    for name, parameter in stock.named_parameters():
+        assert cape.get_parameter(name) is parameter
+
+
+def test_memory_of_a_tensor_is_counted_once():
+    mib = measure.peak_memory(SETUP, fill, 64)
+    assert 63 < mib < 80
+
+
+def fill(mib: int) -> measure.Step:
+    """Makes a tensor of ones."""
+    return lambda: torch.ones(mib, 2**18)
