@@ -111,6 +111,10 @@ def augment(
     if mean_normalize:
         coords = coords - _mean(coords, valid)
     shift, scale, offset = draw or Draw()
+    for name, part in zip(
+        (*Draw._fields, "local_shift"), (*(draw or Draw()), local_shift), strict=True
+    ):
+        _check_shape(name, part, coords)
     for term in (shift, None if offset is None else offset * step, local_shift):
         if term is not None:
             coords = coords + term
@@ -134,6 +138,18 @@ def _uniform(
     """U(-half_width, half_width) in float32: bf16 would draw from 256 values only."""
     unit = torch.rand(shape, device=device, dtype=torch.float32, **_given(generator))
     return (2.0 * half_width) * unit - half_width
+
+
+def _check_shape(name: str, part: Tensor | None, coords: Tensor) -> None:
+    if part is None:
+        return
+    samples, length = coords.shape[:2]
+    same_batch = samples == 1 or part.shape[0] in (1, samples)
+    if not same_batch or part.shape[1] not in (1, length):
+        raise ValueError(
+            f"{name} of the draw has shape {tuple(part.shape)}, the positions have shape "
+            f"{tuple(coords.shape)}; draw for the same batch size and length."
+        )
 
 
 def _given(generator: torch.Generator | None) -> dict[str, torch.Generator]:

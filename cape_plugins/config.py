@@ -253,8 +253,10 @@ class PositionConfig:
         return float(Fraction(self.source_scale))
 
     def replace(self, **changes: Any) -> PositionConfig:
-        """A copy with some settings changed; unknown names are refused."""
-        return self.from_dict({**self.to_dict(), **changes}, self.domain, self.architecture)
+        """A copy with some settings changed; unknown names are refused. Another type begins with
+        its own defaults."""
+        kept = self.to_dict() if changes.get("type", self.type) == self.type else {}
+        return self.from_dict({**kept, **changes}, self.domain, self.architecture)
 
     def to_dict(self) -> dict[str, Any]:
         """Type and options as plain str, float, int and bool (domain and architecture are the
@@ -347,9 +349,11 @@ def _parse_ratio(value: Any) -> str:
     """ "auto", or the positive ratio as text: "470049/454234" stays two exact integers."""
     if isinstance(value, bool):
         raise ValueError
-    text = str(value).strip()
+    text = str(value).replace(" ", "")
     if text == "auto":
         return text
+    if len(text.lower().partition("e")[2]) > 4:
+        raise ValueError  # Fraction would write such a number out in full
     if not 0 < float(Fraction(text)) < math.inf:
         raise ValueError
     return "1" if Fraction(text) == 1 else text

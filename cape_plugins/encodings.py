@@ -126,6 +126,11 @@ def _phase(coords: Tensor, weights: Tensor, offset: Tensor | None = None) -> Ten
     """``coords @ weights + offset`` element by element: under autocast a matmul would be rounded
     to half precision, and positions are wrong there from 257 on."""
     columns = coords.unbind(-1)
+    if len(columns) != len(weights):
+        raise ValueError(
+            f"positions have {len(columns)} coordinates, the frequencies are for {len(weights)} "
+            "(1 for text and audio, 2 for images); make positions and encoder for one domain."
+        )
     if offset is None:
         phase = columns[0][..., None] * weights[0]
     else:

@@ -134,14 +134,19 @@ def patch_positions(
         ValueError: if `height`, `width` or `gamma` is not positive.
     """
     for name, value in (("height", height), ("width", width), ("gamma", gamma)):
-        if value <= 0:
+        if not 0 < value < float("inf"):
             raise ValueError(
-                f"{name}={value} is not allowed; allowed: > 0. A patch grid needs at least one "
-                "patch on each axis: is the image smaller than the patch?"
+                f"{name}={value} is not allowed; allowed: > 0 and finite. A patch grid needs at "
+                "least one patch on each axis: is the image smaller than the patch?"
             )
     x, y = (_axis(size, device) for size in (width, height))
     grid = gamma * torch.stack((x.repeat(height), y.repeat_interleave(width)), dim=1)
-    step = gamma * torch.tensor([2.0 / width, 2.0 / height], dtype=torch.float32, device=device)
+    # filled on the device: copying from the host would synchronise
+    step = [
+        torch.full((), 2.0 * gamma / size, dtype=torch.float32, device=device)
+        for size in (width, height)
+    ]
+    step = torch.stack(step)
     return Positions(grid[None], None, step, grid, patches=(height, width))
 
 
@@ -165,11 +170,13 @@ def coordinate_positions(
         )
     if valid is not None:
         _check_valid(valid)
-        if valid.shape[1] != coords.shape[1]:
+        if valid.shape[1] != coords.shape[1] or coords.shape[0] not in (1, valid.shape[0]):
             raise ValueError(
-                f"valid has shape {tuple(valid.shape)}, coords {tuple(coords.shape)}; "
-                "both need the same number of positions."
+                f"valid has shape {tuple(valid.shape)}, coords {tuple(coords.shape)}; both need "
+                "the same number of samples and positions (coords may have one sample for all)."
             )
+        # whatever stands on padding, NaN included, must not reach the mean or the embedding
+        coords = coords.masked_fill(~valid[..., None], 0.0)
     return Positions(coords.float(), valid, step)
 
 

@@ -47,11 +47,10 @@ class RelativePositions(nn.Module):
         beyond: str = "clip",
     ) -> None:
         super().__init__()
-        if context < 1 or head_dim < 1:
-            raise ValueError(
-                f"relative context {context} with head dimension {head_dim} is not allowed; "
-                "allowed: both >= 1."
-            )
+        sizes = {"context": context, "head dimension": head_dim, "number of heads": num_heads}
+        for name, size in sizes.items():
+            if size is not None and size < 1:
+                raise ValueError(f"relative {name} {size} is not allowed; allowed: >= 1.")
         if beyond not in ("clip", "zero"):
             raise ValueError(f"relative beyond={beyond!r} is unknown; allowed: clip, zero.")
         self.context = context

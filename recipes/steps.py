@@ -27,9 +27,14 @@ class CommandError(ValueError):
     """A mistake of the caller; the message names option, value and remedy."""
 
 
-def run_main(main: Callable[[], None]) -> None:
-    """Run the `main` of a program. A :class:`CommandError` is shown without traceback, status 2.
+class ChildError(RuntimeError):
+    """A command that was started failed; the message has the end of its log."""
 
+
+def run_main(main: Callable[[], None]) -> None:
+    """Run the `main` of a program; its own errors are shown without traceback.
+
+    Exit status 2 for a mistake of the caller, 1 for the failure of a command that was started.
     A polite kill (SIGTERM) ends the program like Ctrl-C, so that child processes end with it.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -38,6 +43,9 @@ def run_main(main: Callable[[], None]) -> None:
     except CommandError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except ChildError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
 
 
 # ---- command lines ---------------------------------------------------------------------------
@@ -169,22 +177,23 @@ def run_module(
     env: Mapping[str, str] | None = None,
     on_line: Callable[[str], None] | None = None,
 ) -> None:
-    """Run ``python -m module args`` with this interpreter; its output goes to the file `log`.
+    """Run ``python -m module args`` with this interpreter; its output is added to the file `log`.
 
-    `on_line` sees each line as it comes, for progress. A failure raises with the end of the log.
+    `on_line` sees each line as it comes, for progress. A failure raises ChildError.
     """
     command = [sys.executable, "-m", module, *map(str, args)]
     tail: deque[str] = deque(maxlen=25)
     log.parent.mkdir(parents=True, exist_ok=True)
     with (
-        open(log, "w", encoding="utf-8") as file,
+        open(log, "a", encoding="utf-8") as file,
         subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             encoding="utf-8",
-            env={**os.environ, **(env or {})},
+            errors="replace",
+            env={**os.environ, "PYTHONIOENCODING": "utf-8", **(env or {})},
         ) as process,
     ):
         _children.add(process)
@@ -201,7 +210,7 @@ def run_module(
             process.wait()
             _children.discard(process)
     if process.returncode:
-        raise RuntimeError(
+        raise ChildError(
             f"{' '.join(command)}\nfailed with exit status {process.returncode}; full log in {log};"
             f" its end:\n{''.join(tail)}"
         )

@@ -14,7 +14,16 @@ from pathlib import Path
 from tqdm import tqdm
 
 import cape_plugins
-from recipes.steps import digest, matches, record, run_module, step, write_lines, writing
+from recipes.steps import (
+    ChildError,
+    digest,
+    matches,
+    record,
+    run_module,
+    step,
+    write_lines,
+    writing,
+)
 
 USER_DIR = Path(cape_plugins.__file__).resolve().parent
 LIMITS = ("--max-source-positions", "100000", "--max-target-positions", "100000")  # none
@@ -63,7 +72,8 @@ def train(
 
     `updates` is the expected number of updates, for the progress bar; None if it is not known.
     `remedy` says what to do if the folder holds a run with other settings.
-    Returns the training time in seconds. A run that was finished with these `settings` is reused.
+    Returns the seconds it took, of an interrupted run those of its last part. A run that was
+    finished with these `settings` is reused.
     """
     settings = {**settings, "flags": [str(flag) for flag in flags]}
     if not matches(run, settings, remedy):
@@ -136,7 +146,7 @@ def generate(
 def read_lines_of(log: Path, kind: str, count: int) -> list[str]:
     """Lines of one kind of a fairseq-generate log, the best of each sentence, in corpus order.
 
-    "H" are hypotheses, "P" scores of their tokens. Raises RuntimeError if there are not `count`.
+    "H" are hypotheses, "P" scores of their tokens. Raises ChildError if there are not `count`.
     """
     found: dict[int, str] = {}
     with open(log, encoding="utf-8", newline="\n") as file:
@@ -145,5 +155,5 @@ def read_lines_of(log: Path, kind: str, count: int) -> list[str]:
             if name.startswith(f"{kind}-") and fields:
                 found.setdefault(int(name[2:]), fields[-1])
     if len(found) != count:
-        raise RuntimeError(f"{log}: {len(found)} {kind}- lines for {count} sentences")
+        raise ChildError(f"{log}: {len(found)} {kind}- lines for {count} sentences")
     return [text for _, text in sorted(found.items())]

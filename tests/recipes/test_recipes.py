@@ -23,7 +23,8 @@ def recipe(run_cli, folder, *args, **options):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_sample_runs_from_text_to_score(run_cli, tmp_path, name):
-    out = recipe(run_cli, tmp_path, name, "all", "--sample").stdout
+    probes = ["stack", "swap"] if "interpolate" in name else []
+    out = recipe(run_cli, tmp_path, name, "all", *probes, "--sample").stdout
     row, work = RECIPES[name], tmp_path / "build" / f"{name}-sample"
     run = work / "runs" / row.position
     assert SCORE_ROW.search(out)
@@ -39,7 +40,13 @@ def test_sample_runs_from_text_to_score(run_cli, tmp_path, name):
     if row.join > 1:
         assert source[0].split().count("<sep>") == row.join - 1
         test = (work / "subwords/test.reference").read_text()
-        assert test.count("<sep>") == 24 - len(test.splitlines())
+        assert test.count("<sep>") == 12 - len(test.splitlines())
+        assert "nats" in out
+        positions = (run / "stacked.csv").read_text().splitlines()
+        assert positions[0] == "position,mean_nll,count"
+        assert len(positions) > 40
+        original, swapped, drop = re.findall(r"-?\d+\.\d+", (run / "swap.md").read_text())[:3]
+        assert float(drop) == pytest.approx(float(original) - float(swapped), abs=0.011)
     if row.max_subwords:
         assert max(len(line.split()) for line in source) <= row.max_subwords
 
@@ -115,6 +122,7 @@ BAD_INPUTS = [
     (("iwslt14_de_en", "train"), ("--work", "run the stage prepare")),
     (("iwslt14_de_en", "train", "--position-embedding", "rope"), ("'rope'", "cape")),
     (("iwslt14_de_en", "select", "--select", "worst"), ("--select", "'worst'")),
+    (("iwslt14_de_en", "swap"), ("swap", "wmt16_en_de_interpolate")),
     (("iwslt14_de_en", "decode", "--beam", "0"), ("--beam", "'0'", "at least 1")),
 ]
 
