@@ -13,7 +13,7 @@ from benchmarks import hosts
 from benchmarks.measure import Setup, Step, interleave
 from benchmarks.report import Report, plot_ratios, ratio_tables, timing_columns
 
-VOCABULARY, BATCH, BEAM, LENGTHS = 10_000, 8, 4, (25, 100)
+VOCABULARY, BATCH, BEAM, LENGTHS = 10_000, 8, 4, (25, 50)
 SECONDS = 60.0
 LIMIT = 1.02
 TEXT = (

@@ -17,7 +17,7 @@ DIM, HEADS, LAYERS = 768, 8, 6
 PARTS = ("layer", "encoder", "decoder")
 LENGTHS, CONTEXTS, MEMORY_CONTEXTS = (10, 100, 1000), (100, 1000), (0, 10, 100, 250, 500, 1000)
 # B by T: the papers' 50 fits a GPU; on a CPU, as many tokens as a few seconds allow
-BATCHES = {"cpu": {10: 50, 100: 10, 1000: 2}, "cuda": dict.fromkeys(LENGTHS, 50)}
+BATCHES = {"cpu": {10: 50, 100: 10, 1000: 1}, "cuda": dict.fromkeys(LENGTHS, 50)}
 SECONDS = {"layer": 8.0, "encoder": 20.0, "decoder": 20.0}
 LIMIT = 1.5
 # CAPE, Table 9, fp32 and fp16 on a V100, by context and part: T 10, 100, 1000
