@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.fairseq.helpers import CLI_VARIANTS, train_words
+from tests.fairseq.helpers import CLI_VARIANTS, lm_words, train_words
 
 SOURCE_WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 TARGET_WORDS = ("eins", "zwei", "drei", "vier", "fuenf", "sechs", "sieben", "acht", "neun", "zehn")
@@ -62,7 +62,7 @@ def _write_text(folder: Path) -> None:
     """Numbers in words; the target reverses them and puts "und" before the last. A tenth are names
     that occur once, which the dictionary does not know."""
     rng = random.Random(0)
-    sizes = {"train": [rng.randint(2, 8) for _ in range(400)], "long": [LONG - 1]}
+    sizes = {"train": [rng.randint(2, 8) for _ in range(384)], "long": [LONG - 1]}
     sizes |= {split: [rng.randint(2, 8) for _ in range(24)] for split in ("valid", "test")}
     for split, lengths in sizes.items():
         source, target = [], []
@@ -103,12 +103,14 @@ def corpus(shared_folder, run_cli) -> Corpus:
 
 @pytest.fixture(scope="session")
 def trained(shared_folder, run_cli, corpus) -> Callable[[str], Path]:
-    """Function ``trained(NAME)``: a checkpoint of one of the variants, or of "stock"."""
+    """Function ``trained(NAME)``: a checkpoint of one of the variants, "stock" or "lm" (cape)."""
 
     def checkpoint(name: str) -> Path:
         def make(folder: Path) -> None:
             if name == "stock":
                 words = train_words(corpus.binary, folder, arch="transformer_tiny")
+            elif name == "lm":
+                words = lm_words(corpus.lm, folder)
             else:
                 words = train_words(corpus.binary, folder, *CLI_VARIANTS[name])
             run_cli(*words)

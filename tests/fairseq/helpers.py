@@ -236,6 +236,20 @@ def train_words(
     ]  # fmt: skip
 
 
+def lm_words(
+    data: object, save_dir: object, *extra: object, arch: str = "cape_transformer_lm"
+) -> list[object]:
+    """A ``fairseq-train`` command line for a language model."""
+    tiny = flags({name: value for name, value in TINY.items() if "decoder" in name})
+    return [
+        "fairseq-train", data, "--task", "language_modeling", "--user-dir", USER_DIR,
+        "--arch", arch, *tiny, "--save-dir", save_dir, "--max-update", 40, "--batch-size", 16,
+        "--tokens-per-sample", 32, "--sample-break-mode", "none", "--optimizer", "adam",
+        "--lr", 0.005, "--cpu", "--no-progress-bar", "--num-workers", 0, "--no-epoch-checkpoints",
+        *extra,
+    ]  # fmt: skip
+
+
 def generate_words(data: object, checkpoint: object, *extra: object) -> list[object]:
     """A ``fairseq-generate`` command line: nothing about positions."""
     return [

@@ -100,7 +100,7 @@ def test_killed_training_resumes_bit_for_bit(run_cli, corpus, spy, tmp_path):
         return train_words(corpus.binary, tmp_path / folder, *options, updates=100)
 
     run_cli(*words("whole"), env={"SPY_LOG": str(logs["whole"])})
-    run_until("Saved checkpoint", words("again"), logs["killed"])
+    run_until("checkpoint_2_20.pt (epoch 2", words("again"), logs["killed"])
     killed = torch.load(tmp_path / "again" / "checkpoint_last.pt", weights_only=True)
     assert killed["optimizer_history"][-1]["num_updates"] == 20
     output = run_cli(*words("again"), env={"SPY_LOG": str(logs["resumed"])}).stdout

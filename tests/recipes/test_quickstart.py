@@ -13,7 +13,8 @@ MICRO = ("--updates", 12, "--train-size", 400, "--test-size", 48, "--jobs", 2)
 
 
 def quickstart(run_cli, folder, *args, **options):
-    return run_cli("python", "-m", "recipes.mt.quickstart", *args, cwd=folder, **options)
+    command = ("python", "-m", "recipes.mt.quickstart", *args)
+    return run_cli(*command, cwd=folder, timeout=1200, **options)  # a minute on a free machine
 
 
 def read_csv(path):
@@ -107,7 +108,7 @@ def test_killed_quickstart_leaves_no_training_behind_and_goes_on(run_cli, repo_r
         command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL
     ) as process:
         log = tmp_path / "build/quickstart/number_lists/runs/sinpos-seed1/train.log"
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 600
         while not (log.exists() and "train_inner" in log.read_text()):
             assert time.monotonic() < deadline
             time.sleep(0.5)

@@ -14,7 +14,8 @@ SCORE_ROW = re.compile(r"\| (test\d*) \| (\d+) \| (\d+\.\d+) \| (\d+\.\d+) \|")
 
 
 def recipe(run_cli, folder, *args, **options):
-    return run_cli("python", "-m", "recipes.mt.run", *args, cwd=folder, **options)
+    command = ("python", "-m", "recipes.mt.run", *args)
+    return run_cli(*command, cwd=folder, timeout=1200, **options)  # a minute on a free machine
 
 
 # ---- whole recipes -----------------------------------------------------------------------------
