@@ -9,6 +9,7 @@ how far the others can be trusted.
 
 import ctypes
 import gc
+import logging
 import multiprocessing
 import os
 import platform
@@ -180,9 +181,13 @@ def in_new_process(function: Callable, *args: object) -> Any:
     """The result of ``function(*args)``, called in a process that has done nothing else yet."""
     context = multiprocessing.get_context("forkserver")  # imports torch and fairseq once
     context.set_forkserver_preload(["benchmarks.hosts"])
-    threads = (torch.get_num_threads(),)
-    with ProcessPoolExecutor(1, context, torch.set_num_threads, threads) as process:
+    with ProcessPoolExecutor(1, context, _start, (torch.get_num_threads(),)) as process:
         return process.submit(function, *args).result()
+
+
+def _start(threads: int) -> None:
+    torch.set_num_threads(threads)
+    logging.disable(logging.INFO)
 
 
 def keep_pages() -> None:

@@ -11,11 +11,12 @@ from tqdm import tqdm
 
 from benchmarks import hosts
 from benchmarks.measure import MEBIBYTE, Setup, Step, interleave, peak_memory
-from benchmarks.report import Report, markdown_table, ratio_cell, timing_columns
+from benchmarks.report import Report, distinct, markdown_table, ratio_cell, timing_columns
 
 DIM, HEADS, LAYERS = 768, 8, 6
 PARTS = ("layer", "encoder", "decoder")
-LENGTHS, CONTEXTS, MEMORY_CONTEXTS = (10, 100, 1000), (100, 1000), (0, 10, 100, 250, 500, 1000)
+LENGTHS, CONTEXTS = (10, 100, 1000), (100, 1000)
+MEMORY_LENGTHS, MEMORY_CONTEXTS = (1000, 2000), (0, 10, 100, 250, 500, 1000)
 # B by T: the papers' 50 fits a GPU; on a CPU, as many tokens as a few seconds allow
 BATCHES = {"cpu": {10: 50, 100: 10, 1000: 1}, "cuda": dict.fromkeys(LENGTHS, 50)}
 SECONDS = {"layer": 8.0, "encoder": 20.0, "decoder": 20.0}
@@ -66,7 +67,7 @@ def run(setup: Setup) -> Report:
             for name, timing in timings.items():
                 row = {"part": part, "T": length, "B": batch, "variant": name}
                 report.rows.append(row | timing_columns(timing))
-    _measure_memory(report, setup, shape, (0, 5, 20) if setup.quick else MEMORY_CONTEXTS)
+    _measure_memory(report, setup, shape)
     report.tables = _tables(report, setup, contexts, batches)
     report.plot = partial(_plot, report)
     return report
@@ -126,12 +127,15 @@ def make_layer_step(
     return make_step(model, "layer", batch, length, setup)
 
 
-def _measure_memory(report: Report, setup: Setup, shape: tuple, contexts: tuple) -> None:
-    """Peak of a layer at the greatest length, forward and backward, for each context."""
-    length, batch = report.rows[-1]["T"], report.rows[-1]["B"]
-    for context in tqdm(contexts, "relative memory", leave=False, disable=None):
-        mib = peak_memory(setup, make_layer_step, context, batch, length, shape[:2], setup)
-        row = {"part": "layer", "T": length, "B": batch, "variant": label(context)}
+def _measure_memory(report: Report, setup: Setup, shape: tuple[int, int, int]) -> None:
+    """Peak of a layer, forward and backward, one sample, for each length and context."""
+    lengths, contexts = MEMORY_LENGTHS, MEMORY_CONTEXTS
+    if setup.quick:
+        lengths, contexts = (20,), (0, 5, 20)
+    sizes = [(length, context) for length in lengths for context in contexts]
+    for length, context in tqdm(sizes, "relative memory", leave=False, disable=None):
+        mib = peak_memory(setup, make_layer_step, context, 1, length, shape[:2], setup)
+        row = {"part": "layer", "T": length, "B": 1, "variant": label(context)}
         report.rows.append(row | {"context": context, "mib": round(mib, 1)})
 
 
@@ -158,21 +162,22 @@ def _tables(report: Report, setup: Setup, contexts: tuple, batches: dict) -> dic
         for part in PARTS
     ]
     tables["Milliseconds without positions"] = markdown_table(header, rows)
-    tables |= _memory_tables(report, setup)
+    tables["Peak memory of a layer, forward and backward, B 1, MiB"] = _memory_table(report, setup)
     return tables
 
 
-def _memory_tables(report: Report, setup: Setup) -> dict[str, list[str]]:
+def _memory_table(report: Report, setup: Setup) -> list[str]:
     rows = [row for row in report.rows if "mib" in row]
-    length, batch = rows[0]["T"], rows[0]["B"]
-    cells = [[row["variant"], row["mib"], f"{row['mib'] - rows[0]['mib']:.1f}"] for row in rows]
-    size = length**2 * setup.dtype.itemsize / MEBIBYTE
-    cells.append([f"one T x T tensor, B {batch}, one head", f"{batch * size:.1f}", ""])
-    return {
-        f"Peak memory of a layer, forward and backward, MiB, T {length}, B {batch}": markdown_table(
-            ["", "MiB", "above no positions"], cells
-        )
-    }
+    lengths = distinct(rows, "T")
+    cells = [
+        [name, *(row["mib"] for row in rows if row["variant"] == name)]
+        for name in distinct(rows, "variant")
+    ]
+    scores = [length**2 * setup.dtype.itemsize / MEBIBYTE for length in lengths]
+    cells.append([f"(the T x T scores of {HEADS} heads)", *(f"{HEADS * x:.1f}" for x in scores)])
+    width = DIM // HEADS
+    cells.append([f"(a T x T x d tensor, d {width})", *(f"{width * x:.1f}" for x in scores)])
+    return markdown_table(["", *(f"T {length}" for length in lengths)], cells)
 
 
 def _plot(report: Report, figure) -> None:
@@ -193,6 +198,14 @@ def _plot(report: Report, figure) -> None:
     panels[0].set_ylabel("time / time without positions")
     panels[0].legend(fontsize="small")
     rows = [row for row in report.rows if "mib" in row]
-    memory.plot([row["context"] for row in rows], [row["mib"] for row in rows], marker="o")
-    memory.set(title=f"peak of a layer, T {rows[0]['T']}", xlabel="context (0: none)", ylabel="MiB")
+    for length in distinct(rows, "T"):
+        points = [row for row in rows if row["T"] == length]
+        memory.plot(
+            [row["context"] for row in points],
+            [row["mib"] for row in points],
+            marker="o",
+            label=f"T {length}",
+        )
+    memory.set(title="peak memory of a layer", xlabel="context (0: none)", ylabel="MiB")
     memory.set_ylim(bottom=0)
+    memory.legend(fontsize="small")

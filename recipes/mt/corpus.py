@@ -7,10 +7,24 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
-from recipes.steps import CommandError, writing
+from recipes.steps import CommandError, digest, writing
 
 Row = tuple[str, ...]  # aligned lines of several files
 Pair = tuple[str, str]  # source and target
+
+
+def unreadable(option: str, path: Path, error: Exception) -> CommandError:
+    """The error for a file that does not exist or cannot be read."""
+    reason = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
+    return CommandError(f"{option} {path}: {reason}; name a plain or .gz text file")
+
+
+def fingerprint(path: Path, option: str) -> str:
+    """Name and digest of an input file, for the record of what a step was made from."""
+    try:
+        return f"{path.name} {digest(path)}"
+    except OSError as error:
+        raise unreadable(option, path, error) from None
 
 
 def read_lines(path: Path, option: str) -> Iterator[str]:
@@ -31,12 +45,8 @@ def read_lines(path: Path, option: str) -> Iterator[str]:
             f"{option} {path}: line {number} is not UTF-8 ({error.reason}); convert the file, for"
             f" example with: iconv -f latin1 -t utf-8"
         ) from None
-    except FileNotFoundError:
-        raise CommandError(
-            f"{option} {path}: no such file; name a plain or .gz text file"
-        ) from None
-    except (OSError, EOFError) as error:  # a folder, no permission, not or only half a gzip file
-        raise CommandError(f"{option} {path}: cannot be read ({error}); give a text file") from None
+    except (OSError, EOFError) as error:  # EOFError: half a gzip file
+        raise unreadable(option, path, error) from None
     if number == 0:
         raise CommandError(f"{option} {path}: is empty; give a file with one sentence a line")
 

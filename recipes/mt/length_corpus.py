@@ -12,10 +12,17 @@ from pathlib import Path
 from statistics import median
 
 from recipes.mt import number_lists
-from recipes.mt.corpus import languages_of, read_lines, read_pairs, split_pairs, write_columns
+from recipes.mt.corpus import (
+    fingerprint,
+    languages_of,
+    read_lines,
+    read_pairs,
+    split_pairs,
+    write_columns,
+)
 from recipes.mt.pipeline import binarise
 from recipes.mt.subwords import SentencePiece
-from recipes.steps import CommandError, digest, step, write_lines
+from recipes.steps import CommandError, step, write_lines
 
 MIN_PAIRS = 8  # fairseq drops a last batch that is no multiple of 8, and refuses an empty set
 
@@ -111,6 +118,11 @@ def prepare_files(args: argparse.Namespace) -> Corpus:
     languages = languages_of(*args.data)
     files = [path for paths in (args.data, args.valid, args.test) for path in paths or ()]
     splits = read_splits(args)
+    if len(splits["train"]) < MIN_PAIRS:
+        raise CommandError(
+            f"--data {args.data[0]} {args.data[1]}: only {len(splits['train'])} training pairs are"
+            " not also in validation or test data; give more, or more different sentences"
+        )
     limit = args.max_train_length or int(
         median(word_count(source) for source, _ in splits["train"])
     )
@@ -132,7 +144,7 @@ def prepare_files(args: argparse.Namespace) -> Corpus:
     settings = {
         "vocab_size": vocab_size,
         "max_train_length": limit,
-        "files": [f"{path.name} {digest(path)}" for path in files],
+        "files": [fingerprint(path, "--data") for path in files],
     }
 
     def make(folder: Path) -> None:

@@ -16,11 +16,11 @@ from tqdm import tqdm
 
 from recipes.mt import number_lists
 from recipes.mt.catalog import Recipe
-from recipes.mt.corpus import Row, read_lines, read_pairs, write_columns
+from recipes.mt.corpus import Row, fingerprint, read_lines, read_pairs, write_columns
 from recipes.mt.moses import Moses, map_columns
 from recipes.mt.pipeline import binarise
 from recipes.mt.subwords import SEGMENTATIONS
-from recipes.steps import CommandError, digest, step
+from recipes.steps import CommandError, step
 
 SEPARATOR = "<sep>"  # between joined sentences
 SAMPLE_SIZES = {"train": 600, "valid": 20, "test": 12}
@@ -68,7 +68,7 @@ def prepare(recipe: Recipe, files: Files, work: Path, *, sample: bool, workers: 
     """Make the four folders of this module in `work`; finished ones are reused."""
     named = {"train": files.train, "valid": files.valid, "test": files.test}
     settings: dict[str, object] = {
-        split: [(path.name, digest(path)) for pair in pairs for path in pair]
+        split: [fingerprint(path, f"--{split}") for pair in pairs for path in pair]
         for split, pairs in named.items()
     }
     settings |= {"hold_out_every": recipe.hold_out_every, "sample": sample}

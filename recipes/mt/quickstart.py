@@ -187,8 +187,12 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def shown_command(argv: Sequence[str], args: argparse.Namespace) -> str:
-    """The command for the report: file names without the folders of this machine."""
+    """The command for the report, without the folders of this machine."""
     words = [Path(word).name if os.path.isabs(word) else word for word in argv]
+    for option in ("--work", "--output"):
+        if option in words:
+            start = words.index(option)
+            del words[start : start + 2]
     if args.data and "--data" not in words:
         words += ["--data", *(path.name for path in args.data)]
     return shlex.join(["python", "-m", "recipes.mt.quickstart", *words])
