@@ -19,7 +19,7 @@ LENGTHS, CONTEXTS = (10, 100, 1000), (100, 1000)
 MEMORY_LENGTHS, MEMORY_CONTEXTS = (1000, 2000), (0, 10, 100, 250, 500, 1000)
 # B by T: the papers' 50 fits a GPU; on a CPU, as many tokens as a few seconds allow
 BATCHES = {"cpu": {10: 50, 100: 10, 1000: 1}, "cuda": dict.fromkeys(LENGTHS, 50)}
-SECONDS = {"layer": 8.0, "encoder": 20.0, "decoder": 20.0}
+SECONDS = {"layer": 8.0, "encoder": 15.0, "decoder": 15.0}
 LIMIT = 1.5
 # CAPE, Table 9, fp32 and fp16 on a V100, by context and part: T 10, 100, 1000
 PAPER = {

@@ -109,24 +109,22 @@ def _plot(report: Report, path: str) -> None:
 
 
 def plot_ratios(axes, rows: Sequence[Mapping[str, object]], x: str, limit: float) -> None:
-    """Ratios with their intervals, one group of bars per value of column `x`."""
+    """Ratios with their intervals, one group of points per value of column `x`."""
     groups, names = distinct(rows, x), distinct(rows, "variant")
-    width = 0.85 / len(names)
+    width = 0.8 / len(names)
     for number, name in enumerate(names):
         found = [row for row in rows if row["variant"] == name]
         ratios = np.array([row["ratio"] for row in found])
         ends = np.array([[row["ratio_low"], row["ratio_high"]] for row in found]).T
-        axes.bar(
-            [groups.index(row[x]) + (number - len(names) / 2 + 0.5) * width for row in found],
-            ratios,
-            width,
-            yerr=np.abs(ends - ratios),
-            label=name,
-            color=f"C{number % 10}",
-            hatch="//" if number >= 10 else None,
-            error_kw={"linewidth": 0.8},
-        )
+        places = [groups.index(row[x]) + (number - len(names) / 2 + 0.5) * width for row in found]
+        axes.errorbar(places, ratios, np.abs(ends - ratios), fmt="o", ms=4, label=name)
     axes.axhline(limit, color="black", linewidth=0.8, linestyle=":")
     axes.set_xticks(range(len(groups)), [f"{x} {group}" for group in groups])
     axes.set_ylabel(f"time / time of the reference (dotted: {limit})")
-    axes.legend(fontsize="x-small", ncols=2)
+    axes.grid(axis="y", alpha=0.3)
+
+
+def legend_below(figure, axes) -> None:
+    """One legend for all panels, that of `axes`."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=6, fontsize="small")
