@@ -15,7 +15,6 @@ from tests.fairseq.helpers import (
     generate_words,
     lines,
     load,
-    train_words,
 )
 
 pytestmark = pytest.mark.slow
@@ -115,23 +114,6 @@ def test_printed_alignment_is_that_of_the_words(kind, run_cli, trained, test_dat
     assert kind == "soft" or moved > 20  # an alignment shifted by one would be noticed
 
 
-def test_replace_unk_copies_nothing_if_nothing_is_unknown(run_cli, trained, corpus):
-    options = ["--replace-unk", "--dataset-impl", "raw", "--unkpen", 1000]
-    output = run_cli(*generate_words(corpus.raw, trained("cape"), *options)).stdout
-    text = (corpus.text / "test.en").read_text().splitlines()
-    assert {i: s[0][0] for i, s in lines(output, "S").items()} == dict(enumerate(text))
-    assert "<unk>" not in " ".join(hypo for _, hypo in hypotheses(output).values())
-    assert any(f"test{i}x" in line for i, line in enumerate(text))
-
-
-def test_replace_unk_fails_in_stock_if_something_is_unknown(run_cli, trained, corpus):
-    """fairseq 0.12 hands it no alignment. When this passes, test the replacement with cape."""
-    options = ["--replace-unk", "--dataset-impl", "raw", "--prefix-size", 3]
-    result = run_cli(*generate_words(corpus.raw, trained("stock"), *options), check=False)
-    assert result.returncode == 1
-    assert "IndexError" in result.stderr
-
-
 # -------------------------------------------------------------------------------- ensembles
 
 
@@ -157,19 +139,6 @@ def test_ensemble_averages_probabilities(other, run_cli, trained, test_data):
 # -------------------------------------------------------------------- language models and hub
 
 
-def test_eval_lm_equals_validation_in_training(run_cli, trained, corpus):
-    words = [
-        "fairseq-eval-lm", corpus.lm, "--user-dir", USER_DIR, "--path", trained("lm"), "--cpu",
-        "--gen-subset", "valid", "--tokens-per-sample", 32, "--sample-break-mode", "none",
-        "--batch-size", 8,
-    ]  # fmt: skip
-    result = run_cli(*words)
-    loss = re.search(r"Loss \(base 2\): ([\d.]+)", result.stdout + result.stderr)[1]
-    state = torch.load(trained("lm"), weights_only=True)
-    assert float(loss) == pytest.approx(state["extra_state"]["val_loss"], abs=0.01)
-    assert float(loss) < math.log2(24)
-
-
 HUB = """
 import sys
 from fairseq_user_dir import CapeTransformerLanguageModel, CapeTransformerModel
@@ -180,22 +149,6 @@ for line in sys.stdin:
 lm = CapeTransformerLanguageModel.from_pretrained(lm_folder, "checkpoint_last.pt", lm_data)
 print("L", *lm.score("eins zwei und drei")["positional_scores"].tolist(), sep="\\t")
 """
-
-
-def test_hub_interface(run_cli, trained, corpus, test_data, generated, tmp_path):
-    sources = [source[0][0] for source in lines(generated, "S").values()]
-    arguments = (trained("cape").parent, test_data, trained("lm").parent, corpus.lm)
-    words = ["python", "-c", HUB, *arguments]
-    output = run_cli(*words, input="\n".join(sources), cwd=tmp_path).stdout.splitlines()
-    translations = [line.split("\t")[1] for line in output if line.startswith("H\t")]
-    expected = [hypotheses(generated)[i][1] for i in lines(generated, "S")]
-    assert translations == expected
-    model, task = load(trained("lm"), corpus.lm)
-    words = encode(task.source_dictionary, "eins zwei und drei")
-    logits, _ = model(torch.cat((words[-1:], words[:-1]))[None])
-    scores = logits[0].log_softmax(-1).gather(1, words[:, None])[:, 0]
-    (printed,) = [line.split("\t")[1:] for line in output if line.startswith("L\t")]
-    torch.testing.assert_close(torch.tensor([float(x) for x in printed]), scores.detach())
 
 
 # ---------------------------------------------------------------------- options of training
@@ -214,27 +167,3 @@ TRAINED = {
         "--best-checkpoint-metric", "bleu", "--maximize-best-checkpoint-metric",
     ],
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", TRAINED)
-def test_training_with_option(name, run_cli, corpus, test_data, tmp_path):
-    """What is trained decodes, and beam scores agree with one pass."""
-    arch = "cape_transformer_align" if name == "align" else "cape_transformer_tiny"
-    words = train_words(corpus.binary, tmp_path, *TRAINED[name], arch=arch, updates=20)
-    log = run_cli(*words).stdout
-    checkpoint = tmp_path / "checkpoint_last.pt"
-    output = run_cli(*generate_words(test_data, checkpoint, "--beam", 3)).stdout
-    model, task = load(checkpoint, test_data)
-    model.float()
-    for i, (_, hypothesis) in hypotheses(output).items():
-        scores = forced_scores(model, task, lines(output, "S")[i][0][0], hypothesis)
-        torch.testing.assert_close(scores, printed_scores(output, i), atol=1.5e-4, rtol=0)
-    assert "loss nan" not in log
-    assert ("| bleu " in log) == (name == "bleu")
-    state = torch.load(checkpoint, weights_only=True)
-    half = state["model"]["decoder.layers.0.fc1.weight"].dtype == torch.float16
-    assert half == ("fp16" in name)
-    assert any("admin" in key for key in state["model"]) == (name == "admin")
-    assert ("ema" in state["extra_state"]) == (name == "ema")
-    embeddings = [state["model"][f"{side}.embed_tokens.weight"] for side in ("encoder", "decoder")]
-    assert torch.equal(*embeddings) == (name == "shared embeddings")
