@@ -17,6 +17,7 @@ from fairseq_user_dir.models import (
     CapeTransformerLanguageModel,
     CapeTransformerModel,
 )
+from fairseq_user_dir.repairs import repair_fairseq
 
 __all__ = ["CLASSES", "CapeTransformerLanguageModel", "CapeTransformerModel"]
 
@@ -32,4 +33,5 @@ def _accept_fallback_path() -> None:
 
 
 allow_fairseq_checkpoints()
+repair_fairseq()
 _accept_fallback_path()

@@ -246,7 +246,7 @@ def lm_words(
         "--arch", arch, *tiny, "--save-dir", save_dir, "--max-update", 40, "--batch-size", 16,
         "--tokens-per-sample", 32, "--sample-break-mode", "none", "--optimizer", "adam",
         "--lr", 0.005, "--cpu", "--no-progress-bar", "--num-workers", 0, "--no-epoch-checkpoints",
-        *extra,
+        "--required-batch-size-multiple", 1, *extra,
     ]  # fmt: skip
 
 
@@ -254,7 +254,7 @@ def generate_words(data: object, checkpoint: object, *extra: object) -> list[obj
     """A ``fairseq-generate`` command line: nothing about positions."""
     return [
         "fairseq-generate", data, "--user-dir", USER_DIR, "--path", checkpoint, "--cpu",
-        "--batch-size", 8, "--num-workers", 0, *extra,
+        "--batch-size", 8, "--required-batch-size-multiple", 1, "--num-workers", 0, *extra,
     ]  # fmt: skip
 
 
@@ -267,6 +267,11 @@ def lines(output: str, kind: str) -> dict[int, list[list[str]]]:
         if letter == kind and number.isdigit():
             found.setdefault(int(number), []).append(rest.split("\t"))
     return found
+
+
+def holds(values: Tensor, dtype: torch.dtype) -> bool:
+    """True if `values` are those of a model in `dtype`; checkpoints hold float32 in any case."""
+    return values.dtype == torch.float32 and torch.equal(values.to(dtype).float(), values)
 
 
 def parameters(checkpoint: Path) -> dict[str, Tensor]:

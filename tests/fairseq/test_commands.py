@@ -13,8 +13,10 @@ from tests.fairseq.helpers import (
     encode,
     forced_scores,
     generate_words,
+    holds,
     lines,
     load,
+    train_words,
 )
 
 pytestmark = pytest.mark.slow
@@ -114,6 +116,42 @@ def test_printed_alignment_is_that_of_the_words(kind, run_cli, trained, test_dat
     assert kind == "soft" or moved > 20  # an alignment shifted by one would be noticed
 
 
+@pytest.mark.parametrize("options", [[], ["--print-alignment", "soft"]])
+def test_unknown_words_are_replaced_by_the_aligned_source(options, run_cli, trained, corpus):
+    """The first words of the reference force unknown ones: its names are not in the dictionary."""
+    options = ["--prefix-size", 3, "--dataset-impl", "raw", *options]
+    words = generate_words(corpus.raw, trained("cape"), *options)
+    plain, replaced = run_cli(*words).stdout, run_cli(*words, "--replace-unk").stdout
+    model, task = load(trained("cape"), corpus.raw)
+    text = (corpus.text / "test.en").read_text().splitlines()
+    copied = 0
+    for i, (_, hypothesis) in hypotheses(plain).items():
+        source = text[i].split()
+        attention = attention_of(model, task, text[i], hypothesis)[:, : len(source)]
+        words = hypotheses(replaced)[i][1].split()
+        for place, word in enumerate(hypothesis.split()):
+            if word == "<unk>":
+                found = [i for i, name in enumerate(source) if name == words[place]]
+                assert attention[place, found].max() >= attention[place].max() - 1e-4
+                copied += 1
+            else:
+                assert words[place] == word
+    assert copied > 5
+
+
+def test_words_are_replaced_by_a_dictionary(run_cli, trained, corpus, tmp_path):
+    dictionary = tmp_path / "words"
+    names = set((corpus.text / "test.en").read_text().split())
+    dictionary.write_text("".join(f"{name} NEW{name}\n" for name in sorted(names)))
+    options = ["--prefix-size", 3, "--dataset-impl", "raw", "--replace-unk"]
+    words = generate_words(corpus.raw, trained("cape"), *options)
+    copied, mapped = (hypotheses(run_cli(*words, *end).stdout) for end in ([], [dictionary]))
+    both = [(copied[i][1].split(), mapped[i][1].split()) for i in copied]
+    changed = [(a, b) for one, two in both for a, b in zip(one, two, strict=True) if a != b]
+    assert changed
+    assert all(b == f"NEW{a}" for a, b in changed)
+
+
 # -------------------------------------------------------------------------------- ensembles
 
 
@@ -139,6 +177,19 @@ def test_ensemble_averages_probabilities(other, run_cli, trained, test_data):
 # -------------------------------------------------------------------- language models and hub
 
 
+def test_eval_lm_equals_validation_in_training(run_cli, trained, corpus):
+    words = [
+        "fairseq-eval-lm", corpus.lm, "--user-dir", USER_DIR, "--path", trained("lm"), "--cpu",
+        "--gen-subset", "valid", "--tokens-per-sample", 32, "--sample-break-mode", "none",
+        "--batch-size", 8, "--required-batch-size-multiple", 1,
+    ]  # fmt: skip
+    result = run_cli(*words)
+    loss = re.search(r"Loss \(base 2\): ([\d.]+)", result.stdout + result.stderr)[1]
+    state = torch.load(trained("lm"), weights_only=True)
+    assert float(loss) == pytest.approx(state["extra_state"]["val_loss"], abs=0.01)
+    assert float(loss) < math.log2(24)
+
+
 HUB = """
 import sys
 from fairseq_user_dir import CapeTransformerLanguageModel, CapeTransformerModel
@@ -149,6 +200,23 @@ for line in sys.stdin:
 lm = CapeTransformerLanguageModel.from_pretrained(lm_folder, "checkpoint_last.pt", lm_data)
 print("L", *lm.score("eins zwei und drei")["positional_scores"].tolist(), sep="\\t")
 """
+
+
+def test_hub_interface(run_cli, trained, corpus, test_data, generated, tmp_path):
+    sources = [source[0][0] for source in lines(generated, "S").values()]
+    arguments = (trained("cape").parent, test_data, trained("lm").parent, corpus.lm)
+    words = ["python", "-c", HUB, *arguments]
+    output = run_cli(*words, input="\n".join(sources), cwd=tmp_path).stdout.splitlines()
+    translations = [line.split("\t")[1] for line in output if line.startswith("H\t")]
+    expected = [hypotheses(generated)[i][1] for i in lines(generated, "S")]
+    assert translations == expected
+    model, task = load(trained("lm"), corpus.lm)
+    words = encode(task.source_dictionary, "eins zwei und drei")
+    logits, _ = model(torch.cat((words[-1:], words[:-1]))[None])
+    scores = logits[0].log_softmax(-1).gather(1, words[:, None])[:, 0]
+    (printed,) = [line.split("\t")[1:] for line in output if line.startswith("L\t")]
+    expected = scores.detach()[:-1]  # fairseq leaves out the score of EOS
+    torch.testing.assert_close(torch.tensor([float(x) for x in printed]), expected)
 
 
 # ---------------------------------------------------------------------- options of training
@@ -167,3 +235,27 @@ TRAINED = {
         "--best-checkpoint-metric", "bleu", "--maximize-best-checkpoint-metric",
     ],
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_training_with_option(name, run_cli, corpus, test_data, tmp_path):
+    """What is trained decodes, and beam scores agree with one pass."""
+    arch = "cape_transformer_align" if name == "align" else "cape_transformer_tiny"
+    words = train_words(corpus.binary, tmp_path, *TRAINED[name], arch=arch, updates=20)
+    log = run_cli(*words).stdout
+    checkpoint = tmp_path / "checkpoint_last.pt"
+    output = run_cli(*generate_words(test_data, checkpoint, "--beam", 3)).stdout
+    model, task = load(checkpoint, test_data)
+    model.float()
+    for i, (_, hypothesis) in hypotheses(output).items():
+        scores = forced_scores(model, task, lines(output, "S")[i][0][0], hypothesis)
+        torch.testing.assert_close(scores, printed_scores(output, i), atol=1.5e-4, rtol=0)
+    assert "loss nan" not in log
+    assert ("| bleu " in log) == (name == "bleu")
+    state = torch.load(checkpoint, weights_only=True)
+    half = holds(state["model"]["decoder.layers.0.fc1.weight"], torch.float16)
+    assert half == ("fp16" in name)
+    assert any("admin" in key for key in state["model"]) == (name == "admin")
+    assert ("ema" in state["extra_state"]) == (name == "ema")
+    embeddings = [state["model"][f"{side}.embed_tokens.weight"] for side in ("encoder", "decoder")]
+    assert torch.equal(*embeddings) == (name == "shared embeddings")

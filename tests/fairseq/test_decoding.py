@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from cape_plugins import PositionConfig
+from tests.fairseq.conftest import LONG
 from tests.fairseq.helpers import VARIANTS, forced_scores, generate_words, lines, load, train_words
 
 pytestmark = pytest.mark.slow
@@ -68,6 +69,19 @@ def test_settings_come_from_the_checkpoint(name, trained, corpus, test_data):
     if config.encoding == "sinusoid":
         assert model.encoder.embed_positions.source_scale == config.alpha
         assert model.decoder.embed_positions.source_scale == 1.0
+
+
+@pytest.mark.parametrize("name", ["cape", "abspos", "relpos"])
+def test_sentence_beyond_the_stock_tables_is_translated(name, run_cli, trained, test_data):
+    words = generate_words(test_data, trained(name), "--gen-subset", "test1")
+    words += ["--max-source-positions", 4000, "--min-len", 5, "--max-len-b", 20, "--beam", 2]
+    output = run_cli(*words).stdout
+    source, hypothesis = lines(output, "S")[0][0][0], lines(output, "H")[0][0][1]
+    assert len(source.split()) == LONG - 1
+    model, task = load(trained(name), test_data)
+    scores = torch.tensor([float(x) for x in lines(output, "P")[0][0][0].split()])
+    forced = forced_scores(model, task, source, hypothesis)
+    torch.testing.assert_close(forced, scores, atol=1.5 * SHOWN, rtol=0)
 
 
 def test_stock_model_cannot_translate_it(run_cli, trained, test_data):

@@ -1,0 +1,145 @@
+"""What fairseq 0.12 does not do as it says, repaired for every model.
+
+* ``--replace-unk`` takes its own default for the name of a file and, given an empty one, stops at
+  the first unknown word, because nobody asks the generator for an alignment.
+* A training resumed in the second epoch or later is not the one that was interrupted: sentences of
+  equal length are put into batches by a random number of the epoch in which the *program* started.
+* Language models cannot be used through the hub, nor trained on ``--sample-break-mode eos``, with
+  numpy 2: fairseq asks it for ``numpy.compat.long``, the ``int`` of Python 3.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from fairseq import utils
+from fairseq.data import data_utils
+from fairseq.sequence_generator import SequenceGeneratorWithAlignment
+from fairseq.tasks.fairseq_task import FairseqTask
+from torch import Tensor
+
+_NO_DICTIONARY = "@@ "  # what a bare --replace-unk becomes
+
+
+def repair_fairseq() -> None:
+    """Applies the repairs; calling it again changes nothing."""
+    if hasattr(FairseqTask.get_batch_iterator, "__wrapped__"):
+        return
+    FairseqTask.get_batch_iterator = _with_batches_of_first_epoch(FairseqTask.get_batch_iterator)
+    FairseqTask.build_generator = _with_alignment(FairseqTask.build_generator)
+    utils.load_align_dict = _with_default(utils.load_align_dict)
+    utils.post_process_prediction = _with_replacement(utils.post_process_prediction)
+    if not hasattr(np, "compat"):
+        np.compat = SimpleNamespace(long=int)
+
+
+# --------------------------------------------------------------------------------------- resuming
+
+
+def _with_batches_of_first_epoch(stock: Any) -> Any:
+    """An uninterrupted training makes its batches in epoch 1 and keeps them; so must a resumed one.
+    Where fairseq makes new batches for every epoch, nothing changes."""
+    signature = inspect.signature(stock)
+
+    @functools.wraps(stock)
+    def get_batch_iterator(*args: Any, **kwargs: Any) -> Any:
+        call = signature.bind(*args, **kwargs)
+        call.apply_defaults()
+        given = call.arguments
+        task, dataset, epoch = given["self"], given["dataset"], given["epoch"]
+        kept = task.can_reuse_epoch_itr(dataset) and not (
+            given["disable_iterator_cache"] or given["update_epoch_batch_itr"]
+        )
+        if not kept or dataset in task.dataset_to_epoch_iter:
+            return stock(*args, **kwargs)
+        given["epoch"] = 1
+        iterator = stock(*call.args, **call.kwargs)
+        iterator.epoch = max(epoch, 1)
+        dataset.set_epoch(epoch)
+        return iterator
+
+    return get_batch_iterator
+
+
+# ---------------------------------------------------------------------------------- --replace-unk
+
+
+def _with_default(stock: Any) -> Any:
+    @functools.wraps(stock)
+    def load_align_dict(replace_unk: str | None) -> dict[str, str] | None:
+        return {} if replace_unk == _NO_DICTIONARY else stock(replace_unk)
+
+    return load_align_dict
+
+
+def _with_alignment(stock: Any) -> Any:
+    signature = inspect.signature(stock)
+
+    @functools.wraps(stock)
+    def build_generator(*args: Any, **kwargs: Any) -> Any:
+        call = signature.bind(*args, **kwargs)
+        call.apply_defaults()
+        given, options = call.arguments, call.arguments["args"]
+        if (
+            getattr(options, "replace_unk", None) is not None
+            and not getattr(options, "print_alignment", None)
+            and not getattr(options, "score_reference", False)
+            and given["seq_gen_cls"] is None
+        ):
+            given["seq_gen_cls"] = SequenceGeneratorWithAlignment
+            extra = given["extra_gen_cls_kwargs"] or {}
+            given["extra_gen_cls_kwargs"] = {**extra, "print_alignment": "hard"}
+        return stock(*call.args, **call.kwargs)
+
+    return build_generator
+
+
+def _with_replacement(stock: Any) -> Any:
+    @functools.wraps(stock)
+    def post_process_prediction(
+        hypo_tokens: Tensor,
+        src_str: str,
+        alignment: Any,
+        align_dict: dict[str, str] | None,
+        tgt_dict: Any,
+        remove_bpe: str | None = None,
+        extra_symbols_to_ignore: set[int] | None = None,
+    ) -> tuple[Tensor, str, Any]:
+        if align_dict is None:
+            return stock(
+                hypo_tokens,
+                src_str,
+                alignment,
+                align_dict,
+                tgt_dict,
+                remove_bpe,
+                extra_symbols_to_ignore,
+            )
+        # before subwords are joined, because the alignment is one of subwords
+        words = tgt_dict.string(
+            hypo_tokens, extra_symbols_to_ignore=extra_symbols_to_ignore
+        ).split()
+        sources = src_str.split()
+        unknown = tgt_dict.unk_string()
+        for place, word in enumerate(words):
+            if word == unknown:
+                source = sources[_aligned(alignment, place, len(sources))]
+                words[place] = align_dict.get(source, source)
+        sentence = data_utils.post_process(" ".join(words), remove_bpe)
+        return tgt_dict.encode_line(sentence, add_if_not_exist=True), sentence, alignment
+
+    return post_process_prediction
+
+
+def _aligned(alignment: Sequence[Any], place: int, num_sources: int) -> int:
+    """Index of the source word for the target word at `place`, by a hard alignment (pairs SOURCE,
+    TARGET) or a soft one (a row of probabilities for each target word)."""
+    entry = alignment[place]
+    if isinstance(entry, tuple):
+        return int(entry[0])
+    return max(range(num_sources), key=lambda source: float(entry[source]))

@@ -1,0 +1,89 @@
+"""Proves that checkpoints of stock and cape models load into each other wherever the parameters
+are the same, also for finetuning by one flag, and that averaged checkpoints decode."""
+
+import pytest
+import torch
+
+from cape_plugins import TYPES
+from tests.fairseq.helpers import (
+    VARIANTS,
+    build,
+    build_variant,
+    differences,
+    generate_words,
+    lines,
+    load,
+    parameters,
+    train_words,
+)
+
+# What a stock model is told to have the parameters of each encoding.
+STOCK = {
+    "sinusoid": {},
+    "table": {"encoder_learned_pos": True, "decoder_learned_pos": True},
+    "none": {"no_token_positional_embeddings": True},
+}
+SAME = [name for name in VARIANTS if "position_relative_context" not in VARIANTS[name]]
+SAME.remove("relpos")
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_stock_and_cape_load_each_other(name):
+    encoding = TYPES[VARIANTS[name]["position_embedding"]].encoding
+    stock = build("transformer_tiny", seed=1, **STOCK[encoding])
+    ours = build_variant(name, seed=2)
+    assert differences(ours.state_dict(), stock.state_dict())
+    ours.load_state_dict(stock.state_dict(), strict=True)
+    assert differences(ours.state_dict(), stock.state_dict()) == []
+    other = build_variant(name, seed=3)
+    stock.load_state_dict(other.state_dict(), strict=True)
+    assert differences(stock.state_dict(), other.state_dict()) == []
+
+
+def test_tables_of_old_fairseq_checkpoints_are_dropped():
+    """fairseq before 0.12 stored its sinusoid tables."""
+    model = build(seed=1)
+    state = {name: value.clone() for name, value in build(seed=2).state_dict().items()}
+    for side in ("encoder", "decoder"):
+        state[f"{side}.embed_positions.weights"] = torch.zeros(66, 32)
+        state[f"{side}.embed_positions._float_tensor"] = torch.zeros(1)
+    model.load_state_dict(state, strict=True)
+    assert differences(model.state_dict(), build(seed=2).state_dict()) == []
+
+
+# ------------------------------------------------------------------------------ by the commands
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("source", "arch"), [("stock", "cape_transformer_tiny"), ("cape", "transformer_tiny")]
+)
+def test_finetuning_starts_from_the_other_kind(source, arch, run_cli, corpus, trained, tmp_path):
+    options = ["--finetune-from-model", trained(source), "--lr", 0]  # so that nothing changes
+    run_cli(*train_words(corpus.binary, tmp_path, *options, arch=arch, updates=2))
+    start, result = parameters(trained(source)), parameters(tmp_path / "checkpoint_last.pt")
+    assert differences(result, start) == []
+    model, _ = load(tmp_path / "checkpoint_last.pt", corpus.binary)
+    assert hasattr(model, "position_config") == arch.startswith("cape")
+    if arch.startswith("cape"):
+        assert model.position_config.type == "cape"
+        assert model.position_config.alpha > 1
+
+
+@pytest.mark.slow
+def test_averaged_checkpoint_decodes(run_cli, corpus, test_data, trained, tmp_path):
+    options = ["--save-interval-updates", 10, "--max-update", 20]
+    run_cli(*train_words(corpus.binary, tmp_path, *options))
+    average = tmp_path / "average.pt"
+    run_cli(
+        "python", "-m", "fairseq_user_dir.average", "--inputs", tmp_path,
+        "--num-update-checkpoints", 2, "--output", average,
+    )  # fmt: skip
+    first, second = (parameters(tmp_path / f"checkpoint_1_{i}.pt") for i in (10, 20))
+    for name, value in parameters(average).items():
+        torch.testing.assert_close(value, (first[name] + second[name]) / 2)
+    assert differences(first, second)
+    output = run_cli(*generate_words(test_data, average)).stdout
+    assert len(lines(output, "H")) == 24
+    model, _ = load(average, test_data)
+    assert model.position_config == load(trained("cape"), test_data)[0].position_config

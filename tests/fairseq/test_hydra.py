@@ -1,0 +1,98 @@
+"""Proves that models trained by ``fairseq-hydra-train``, in float32 and bfloat16, keep their
+positional settings in the checkpoint and are used by the other commands like any other."""
+
+import math
+import re
+
+import pytest
+import torch
+
+from tests.fairseq.helpers import (
+    TINY,
+    USER_DIR,
+    forced_scores,
+    generate_words,
+    holds,
+    lines,
+    load,
+)
+
+pytestmark = pytest.mark.slow
+
+
+def hydra_words(arch, save_dir, *extra):
+    """Called from an empty folder: hydra changes to a run folder there, so paths are absolute."""
+    sizes = {k: v for k, v in TINY.items() if "decoder" in k or "lm" not in arch}
+    return [
+        "fairseq-hydra-train", f"+model._name={arch}",
+        *(f"+model.{name}={value}" for name, value in sizes.items()),
+        f"common.user_dir={USER_DIR}", "common.cpu=true", "common.no_progress_bar=true",
+        f"checkpoint.save_dir={save_dir}", "checkpoint.no_epoch_checkpoints=true",
+        "dataset.batch_size=16", "dataset.required_batch_size_multiple=1", "dataset.num_workers=0",
+        "optimization.max_update=30",
+        "optimization.lr=[0.005]", "optimizer=adam", "+optimizer.lr=[0.005]",
+        "criterion=cross_entropy", *extra,
+    ]  # fmt: skip
+
+
+def translation(data):
+    return ["task=translation", f"task.data={data}", "task.source_lang=en", "task.target_lang=de"]
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_translation(precision, run_cli, corpus, test_data, tmp_path):
+    settings = ["+model.position_embedding=cape", "+model.position_max_global_shift=7"]
+    settings += ["+model.position_relative_context=3"]
+    if precision == "bfloat16":
+        settings.append("common.bf16=true")
+    words = hydra_words("cape_transformer_tiny", tmp_path / "run", *settings)
+    run_cli(*words, *translation(corpus.binary), cwd=tmp_path)
+    checkpoint = tmp_path / "run" / "checkpoint_last.pt"
+    state = torch.load(checkpoint, weights_only=True)
+    assert state["optimizer_history"][-1]["num_updates"] == 30
+    weights = state["model"]["decoder.layers.0.fc1.weight"]
+    assert holds(weights, torch.bfloat16) == (precision == "bfloat16")
+
+    output = run_cli(*generate_words(test_data, checkpoint, "--beam", 3)).stdout
+    model, task = load(checkpoint, test_data)
+    config = model.position_config
+    assert (config.type, config.max_global_shift, config.relative_context) == ("cape", 7.0, 3)
+    target, source = map(int, config.source_scale.split("/"))
+    assert 1.0 < target / source < 1.3
+    assert len(lines(output, "H")) == 24
+    model.float()
+    for i, [[source]] in lines(output, "S").items():
+        hypothesis = lines(output, "H")[i][0][1]
+        scores = torch.tensor([float(x) for x in lines(output, "P")[i][0][0].split()])
+        forced = forced_scores(model, task, source, hypothesis)
+        torch.testing.assert_close(forced, scores, atol=1.5e-4, rtol=0)
+
+
+def test_language_model(run_cli, corpus, tmp_path):
+    settings = ["task=language_modeling", f"task.data={corpus.lm}", "task.tokens_per_sample=32"]
+    settings += ["+model.position_embedding=cape", "+model.position_max_global_shift=7"]
+    words = hydra_words("cape_transformer_lm", tmp_path / "run", *settings)
+    run_cli(*words, cwd=tmp_path)
+    checkpoint = tmp_path / "run" / "checkpoint_last.pt"
+    result = run_cli(
+        "fairseq-eval-lm", corpus.lm, "--user-dir", USER_DIR, "--path", checkpoint, "--cpu",
+        "--gen-subset", "valid", "--tokens-per-sample", 32, "--batch-size", 8,
+        "--required-batch-size-multiple", 1,
+    )  # fmt: skip
+    loss = re.search(r"Loss \(base 2\): ([\d.]+)", result.stdout + result.stderr)[1]
+    state = torch.load(checkpoint, weights_only=True)
+    assert float(loss) == pytest.approx(state["extra_state"]["val_loss"], abs=0.01)
+    assert float(loss) < math.log2(24)
+    model, _ = load(checkpoint, corpus.lm)
+    assert model.position_config.max_global_shift == 7.0
+    assert model.decoder.position_config.type == "cape"
+
+
+def test_bad_value_is_refused(run_cli, corpus, tmp_path):
+    settings = ["+model.position_embedding=cape", "+model.position_max_local_shift=0.9"]
+    words = hydra_words("cape_transformer_tiny", tmp_path / "run", *settings)
+    result = run_cli(*words, *translation(corpus.binary), cwd=tmp_path, check=False)
+    assert result.returncode == 1
+    message = r"max_local_shift=0.9 is not allowed; allowed: 0 to 0.5 grid steps"
+    assert message in result.stdout + result.stderr
+    assert list(tmp_path.rglob("*.pt")) == []

@@ -1,0 +1,158 @@
+"""Proves that a training killed with SIGKILL and started again ends, bit for bit, where one left
+alone ends; that two data-parallel ranks and the micro-batches of an update draw different
+shifts; and that ranks resume alike.
+
+The draws are noted by a user directory that wraps the one under test.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from tests.fairseq.helpers import CLI_VARIANTS, ROOT, train_words
+
+pytestmark = pytest.mark.slow
+
+SPY = '''
+"""Writes the shifts of each draw to $SPY_LOG.RANK, one line a draw."""
+import os
+from torch import distributed
+from fairseq_user_dir.embedding import TokenPositionEmbedding
+
+draw = TokenPositionEmbedding.draw
+
+def noted(self, batch_size, device):
+    drawn = draw(self, batch_size, device)
+    if drawn is not None:
+        rank = distributed.get_rank() if distributed.is_initialized() else 0
+        with open(f"{os.environ['SPY_LOG']}.{rank}", "a") as log:
+            print(*drawn.shift.flatten().tolist(), file=log)
+    return drawn
+
+TokenPositionEmbedding.draw = noted
+'''
+FREQUENCY = 2  # micro-batches of an update
+
+
+@pytest.fixture
+def spy(tmp_path):
+    """Words that put the spy in the place of the user directory."""
+    folder = tmp_path / "cape_spy"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(SPY)
+    return ["--user-dir", folder, "--update-freq", FREQUENCY, "--disable-validation"]
+
+
+def draws(log, rank=0):
+    return (log.parent / f"{log.name}.{rank}").read_text().splitlines()
+
+
+def final_state(folder):
+    """Model, and optimizer with its moments, at the end of a training."""
+    state = torch.load(folder / "checkpoint_last.pt", weights_only=True)
+    return state["model"], state["last_optimizer_state"], state["optimizer_history"][-1]
+
+
+def assert_same(first, second):
+    if isinstance(first, torch.Tensor):
+        assert torch.equal(first, second)
+    elif isinstance(first, dict):
+        assert first.keys() == second.keys()
+        for key in first:
+            assert_same(first[key], second[key])
+    elif isinstance(first, list | tuple):
+        assert len(first) == len(second)
+        for pair in zip(first, second, strict=True):
+            assert_same(*pair)
+    else:
+        assert first == second
+
+
+def run_until(text, words, log):
+    """Runs ``fairseq-train`` and kills it as soon as it prints `text`."""
+    program = [sys.executable, "-m", "fairseq_cli.train", *(str(word) for word in words[1:])]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "SPY_LOG": str(log)}
+    with subprocess.Popen(
+        program, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        seen = []
+        for line in process.stdout:
+            seen.append(line)
+            if text in line:
+                process.send_signal(signal.SIGKILL)
+                break
+        process.communicate()
+    assert process.returncode == -signal.SIGKILL, "".join(seen)[-3000:]
+
+
+def test_killed_training_resumes_bit_for_bit(run_cli, corpus, spy, tmp_path):
+    logs = {name: tmp_path / f"{name}.log" for name in ("whole", "killed", "resumed")}
+    options = [*spy, *CLI_VARIANTS["cape+relative"], "--save-interval-updates", 20]
+
+    def words(folder):
+        return train_words(corpus.binary, tmp_path / folder, *options, updates=100)
+
+    run_cli(*words("whole"), env={"SPY_LOG": str(logs["whole"])})
+    run_until("checkpoint_2_20.pt (epoch 2", words("again"), logs["killed"])
+    killed = torch.load(tmp_path / "again" / "checkpoint_last.pt", weights_only=True)
+    assert killed["optimizer_history"][-1]["num_updates"] == 20
+    output = run_cli(*words("again"), env={"SPY_LOG": str(logs["resumed"])}).stdout
+    assert "checkpoint_last.pt (epoch 2 @ 20 updates)" in output
+
+    assert_same(final_state(tmp_path / "again"), final_state(tmp_path / "whole"))
+    whole, before, after = (draws(log) for log in logs.values())
+    assert len(whole) == 100 * FREQUENCY
+    assert before[: 20 * FREQUENCY] + after == whole
+    assert len(set(whole)) == len(whole)  # each micro-batch of each update draws anew
+    with pytest.raises(AssertionError):  # it did go on: these would be equal otherwise
+        assert_same(killed["model"], final_state(tmp_path / "again")[0])
+
+
+def free_port():
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
+
+
+def run_ranks(run_cli, words, log):
+    """Two ranks on CPUs; each is a ``fairseq-train`` of its own."""
+    distributed = [
+        "--distributed-world-size", 2, "--distributed-init-method", f"tcp://127.0.0.1:{free_port()}",
+        "--distributed-no-spawn", "--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp",
+    ]  # fmt: skip
+
+    def run(rank):
+        env = {"SPY_LOG": str(log)}
+        return run_cli(*words, *distributed, "--distributed-rank", rank, env=env).stdout
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(run, (0, 1)))
+
+
+def test_ranks_draw_differently_and_resume_alike(run_cli, corpus, spy, tmp_path):
+    options = [*spy, "--save-interval-updates", 4]
+
+    def train(folder):
+        words = train_words(corpus.binary, tmp_path / folder, *options, updates=8)
+        return run_ranks(run_cli, words, tmp_path / f"{folder}.log")
+
+    train("whole")
+    (tmp_path / "again").mkdir()
+    shutil.copy(tmp_path / "whole/checkpoint_1_4.pt", tmp_path / "again/checkpoint_last.pt")
+    first_rank, _ = train("again")
+    assert "@ 4 updates" in first_rank
+
+    assert_same(final_state(tmp_path / "again"), final_state(tmp_path / "whole"))
+    whole = [draws(tmp_path / "whole.log", rank) for rank in (0, 1)]
+    resumed = [draws(tmp_path / "again.log", rank) for rank in (0, 1)]
+    assert [len(lines) for lines in whole] == [8 * FREQUENCY] * 2
+    assert resumed == [lines[4 * FREQUENCY :] for lines in whole]
+    every = [number for lines in whole for line in lines for number in line.split()]
+    assert len(set(every)) == len(every)

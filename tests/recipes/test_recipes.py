@@ -1,0 +1,210 @@
+"""Each recipe from text to score at a tiny scale, through its real command line."""
+
+import csv
+import json
+import re
+from itertools import pairwise
+
+import pytest
+
+from recipes.mt.catalog import RECIPES, sampled
+from recipes.mt.run import main, train_flags
+from recipes.steps import CommandError
+
+SCORE_ROW = re.compile(r"\| (test\d*) \| (\d+) \| (\d+\.\d+) \| (\d+\.\d+) \|")
+
+
+def recipe(run_cli, folder, *args, **options):
+    command = ("python", "-m", "recipes.mt.run", *args)
+    return run_cli(*command, cwd=folder, timeout=1200, **options)  # a minute on a free machine
+
+
+# ---- whole recipes -----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_sample_runs_from_text_to_score(run_cli, tmp_path, name):
+    probes = ["stack", "swap"] if "interpolate" in name else []
+    out = recipe(run_cli, tmp_path, name, "all", *probes, "--sample").stdout
+    row, work = RECIPES[name], tmp_path / "build" / f"{name}-sample"
+    run = work / "runs" / row.position
+    assert SCORE_ROW.search(out)
+    assert "nrefs:1" in (run / "scores.md").read_text()
+    assert (run / "checkpoint_selected.pt").exists()
+    log = (run / "train.log").read_text()
+    assert "max_global_shift" in log or row.position != "cape"
+    if row.select == "best":
+        with open(run / "selection.csv") as file:
+            epochs = list(csv.DictReader(file))
+        assert [int(line["epoch"]) for line in epochs] == [1, 2]
+    source = (work / "subwords" / f"train.{row.languages[0]}").read_text().splitlines()
+    if row.join > 1:
+        assert source[0].split().count("<sep>") == row.join - 1
+        test = (work / "subwords/test.reference").read_text()
+        assert test.count("<sep>") == 12 - len(test.splitlines())
+        assert "nats" in out
+        positions = (run / "stacked.csv").read_text().splitlines()
+        assert positions[0] == "position,mean_nll,count"
+        assert len(positions) > 40
+        original, swapped, drop = re.findall(r"-?\d+\.\d+", (run / "swap.md").read_text())[:3]
+        assert float(drop) == pytest.approx(float(original) - float(swapped), abs=0.011)
+    if row.max_subwords:
+        assert max(len(line.split()) for line in source) <= row.max_subwords
+
+
+@pytest.fixture(scope="module")
+def prepared(run_cli, tmp_path_factory):
+    """Own files, two test sets, one of them long: 40 training pairs, some of them unfit."""
+    folder = tmp_path_factory.mktemp("recipe")
+    words = ["one", "two", "three", "four", "five", "six", "seven"]
+    for split, count in (("train", 400), ("valid", 12), ("test", 8), ("test1", 6)):
+        lines = [" ".join(words[(n + k) % 7] for k in range(1 + n % 5)) for n in range(count)]
+        if split == "train":
+            lines[5] = "one " * 300  # longer than any recipe keeps
+        for language in ("en", "de"):
+            (folder / f"{split}.{language}").write_text("".join(f"{line}.\n" for line in lines))
+    files = {s: (f"{s}.en", f"{s}.de") for s in ("train", "valid", "test", "test1")}
+    args = ["--train", *files["train"], "--valid", *files["valid"]]
+    args += ["--test", *files["test"], "--test", *files["test1"]]
+    recipe(run_cli, folder, "wmt16_en_de", "prepare", "--sample", *args, "--work", "work")
+    return folder, args
+
+
+@pytest.mark.slow
+def test_own_files_are_cleaned_only_in_training(prepared):
+    work = prepared[0] / "work"
+    assert len((work / "text/train.en").read_text().splitlines()) == 400
+    assert len((work / "subwords/train.en").read_text().splitlines()) == 399
+    assert len((work / "subwords/valid.en").read_text().splitlines()) == 12
+    for split, count in (("test", 8), ("test1", 6)):
+        reference = (work / f"subwords/{split}.reference").read_text()
+        assert reference == (prepared[0] / f"{split}.de").read_text()
+        assert len(reference.splitlines()) == count
+
+
+@pytest.mark.slow
+def test_variant_is_a_flag_and_extra_flags_reach_fairseq(prepared, run_cli):
+    folder, _ = prepared
+    common = ("wmt16_en_de", "--sample", "--work", "work", "--position-embedding", "cape")
+    args = (*common, "--position-max-global-shift", "7", "--dropout", "0.25")
+    out = recipe(run_cli, folder, *args, "train", "select", "decode", "score").stdout
+    assert [row[:2] for row in SCORE_ROW.findall(out)] == [("test", "8"), ("test1", "6")]
+    assert "| mean | 14 |" in out
+    log = (folder / "work/runs/cape/train.log").read_text()
+    assert "max_global_shift=7.0" in log
+    assert "'dropout': 0.25" in log or "dropout=0.25" in log
+
+    changed = recipe(run_cli, folder, *common, "train", check=False)
+    assert changed.returncode == 2
+    assert "made with other settings" in changed.stderr
+    assert "--name" in changed.stderr
+
+
+@pytest.mark.slow
+def test_other_files_are_not_mixed_with_prepared_ones(prepared, run_cli):
+    folder, args = prepared
+    (folder / "other.en").write_text("a b\n" * 50)
+    other = [word.replace("train.en", "other.en").replace("train.de", "other.en") for word in args]
+    command = ("wmt16_en_de", "prepare", "--sample", "--work", "work")
+    result = recipe(run_cli, folder, *command, *other, check=False)
+    assert result.returncode == 2
+    assert "other.en" in result.stderr
+    assert "--work" in result.stderr
+
+
+BAD_INPUTS = [
+    (("wmt99", "all"), ("RECIPE", "wmt99", "iwslt14_de_en")),
+    (("iwslt14_de_en", "tune"), ("STAGE", "tune", "select")),
+    (("iwslt14_de_en", "all"), ("--train", "--sample")),
+    (("iwslt14_de_en", "all", "--train", "gone", "gone"), ("--train", "gone", "no such file")),
+    (("iwslt14_de_en", "all", "--train", "a", "longer"), ("--train", "a ends after 2 lines")),
+    (
+        ("iwslt14_de_en", "all", "--train", "many", "many", "--valid", "latin1", "a"),
+        ("latin1", "UTF-8"),
+    ),
+    (("iwslt14_de_en", "all", "--train", "a", "a"), ("--train", "hold out", "give --test")),
+    (("iwslt14_de_en", "train"), ("--work", "run the stage prepare")),
+    (("iwslt14_de_en", "train", "--position-embedding", "rope"), ("'rope'", "cape")),
+    (("iwslt14_de_en", "select", "--select", "worst"), ("--select", "'worst'")),
+    (("iwslt14_de_en", "swap"), ("swap", "wmt16_en_de_interpolate")),
+    (("iwslt14_de_en", "decode", "--beam", "0"), ("--beam", "'0'", "at least 1")),
+]
+
+
+@pytest.mark.parametrize(("args", "messages"), BAD_INPUTS, ids=lambda value: " ".join(value[:4]))
+def test_bad_input_names_option_value_and_remedy(tmp_path, monkeypatch, capsys, args, messages):
+    (tmp_path / "a").write_text("a\nb\n")
+    (tmp_path / "longer").write_text("a\nb\nc\n")
+    (tmp_path / "many").write_text("a b\n" * 100)
+    (tmp_path / "latin1").write_bytes(b"gut\nsch\xf6n\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((CommandError, SystemExit)) as error:
+        main(args)
+    text = f"{error.value} {capsys.readouterr().err}"
+    for message in messages:
+        assert message in text
+
+
+@pytest.mark.slow
+def test_errors_have_no_traceback(run_cli, tmp_path):
+    args = ("iwslt14_de_en", "all", "--train", "gone", "gone")
+    result = recipe(run_cli, tmp_path, *args, check=False)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: --train gone: no such file")
+    assert "Traceback" not in result.stderr
+
+
+# ---- rows --------------------------------------------------------------------------------------
+
+
+def flag_values(flags, name):
+    return [value for flag, value in pairwise(flags) if flag == name]
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "update_freq"),
+    [
+        ("wmt14_en_de", 4, "1"),
+        ("wmt14_en_de", 1, "4"),
+        ("wmt14_en_fr", 8, "10"),
+        ("wmt16_en_de", 8, "2"),
+        ("wmt16_en_de", 16, "1"),
+        ("iwslt14_de_en", 8, "1"),
+    ],
+)
+def test_tokens_per_update_do_not_depend_on_the_number_of_devices(name, devices, update_freq):
+    flags = train_flags(RECIPES[name], RECIPES[name].position, devices)
+    assert flag_values(flags, "--update-freq") == [update_freq]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_row_is_complete(name):
+    row = RECIPES[name]
+    flags = train_flags(row, row.position, 1)
+    assert flag_values(flags, "--position-embedding") == [row.position]
+    assert flag_values(flags, "--arch")[0].startswith("cape_")
+    assert row.epochs or row.updates
+    assert json.dumps(row.positions)
+    assert sampled(row).train.startswith(row.train)
+
+
+@pytest.mark.parametrize(
+    ("name", "position", "expected"),
+    [
+        ("wmt14_en_de", "cape", ["--position-max-global-shift", "5"]),
+        ("wmt14_en_de_18l", "cape", ["--position-max-global-shift", "10"]),
+        ("wmt14_en_de", "relpos", ["--position-relative-context", "150"]),
+        ("wmt16_en_de", "relpos", ["--position-relative-context", "16"]),
+        ("wmt16_en_de", "shape", ["--position-max-offset", "500"]),
+        ("wmt14_en_de", "sinpos", []),
+    ],
+)
+def test_options_of_the_papers_follow_the_type(name, position, expected):
+    flags = train_flags(RECIPES[name], position, 1)
+    assert flags[flags.index("--position-embedding") + 2 :] == expected
+
+
+def test_admin_is_part_of_the_wmt14_recipes_only():
+    with_admin = {name for name, row in RECIPES.items() if "--admin-init" in row.train}
+    assert with_admin == {"wmt14_en_de", "wmt14_en_de_18l", "wmt14_en_fr"}
