@@ -59,7 +59,7 @@ def prepared(run_cli, tmp_path_factory):
     folder = tmp_path_factory.mktemp("recipe")
     words = ["one", "two", "three", "four", "five", "six", "seven"]
     for split, count in (("train", 400), ("valid", 12), ("test", 8), ("test1", 6)):
-        lines = [" ".join(words[(n + k) % 7] for k in range(1 + n % 5)) for n in range(count)]
+        lines = [" ".join(words[(n + k) % 7] for k in range(1 + n % 40)) for n in range(count)]
         if split == "train":
             lines[5] = "one " * 300  # longer than any recipe keeps
         for language in ("en", "de"):
@@ -86,16 +86,17 @@ def test_own_files_are_cleaned_only_in_training(prepared):
 @pytest.mark.slow
 def test_variant_is_a_flag_and_extra_flags_reach_fairseq(prepared, run_cli):
     folder, _ = prepared
-    common = ("wmt16_en_de", "--sample", "--work", "work", "--position-embedding", "cape")
-    args = (*common, "--position-max-global-shift", "7", "--dropout", "0.25")
-    out = recipe(run_cli, folder, *args, "train", "select", "decode", "score").stdout
+    common = ("--sample", "--work", "work", "--position-embedding", "cape")
+    extra = ("--position-max-global-shift", "7", "--dropout", "0.25")
+    stages = ("train", "select", "decode", "score")
+    out = recipe(run_cli, folder, "wmt16_en_de", *stages, *common, *extra).stdout
     assert [row[:2] for row in SCORE_ROW.findall(out)] == [("test", "8"), ("test1", "6")]
     assert "| mean | 14 |" in out
     log = (folder / "work/runs/cape/train.log").read_text()
     assert "max_global_shift=7.0" in log
     assert "'dropout': 0.25" in log or "dropout=0.25" in log
 
-    changed = recipe(run_cli, folder, *common, "train", check=False)
+    changed = recipe(run_cli, folder, "wmt16_en_de", "train", *common, check=False)
     assert changed.returncode == 2
     assert "made with other settings" in changed.stderr
     assert "--name" in changed.stderr
