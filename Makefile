@@ -51,8 +51,10 @@ $(VENV)/project.stamp: setup.py pyproject.toml $(wildcard $(PACKAGES:=/__init__.
 
 setup-hf: $(VENV)/hf.stamp
 
+# The pinned versions need Python 3.11; Python 3.10 gets the last ones that support it.
 $(VENV)/hf.stamp: requirements/hf.txt $(VENV)/project.stamp
-	$(PIP) install -r requirements/hf.txt
+	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; \
+	then $(PIP) install -r requirements/hf.txt; else $(PIP) install -e '.[hf]'; fi
 	@touch $@
 
 # ---- use -----------------------------------------------------------------------------------------
@@ -70,10 +72,10 @@ bench: setup
 
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-test: lint
+test: lint setup-hf
 	$(PYTEST) $(ARGS)
 
-test-fast: setup
+test-fast: setup-hf
 	$(PYTEST) -m "not slow" $(ARGS)
 
 lint: setup

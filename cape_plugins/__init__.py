@@ -8,7 +8,7 @@ from cape_plugins.alpha import TokenCounts
 from cape_plugins.augmentation import Draw, augment, draw_global, draw_local
 from cape_plugins.config import PositionConfig
 from cape_plugins.encoder import PositionEncoder, build_position_encoder
-from cape_plugins.encodings import PositionTable, Sinusoid
+from cape_plugins.encodings import PositionTable, Sinusoid, resize_grid
 from cape_plugins.positions import (
     Positions,
     coordinate_positions,
@@ -41,6 +41,7 @@ __all__ = [
     "frame_positions",
     "patch_positions",
     "relative_attention",
+    "resize_grid",
     "token_position_at",
     "token_positions",
 ]

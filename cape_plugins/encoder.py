@@ -67,6 +67,7 @@ class PositionEncoder(nn.Module):
         local_shift: Tensor | None = None,
         dtype: torch.dtype = torch.float32,
         generator: torch.Generator | None = None,
+        random: bool | None = None,
     ) -> Tensor | None:
         """Embeddings of a batch of positions; arithmetic in float32, the result in `dtype`.
 
@@ -77,6 +78,8 @@ class PositionEncoder(nn.Module):
                 training.
             dtype: Of the result.
             generator: For the local shift; default the global one.
+            random: Whether to augment; default in training. False is for hosts that generate text
+                with a model in training mode, where each step must see the same positions.
 
         Returns:
             ``[B, T, K]`` (``[1, T, K]`` where the batch shares all), zero on padding; None if the
@@ -89,7 +92,8 @@ class PositionEncoder(nn.Module):
         if self.encoding is None:
             return None
         config = self.config
-        if self.training and config.random and draw is None:
+        random = self.training if random is None else random
+        if random and config.random and draw is None:
             raise ValueError(
                 f"position embedding {config.type!r} in training needs a draw: pass "
                 "draw=encoder.draw(batch_size), the same one to source and target; "
@@ -97,7 +101,7 @@ class PositionEncoder(nn.Module):
             )
         if isinstance(self.encoding, PositionTable):
             return _gather(_table_rows(self.encoding, positions), positions, dtype)
-        if local_shift is None and self.training and config.max_local_shift:
+        if local_shift is None and random and config.max_local_shift:
             local_shift = draw_local(
                 positions.coords,
                 positions.step,

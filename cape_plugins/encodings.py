@@ -42,11 +42,20 @@ def fairseq_frequencies(dim: int, device: torch.device) -> Tensor:
     return torch.exp(torch.arange(half, dtype=torch.float32, device=device) * -rate)[None]
 
 
+def marian_frequencies(dim: int, device: torch.device) -> Tensor:
+    """``[1, K/2]``, 10000^(-2k/K), k = 0 .. K/2 - 1 (Vaswani et al.), in float64, in which Marian
+    makes its table, to agree bit for bit; in float32 on devices without float64."""
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    exponent = torch.arange(0, dim, 2, dtype=dtype, device=device) / dim
+    return torch.pow(10000.0, exponent).reciprocal()[None]
+
+
 FREQUENCIES: dict[str, Frequencies] = {
     "text": text_frequencies,
     "audio": audio_frequencies,
     "image": image_frequencies,
     "fairseq": fairseq_frequencies,
+    "marian": marian_frequencies,
 }
 LAYOUTS = ("cos_sin_interleaved", "sin_cos_blocks")
 
@@ -98,9 +107,10 @@ class Sinusoid(nn.Module):
         """
         weights = FREQUENCIES[self.frequencies](self.dim, grid.device)
         phase = _phase(grid, weights)
+        parts = phase.sin().float(), phase.cos().float()
         if self.interleaved:
-            return torch.stack((phase.cos(), phase.sin()), dim=-1).flatten(-2)
-        return torch.cat((phase.sin(), phase.cos()), dim=-1)
+            return torch.stack(parts[::-1], dim=-1).flatten(-2)
+        return torch.cat(parts, dim=-1)
 
     def forward(self, coords: Tensor) -> Tensor:
         """Encodes many positions in one pass over memory, using cos(p) = sin(p + pi / 2).
@@ -111,7 +121,7 @@ class Sinusoid(nn.Module):
         Returns:
             ``[B, T, K]`` float32; differs from :meth:`grid` by float32 rounding of the phase.
         """
-        weights = FREQUENCIES[self.frequencies](self.dim, coords.device)
+        weights = FREQUENCIES[self.frequencies](self.dim, coords.device).float()
         sine, cosine = torch.zeros_like(weights[0]), torch.full_like(weights[0], math.pi / 2)
         if self.interleaved:
             weights = weights.repeat_interleave(2, dim=1)
@@ -173,11 +183,12 @@ class PositionTable(nn.Module):
         """For ``print(module)``."""
         return f"{self.weight.shape[1]}, size={self.size}"
 
-    def rows(self, length: int, first: int = 0) -> Tensor:
+    def rows(self, length: int, first: int | Tensor = 0) -> Tensor:
         """``[length, K]``: the table from row `first` on, wrapping around."""
-        if first + length <= self.weight.shape[0]:
+        if isinstance(first, int) and first + length <= self.weight.shape[0]:
             return self.weight[first : first + length]
-        row = torch.arange(first, first + length, device=self.weight.device) % self.weight.shape[0]
+        row = torch.arange(length, device=self.weight.device) + first
+        row = row % self.weight.shape[0]
         return F.embedding(row, self.weight)
 
     def resize(self, height: int, width: int) -> Tensor:
@@ -188,8 +199,22 @@ class PositionTable(nn.Module):
         """
         if len(self.size) != 2:
             raise ValueError(f"a position table of size {self.size} is no grid and has no resize.")
-        if (height, width) == self.size:
-            return self.weight
-        image = self.weight.float().reshape(1, *self.size, -1).permute(0, 3, 1, 2)
-        image = F.interpolate(image, (height, width), mode="bicubic", align_corners=False)
-        return image.flatten(2)[0].T.to(self.weight.dtype)
+        return resize_grid(self.weight, self.size, (height, width))
+
+
+def resize_grid(rows: Tensor, size: tuple[int, int], new_size: tuple[int, int]) -> Tensor:
+    """Bicubic resize of one vector per patch (CAPE section 5.1); itself at its own size.
+
+    Args:
+        rows: ``[height * width, K]``, row by row.
+        size: (height, width) in patches.
+        new_size: The same afterwards.
+
+    Returns:
+        ``[new height * new width, K]`` in the dtype of `rows`.
+    """
+    if tuple(new_size) == tuple(size):
+        return rows
+    image = rows.float().reshape(1, *size, -1).permute(0, 3, 1, 2)
+    image = F.interpolate(image, tuple(new_size), mode="bicubic", align_corners=False)
+    return image.flatten(2)[0].T.to(rows.dtype)

@@ -25,7 +25,8 @@ class Positions(NamedTuple):
             is the i-th valid position. Encoding the grid once is then enough for the batch.
         index: ``[B, T]`` int64, 1 + the number of valid positions before, 0 on padding; None if
             all samples have all rows of the grid in order.
-        first: Position of row 0 of the grid, counted from the beginning of the sequence.
+        first: Position of row 0 of the grid, counted from the beginning of the sequence; a tensor
+            without dimensions where the host may not read it (caches of fixed size).
         patches: (height, width) of an image in patches.
     """
 
@@ -34,7 +35,7 @@ class Positions(NamedTuple):
     step: Tensor | float
     grid: Tensor | None = None
     index: Tensor | None = None
-    first: int = 0
+    first: int | Tensor = 0
     patches: tuple[int, int] | None = None
 
 

@@ -76,7 +76,7 @@ def relative_attention(
     value: Tensor,
     positions: RelativePositions,
     *,
-    query_offset: int = 0,
+    query_offset: int | Tensor = 0,
     attn_mask: Tensor | None = None,
     key_padding_mask: Tensor | None = None,
     dropout: float = 0.0,
@@ -89,8 +89,11 @@ def relative_attention(
         key: ``[B, H, S, d]``.
         value: ``[B, H, S, d]``.
         positions: Relative embeddings.
-        query_offset: Index of the first query among the keys: S - T in incremental decoding.
-        attn_mask: ``[T, S]`` bool (True: do not attend) or float added to the scores.
+        query_offset: Index of the first query among the keys: S - T in incremental decoding. A
+            tensor without dimensions where keys are a buffer of fixed size (static caches); its
+            value is not read on the host.
+        attn_mask: bool (True: do not attend) or float added to the scores, ``[T, S]`` or any shape
+            that broadcasts to ``[B, H, T, S]``.
         key_padding_mask: ``[B, S]`` bool, True on padding.
         dropout: Probability of dropping an attention weight.
         need_weights: Return the weights before dropout.
@@ -108,7 +111,9 @@ def relative_attention(
     outputs = []
     for first in range(0, length, block):
         rows = slice(first, first + block)
-        mask = None if attn_mask is None else attn_mask[rows]
+        mask = attn_mask
+        if mask is not None and mask.shape[-2] != 1:
+            mask = mask[..., rows, :]
         inputs = (query[:, :, rows], mask, query_offset + first, *arguments)
         if torch.is_grad_enabled():
             output, _ = checkpoint(_attend, *inputs, use_reentrant=False)
@@ -121,7 +126,7 @@ def relative_attention(
 def _attend(
     query: Tensor,
     attn_mask: Tensor | None,
-    query_offset: int,
+    query_offset: int | Tensor,
     key: Tensor,
     value: Tensor,
     positions: RelativePositions,
@@ -149,7 +154,7 @@ def _attend(
 
 
 def relative_scores(
-    query: Tensor, positions: RelativePositions, num_keys: int, query_offset: int = 0
+    query: Tensor, positions: RelativePositions, num_keys: int, query_offset: int | Tensor = 0
 ) -> Tensor:
     """``q_i . a^K[j - i]`` for every query and key.
 
@@ -160,9 +165,14 @@ def relative_scores(
         query_offset: Index of the first query among the keys.
 
     Returns:
-        ``[B, H, T, S]``, a view of a ``[B, H, T, S + T]`` tensor.
+        ``[B, H, T, S]``, in general a view of a ``[B, H, T, S + T]`` tensor.
     """
     length = query.shape[2]
+    if isinstance(query_offset, Tensor):
+        row, known = _rows(positions, length, num_keys, query_offset)
+        by_row = query @ positions.keys.to(query.dtype).mT
+        scores = by_row.gather(-1, row.expand(*query.shape[:2], -1, -1))
+        return scores if positions.clip else scores * known
     low, high, left, right = _distances(positions, length, num_keys, query_offset)
     table = positions.keys[:, low:high].to(query.dtype)
     known = query @ table.mT  # [B, H, T, distances within the context]
@@ -176,7 +186,9 @@ def relative_scores(
     return _skew(torch.cat(by_distance, dim=-1), num_keys)
 
 
-def relative_values(weights: Tensor, positions: RelativePositions, query_offset: int = 0) -> Tensor:
+def relative_values(
+    weights: Tensor, positions: RelativePositions, query_offset: int | Tensor = 0
+) -> Tensor:
     """``sum_j p(i, j) a^V[j - i]``.
 
     Args:
@@ -188,6 +200,12 @@ def relative_values(weights: Tensor, positions: RelativePositions, query_offset:
         ``[B, H, T, d]``.
     """
     length, num_keys = weights.shape[2:]
+    if isinstance(query_offset, Tensor):
+        row, known = _rows(positions, length, num_keys, query_offset)
+        by_row = weights.new_zeros(*weights.shape[:-1], positions.values.shape[1])
+        weights = weights if positions.clip else weights * known
+        by_row = by_row.scatter_add(-1, row.expand_as(weights), weights)
+        return by_row @ positions.values.to(weights.dtype)
     low, high, left, right = _distances(positions, length, num_keys, query_offset)
     by_distance = _unskew(weights)
     known = by_distance[..., left : by_distance.shape[-1] - right]
@@ -199,6 +217,17 @@ def relative_values(weights: Tensor, positions: RelativePositions, query_offset:
             tails[..., -1] += by_distance[..., -right:].sum(-1)
         known = known + tails
     return known @ positions.values[:, low:high].to(weights.dtype)
+
+
+def _rows(
+    positions: RelativePositions, length: int, num_keys: int, query_offset: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Row of the table for each query and key, ``[T, S]``, and whether the context covers it. For
+    few queries: the gradient of a gather is slower than that of a view."""
+    query, key = (torch.arange(size, device=query_offset.device) for size in (length, num_keys))
+    distance = key - (query + query_offset)[:, None]
+    context = positions.context
+    return distance.clamp(-context, context) + context, distance.abs() <= context
 
 
 def _distances(

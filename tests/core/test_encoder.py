@@ -91,6 +91,18 @@ def test_training_differs_between_draws_and_samples(name, domain):
 
 
 @pytest.mark.parametrize(("name", "domain"), RANDOM)
+def test_augmentation_can_be_switched_off_in_training(name, domain):
+    encoder, positions = make_encoder(name, domain), make_positions(domain)
+    with random_numbers_untouched():
+        plain = encoder(positions, random=False)
+    assert torch.equal(plain, encoder.eval()(positions))
+    draw = encoder.train().draw(BATCH)
+    assert not torch.equal(plain, encoder(positions, draw, random=True))
+    with pytest.raises(ValueError, match="needs a draw"):
+        encoder.eval()(positions, random=True)
+
+
+@pytest.mark.parametrize(("name", "domain"), RANDOM)
 def test_a_generator_reproduces_a_forward(name, domain):
     encoder, positions = make_encoder(name, domain), make_positions(domain)
 

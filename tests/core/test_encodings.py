@@ -17,7 +17,7 @@ from tests.reference import appendix_a
 NAMES = list(FREQUENCIES)
 AXES = {name: 2 if name == "image" else 1 for name in NAMES}
 # what the coordinates of each kind reach in practice, in their unit
-REACH = {"text": 2000.0, "fairseq": 2000.0, "audio": 60.0, "image": 2.0}
+REACH = {"text": 2000.0, "fairseq": 2000.0, "marian": 2000.0, "audio": 60.0, "image": 2.0}
 ALL = [(name, layout) for name in NAMES for layout in LAYOUTS]
 CPU = torch.device("cpu")
 
@@ -101,16 +101,25 @@ def test_fairseq_layout_is_fairseqs_table_bit_for_bit(dim):
         assert not torch.allclose(Sinusoid(dim, "text", "sin_cos_blocks").grid(grid), table)
 
 
+@pytest.mark.parametrize("dim", [4, 10, 512])
+def test_marian_layout_is_marians_table_bit_for_bit(dim):
+    """As in transformers' MarianSinusoidalPositionalEmbedding.create_weight."""
+    angle = np.arange(1024)[:, None] / np.power(10000, 2 * np.arange(dim // 2) / dim)
+    table = torch.from_numpy(np.concatenate((np.sin(angle), np.cos(angle)), axis=1)).float()
+    grid = torch.arange(1024.0)[:, None]
+    assert torch.equal(Sinusoid(dim, "marian", "sin_cos_blocks").grid(grid), table)
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dim", [4, 10, 768])
 def test_frequency_matrices(name, dim):
     weights = FREQUENCIES[name](dim, CPU)
     assert weights.shape == (AXES[name], dim // 2)
-    assert weights.dtype == torch.float32
+    assert weights.dtype == (torch.float64 if name == "marian" else torch.float32)
     size = weights.norm(dim=0)
     falling = (size.diff() < 0).all() if name != "image" else (size.diff() > 0).all()
     assert falling
-    last = {"text": 1e-4, "audio": 30e-4, "fairseq": 1e-4, "image": 10 * math.pi}[name]
+    last = {"image": 10 * math.pi, "audio": 30e-4, "marian": 1e-4 ** (1 - 2 / dim)}.get(name, 1e-4)
     torch.testing.assert_close(size[-1].item(), last, rtol=1e-4, atol=0)
 
 
@@ -166,7 +175,7 @@ def test_every_embedding_has_the_same_length(name, layout):
 @pytest.mark.parametrize(("name", "layout"), ALL)
 def test_autocast_changes_nothing(name, layout):
     encode, coords = Sinusoid(16, name, layout), some_coords(name)
-    weights = FREQUENCIES[name](16, CPU)
+    weights = FREQUENCIES[name](16, CPU).float()
     expected, exact, phase = encode(coords), encode.grid(coords[0]), coords @ weights
     with torch.autocast("cpu", torch.bfloat16):
         rounded = (coords @ weights).float()

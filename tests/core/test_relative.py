@@ -92,6 +92,29 @@ def test_outputs_and_gradients(beyond, values, heads, context, offset, keys):
     assert torch.equal(without, actual)
 
 
+@pytest.mark.parametrize(("offset", "keys"), CACHES)
+@pytest.mark.parametrize(("beyond", "values", "heads"), OPTIONS)
+def test_offset_on_the_device_gives_the_same(beyond, values, heads, offset, keys):
+    """Static caches know the offset as a tensor only."""
+    positions, tensors = make(3, beyond, values, heads), inputs(keys)
+    known, unknown = (
+        relative_attention(*tensors, positions, query_offset=number)[0]
+        for number in (offset, torch.tensor(offset))
+    )
+    assert_same(unknown, known, [*tensors, *positions.parameters()])
+
+
+def test_masks_of_any_shape_in_blocks(monkeypatch):
+    positions, tensors = make(3), inputs()
+    shapes = [(QUERIES, QUERIES), (BATCH, 1, QUERIES, QUERIES), (BATCH, 1, 1, QUERIES)]
+    masks = [torch.randn(shape) for shape in shapes]
+    whole = [relative_attention(*tensors, positions, attn_mask=mask)[0] for mask in masks]
+    monkeypatch.setattr(relative, "BLOCK_ELEMENTS", 2 * BATCH * HEADS * QUERIES)
+    blocks = [relative_attention(*tensors, positions, attn_mask=mask)[0] for mask in masks]
+    for one, other in zip(whole, blocks, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_options_matter_and_tables_learn():
     """The comparison above would not notice an option that is ignored on both sides."""
     tensors, results = inputs(8), {}

@@ -1,0 +1,106 @@
+"""Relative attention in the attention modules of transformers.
+
+The modules keep their own forward, parameters and caches. They look their attention function up by
+name; a module with relative positions is given another name, and a note of how far the cache has
+come, because queries are counted among the keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from cape_plugins import PositionConfig, RelativePositions, relative_attention
+
+NAME = "cape_relative"
+
+
+class _AttentionConfig:
+    """The configuration of a model, with another name for the attention function."""
+
+    _attn_implementation = NAME
+
+    def __init__(self, model_config: Any) -> None:
+        self.model_config = model_config
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "model_config":  # while being unpickled
+            raise AttributeError(name)
+        return getattr(self.model_config, name)
+
+
+class _RelativeAttention:
+    """Over an attention class: hands the number of cached positions to the attention function."""
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        cache = kwargs.get("past_key_values")
+        if cache is not None:
+            cache = getattr(cache, "self_attention_cache", cache)
+            # a number of its own: a static cache counts in place
+            kwargs["query_offset"] = cache.get_seq_length(self.layer_idx) + 0
+        return super().forward(hidden_states, *args, **kwargs)
+
+
+def add_relative_positions(attentions: Iterable[nn.Module], config: PositionConfig) -> None:
+    """Gives self-attention modules relative positions, all of them or the first.
+
+    Args:
+        attentions: Self-attention modules, in the order of the layers.
+        config: Settings; nothing is done without a relative context.
+    """
+    if not config.relative_context:
+        return
+    for attention in list(attentions)[: 1 if config.relative_layers == "first" else None]:
+        heads = attention.q_proj.out_features // attention.head_dim
+        attention.relative = RelativePositions(
+            config.relative_context,
+            attention.head_dim,
+            heads if config.relative_heads == "separate" else None,
+            config.relative_values,
+            config.relative_beyond,
+        )
+        attention.config = _AttentionConfig(attention.config)
+        stock = type(attention)
+        attention.__class__ = type(f"Relative{stock.__name__}", (_RelativeAttention, stock), {})
+
+
+def _relative_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    query_offset: int | Tensor = 0,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """In the signature of transformers' attention functions: ``[B, H, T, d]`` to ``[B, T, H, d]``
+    and, with eager attention, the weights ``[B, H, T, S]``."""
+    length, num_keys = query.shape[2], key.shape[2]
+    if attention_mask is None and getattr(module, "is_causal", False) and length > 1:
+        attention_mask = torch.ones(length, num_keys, dtype=torch.bool, device=query.device)
+        attention_mask = attention_mask.tril(num_keys - length)
+    if attention_mask is not None and attention_mask.dtype == torch.bool:
+        # the least number rather than -inf: a query on padding may have no key at all
+        least = torch.finfo(query.dtype).min
+        attention_mask = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill(
+            ~attention_mask, least
+        )
+    output, weights = relative_attention(
+        query,
+        key,
+        value,
+        module.relative,
+        query_offset=query_offset,
+        attn_mask=attention_mask,
+        dropout=dropout,
+        need_weights=module.config.model_config._attn_implementation == "eager",
+    )
+    return output.transpose(1, 2), weights
+
+
+ALL_ATTENTION_FUNCTIONS.register(NAME, _relative_forward)

@@ -1,0 +1,162 @@
+"""Vision transformers for images of any height and width, with any position embedding."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import ViTForImageClassification, ViTModel
+from transformers.conversion_mapping import (
+    get_checkpoint_conversion_mapping,
+    register_checkpoint_conversion_mapping,
+)
+from transformers.models.vit.modeling_vit import (
+    ViTEmbeddings,
+    ViTLayer,
+    ViTPatchEmbeddings,
+    ViTPooler,
+    ViTPreTrainedModel,
+)
+
+from cape_plugins import Draw, build_position_encoder, patch_positions, resize_grid
+from hf_models.configuration import CapeViTConfig
+from hf_models.modeling import PositionModelMixin
+from hf_models.relative import add_relative_positions
+
+# Checkpoints of ViT are stored under older names, which transformers translates by class name.
+register_checkpoint_conversion_mapping(
+    "CapeViTModel", get_checkpoint_conversion_mapping("ViTModel"), overwrite=True
+)
+
+
+class CapeViTEmbeddings(ViTEmbeddings):
+    """Patches, class token and positions. The class token has a learned vector of its own and no
+    place in the image.
+
+    A learned table keeps the name and shape of the stock parameter, its first row being the class
+    token's, and is resized bicubically to the image at hand.
+    """
+
+    def __init__(self, config: CapeViTConfig, use_mask_token: bool = False) -> None:
+        nn.Module.__init__(self)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
+        self.mask_token = None
+        if use_mask_token:
+            self.mask_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
+        self.patch_embeddings = ViTPatchEmbeddings(config)
+        self.patch_size = tuple(self.patch_embeddings.patch_size)
+        self.image_size = tuple(self.patch_embeddings.image_size)
+        self.table_size = self._patches(*self.image_size)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.position_embeddings = None
+        self.positions = None
+        if config.position_config.encoding == "table":
+            shape = (1, 1 + self.patch_embeddings.num_patches, config.hidden_size)
+            self.position_embeddings = nn.Parameter(torch.zeros(shape))
+        else:
+            self.positions = build_position_encoder(config.position_config, config.hidden_size)
+
+    def forward(
+        self,
+        pixel_values: Tensor,
+        bool_masked_pos: Tensor | None = None,
+        interpolate_pos_encoding: Draw | bool | None = None,
+    ) -> Tensor:
+        """``[B, 1 + patches, C]``.
+
+        Args:
+            pixel_values: ``[B, channels, H, W]``; any H and W of at least one patch.
+            bool_masked_pos: ``[B, patches]``, True where the mask token stands instead.
+            interpolate_pos_encoding: Every size is welcome, so that the flag means nothing here;
+                its place carries the draw of :class:`CapeViTModel`.
+        """
+        height, width = self._patches(*pixel_values.shape[2:])
+        patches = self.patch_embeddings(pixel_values)
+        if bool_masked_pos is not None:
+            patches = torch.where(bool_masked_pos.bool()[..., None], self.mask_token, patches)
+        cls_token = self.cls_token.expand(patches.shape[0], -1, -1)
+        if self.position_embeddings is not None:
+            table = self._resized_table(height, width)
+            return self.dropout(torch.cat((cls_token, patches), dim=1) + table)
+        draw = interpolate_pos_encoding if isinstance(interpolate_pos_encoding, Draw) else None
+        if draw is None:
+            draw = self.positions.draw(patches.shape[0], patches.device)
+        gamma = self.positions.config.gamma
+        addend = self.positions(
+            patch_positions(height, width, gamma, patches.device), draw, dtype=patches.dtype
+        )
+        if addend is not None:
+            patches = patches + addend
+        return self.dropout(torch.cat((cls_token, patches), dim=1))
+
+    def _patches(self, height: int, width: int) -> tuple[int, int]:
+        rows, columns = height // self.patch_size[0], width // self.patch_size[1]
+        if rows < 1 or columns < 1:
+            raise ValueError(
+                f"image of {height} x {width} pixels is smaller than a patch "
+                f"({self.patch_size[0]} x {self.patch_size[1]}); allowed: at least one patch. "
+                "Resize the image, or choose a smaller patch_size."
+            )
+        return rows, columns
+
+    def _resized_table(self, height: int, width: int) -> Tensor:
+        table = self.position_embeddings
+        if (height, width) == self.table_size:
+            return table
+        rows = resize_grid(table[0, 1:], self.table_size, (height, width))
+        return torch.cat((table[:, :1], rows[None]), dim=1)
+
+
+class CapeViTModel(PositionModelMixin, ViTModel):
+    """See transformers' ViTModel; images of any size, no flag needed."""
+
+    config_class = CapeViTConfig
+
+    def __init__(
+        self, config: CapeViTConfig, add_pooling_layer: bool = True, use_mask_token: bool = False
+    ) -> None:
+        ViTPreTrainedModel.__init__(self, config)
+        self.embeddings = CapeViTEmbeddings(config, use_mask_token)
+        self.layers = nn.ModuleList([ViTLayer(config) for _ in range(config.num_hidden_layers)])
+        self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.pooler = ViTPooler(config) if add_pooling_layer else None
+        add_relative_positions((layer.attention for layer in self.layers), config.position_config)
+        self.post_init()
+
+    def forward(
+        self,
+        pixel_values: Tensor | None = None,
+        bool_masked_pos: Tensor | None = None,
+        interpolate_pos_encoding: bool | None = None,
+        attention_mask: Tensor | None = None,
+        draw: Draw | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """See transformers.
+
+        Args:
+            pixel_values: ``[B, channels, H, W]``.
+            interpolate_pos_encoding: Accepted for the sake of stock callers; without effect.
+            draw: Random numbers of this forward, to inject; default drawn in training.
+        """
+        if pixel_values is None:
+            raise ValueError("pixel_values is missing; give [batch, channels, height, width].")
+        return super().forward(pixel_values, bool_masked_pos, draw, attention_mask, **kwargs)
+
+
+class CapeViTForImageClassification(PositionModelMixin, ViTForImageClassification):
+    """Linear classifier on the class token."""
+
+    config_class = CapeViTConfig
+    # the stock table, where the type has none
+    _keys_to_ignore_on_load_unexpected: ClassVar = [r"embeddings\.position_embeddings$"]
+
+    def __init__(self, config: CapeViTConfig) -> None:
+        ViTPreTrainedModel.__init__(self, config)
+        self.num_labels = config.num_labels
+        self.vit = CapeViTModel(config, add_pooling_layer=False)
+        self.classifier = nn.Identity()
+        if config.num_labels > 0:
+            self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()

@@ -1,0 +1,112 @@
+"""Configurations: settings are completed, kept, merged and refused."""
+
+import json
+import pickle
+import re
+
+import pytest
+from transformers import AutoConfig, MarianConfig, ViTConfig
+
+from cape_plugins import PositionConfig
+from hf_models import CapeMarianConfig, CapeViTConfig
+from tests.hf.helpers import ALL, FAMILIES, VARIANTS
+
+
+@pytest.mark.parametrize(("family", "name"), ALL)
+def test_settings_survive_a_file(family, name, tmp_path):
+    settings = VARIANTS[family][name]
+    config = FAMILIES[family].config(position_embedding=settings)
+    assert settings.items() <= {**config.position_config.to_dict(), **settings}.items()
+    config.save_pretrained(tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    assert stored["position_embedding"] == config.position_embedding
+    assert stored["model_type"] == f"cape_{family}"
+    again = AutoConfig.from_pretrained(tmp_path)
+    assert type(again) is type(config)
+    assert again.position_config == config.position_config
+    assert pickle.loads(pickle.dumps(again)).position_config == config.position_config
+
+
+def test_defaults_are_written_out():
+    config = CapeMarianConfig(position_embedding={"type": "cape", "source_scale": "3/2"})
+    assert config.position_embedding == {
+        "type": "cape",
+        "max_global_shift": 5.0,
+        "max_local_shift": 0.5,
+        "synchronize": True,
+        "source_scale": "3/2",
+        "source_bos": True,
+    }
+    off = CapeMarianConfig(
+        position_embedding={"type": "cape", "source_scale": 1, "source_bos": False}
+    )
+    assert off.position_embedding["source_bos"] is False
+    assert CapeViTConfig().position_config == PositionConfig("cape", "image", "encoder")
+
+
+@pytest.mark.parametrize(
+    ("ours", "stock"), [(CapeMarianConfig, MarianConfig), (CapeViTConfig, ViTConfig)]
+)
+def test_stock_configuration_becomes_ours(ours, stock, tmp_path):
+    stock().save_pretrained(tmp_path)
+    config = ours.from_pretrained(tmp_path, position_embedding={"type": "nopos"})
+    assert config.model_type == ours.model_type
+    assert config.to_dict()["model_type"] == ours.model_type
+    assert config.position_embedding == {"type": "nopos"}
+
+
+def test_single_options_of_a_stored_configuration_change(tmp_path):
+    settings = {"type": "cape", "source_scale": 2, "max_global_shift": 3}
+    CapeMarianConfig(position_embedding=settings).save_pretrained(tmp_path)
+    changed = AutoConfig.from_pretrained(tmp_path, position_embedding={"max_global_shift": 9})
+    assert changed.position_config.max_global_shift == 9.0
+    assert changed.position_config.alpha == 2.0
+    other = AutoConfig.from_pretrained(tmp_path, position_embedding={"type": "shape"})
+    assert other.position_config.type == "shape"
+    assert other.position_config.alpha == 1.0
+    kept = AutoConfig.from_pretrained(tmp_path)
+    assert kept.position_config.max_global_shift == 3.0
+
+
+BAD = [
+    (CapeMarianConfig, None, ("source_scale='auto'", "cape-plugins alpha")),
+    (CapeMarianConfig, {"type": "cape"}, ("source_scale='auto'", "cape-plugins alpha")),
+    (CapeMarianConfig, {"type": "cape", "source_scale": 0}, ("source_scale=0", "> 0")),
+    (CapeMarianConfig, {"type": "cape", "source_scale": -1}, ("source_scale=-1", "> 0")),
+    (CapeMarianConfig, {"type": "cape", "source_scale": "nan"}, ("source_scale='nan'", "> 0")),
+    (CapeMarianConfig, {"type": "rope"}, ("position_embedding='rope'", "cape")),
+    (CapeMarianConfig, {"type": "sinpos", "max_shift": 1}, ("max_shift", "max_global_shift")),
+    (CapeMarianConfig, {"type": "sinpos", "max_global_shift": 1}, ("max_global_shift", "cape")),
+    (CapeMarianConfig, {"type": "shape", "max_offset": -1}, ("max_offset=-1", ">= 0")),
+    (CapeMarianConfig, {"type": "shape", "max_offset": 1.5}, ("max_offset=1.5", ">= 0")),
+    (CapeMarianConfig, {"type": "relpos", "relative_context": 0}, ("relative_context=0", ">= 1")),
+    (
+        CapeMarianConfig,
+        {"type": "cape", "source_scale": 1, "mean_normalize": True},
+        ("mean_normalize=True", "mean_normalize=False"),
+    ),
+    (CapeMarianConfig, "cape", ("position_embedding='cape'", "dict")),
+    (CapeMarianConfig, ["cape"], ("['cape']", "dict")),
+    (CapeViTConfig, {"type": "cape", "max_local_shift": 0.6}, ("max_local_shift=0.6", "0 to 0.5")),
+    (CapeViTConfig, {"type": "cape", "max_global_scale": 0.5}, ("max_global_scale=0.5", ">= 1")),
+    (CapeViTConfig, {"type": "cape", "gamma": 0}, ("gamma=0", "factor")),
+    (CapeViTConfig, {"type": "cape", "source_scale": 2}, ("source_scale='2'", "encoder")),
+    (CapeViTConfig, {"type": "cape", "source_bos": True}, ("source_bos=True", "encoder")),
+    (CapeViTConfig, {"type": None}, ("position_embedding=None", "cape")),
+]
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "messages"), BAD, ids=lambda value: str(value)[-60:]
+)
+def test_bad_settings_are_refused_at_construction_and_assignment(config, settings, messages):
+    good = config(position_embedding={"type": "nopos"})
+    calls = (
+        lambda: config(position_embedding=settings),
+        lambda: setattr(good, "position_embedding", settings),
+    )
+    for call in calls:
+        with pytest.raises(ValueError, match=re.escape(messages[0])) as error:
+            call()
+        assert messages[1] in str(error.value)
+    assert good.position_embedding == {"type": "nopos"}

@@ -1,0 +1,217 @@
+"""Translation: padding, generation, alpha, the BOS hint and what is given back."""
+
+import pytest
+import torch
+
+from hf_models import CapeMarianMTModel
+from tests.hf.helpers import MARIAN, PAD, TEXT, make, sentences, targets
+
+NAMES = list(TEXT)
+
+
+def logits(model, inputs, decoder_ids=None, **kwargs):
+    ids = targets() if decoder_ids is None else decoder_ids
+    with torch.no_grad():
+        return model(**inputs, decoder_input_ids=ids, **kwargs).logits
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_padding_side_and_batch_mates_do_not_matter(name):
+    model = make("marian", name)
+    right, left = sentences(), sentences(left=True)
+    expected = logits(model, right)
+    torch.testing.assert_close(logits(model, left), expected, atol=1e-5, rtol=1e-5)
+    for row, length in enumerate((9, 6, 4)):
+        alone = {key: value[row : row + 1, :length] for key, value in right.items()}
+        single = logits(model, alone, targets()[row : row + 1])
+        torch.testing.assert_close(single[0], expected[row], atol=1e-5, rtol=1e-5)
+        del alone["attention_mask"]
+        single = logits(model, alone, targets()[row : row + 1])
+        torch.testing.assert_close(single[0], expected[row], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_left_padded_targets(name):
+    """Decoder prompts of different lengths, padded on the left, with and without a cache."""
+    model, inputs = make("marian", name), sentences(lengths=(5, 5))
+    prompt = targets(2, 6)
+    prompt[0, 0] = prompt[1, 2] = model.config.decoder_start_token_id
+    prompt[1, :2] = PAD
+    mask = torch.ones_like(prompt)
+    mask[1, :2] = 0
+    both = logits(model, inputs, prompt, decoder_attention_mask=mask)
+    second = {key: value[1:] for key, value in inputs.items()}
+    alone = logits(model, second, prompt[1:, 2:])
+    torch.testing.assert_close(both[1:, 2:], alone, atol=1e-5, rtol=1e-5)
+    generated = model.generate(
+        **inputs, decoder_input_ids=prompt, decoder_attention_mask=mask, max_new_tokens=4,
+        num_beams=1, do_sample=False, eos_token_id=None, forced_eos_token_id=None,
+    )  # fmt: skip
+    short = model.generate(
+        **second, decoder_input_ids=prompt[1:, 2:], max_new_tokens=4,
+        num_beams=1, do_sample=False, eos_token_id=None, forced_eos_token_id=None,
+    )  # fmt: skip
+    assert torch.equal(generated[1, 2:], short[0])
+
+
+MODES = {
+    "greedy": {"num_beams": 1, "do_sample": False},
+    "beam": {"num_beams": 4, "do_sample": False},
+    "no cache": {"num_beams": 2, "do_sample": False, "use_cache": False},
+    "static cache": {"num_beams": 1, "do_sample": False, "cache_implementation": "static"},
+    "sampling": {"num_beams": 1, "do_sample": True, "top_k": 0},
+}
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", NAMES)
+def test_generation_equals_teacher_forcing(name, mode, left):
+    """Scores of the generated tokens, step by step from a cache, against one pass; beyond the
+    stock maximum of positions."""
+    model, inputs = make("marian", name), sentences(left, lengths=(55, 31))
+    out = model.generate(
+        **inputs, **MODES[mode], max_new_tokens=48, eos_token_id=None, forced_eos_token_id=None,
+        return_dict_in_generate=True, output_logits=True, output_scores=True,
+    )  # fmt: skip
+    assert out.sequences.shape[1] == 49 > model.config.max_position_embeddings
+    forced = logits(model, inputs, out.sequences[:, :-1])
+    if out.get("beam_indices") is None:
+        stepwise = torch.stack(out.logits, dim=1)
+        torch.testing.assert_close(forced, stepwise, atol=1e-4, rtol=1e-4)
+    else:
+        scores = model.compute_transition_scores(out.sequences, out.scores, out.beam_indices)
+        chosen = forced.log_softmax(-1).gather(-1, out.sequences[:, 1:, None])[..., 0]
+        torch.testing.assert_close(chosen, scores, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_generation_in_training_mode_equals_evaluation_mode(name):
+    model, inputs = make("marian", name), sentences()
+    options = {"num_beams": 2, "max_new_tokens": 8, "do_sample": False}
+    expected = model.generate(**inputs, **options)
+    state = torch.get_rng_state()
+    assert torch.equal(model.train().generate(**inputs, **options), expected)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_encoder_outputs_can_be_reused(name):
+    model, inputs = make("marian", name), sentences(left=True)
+    states = model.get_encoder()(**inputs)
+    expected = logits(model, inputs)
+    mask = {"attention_mask": inputs["attention_mask"]}
+    torch.testing.assert_close(logits(model, mask, encoder_outputs=states), expected)
+    as_tuple = (states.last_hidden_state,)
+    torch.testing.assert_close(logits(model, mask, encoder_outputs=as_tuple), expected)
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_attentions_fit_the_tokens_of_the_caller(name, left):
+    model, inputs = make("marian", name), sentences(left)
+    with torch.no_grad():
+        out = model(**inputs, decoder_input_ids=targets(), output_attentions=True)
+    pads = inputs["attention_mask"].eq(0)
+    for attentions, shape in (
+        (out.encoder_attentions, (3, 4, 9, 9)),
+        (out.decoder_attentions, (3, 4, 7, 7)),
+        (out.cross_attentions, (3, 4, 7, 9)),
+    ):
+        assert len(attentions) == 2
+        assert all(attention.shape == shape for attention in attentions)
+    for attention in (*out.encoder_attentions, *out.cross_attentions):
+        rows = pads[:, None, None].expand_as(attention)
+        assert (attention[rows] < 1e-6).all()
+    hint = 0.0 if not model.config.position_config.source_bos else None
+    total = out.cross_attentions[0].sum(-1)
+    assert torch.allclose(total, torch.ones_like(total)) == (hint == 0.0)
+
+
+def test_hint_is_a_token_before_the_source():
+    """As if the caller had put EOS, Marian's only candidate, in front."""
+    hinted = make("marian", "sinpos+bos")
+    plain = MARIAN.build({"type": "sinpos", "source_scale": "11/10"})
+    plain.load_state_dict(hinted.state_dict())
+    inputs = sentences()
+    longer = {
+        "input_ids": torch.nn.functional.pad(inputs["input_ids"], (1, 0), value=0),
+        "attention_mask": torch.nn.functional.pad(inputs["attention_mask"], (1, 0), value=1),
+    }
+    expected = logits(plain, longer)
+    torch.testing.assert_close(logits(hinted, inputs), expected, atol=1e-5, rtol=1e-5)
+    embeds = {
+        "inputs_embeds": hinted.get_input_embeddings()(inputs["input_ids"]) * 32**0.5,
+        "attention_mask": inputs["attention_mask"],
+    }
+    torch.testing.assert_close(logits(hinted, embeds), expected, atol=1e-5, rtol=1e-5)
+
+
+def coordinates(model, **kwargs):
+    """``[B, T, 1]`` that source and target encode in one forward."""
+    seen = []
+    for stack in (model.model.encoder, model.model.decoder):
+        encoding = stack.positions.encoding
+        for method in ("forward", "grid"):
+            stock = getattr(type(encoding), method)
+
+            def noted(coords, encoding=encoding, stock=stock):
+                seen.append(coords)
+                return stock(encoding, coords)
+
+            setattr(encoding, method, noted)
+    with torch.no_grad():
+        model(**sentences(lengths=(9, 9, 9)), decoder_input_ids=targets(), **kwargs)
+    return seen
+
+
+def test_alpha_scales_the_source_only():
+    source, target = coordinates(make("marian", "cape"))
+    torch.testing.assert_close(source[:, 0], torch.arange(10.0) * 1.1)
+    torch.testing.assert_close(target[:, 0], torch.arange(7.0))
+
+
+@pytest.mark.parametrize("synchronize", [True, False])
+def test_source_and_target_share_the_global_shift_only(synchronize):
+    settings = {"type": "cape", "source_scale": 1, "synchronize": synchronize}
+    settings |= {"max_global_shift": 1000, "source_bos": False}
+    model = MARIAN.build(settings).train()
+    source, target = coordinates(model)
+    shift = source[:, 0] - target[:, 0]
+    assert (shift.abs() < 1).all() == synchronize
+    assert len(set(source[:, 0, 0].tolist())) == 3  # each sample its own
+    local = (source[:, :7] - source[:, :1]) - (target - target[:, :1])
+    assert local.abs().max() > 0.05  # independent
+
+
+def test_mask_that_cannot_grow_is_refused():
+    inputs = sentences()
+    inputs["attention_mask"] = torch.ones(3, 1, 9, 9)
+    with pytest.raises(ValueError, match=r"\(3, 1, 9, 9\).*source_bos"):
+        logits(make("marian", "cape"), inputs)
+
+
+def test_vocabulary_can_be_resized(tmp_path):
+    model = make("marian", "cape")
+    expected = logits(model, sentences())
+    model.resize_token_embeddings(70)
+    torch.testing.assert_close(logits(model, sentences())[..., :60], expected)
+    assert model.lm_head.weight is model.model.shared.weight
+    model.save_pretrained(tmp_path)
+    again = CapeMarianMTModel.from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(logits(again, sentences())[..., :60], expected)
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_embeddings_shared_or_not(share):
+    sizes = {"share_encoder_decoder_embeddings": share, "decoder_vocab_size": 60 if share else 70}
+    model = MARIAN.build(TEXT["cape"], **sizes)
+    stock = MARIAN.build_stock(**sizes)
+    encoder, decoder = (
+        stack.embed_tokens.weight for stack in (model.model.encoder, model.model.decoder)
+    )
+    assert (encoder is decoder) == share
+    assert model.lm_head.weight is decoder
+    assert {n: p.shape for n, p in model.named_parameters()} == {
+        n: p.shape for n, p in stock.named_parameters() if "embed_positions" not in n
+    }

@@ -1,0 +1,74 @@
+"""Images of any height and width."""
+
+import pytest
+import torch
+
+from tests.hf.helpers import IMAGE, VIT, make
+
+NAMES = list(IMAGE)
+
+
+def logits(model, *size, rows=2):
+    images = torch.randn(rows, 3, *size, generator=torch.Generator().manual_seed(4))
+    with torch.no_grad():
+        return model(images).logits, images
+
+
+@pytest.mark.parametrize("size", [(32, 32), (8, 8), (8, 64), (37, 50), (72, 24)])
+@pytest.mark.parametrize("name", NAMES)
+def test_any_size_without_a_flag(name, size):
+    model = make("vit", name)
+    both, images = logits(model, *size)
+    assert both.isfinite().all()
+    for row in range(2):
+        alone = model(images[row : row + 1]).logits
+        torch.testing.assert_close(alone[0], both[row], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [(32, 32), (40, 40), (24, 56)])
+def test_learned_table_is_resized_as_in_stock(size):
+    stock = VIT.build_stock(seed=1)
+    ours = VIT.build({"type": "abspos"}, seed=2)
+    ours.load_state_dict(stock.state_dict())
+    _, images = logits(ours, *size)
+    assert torch.equal(ours(images).logits, stock(images, interpolate_pos_encoding=True).logits)
+
+
+def test_class_token_has_no_place_in_the_image():
+    model = make("vit", "cape")
+    embeddings = model.vit.embeddings
+    out = embeddings(torch.zeros(1, 3, 32, 32))
+    assert torch.equal(out[0, 0], embeddings.cls_token[0, 0])
+
+
+def test_gamma_scales_the_grid():
+    plain, half = make("vit", "sinpos"), make("vit", "sinpos+gamma")
+    half.load_state_dict(plain.state_dict())
+    assert not torch.allclose(logits(plain, 32, 32)[0], logits(half, 32, 32)[0])
+
+
+def test_features_and_masked_patches():
+    from hf_models import CapeViTModel
+
+    config = VIT.config(**VIT.sizes)
+    model = CapeViTModel(config, use_mask_token=True).eval()
+    images = torch.randn(2, 3, 24, 32)
+    out = model(images, output_hidden_states=True)
+    assert out.last_hidden_state.shape == (2, 13, 32)
+    assert out.pooler_output.shape == (2, 32)
+    assert len(out.hidden_states) == 3
+    masked = torch.zeros(2, 12, dtype=torch.bool)
+    masked[0, 3] = True
+    other = model(images, bool_masked_pos=masked).last_hidden_state
+    assert not torch.allclose(other[0], out.last_hidden_state[0])
+    torch.testing.assert_close(other[1], out.last_hidden_state[1])
+
+
+def test_bad_images_are_refused():
+    model = make("vit", "cape")
+    with pytest.raises(ValueError, match="6 x 32 pixels.*8 x 8.*Resize"):
+        model(torch.zeros(1, 3, 6, 32))
+    with pytest.raises(ValueError, match="channel"):
+        model(torch.zeros(1, 4, 32, 32))
+    with pytest.raises(ValueError, match="pixel_values"):
+        model(None)
