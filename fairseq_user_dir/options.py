@@ -1,35 +1,32 @@
-"""Command-line flags and dataclass fields, generated from PositionConfig; and the way back."""
+"""Flags and dataclass fields of fairseq models, generated from PositionConfig; and the way back.
+
+fairseq suppresses defaults in model groups, so that they are left to the architecture functions.
+"""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable
 from typing import Any, Optional
 
-from cape_plugins.config import PositionConfig, options, parse_option
-from cape_plugins.registry import DEFAULT_TYPE, TYPES
+from cape_plugins.arguments import (
+    PREFIX,
+    TYPE_ARG,
+    TYPE_HELP,
+    add_position_args,
+    given_settings,
+    option_help,
+)
+from cape_plugins.config import PositionConfig, options
+from cape_plugins.registry import DEFAULT_TYPE
 
-PREFIX = "position_"
-TYPE_ARG = "position_embedding"
-_TYPE_HELP = "position embedding: " + "; ".join(f"{k}: {row.summary}" for k, row in TYPES.items())
-
-
-def add_position_args(parser: argparse._ActionsContainer) -> None:
-    """Adds ``--position-embedding`` and one ``--position-...`` flag per option.
-
-    Defaults are left to the architecture function: fairseq suppresses them in model groups.
-    """
-    parser.add_argument(
-        _flag(TYPE_ARG), choices=tuple(TYPES), help=f"{_TYPE_HELP} (default: {DEFAULT_TYPE})"
-    )
-    for option in options("text"):
-        parser.add_argument(
-            _flag(PREFIX + option.name),
-            type=_parser_of(option.name),
-            metavar=_metavar(option.metadata),
-            help=f"{_help(option.metadata)} (default: that of the type)",
-        )
+__all__ = [
+    "add_admin_arg",
+    "add_position_args",
+    "config_from_args",
+    "dataclass_with_positions",
+    "set_missing",
+]
 
 
 def add_admin_arg(parser: argparse._ActionsContainer) -> None:
@@ -58,13 +55,13 @@ def dataclass_with_positions(name: str, base: type) -> type:
     (for models that fairseq configures by dataclass)."""
     types = {"float": float, "int": int}
     extra: list[tuple[str, Any, Any]] = [
-        (TYPE_ARG, str, _field(DEFAULT_TYPE, _TYPE_HELP)),
+        (TYPE_ARG, str, _field(DEFAULT_TYPE, TYPE_HELP)),
         *(
             (
                 PREFIX + option.name,
                 # fairseq looks into typing.Optional only
                 Optional[types.get(option.metadata["kind"], str)],  # noqa: UP045
-                _field(None, _help(option.metadata)),
+                _field(None, option_help(option.metadata)),
             )
             for option in options("text")
         ),
@@ -84,38 +81,10 @@ def config_from_args(args: Any, architecture: str) -> PositionConfig:
     Raises:
         ValueError: naming the option, its value, the allowed range and what to do.
     """
-    settings = {option.name: getattr(args, PREFIX + option.name) for option in options("text")}
-    given = {name: value for name, value in settings.items() if value is not None}
     try:
-        return PositionConfig(getattr(args, TYPE_ARG), "text", architecture, **given)
+        return PositionConfig(getattr(args, TYPE_ARG), "text", architecture, **given_settings(args))
     except ValueError as error:
         raise ValueError(f"position flags (--position-embedding, --position-*): {error}") from None
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _parser_of(name: str) -> Callable[[str], Any]:
-    def parse(text: str) -> Any:
-        try:
-            return parse_option(name, text)
-        except ValueError as error:
-            # argparse hides the text of a ValueError
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return parse
-
-
-def _metavar(metadata: Any) -> str:
-    if metadata["kind"] == "choice":
-        return "{" + ",".join(metadata["choices"]) + "}"
-    return {"bool": "{true,false}", "ratio": "{auto,X}", "int": "N", "float": "X"}[metadata["kind"]]
-
-
-def _help(metadata: Any) -> str:
-    unit = f", in {metadata['unit']}" if metadata["unit"] else ""
-    return f"{metadata['help']}{unit}; allowed: {metadata['range']}".replace("%", "%%")
 
 
 def _field(default: Any, help: str) -> Any:

@@ -26,7 +26,7 @@ __all__ = [
     "CapeViTModel",
 ]
 
-_AUTO_CLASSES = {
+AUTO_CLASSES = {
     CapeMarianConfig: {AutoModel: CapeMarianModel, AutoModelForSeq2SeqLM: CapeMarianMTModel},
     CapeViTConfig: {
         AutoModel: CapeViTModel,
@@ -35,8 +35,11 @@ _AUTO_CLASSES = {
 }
 
 
+MODELS = tuple(model.__name__ for models in AUTO_CLASSES.values() for model in models.values())
+
+
 def _register() -> None:
-    for config, models in _AUTO_CLASSES.items():
+    for config, models in AUTO_CLASSES.items():
         AutoConfig.register(config.model_type, config, exist_ok=True)
         for auto, model in models.items():
             auto.register(config, model, exist_ok=True)

@@ -72,8 +72,8 @@ class PositionEmbeddingMixin:
             raise ValueError(
                 f"source_scale='auto' of {FIELD} {config.type!r} cannot be counted by a "
                 "configuration; allowed: a number > 0 or TARGET/SOURCE. "
-                "`cape-plugins alpha TRAIN.src TRAIN.tgt` counts the training data; give what it "
-                'prints as {"source_scale": ...}, or 1.'
+                "Count the tokens of the training data (`cape-plugins alpha --text SOURCE TARGET` "
+                'does so for tokenised text) and give {"source_scale": ...}, or 1.'
             )
         kept = {"type": config.type}
         for option in options(cls.position_domain):

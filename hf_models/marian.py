@@ -25,7 +25,13 @@ from transformers.utils import can_return_tuple
 
 from cape_plugins import Draw, PositionEncoder, build_position_encoder, token_positions
 from hf_models.configuration import CapeMarianConfig
-from hf_models.modeling import NoAddend, PositionModelMixin, decoder_positions
+from hf_models.modeling import (
+    NoAddend,
+    PositionModelMixin,
+    add_positions,
+    decoder_positions,
+    draw_positions,
+)
 from hf_models.relative import add_relative_positions
 
 
@@ -89,14 +95,8 @@ class CapeMarianEncoder(_Stack, MarianEncoder):
         valid = attention_mask
         if valid is None or valid.dim() != 2:
             valid = inputs_embeds.new_ones(inputs_embeds.shape[:2])
-        addend = self.positions(
-            token_positions(valid.bool(), self.positions.config.alpha),
-            draw,
-            dtype=inputs_embeds.dtype,
-            random=self.training and draw is not None,
-        )
-        if addend is not None:
-            inputs_embeds = inputs_embeds + addend
+        positions = token_positions(valid.bool(), self.positions.config.alpha)
+        inputs_embeds = add_positions(inputs_embeds, self.positions, positions, draw)
         output = super().forward(
             attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
         )
@@ -154,16 +154,10 @@ class CapeMarianDecoder(_Stack, MarianDecoder):
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         inputs_embeds = inputs_embeds * self.content_scale
-        length = inputs_embeds.shape[1]
         past = past_key_values.get_seq_length() if past_key_values is not None else 0
-        addend = self.positions(
-            decoder_positions(length, past, attention_mask, inputs_embeds.device),
-            draw,
-            dtype=inputs_embeds.dtype,
-            random=self.training and draw is not None,
-        )
-        if addend is not None:
-            inputs_embeds = inputs_embeds + addend[:, -length:]
+        device = inputs_embeds.device
+        positions = decoder_positions(inputs_embeds.shape[1], past, attention_mask, device)
+        inputs_embeds = add_positions(inputs_embeds, self.positions, positions, draw)
         return super().forward(
             attention_mask=attention_mask,
             encoder_hidden_states=encoder_hidden_states,
@@ -220,14 +214,14 @@ class CapeMarianModel(PositionModelMixin, MarianModel):
         if encoder_outputs is None:
             content = input_ids if inputs_embeds is None else inputs_embeds
             if draw is None:
-                draw = self.encoder.positions.draw(content.shape[0], content.device)
+                draw = draw_positions(self.encoder.positions, content)
             encoder_outputs = self.encoder(
                 input_ids, attention_mask, inputs_embeds, draw=draw, **kwargs
             )
             if decoder_draw is None and draw is not None:
                 decoder_draw = draw
                 if not self.encoder.positions.config.synchronize:
-                    decoder_draw = self.decoder.positions.draw(content.shape[0], content.device)
+                    decoder_draw = draw_positions(self.decoder.positions, content)
         states = encoder_outputs[0]
         cross_mask = attention_mask
         if self.encoder.positions.config.source_bos and _lacks_bos(attention_mask, states):

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from transformers import initialization as init
 
-from cape_plugins import Positions, PositionTable, RelativePositions, token_positions
+from cape_plugins import (
+    Draw,
+    PositionEncoder,
+    Positions,
+    PositionTable,
+    RelativePositions,
+    token_positions,
+)
 
 TAG = "cape-plugins"
 
@@ -31,6 +40,9 @@ class PositionModelMixin:
         """See transformers. Weights are saved under the names that the model has: with the older
         names that transformers writes by default, resuming with its Trainer would skip them."""
         super().save_pretrained(*args, save_original_format=save_original_format, **kwargs)
+        card = Path(args[0] if args else kwargs["save_directory"]) / "README.md"
+        if kwargs.get("is_main_process", True) and not card.exists():
+            card.write_text(model_card(self), encoding="utf-8")
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -40,6 +52,77 @@ class PositionModelMixin:
         elif isinstance(module, RelativePositions):
             for table in module.parameters(recurse=False):
                 init.uniform_(table, -0.1, 0.1)
+
+
+def model_card(model: Any) -> str:
+    """A model card that says what the model is and how to load it."""
+    settings = json.dumps(model.config.position_embedding)
+    name = type(model).__name__
+    return f"""---
+library_name: transformers
+tags:
+- {TAG}
+- {model.config.position_embedding["type"]}
+---
+# {name}
+
+Position embedding: `{settings}`
+
+The class comes with the package cape-plugins (`pip install "cape-plugins[hf]"`):
+
+```python
+import hf_models
+
+model = hf_models.{name}.from_pretrained(PATH)  # or AutoModel... of transformers
+```
+"""
+
+
+def rank_generator(device: torch.device) -> torch.Generator | None:
+    """A generator that differs between data-parallel ranks; None for the default one.
+
+    The Trainer and accelerate seed all ranks alike, so that they would draw the same positions. A
+    number from the common stream and the rank seed a generator of its own: a resumed training, for
+    which hosts restore that stream, draws the same again. Compiled models use the default
+    generator, because torch.compile accepts no other.
+    """
+    if (
+        torch.compiler.is_compiling()
+        or not (distributed.is_available() and distributed.is_initialized())
+        or distributed.get_world_size() == 1
+    ):
+        return None
+    seed = int(torch.randint(2**31 - 1, ()))
+    # 2^64 divided by the golden ratio keeps the seeds of neighbouring ranks far apart
+    seed = (seed + distributed.get_rank() * 0x9E3779B97F4A7C15) % 2**63
+    return torch.Generator(device=device).manual_seed(seed)
+
+
+def draw_positions(encoder: PositionEncoder, content: Tensor) -> Draw | None:
+    """One draw for a batch ``[B, ...]``; None in evaluation, and where nothing is random."""
+    if not (encoder.training and encoder.config.random):
+        return None
+    return encoder.draw(content.shape[0], content.device, rank_generator(content.device))
+
+
+def add_positions(
+    content: Tensor, encoder: PositionEncoder, positions: Positions, draw: Draw | None
+) -> Tensor:
+    """``[B, T, C]`` content plus the embedding of the last T `positions`.
+
+    Augmented if there is a draw: a model in training mode that generates text has none, because
+    each step must see the same positions as the ones before.
+    """
+    random = encoder.training and draw is not None
+    local = random and encoder.config.max_local_shift
+    addend = encoder(
+        positions,
+        draw,
+        dtype=content.dtype,
+        random=random,
+        generator=rank_generator(content.device) if local else None,
+    )
+    return content if addend is None else content + addend[:, -content.shape[1] :]
 
 
 class NoAddend(nn.Module):

@@ -21,7 +21,7 @@ from transformers.models.vit.modeling_vit import (
 
 from cape_plugins import Draw, build_position_encoder, patch_positions, resize_grid
 from hf_models.configuration import CapeViTConfig
-from hf_models.modeling import PositionModelMixin
+from hf_models.modeling import PositionModelMixin, add_positions, draw_positions
 from hf_models.relative import add_relative_positions
 
 # Checkpoints of ViT are stored under older names, which transformers translates by class name.
@@ -81,13 +81,9 @@ class CapeViTEmbeddings(ViTEmbeddings):
             return self.dropout(torch.cat((cls_token, patches), dim=1) + table)
         draw = interpolate_pos_encoding if isinstance(interpolate_pos_encoding, Draw) else None
         if draw is None:
-            draw = self.positions.draw(patches.shape[0], patches.device)
-        gamma = self.positions.config.gamma
-        addend = self.positions(
-            patch_positions(height, width, gamma, patches.device), draw, dtype=patches.dtype
-        )
-        if addend is not None:
-            patches = patches + addend
+            draw = draw_positions(self.positions, patches)
+        grid = patch_positions(height, width, self.positions.config.gamma, patches.device)
+        patches = add_positions(patches, self.positions, grid, draw)
         return self.dropout(torch.cat((cls_token, patches), dim=1))
 
     def _patches(self, height: int, width: int) -> tuple[int, int]:

@@ -44,6 +44,7 @@ CORE_LEVELS = {
     "registry": -1,
     "config": 0,
     "alpha": 0,
+    "arguments": 1,
     "positions": 1,
     "augmentation": 1,
     "encodings": 1,

@@ -1,0 +1,70 @@
+"""Command-line flags of a position embedding, generated from PositionConfig: the same names in
+fairseq, in the commands for Hugging Face models and in the recipes."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from cape_plugins.config import options, parse_option
+from cape_plugins.registry import DEFAULT_TYPE, TYPES
+
+PREFIX = "position_"
+TYPE_ARG = "position_embedding"
+TYPE_HELP = "position embedding: " + "; ".join(f"{k}: {row.summary}" for k, row in TYPES.items())
+
+
+def add_position_args(parser: argparse._ActionsContainer, domain: str = "text") -> None:
+    """Adds ``--position-embedding`` and one ``--position-...`` flag per option of `domain`.
+
+    No flag has a default of its own: what is not given is None, the default of the type.
+    """
+    parser.add_argument(
+        _flag(TYPE_ARG), choices=tuple(TYPES), help=f"{TYPE_HELP} (default: {DEFAULT_TYPE})"
+    )
+    for option in options(domain):
+        parser.add_argument(
+            _flag(PREFIX + option.name),
+            type=_parser_of(option.name),
+            metavar=_metavar(option.metadata),
+            help=f"{option_help(option.metadata)} (default: that of the type)",
+        )
+
+
+def given_settings(args: Any, domain: str = "text") -> dict[str, Any]:
+    """``{option: value}`` of the flags that were given, without the type.
+
+    Args:
+        args: Namespace, DictConfig or dataclass with the flags as attributes.
+        domain: That of :func:`add_position_args`.
+    """
+    settings = {option.name: getattr(args, PREFIX + option.name) for option in options(domain)}
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def option_help(metadata: Any) -> str:
+    """Meaning, unit and range of an option, for argparse."""
+    unit = f", in {metadata['unit']}" if metadata["unit"] else ""
+    return f"{metadata['help']}{unit}; allowed: {metadata['range']}".replace("%", "%%")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _parser_of(name: str) -> Callable[[str], Any]:
+    def parse(text: str) -> Any:
+        try:
+            return parse_option(name, text)
+        except ValueError as error:
+            # argparse hides the text of a ValueError
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parse
+
+
+def _metavar(metadata: Any) -> str:
+    if metadata["kind"] == "choice":
+        return "{" + ",".join(metadata["choices"]) + "}"
+    return {"bool": "{true,false}", "ratio": "{auto,X}", "int": "N", "float": "X"}[metadata["kind"]]

@@ -1,0 +1,72 @@
+"""Checkpoints that carry their own code.
+
+transformers loads code from a folder if its files stand side by side and import each other
+relatively. The sources of both packages are copied under flat names, nothing else is changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import cape_plugins
+import hf_models
+
+# Modules that a model does not need.
+_COMMANDS = ("cli", "__main__", "run", "convert", "export")
+_IMPORT = re.compile(r"^(\s*)from (cape_plugins|hf_models)(?:\.(\w+))? import ", re.MULTILINE)
+
+
+def make_self_contained(folder: str | os.PathLike[str]) -> None:
+    """Adds code and ``auto_map`` to a saved cape checkpoint, which then loads by
+    ``AutoModel.from_pretrained(folder, trust_remote_code=True)`` where this package is missing.
+
+    Args:
+        folder: A folder written by ``save_pretrained``.
+
+    Raises:
+        ValueError: if it holds no model of this package.
+    """
+    folder = Path(folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    entries = [e for e in hf_models.AUTO_CLASSES if e.model_type == config.get("model_type")]
+    if not entries:
+        raise ValueError(
+            f"{folder} holds a model of type {config.get('model_type')!r}; only those of this "
+            "package can carry its code. Convert it first."
+        )
+    for package in (cape_plugins, hf_models):
+        for source in Path(package.__file__).parent.glob("*.py"):
+            if source.stem not in _COMMANDS:
+                text = _IMPORT.sub(_flattened, source.read_text(encoding="utf-8"))
+                (folder / f"{_flat_name(package.__name__, source.stem)}.py").write_text(
+                    text, encoding="utf-8"
+                )
+    (config_class,) = entries
+    config["auto_map"] = {
+        "AutoConfig": _reference(config_class),
+        **{
+            auto.__name__: _reference(model)
+            for auto, model in hf_models.AUTO_CLASSES[config_class].items()
+        },
+    }
+    partial = folder / ".config.json"
+    partial.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def _flat_name(package: str, module: str) -> str:
+    return package if module == "__init__" else f"{package}_{module}"
+
+
+def _flattened(match: re.Match[str]) -> str:
+    indent, package, module = match.groups()
+    return f"{indent}from .{_flat_name(package, module or '__init__')} import "
+
+
+def _reference(cls: type) -> str:
+    package, module = cls.__module__.split(".")
+    return f"{_flat_name(package, module)}.{cls.__name__}"
