@@ -1,0 +1,229 @@
+"""The commands run and convert, as processes, on folders made here."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from transformers import AutoModelForImageClassification, MarianMTModel, ViTForImageClassification
+
+from hf_models import CapeMarianMTModel, CapeViTForImageClassification
+from hf_models.convert import convert, main
+from tests.hf.helpers import FAMILIES, MARIAN, TEXT, VIT, batch, sentences, targets
+
+
+@pytest.fixture
+def stock(tmp_path):
+    """Folders of stock checkpoints with files of a tokenizer or processor."""
+
+    def folder(family):
+        path = tmp_path / f"stock-{family}"
+        FAMILIES[family].build_stock(seed=1).save_pretrained(path)
+        (path / "tokenizer_config.json").write_text("{}")
+        (path / "optimizer.pt").write_text("large")
+        return path
+
+    return folder
+
+
+def logits(model, family):
+    inputs = batch(family)
+    inputs.pop("labels")
+    if family == "marian":
+        inputs["decoder_input_ids"] = targets()
+    else:
+        inputs["pixel_values"] = torch.randn(
+            2, 3, 32, 32, generator=torch.Generator().manual_seed(8)
+        )
+    with torch.no_grad():
+        return model.eval()(**inputs).logits
+
+
+@pytest.mark.parametrize("name", ["sinpos", "cape", "shape", "nopos", "relpos"])
+def test_translation_model(name, stock, tmp_path):
+    source, target = stock("marian"), tmp_path / "new" / "cape"
+    convert(str(source), target, TEXT[name])
+    model = CapeMarianMTModel.from_pretrained(target)
+    assert model.config.position_config.type == name
+    assert (target / "tokenizer_config.json").exists()
+    assert not (target / "optimizer.pt").exists()
+    assert "import hf_models" in (target / "README.md").read_text()
+    original = MarianMTModel.from_pretrained(source)
+    for key, value in original.state_dict().items():
+        if "embed_positions" not in key:
+            assert torch.equal(model.state_dict()[key], value)
+    same = torch.equal(logits(model, "marian"), logits(original, "marian"))
+    assert same == (name in ("sinpos", "shape"))
+
+
+def test_class_token_keeps_its_row_of_the_table(stock, tmp_path):
+    convert(str(stock("vit")), tmp_path / "cape", {"type": "cape"})
+    original = ViTForImageClassification.from_pretrained(tmp_path / "stock-vit").vit.embeddings
+    embeddings = CapeViTForImageClassification.from_pretrained(tmp_path / "cape").vit.embeddings
+    expected = original.cls_token + original.position_embeddings[:, :1]
+    torch.testing.assert_close(embeddings.cls_token, expected)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("marian", {"type": "sinpos"}),
+        ("marian", {"type": "cape", "source_scale": 1, "source_bos": False}),
+        ("vit", {"type": "abspos"}),
+        ("vit", {"type": "cape", "gamma": 0.7}),
+        ("vit", {"type": "nopos"}),
+    ],
+)
+def test_back_to_stock_gives_the_same_output(family, settings, tmp_path):
+    row = FAMILIES[family]
+    model = row.build(settings, seed=3)
+    model.save_pretrained(tmp_path / "cape")
+    convert(str(tmp_path / "cape"), tmp_path / "stock", None)
+    back, report = row.stock_model.from_pretrained(tmp_path / "stock", output_loading_info=True)
+    assert not any(report.values())
+    torch.testing.assert_close(logits(back, family), logits(model, family), atol=1e-6, rtol=1e-5)
+    config = json.loads((tmp_path / "stock" / "config.json").read_text())
+    assert config["model_type"] == row.stock_config.model_type
+    assert "position_embedding" not in config
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"type": "cape", "source_scale": 2, "source_bos": False}, "alpha"),
+        ({"type": "cape", "source_scale": 1}, "BOS hint"),
+        ({"type": "relpos"}, "relative attention"),
+        ({"type": "nopos"}, "'nopos'"),
+        ({"type": "abspos"}, "'abspos'"),
+    ],
+)
+def test_what_stock_cannot_do_is_refused(settings, reason, tmp_path):
+    MARIAN.build(settings).save_pretrained(tmp_path / "cape")
+    with pytest.raises(ValueError, match=reason):
+        convert(str(tmp_path / "cape"), tmp_path / "stock", None)
+    assert not (tmp_path / "stock").exists()
+
+
+def test_one_cape_model_to_another(tmp_path):
+    VIT.build({"type": "cape"}).save_pretrained(tmp_path / "a")
+    convert(str(tmp_path / "a"), tmp_path / "b", {"type": "shape", "max_offset": 3})
+    model = AutoModelForImageClassification.from_pretrained(tmp_path / "b")
+    assert model.config.position_embedding == {"type": "shape", "max_offset": 3}
+
+
+def test_a_failure_leaves_nothing_behind(stock, tmp_path, monkeypatch):
+    source = stock("marian")
+
+    def fail(*args, **kwargs):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(CapeMarianMTModel, "save_pretrained", fail)
+    with pytest.raises(OSError, match="disk full"):
+        convert(str(source), tmp_path / "cape", {"type": "sinpos"})
+    assert [path.name for path in tmp_path.iterdir()] == ["stock-marian"]
+
+
+BAD = [
+    (["SRC", "DST"], "source_scale='auto'"),
+    (["SRC", "DST", "--position-source-scale", "0"], "source_scale='0'"),
+    (["SRC", "DST", "--position-embedding", "rope"], "'rope'"),
+    (["SRC", "SRC", "--position-embedding", "sinpos"], "exists already"),
+    (["SRC", "DST", "--stock", "--position-embedding", "cape"], "leave out"),
+    (
+        ["SRC", "DST", "--position-embedding", "sinpos", "--position-max-offset", "3"],
+        "max_offset=3",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), BAD, ids=lambda value: str(value)[-50:])
+def test_bad_input(words, message, stock, tmp_path, capsys):
+    places = {"SRC": str(stock("marian")), "DST": str(tmp_path / "DST")}
+    words = [places.get(word, word) for word in words]
+    try:
+        status = main(words)
+    except SystemExit as error:
+        status = error.code
+    assert status == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "DST").exists()
+
+
+def test_unknown_family(tmp_path):
+    from transformers import BertConfig, BertModel
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    BertModel(BertConfig(**sizes, vocab_size=9, intermediate_size=8)).save_pretrained(
+        tmp_path / "a"
+    )
+    with pytest.raises(ValueError, match=r"BertModel.*known: .*MarianMTModel.*ViTModel"):
+        convert(str(tmp_path / "a"), tmp_path / "b", {"type": "cape"})
+
+
+SCRIPT = """
+import sys
+from transformers import AutoModelForSeq2SeqLM
+print("ARGUMENTS", sys.argv[1:], __name__)
+print("CLASS", type(AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1])).__name__)
+"""
+
+
+@pytest.mark.slow
+def test_scripts_know_the_models(run_cli, stock, tmp_path):
+    script, target = tmp_path / "script.py", tmp_path / "cape"
+    script.write_text(SCRIPT)
+    command = ("python", "-m", "hf_models.convert", stock("marian"), target)
+    run_cli(*command, "--position-embedding", "cape", "--position-source-scale", "1.1")
+    words = ("python", "-m", "hf_models.run", script, target, "--flag")
+    output = run_cli(*words, cwd=tmp_path).stdout
+    assert f"ARGUMENTS ['{target}', '--flag'] __main__" in output
+    assert "CLASS CapeMarianMTModel" in output
+    launch = ("accelerate", "launch", "--cpu", "--num_processes", 1, "-m", "hf_models.run")
+    launched = run_cli(*launch, script, target, cwd=tmp_path)
+    assert "CLASS CapeMarianMTModel" in launched.stdout
+    without = run_cli("python", script, target, cwd=tmp_path, check=False)
+    assert without.returncode == 1
+    assert "cape_marian" in without.stderr
+    missing = run_cli("python", "-m", "hf_models.run", "gone.py", check=False)
+    assert missing.returncode == 2
+    assert "gone.py: no such script" in missing.stderr
+
+
+LOADER = """
+import importlib.util, sys, torch
+for name in ("cape_plugins", "hf_models"):
+    assert importlib.util.find_spec(name) is None, name
+from transformers import AutoConfig, AutoModel, {auto}
+folder = sys.argv[1]
+model = {auto}.from_pretrained(folder, trust_remote_code=True).eval()
+AutoModel.from_pretrained(folder, trust_remote_code=True)
+torch.save(model(**torch.load(sys.argv[2])).logits, sys.argv[3])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "auto"),
+    [("marian", "AutoModelForSeq2SeqLM"), ("vit", "AutoModelForImageClassification")],
+)
+def test_folder_with_its_own_code(family, auto, run_cli, stock, tmp_path, repo_root):
+    target = tmp_path / "cape"
+    command = ("python", "-m", "hf_models.convert", stock(family), target, "--self-contained")
+    run_cli(*command, "--position-embedding", "sinpos")
+    folder = tmp_path / "elsewhere"
+    shutil.copytree(target, folder)
+    inputs = {"decoder_input_ids": targets(), **sentences()}
+    if family == "vit":
+        inputs = {"pixel_values": batch("vit")["pixel_values"]}
+    torch.save(inputs, tmp_path / "inputs.pt")
+    script = tmp_path / "load.py"
+    # the interpreter knows the package; hide it
+    hide = "import sys\nsys.path = [p for p in sys.path if p not in ({root!r}, '')]\n"
+    hide += "sys.meta_path = [f for f in sys.meta_path if 'editable' not in str(f).lower()]\n"
+    script.write_text(hide.format(root=str(repo_root)) + LOADER.format(auto=auto))
+    run_cli(
+        "python", script, folder, tmp_path / "inputs.pt", tmp_path / "out.pt", cwd=tmp_path,
+        env={"HF_MODULES_CACHE": str(tmp_path / "modules"), "PYTHONPATH": ""},
+    )  # fmt: skip
+    model = FAMILIES[family].model.from_pretrained(target).eval()
+    torch.testing.assert_close(torch.load(tmp_path / "out.pt"), model(**inputs).logits)
