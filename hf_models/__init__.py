@@ -1,7 +1,7 @@
 """Hugging Face models whose position embedding is chosen by their configuration.
 
-Importing this package registers the model types ``cape_marian`` and ``cape_vit`` with the Auto
-classes of transformers.
+Importing this package registers the model types ``cape_marian``, ``cape_vit``, ``cape_speech_ctc``
+and ``cape_speech_to_text`` with the Auto classes of transformers.
 """
 
 from __future__ import annotations
@@ -9,18 +9,36 @@ from __future__ import annotations
 from transformers import (
     AutoConfig,
     AutoModel,
+    AutoModelForCTC,
     AutoModelForImageClassification,
     AutoModelForSeq2SeqLM,
+    AutoModelForSpeechSeq2Seq,
 )
 
-from hf_models.configuration import CapeMarianConfig, CapeViTConfig
+from hf_models.configuration import (
+    CapeMarianConfig,
+    CapeSpeech2TextConfig,
+    CapeSpeechConfig,
+    CapeViTConfig,
+)
 from hf_models.marian import CapeMarianModel, CapeMarianMTModel
+from hf_models.speech_ctc import CapeSpeechForCTC, CapeSpeechModel
+from hf_models.speech_to_text import (
+    CapeSpeech2TextForConditionalGeneration,
+    CapeSpeech2TextModel,
+)
 from hf_models.vit import CapeViTForImageClassification, CapeViTModel
 
 __all__ = [
     "CapeMarianConfig",
     "CapeMarianMTModel",
     "CapeMarianModel",
+    "CapeSpeech2TextConfig",
+    "CapeSpeech2TextForConditionalGeneration",
+    "CapeSpeech2TextModel",
+    "CapeSpeechConfig",
+    "CapeSpeechForCTC",
+    "CapeSpeechModel",
     "CapeViTConfig",
     "CapeViTForImageClassification",
     "CapeViTModel",
@@ -31,6 +49,11 @@ AUTO_CLASSES = {
     CapeViTConfig: {
         AutoModel: CapeViTModel,
         AutoModelForImageClassification: CapeViTForImageClassification,
+    },
+    CapeSpeechConfig: {AutoModel: CapeSpeechModel, AutoModelForCTC: CapeSpeechForCTC},
+    CapeSpeech2TextConfig: {
+        AutoModel: CapeSpeech2TextModel,
+        AutoModelForSpeechSeq2Seq: CapeSpeech2TextForConditionalGeneration,
     },
 }
 

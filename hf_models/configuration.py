@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
-from transformers import MarianConfig, ViTConfig
+from transformers import MarianConfig, PreTrainedConfig, Speech2TextConfig, ViTConfig
 
 from cape_plugins import PositionConfig
 from cape_plugins.config import applies, options
@@ -21,12 +21,14 @@ class PositionEmbeddingMixin:
     The dict is checked and completed whenever it is set, so that a saved model keeps its settings
     should the defaults ever change. Options that are left out take the default of the type.
 
+    Attributes:
+        position_fields: Domain and architecture of each such field; the first is the main one.
+
     Raises:
         ValueError: when it is set, naming option, value, allowed range and remedy.
     """
 
-    position_domain: ClassVar[str]
-    position_architecture: ClassVar[str]
+    position_fields: ClassVar[dict[str, tuple[str, str]]]
 
     def __post_init__(self, **kwargs: Any) -> None:
         # a stock configuration brings the stock model type along; ours is that of the class
@@ -34,49 +36,51 @@ class PositionEmbeddingMixin:
         super().__post_init__(**kwargs)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == FIELD:
-            value = self._complete(value)
+        if name in self.position_fields:
+            value = self._complete(name, value)
         super().__setattr__(name, value)
 
     @property
     def position_config(self) -> PositionConfig:
-        """All settings of the position embedding."""
-        return self._parse(getattr(self, FIELD))
+        """All settings of the main position embedding."""
+        return self._parse(FIELD, getattr(self, FIELD))
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """See transformers. A ``position_embedding`` without "type" changes single options of the
         one that is stored."""
-        if kwargs.get(FIELD) is not None:
-            changes, stored = kwargs.pop(FIELD), config_dict.get(FIELD)
-            if isinstance(changes, Mapping) and "type" not in changes and stored:
-                changes = {**stored, **changes}
-            config_dict = {**config_dict, FIELD: changes}
+        for name in cls.position_fields:
+            changes, stored = kwargs.get(name), config_dict.get(name)
+            if changes is not None:
+                del kwargs[name]
+                if isinstance(changes, Mapping) and "type" not in changes and stored:
+                    changes = {**stored, **changes}
+                config_dict = {**config_dict, name: changes}
         return super().from_dict(config_dict, **kwargs)
 
     @classmethod
-    def _parse(cls, settings: Any) -> PositionConfig:
+    def _parse(cls, field: str, settings: Any) -> PositionConfig:
         if settings is None:
             settings = {}
         if not isinstance(settings, Mapping):
             raise ValueError(
-                f"{FIELD}={settings!r} is not allowed; allowed: a dict with 'type' and options, "
+                f"{field}={settings!r} is not allowed; allowed: a dict with 'type' and options, "
                 'such as {"type": "cape", "max_global_shift": 5.0}.'
             )
-        return PositionConfig.from_dict(settings, cls.position_domain, cls.position_architecture)
+        return PositionConfig.from_dict(settings, *cls.position_fields[field])
 
     @classmethod
-    def _complete(cls, settings: Any) -> dict[str, Any]:
-        config = cls._parse(settings)
+    def _complete(cls, field: str, settings: Any) -> dict[str, Any]:
+        config = cls._parse(field, settings)
         if config.source_scale == "auto":
             raise ValueError(
-                f"source_scale='auto' of {FIELD} {config.type!r} cannot be counted by a "
+                f"source_scale='auto' of {field} {config.type!r} cannot be counted by a "
                 "configuration; allowed: a number > 0 or TARGET/SOURCE. "
                 "Count the tokens of the training data (`cape-plugins alpha --text SOURCE TARGET` "
                 'does so for tokenised text) and give {"source_scale": ...}, or 1.'
             )
         kept = {"type": config.type}
-        for option in options(cls.position_domain):
+        for option in options(config.domain):
             value = getattr(config, option.name)
             if applies(option.name, config.type) and (
                 value != option.metadata["off"] or option.name in (settings or ())
@@ -91,8 +95,7 @@ class CapeMarianConfig(PositionEmbeddingMixin, MarianConfig):
     none (Marian), is the BOS hint on the source."""
 
     model_type = "cape_marian"
-    position_domain = "text"
-    position_architecture = "seq2seq"
+    position_fields: ClassVar = {FIELD: ("text", "seq2seq")}
 
     position_embedding: dict | None = None
 
@@ -102,7 +105,135 @@ class CapeViTConfig(PositionEmbeddingMixin, ViTConfig):
     """Images of any height and width; positions are patch centres in the [-1, 1] square."""
 
     model_type = "cape_vit"
-    position_domain = "image"
-    position_architecture = "encoder"
+    position_fields: ClassVar = {FIELD: ("image", "encoder")}
 
     position_embedding: dict | None = None
+
+
+@strict
+class CapeSpeechConfig(PositionEmbeddingMixin, PreTrainedConfig):
+    """Speech recognition by CTC from log-mel frames: convolution with GLU, Transformer layers,
+    linear classifier (CAPE Appendix C). The defaults are the paper's model of 36 layers.
+
+    Positions are the centres of the frames in seconds.
+
+    Args:
+        vocab_size: Classes of the CTC head, blank included.
+        num_mel_bins: Features of a frame.
+        hop_seconds: Distance of frames where a batch does not say its own.
+        window_seconds: Length of the analysis window.
+        sampling_rate: Of the audio, in Hz.
+        conv_kernel_size: Odd.
+        conv_stride: Frames per Transformer position.
+        layer_norm: "post" (the paper) or "pre".
+        max_position_embeddings: Rows of a learned table, which then wraps around.
+        pad_token_id: The CTC blank.
+    """
+
+    model_type = "cape_speech_ctc"
+    position_fields: ClassVar = {FIELD: ("audio", "encoder")}
+    attribute_map: ClassVar = {
+        "hidden_size": "d_model",
+        "num_attention_heads": "encoder_attention_heads",
+        "num_hidden_layers": "encoder_layers",
+    }
+
+    vocab_size: int = 32
+    num_mel_bins: int = 80
+    hop_seconds: float | int = 0.01
+    window_seconds: float | int = 0.025
+    sampling_rate: int = 16000
+    conv_kernel_size: int = 7
+    conv_stride: int = 3
+    d_model: int = 768
+    encoder_layers: int = 36
+    encoder_attention_heads: int = 4
+    encoder_ffn_dim: int = 3072
+    encoder_layerdrop: float | int = 0.0
+    activation_function: str = "relu"
+    layer_norm: str = "post"
+    feature_dropout: float | int = 0.3
+    dropout: float | int = 0.1
+    attention_dropout: float | int = 0.1
+    activation_dropout: float | int = 0.1
+    init_std: float = 0.02
+    initializer_range: float = 0.02
+    max_position_embeddings: int = 1500
+    ctc_loss_reduction: str = "mean"
+    ctc_zero_infinity: bool = False
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    position_embedding: dict | None = None
+
+    def validate_sizes(self) -> None:
+        """Part of strict validation."""
+        for name in ("hop_seconds", "window_seconds"):
+            value = getattr(self, name)
+            if not 0 < value < 10:
+                raise ValueError(
+                    f"{name}={value} is not allowed; allowed: more than 0 and less than 10 "
+                    "seconds, such as 0.01."
+                )
+        for name in ("num_mel_bins", "conv_stride", "sampling_rate", "vocab_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} is not allowed; allowed: >= 1.")
+        if self.conv_kernel_size < 1 or self.conv_kernel_size % 2 == 0:
+            raise ValueError(
+                f"conv_kernel_size={self.conv_kernel_size} is not allowed; allowed: odd and >= 1, "
+                "so that the centre of a frame is defined."
+            )
+        for name, allowed in {
+            "layer_norm": ("post", "pre"),
+            "ctc_loss_reduction": ("mean", "sum", "none"),
+        }.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} is unknown; allowed: {', '.join(allowed)}."
+                )
+
+    @property
+    def conv_layers(self) -> list[tuple[int, int]]:
+        """Kernel size and stride of each convolution."""
+        return [(self.conv_kernel_size, self.conv_stride)]
+
+    @property
+    def inputs_to_logits_ratio(self) -> int:
+        """Samples per output, for the speech recognition pipeline."""
+        return round(self.hop_seconds * self.sampling_rate * self.conv_stride)
+
+
+@strict
+class CapeSpeech2TextConfig(PositionEmbeddingMixin, Speech2TextConfig):
+    """Speech recognition or translation with encoder and decoder.
+
+    `position_embedding` is that of the encoder (seconds), `decoder_position_embedding` that of the
+    decoder (tokens), by default of the same type; time and text do not share a draw.
+    """
+
+    model_type = "cape_speech_to_text"
+    position_fields: ClassVar = {
+        FIELD: ("audio", "encoder"),
+        "decoder_position_embedding": ("text", "decoder"),
+    }
+
+    hop_seconds: float | int = 0.01
+    window_seconds: float | int = 0.025
+    position_embedding: dict | None = None
+    decoder_position_embedding: dict | None = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "decoder_position_embedding" and value is None:
+            value = {"type": self.position_embedding["type"]}
+        super().__setattr__(name, value)
+
+    @property
+    def decoder_position_config(self) -> PositionConfig:
+        """All settings of the position embedding of the decoder."""
+        name = "decoder_position_embedding"
+        return self._parse(name, getattr(self, name))
+
+    @property
+    def conv_layers(self) -> list[tuple[int, int]]:
+        """Kernel size and stride of each convolution."""
+        return [(kernel, 2) for kernel in self.conv_kernel_sizes]

@@ -134,7 +134,11 @@ class NoAddend(nn.Module):
 
 
 def decoder_positions(
-    length: int, past: int | Tensor, mask: Tensor | None, device: torch.device
+    length: int,
+    past: int | Tensor,
+    mask: Tensor | None,
+    device: torch.device,
+    start: float = 0.0,
 ) -> Positions:
     """Positions of the tokens that a decoder is given, counted from the beginning of the text.
 
@@ -144,11 +148,12 @@ def decoder_positions(
         mask: ``[B, past + T]``, 0 on padding; None if nothing is padded. Text is counted from its
             first token, also in batches padded on the left.
         device: Device of the tokens.
+        start: Coordinate of the first token.
 
     Returns:
         Positions whose last T are those of the tokens given now.
     """
     if mask is not None and mask.dim() == 2:
-        return token_positions(mask.bool())
-    coords = (torch.arange(length, device=device) + past).float()[:, None]
+        return token_positions(mask.bool(), start=start)
+    coords = (torch.arange(length, device=device) + past).float()[:, None] + start
     return Positions(coords[None], None, 1.0, coords, first=past)

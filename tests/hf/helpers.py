@@ -6,12 +6,23 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import MarianConfig, MarianMTModel, ViTConfig, ViTForImageClassification
+from transformers import (
+    MarianConfig,
+    MarianMTModel,
+    Speech2TextConfig,
+    Speech2TextForConditionalGeneration,
+    ViTConfig,
+    ViTForImageClassification,
+)
 
 from cape_plugins import TYPES
 from hf_models import (
     CapeMarianConfig,
     CapeMarianMTModel,
+    CapeSpeech2TextConfig,
+    CapeSpeech2TextForConditionalGeneration,
+    CapeSpeechConfig,
+    CapeSpeechForCTC,
     CapeViTConfig,
     CapeViTForImageClassification,
 )
@@ -21,14 +32,15 @@ ALPHA = "11/10"
 
 
 class Family(NamedTuple):
-    """A model class, its configuration, their stock counterparts and tiny sizes."""
+    """A model class, its configuration, their stock counterparts (None if there are none) and tiny
+    sizes."""
 
     model: Any
     config: Any
     stock_model: Any
     stock_config: Any
     sizes: dict[str, Any]
-    stock_type: str  # the type that is the stock model
+    stock_type: str | None  # the type that is the stock model
 
     def build(self, settings: dict[str, Any], seed: int = 0, **sizes: Any) -> Any:
         torch.manual_seed(seed)
@@ -80,7 +92,57 @@ VIT = Family(
     },
     "abspos",
 )
-FAMILIES = {"marian": MARIAN, "vit": VIT}
+SPEECH = {
+    "d_model": 32,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+    "init_std": 0.2,
+}
+CTC = Family(
+    CapeSpeechForCTC,
+    CapeSpeechConfig,
+    None,
+    None,
+    {
+        **SPEECH,
+        "initializer_range": 0.2,
+        "feature_dropout": 0.0,
+        "vocab_size": 12,
+        "num_mel_bins": 8,
+        "max_position_embeddings": 9,
+        "ctc_zero_infinity": True,
+    },
+    None,
+)
+SPEECH_TO_TEXT = Family(
+    CapeSpeech2TextForConditionalGeneration,
+    CapeSpeech2TextConfig,
+    Speech2TextForConditionalGeneration,
+    Speech2TextConfig,
+    {
+        **SPEECH,
+        "decoder_layers": 2,
+        "decoder_attention_heads": 4,
+        "decoder_ffn_dim": 64,
+        "conv_channels": 24,
+        "input_feat_per_channel": 8,
+        "vocab_size": 40,
+        "max_source_positions": 40,
+        "max_target_positions": 20,
+    },
+    "sinpos",
+)
+FAMILIES = {
+    "marian": MARIAN,
+    "vit": VIT,
+    "speech_ctc": CTC,
+    "speech_to_text": SPEECH_TO_TEXT,
+}
+WITH_STOCK = [name for name, family in FAMILIES.items() if family.stock_model]
 
 # One of each type, and combinations; alpha must be given.
 TEXT = {name: {"type": name} for name in TYPES}
@@ -96,7 +158,11 @@ TEXT["relpos+first"] = {"type": "relpos", "relative_context": 2, "relative_layer
 IMAGE = {name: {"type": name} for name in TYPES}
 IMAGE["cape+relative"] = {"type": "cape", "relative_context": 3}
 IMAGE["sinpos+gamma"] = {"type": "sinpos", "gamma": 0.5}
-VARIANTS = {"marian": TEXT, "vit": IMAGE}
+AUDIO = {name: {"type": name} for name in TYPES}
+AUDIO["cape+relative"] = {"type": "cape", "relative_context": 3, "relative_beyond": "zero"}
+AUDIO["sinpos+mean"] = {"type": "cape", "max_global_shift": 0, "max_local_shift": 0}
+AUDIO["sinpos+mean"]["max_global_scale"] = 1
+VARIANTS = {"marian": TEXT, "vit": IMAGE, "speech_ctc": AUDIO, "speech_to_text": AUDIO}
 ALL = [(family, name) for family, variants in VARIANTS.items() for name in variants]
 
 
@@ -122,10 +188,31 @@ def targets(rows: int = 3, length: int = 7) -> Tensor:
     return torch.randint(1, PAD, (rows, length), generator=torch.Generator().manual_seed(2))
 
 
+def frames(lengths: tuple[int, ...] = (50, 41, 22)) -> dict[str, Tensor]:
+    """A batch of log-mel frames."""
+    generator = torch.Generator().manual_seed(6)
+    features = torch.randn(len(lengths), max(lengths), 8, generator=generator)
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    return {"input_features": features * mask[..., None], "attention_mask": mask.long()}
+
+
 def batch(family: str) -> dict[str, Tensor]:
     """Inputs with labels."""
     if family == "marian":
         return {**sentences(), "labels": targets()}
-    generator = torch.Generator().manual_seed(3)
-    images = torch.randn(3, 3, 24, 40, generator=generator)
-    return {"pixel_values": images, "labels": torch.tensor([0, 3, 1])}
+    if family == "vit":
+        generator = torch.Generator().manual_seed(3)
+        images = torch.randn(3, 3, 24, 40, generator=generator)
+        return {"pixel_values": images, "labels": torch.tensor([0, 3, 1])}
+    labels = targets(3, 4) % 9 + 3  # neither blank nor padding
+    if family == "speech_ctc":
+        labels[2, 2:] = -100
+    return {**frames(), "labels": labels}
+
+
+def seam(model: Any) -> Any:
+    """The position encoder of the first stack; None if a learned table stands elsewhere."""
+    if hasattr(model, "vit"):
+        return model.vit.embeddings.positions
+    encoder = model.get_encoder() if hasattr(model, "model") else model.encoder
+    return encoder.conv.positions if hasattr(encoder, "conv") else encoder.positions

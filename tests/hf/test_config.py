@@ -8,7 +8,12 @@ import pytest
 from transformers import AutoConfig, MarianConfig, ViTConfig
 
 from cape_plugins import PositionConfig
-from hf_models import CapeMarianConfig, CapeViTConfig
+from hf_models import (
+    CapeMarianConfig,
+    CapeSpeech2TextConfig,
+    CapeSpeechConfig,
+    CapeViTConfig,
+)
 from tests.hf.helpers import ALL, FAMILIES, VARIANTS
 
 
@@ -92,6 +97,9 @@ BAD = [
     (CapeViTConfig, {"type": "cape", "gamma": 0}, ("gamma=0", "factor")),
     (CapeViTConfig, {"type": "cape", "source_scale": 2}, ("source_scale='2'", "encoder")),
     (CapeViTConfig, {"type": "cape", "source_bos": True}, ("source_bos=True", "encoder")),
+    (CapeSpeechConfig, {"type": "cape", "gamma": 2}, ("gamma=2", "leave gamma out")),
+    (CapeSpeechConfig, {"type": "cape", "max_global_shift": -1}, ("max_global_shift=-1", ">= 0")),
+    (CapeSpeech2TextConfig, {"type": "cape", "synchronize": True}, ("synchronize=True", "encoder")),
     (CapeViTConfig, {"type": None}, ("position_embedding=None", "cape")),
 ]
 
@@ -110,3 +118,33 @@ def test_bad_settings_are_refused_at_construction_and_assignment(config, setting
             call()
         assert messages[1] in str(error.value)
     assert good.position_embedding == {"type": "nopos"}
+
+
+BAD_SIZES = [
+    ({"hop_seconds": 0}, "hop_seconds=0"),
+    ({"hop_seconds": -0.01}, "hop_seconds=-0.01"),
+    ({"window_seconds": 0.0}, "window_seconds=0.0"),
+    ({"num_mel_bins": 0}, "num_mel_bins=0"),
+    ({"conv_kernel_size": 4}, "conv_kernel_size=4"),
+    ({"conv_stride": 0}, "conv_stride=0"),
+    ({"layer_norm": "none"}, "layer_norm='none'"),
+    ({"ctc_loss_reduction": "max"}, "ctc_loss_reduction='max'"),
+]
+
+
+@pytest.mark.parametrize(("sizes", "message"), BAD_SIZES, ids=str)
+def test_bad_sizes_of_speech_models_are_refused(sizes, message):
+    with pytest.raises(Exception, match=re.escape(message) + ".*allowed"):
+        CapeSpeechConfig(**sizes)
+
+
+def test_decoder_of_speech_to_text_has_its_own_settings(tmp_path):
+    config = CapeSpeech2TextConfig(position_embedding={"type": "cape", "max_global_shift": 20})
+    assert config.position_config.max_global_shift == 20.0
+    assert config.decoder_position_config.max_global_shift == 5.0
+    config.save_pretrained(tmp_path)
+    again = AutoConfig.from_pretrained(
+        tmp_path, decoder_position_embedding={"type": "relpos", "relative_context": 7}
+    )
+    assert again.position_config == config.position_config
+    assert again.decoder_position_config.relative_context == 7

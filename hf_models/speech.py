@@ -1,0 +1,174 @@
+"""The encoder of the speech models: log-mel frames, convolutions, positions in time, layers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.models.speech_to_text.modeling_speech_to_text import (
+    Speech2TextEncoder,
+    Speech2TextPreTrainedModel,
+)
+
+from cape_plugins import Draw, PositionEncoder, frame_positions
+from hf_models.modeling import NoAddend, PositionModelMixin, add_positions
+from hf_models.relative import add_relative_positions
+
+
+class Frames(NamedTuple):
+    """What the subsampler is given, in the place of the features alone.
+
+    Attributes:
+        features: ``[B, T, bins]``.
+        lengths: ``[B]``, frames of each sample without padding.
+        hop_seconds: Distance of frames, a number or ``[B]``.
+        draw: Random numbers of this forward.
+    """
+
+    features: Tensor
+    lengths: Tensor
+    hop_seconds: Tensor | float
+    draw: Draw | None
+
+
+class Subsampler(nn.Module):
+    """Convolutions with gated linear units; then positions are added to the scaled content.
+
+    Names and shapes of the parameters are those of Speech2Text. An output stands at the centre of
+    its receptive field, which is an input frame, because kernels are odd and padded by half.
+
+    Args:
+        config: With `conv_layers`, kernel size and stride of each convolution.
+        channels: Input channels, then those of each convolution after its gate.
+        scale: Factor on the content.
+        positions: Position encoder.
+        unit: Seconds that the position encoder counts as 1.
+        first: Its coordinate of the first output.
+        dropout: Before positions are added.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        channels: list[int],
+        scale: float,
+        positions: PositionEncoder,
+        unit: float,
+        first: float,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.layers = config.conv_layers
+        self.scale, self.unit, self.first, self.dropout = scale, unit, first, dropout
+        self.stride = encoder_stride(config)
+        self.positions = positions
+        self.conv_layers = nn.ModuleList(
+            nn.Conv1d(channels[i], 2 * channels[i + 1], kernel, stride, padding=kernel // 2)
+            for i, (kernel, stride) in enumerate(self.layers)
+        )
+
+    def forward(self, frames: Frames) -> Tensor:
+        """``[B, T', C]``."""
+        # What stands on padding must not reach the last frames through a kernel. The stock model
+        # lets it, after its first convolution, so that a sample depends on its batch.
+        hidden, lengths = _zero_padding(frames.features, frames.lengths), frames.lengths
+        for conv, (kernel, stride) in zip(self.conv_layers, self.layers, strict=True):
+            hidden = F.glu(conv(hidden.transpose(1, 2).contiguous()), dim=1).transpose(1, 2)
+            lengths = output_lengths(lengths, kernel, stride)
+            hidden = _zero_padding(hidden, lengths)
+        hidden = hidden.contiguous() * self.scale
+        hidden = F.dropout(hidden, self.dropout, self.training)
+        step = frames.hop_seconds * self.stride / self.unit
+        times = frame_positions(lengths, step, self.first, hidden.shape[1])
+        return add_positions(hidden, self.positions, times, frames.draw)
+
+
+class SpeechEncoder(PositionModelMixin, Speech2TextEncoder):
+    """Speech2Text's encoder around a :class:`Subsampler`. The stock forward hands what it is given
+    to the subsampler, and that is how times and draw get there."""
+
+    _supports_sdpa = True
+    _supports_flash_attn = True
+
+    def __init__(
+        self,
+        config: Any,
+        subsampler: Subsampler,
+        layers: list[nn.Module],
+        layer_norm: nn.Module,
+        dropout: float,
+    ) -> None:
+        Speech2TextPreTrainedModel.__init__(self, config)
+        self.dropout = dropout
+        self.layerdrop = config.encoder_layerdrop
+        self.padding_idx = config.pad_token_id
+        self.embed_scale = 1
+        self.conv = subsampler
+        self.embed_positions = NoAddend()
+        self.layers = nn.ModuleList(layers)
+        self.layer_norm = layer_norm
+        add_relative_positions((layer.self_attn for layer in layers), config.position_config)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def _get_feat_extract_output_lengths(self, input_lengths: Tensor) -> Tensor:
+        return encoder_lengths(self.config, input_lengths)
+
+    def forward(
+        self,
+        input_features: Tensor,
+        attention_mask: Tensor | None = None,
+        hop_seconds: Tensor | float | None = None,
+        draw: Draw | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutput:
+        """Encodes frames; not augmented without a `draw`, also in training mode.
+
+        Args:
+            input_features: ``[B, T, bins]``, padded on the right.
+            attention_mask: ``[B, T]``, 0 on padding.
+            hop_seconds: Distance of frames in seconds, a number or ``[B]``; default that of the
+                configuration.
+            draw: From :meth:`~cape_plugins.PositionEncoder.draw`.
+        """
+        batch, length = input_features.shape[:2]
+        if length == 0:
+            raise ValueError(
+                "input_features has no frame; allowed: at least one. Leave out empty recordings."
+            )
+        if attention_mask is None:
+            lengths = torch.full((batch,), length, device=input_features.device)
+        else:
+            # generate() hands over a mask as wide as the features
+            mask = attention_mask if attention_mask.dim() == 2 else attention_mask[:, :, -1]
+            lengths = mask.sum(-1)
+        hop = self.config.hop_seconds if hop_seconds is None else hop_seconds
+        frames = Frames(input_features, lengths, hop, draw)
+        return super().forward(frames, attention_mask=attention_mask, **kwargs)
+
+
+def _zero_padding(hidden: Tensor, lengths: Tensor) -> Tensor:
+    """``[B, T, C]`` with zeros from the length of each sample on."""
+    valid = torch.arange(hidden.shape[1], device=hidden.device) < lengths[:, None]
+    return hidden * valid[..., None].to(hidden.dtype)
+
+
+def output_lengths(lengths: Any, kernel: int, stride: int) -> Any:
+    """Number of outputs of a convolution padded by half of its odd kernel."""
+    return (lengths + 2 * (kernel // 2) - kernel) // stride + 1
+
+
+def encoder_stride(config: Any) -> int:
+    """Frames per encoder position."""
+    return math.prod(stride for _, stride in config.conv_layers)
+
+
+def encoder_lengths(config: Any, lengths: Any) -> Any:
+    """Number of encoder positions for so many frames."""
+    for kernel, stride in config.conv_layers:
+        lengths = output_lengths(lengths, kernel, stride)
+    return lengths

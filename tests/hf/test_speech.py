@@ -1,0 +1,163 @@
+"""Speech models: time, hops, padding, lengths and generation."""
+
+import pytest
+import torch
+
+from tests.hf.helpers import AUDIO, CTC, SPEECH_TO_TEXT, frames, make, seam, targets
+
+NAMES = list(AUDIO)
+FAMILIES = ("speech_ctc", "speech_to_text")
+
+
+def logits(model, inputs, **kwargs):
+    if hasattr(model, "model"):
+        kwargs["decoder_input_ids"] = targets(len(inputs["input_features"]), 5) % 40
+    with torch.no_grad():
+        return model(**inputs, **kwargs).logits
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", NAMES)
+def test_batch_equals_its_samples(name, family):
+    """What stands on padding does not matter, either."""
+    model, inputs = make(family, name), frames()
+    expected = logits(model, inputs)
+    junk = dict(inputs)
+    pads = inputs["attention_mask"].eq(0)[..., None]
+    junk["input_features"] = inputs["input_features"].masked_fill(pads, 7.0)
+    ids = targets(3, 5) % 40
+    for row, length in enumerate((50, 41, 22)):
+        alone = {"input_features": inputs["input_features"][row : row + 1, :length]}
+        if family == "speech_to_text":
+            with torch.no_grad():
+                single = model(**alone, decoder_input_ids=ids[row : row + 1]).logits
+        else:
+            single = logits(model, alone)
+        outputs = -(-length // 3) if family == "speech_ctc" else 5
+        assert single.shape[1] == outputs
+        for batch in (expected, logits(model, junk)):
+            torch.testing.assert_close(batch[row, :outputs], single[0], atol=2e-5, rtol=1e-4)
+
+
+def coordinates(model, inputs, **kwargs):
+    seen, encoding = [], seam(model).encoding
+    for method in ("forward", "grid"):
+        stock = getattr(type(encoding), method)
+        setattr(encoding, method, lambda c, stock=stock: (seen.append(c), stock(encoding, c))[1])
+    logits(model, inputs, **kwargs)
+    return seen[0].reshape(-1, seen[0].shape[-2]) if seen[0].dim() == 3 else seen[0].T
+
+
+def test_positions_are_the_centres_of_frames_in_seconds():
+    """Convolutions of stride 3; window of 25 ms."""
+    times = coordinates(make("speech_ctc", "sinpos"), frames())
+    torch.testing.assert_close(times[0], 0.0125 + 0.03 * torch.arange(17.0))
+    times = coordinates(make("speech_ctc", "sinpos"), frames(), hop_seconds=0.02)
+    torch.testing.assert_close(times[0], 0.0125 + 0.06 * torch.arange(17.0))
+    hops = torch.tensor([0.01, 0.012, 0.02])
+    times = coordinates(make("speech_ctc", "sinpos"), frames(), hop_seconds=hops)
+    torch.testing.assert_close(times, 0.0125 + 3 * hops[:, None] * torch.arange(17.0))
+
+
+def test_mean_over_valid_frames_is_removed():
+    times = coordinates(make("speech_ctc", "sinpos+mean"), frames())
+    for row, length in enumerate((17, 14, 8)):
+        assert times[row, :length].mean().abs() < 1e-6
+
+
+def test_speech_to_text_counts_frames_as_in_stock():
+    """From pad_token_id + 1 on, in steps of four frames of 10 ms."""
+    model = make("speech_to_text", "sinpos")
+    assert torch.equal(coordinates(model, frames())[0], 2.0 + torch.arange(13.0))
+    model = make("speech_to_text", "sinpos")
+    twice = coordinates(model, frames(), hop_seconds=0.02)[0]
+    torch.testing.assert_close(twice, 2.0 + 2 * torch.arange(13.0))
+
+
+def test_shift_in_seconds_becomes_steps():
+    model = SPEECH_TO_TEXT.build({"type": "cape", "max_global_shift": 12, "max_global_scale": 1.5})
+    config = seam(model).config
+    assert config.max_global_shift == pytest.approx(12 / 0.04)
+    assert (config.max_local_shift, config.max_global_scale) == (0.5, 1.5)
+
+
+def test_position_embedding_follows_time_not_frames():
+    """The same recording in two hops: frames at the same time have the same embedding."""
+    model = make("speech_ctc", "sinpos+mean")
+    outs = []
+    seam(model).register_forward_hook(lambda _m, _a, out: outs.append(out))
+    logits(model, frames((49,)), hop_seconds=0.01)
+    logits(model, frames((25,)), hop_seconds=0.02)
+    torch.testing.assert_close(outs[0][0, ::2], outs[1][0], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("layer_norm", ["pre", "post"])
+def test_normalisation_before_or_after(layer_norm):
+    model = CTC.build({"type": "cape"}, layer_norm=layer_norm)
+    assert isinstance(model.encoder.layer_norm, torch.nn.LayerNorm) == (layer_norm == "pre")
+    names = {name.rsplit(".", 1)[0] for name, _ in model.named_parameters()}
+    assert "encoder.layers.1.self_attn.q_proj" in names
+    assert logits(model, frames()).isfinite().all()
+
+
+def test_loss_is_ctc_over_true_lengths():
+    model, inputs = make("speech_ctc", "cape"), frames()
+    labels = targets(3, 4) % 11 + 1
+    labels[2, 2:] = -100
+    with torch.no_grad():
+        out = model(**inputs, labels=labels)
+    lengths, sizes = torch.tensor([17, 14, 8]), torch.tensor([4, 4, 2])
+    expected = torch.nn.functional.ctc_loss(
+        out.logits.log_softmax(-1).transpose(0, 1), labels.clamp(min=0), lengths, sizes,
+        blank=0, zero_infinity=True,
+    )  # fmt: skip
+    torch.testing.assert_close(out.loss, expected)
+    assert model._get_feat_extract_output_lengths(torch.tensor([50, 41, 22])).tolist() == [
+        17,
+        14,
+        8,
+    ]
+
+
+def test_the_paper_has_36_layers_of_768():
+    with torch.device("meta"):
+        model = CTC.model(CTC.config())
+    assert len(model.encoder.layers) == 36
+    assert model.encoder.conv.conv_layers[0].weight.shape == (1536, 80, 7)
+    assert model.config.inputs_to_logits_ratio == 480
+
+
+def test_bad_input_is_refused():
+    model = make("speech_ctc", "cape")
+    with pytest.raises(ValueError, match=r"no frame.*at least one"):
+        model(torch.zeros(1, 0, 8))
+    with pytest.raises(ValueError, match=r"label 12.*0 to 11"):
+        model(**frames(), labels=torch.full((3, 2), 12))
+    with pytest.raises(ValueError, match="seconds_per_frame"):
+        model(**frames(), hop_seconds=0.0)
+    with pytest.raises(ValueError, match=r"seconds_per_frame has shape \(2,\).*\[3\]"):
+        model(**frames(), hop_seconds=torch.tensor([0.01, 0.01]))
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("name", NAMES)
+def test_generation_equals_teacher_forcing(name, beams):
+    model, inputs = make("speech_to_text", name), frames()
+    out = model.generate(
+        **inputs, num_beams=beams, max_new_tokens=24, eos_token_id=None, do_sample=False,
+        return_dict_in_generate=True, output_scores=True, output_logits=True,
+    )  # fmt: skip
+    with torch.no_grad():
+        forced = model(**inputs, decoder_input_ids=out.sequences[:, :-1]).logits
+    if beams == 1:
+        torch.testing.assert_close(forced, torch.stack(out.logits, 1), atol=1e-4, rtol=1e-4)
+    else:
+        scores = model.compute_transition_scores(out.sequences, out.scores, out.beam_indices)
+        chosen = forced.log_softmax(-1).gather(-1, out.sequences[:, 1:, None])[..., 0]
+        torch.testing.assert_close(chosen, scores, atol=1e-4, rtol=1e-4)
+    state = torch.get_rng_state()
+    again = model.train().generate(
+        **inputs, num_beams=beams, max_new_tokens=24, eos_token_id=None, do_sample=False
+    )
+    assert torch.equal(again, out.sequences)
+    assert torch.equal(torch.get_rng_state(), state)
