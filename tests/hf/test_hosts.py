@@ -1,0 +1,179 @@
+"""With torch.compile, torch.export, peft, the Trainer and several processes."""
+
+import json
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+from transformers import Trainer, TrainingArguments
+
+from tests.hf.helpers import FAMILIES, batch, make, targets
+
+RESUMED = {"marian": "cape+relative", "vit": "cape", "speech_ctc": "cape", "speech_to_text": "cape"}
+
+
+def rows(family, count, repeat=1):
+    """A batch of the first `count` samples, with longer sequences if `repeat` is more than 1."""
+    inputs = batch(family)
+    inputs.pop("labels")
+    if family == "vit":
+        inputs["pixel_values"] = inputs["pixel_values"].repeat(1, 1, 1, repeat)
+    else:
+        inputs = {
+            name: value.repeat(1, repeat, *[1] * (value.dim() - 2))
+            for name, value in inputs.items()
+        }
+    if family in ("marian", "speech_to_text"):
+        inputs["decoder_input_ids"] = targets(3, 4 + repeat) % 30 + 3
+    return {name: value[:count].contiguous() for name, value in inputs.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("training", [False, True])
+def test_compiles_to_one_graph_for_all_shapes(family, training):
+    """Forward and backward; with augmentation in training."""
+    model = make(family, "cape", **({"use_cache": False} if family != "vit" else {}))
+    model.train(training).set_attn_implementation("sdpa")
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
+    for count, repeat in ((3, 1), (2, 2), (3, 3)):
+        inputs = rows(family, count, repeat)
+        torch.manual_seed(1)
+        expected = model(**inputs).logits
+        torch.manual_seed(1)
+        actual = compiled(**inputs).logits
+        assert actual.shape == expected.shape
+        if not training:
+            torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
+        else:
+            actual.sum().backward()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_exports_with_dynamic_shapes(family):
+    extra = {"use_cache": False} if family != "vit" else {}
+    model = make(family, "cape", **extra)
+    model.set_attn_implementation("sdpa")
+    inputs = rows(family, 3, 2)
+    size = torch.export.Dim.AUTO
+    shapes = {name: dict.fromkeys(range(value.dim()), size) for name, value in inputs.items()}
+    for name, fixed in (("pixel_values", 1), ("input_features", 2)):
+        if name in shapes:
+            del shapes[name][fixed]
+    exported = torch.export.export(model, (), inputs, dynamic_shapes=shapes, strict=False)
+    other = rows(family, 2, 3)
+    actual = exported.module()(**other).logits
+    torch.testing.assert_close(actual, model(**other).logits, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_lora(family, tmp_path):
+    peft = pytest.importorskip("peft")
+    base = make(family, "cape")
+    config = peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=2, init_lora_weights=False)
+    model = peft.get_peft_model(base, config)
+    model.train()
+    model(**batch(family)).loss.backward()
+    trained = [name for name, value in model.named_parameters() if value.grad is not None]
+    assert trained
+    assert all("lora_" in name for name in trained)
+    model.save_pretrained(tmp_path)
+    again = peft.PeftModel.from_pretrained(make(family, "cape"), tmp_path)
+    with torch.no_grad():
+        expected, actual = (m.eval()(**batch(family)).logits for m in (model, again))
+    assert torch.equal(actual, expected)
+
+
+class Samples(Dataset):
+    """The samples of a batch, over and over."""
+
+    def __init__(self, family, size=24):
+        self.batch, self.size = batch(family), size
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        return {name: value[index % 3] for name, value in self.batch.items()}
+
+
+def train(family, folder, resume=None, **options):
+    model = make(family, RESUMED[family])
+    arguments = TrainingArguments(
+        folder, max_steps=6, save_steps=3, per_device_train_batch_size=3, learning_rate=1e-3,
+        report_to=[], use_cpu=True, disable_tqdm=True, logging_steps=1, **options,
+    )  # fmt: skip
+    trainer = Trainer(model, arguments, train_dataset=Samples(family))
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer.model.state_dict(), trainer.state.log_history
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_trainer_resumes_bit_for_bit(family, tmp_path):
+    whole, history = train(family, tmp_path / "whole")
+    resumed, _ = train(family, tmp_path / "again", resume=str(tmp_path / "whole" / "checkpoint-3"))
+    start = make(family, RESUMED[family]).state_dict()
+    assert any(not torch.equal(value, start[name]) for name, value in whole.items())
+    for name, value in whole.items():
+        assert torch.equal(resumed[name], value), name
+    assert len({entry["loss"] for entry in history if "loss" in entry}) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["marian", "speech_ctc"])
+def test_loss_does_not_depend_on_accumulation(family, tmp_path):
+    """The Trainer multiplies the loss of models that do not count the items of a batch."""
+    losses = []
+    for steps in (1, 4):
+        folder = tmp_path / str(steps)
+        _, history = train(family, folder, gradient_accumulation_steps=steps)
+        losses.append(next(entry["loss"] for entry in history if "loss" in entry))
+    assert losses[1] == pytest.approx(losses[0], rel=0.2)
+
+
+RANKS = """
+import json, os, sys, torch
+from torch import distributed
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from tests.hf.helpers import batch, make, seam
+from hf_models import modeling
+
+accelerator = Accelerator(cpu=True)
+set_seed(0)
+model = make(sys.argv[1], "cape").train()
+shifts = []
+stock = modeling.PositionEncoder.draw
+
+def noted(self, *args, **kwargs):
+    draw = stock(self, *args, **kwargs)
+    shifts.append(draw.shift.flatten().tolist())
+    return draw
+
+modeling.PositionEncoder.draw = noted
+common = torch.rand(()).item()
+model = accelerator.prepare(model)
+for _ in range(2):
+    accelerator.backward(model(**batch(sys.argv[1])).loss)
+with open(f"{sys.argv[2]}.{accelerator.process_index}", "w") as file:
+    json.dump({"ranks": accelerator.num_processes, "shifts": shifts, "common": common}, file)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["marian", "vit"])
+def test_ranks_draw_differently(family, run_cli, tmp_path):
+    script = tmp_path / "ranks.py"
+    script.write_text(RANKS)
+    run_cli(
+        "python", "-m", "torch.distributed.run", "--nproc_per_node", 2, "--master_port", 0,
+        script, family, tmp_path / "out", env={"ACCELERATE_USE_CPU": "true"},
+    )  # fmt: skip
+    first, second = (json.loads((tmp_path / f"out.{rank}").read_text()) for rank in (0, 1))
+    assert first["ranks"] == 2
+    assert first["common"] == second["common"]  # both hosts seed all ranks alike
+    numbers = [x for one in (first, second) for shift in one["shifts"] for x in shift]
+    assert len(set(numbers)) == len(numbers) >= 12
