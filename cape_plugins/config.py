@@ -334,7 +334,7 @@ def parse_option(name: str, value: Any) -> Any:
         unit = f" {meta['unit']}" if meta["unit"] else ""
         raise ValueError(
             f"{name}={value!r} is not allowed; allowed: {meta['range']}{unit}. "
-            f"It is the {meta['help']}."
+            f"Meaning: {meta['help']}."
         ) from None
 
 

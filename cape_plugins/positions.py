@@ -184,7 +184,8 @@ def coordinate_positions(
 def _axis(size: int, device: torch.device | str | None) -> Tensor:
     if size == 1:
         return torch.zeros(1, dtype=torch.float32, device=device)
-    return torch.linspace(-1.0, 1.0, size, dtype=torch.float32, device=device)
+    # symmetric and exact at both ends; torch.linspace would fix the size in torch.export
+    return (2 * torch.arange(size, dtype=torch.float32, device=device) - (size - 1)) / (size - 1)
 
 
 def _per_sample(name: str, value: Tensor | float, batch: int, device: torch.device) -> Tensor:
