@@ -1,0 +1,198 @@
+"""What the Hugging Face recipes share: options, training of one model after the other, tables.
+
+Training is transformers' Trainer, and so accelerate: any of its flags may be given (``--bf16``,
+``--gradient_accumulation_steps 4``, ``--fsdp full_shard``, ``--learning_rate 1e-4`` ...), under
+``python``, ``accelerate launch`` or ``torchrun`` alike. A run that was interrupted goes on at its
+last checkpoint.
+"""
+
+import argparse
+import csv
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import torch
+from transformers import HfArgumentParser, Seq2SeqTrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+from cape_plugins.arguments import TYPE_ARG, add_position_args, given_settings
+from cape_plugins.config import applies
+from recipes.steps import CommandError, writing
+
+# name of the variant: scores by group (length, duration, size ...)
+Scores = Mapping[str, Mapping[str, float]]
+
+TRAINER_DEFAULTS = (
+    *("--report_to", "none", "--save_strategy", "steps", "--save_total_limit", "1"),
+    *("--logging_steps", "50", "--save_steps", "200", "--remove_unused_columns", "False"),
+)
+
+
+def make_parser(description: str, domain: str) -> argparse.ArgumentParser:
+    """Options of every recipe; the position flags are those of fairseq."""
+    parser = argparse.ArgumentParser(
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="All other flags go to transformers' Seq2SeqTrainingArguments.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--model", metavar="PATH", help="checkpoint to finetune, stock or cape; default: none, a "
+        "small model is trained from scratch")  # fmt: skip
+    add("--model-config", metavar="JSON", help="sizes of a model trained from scratch, such as "
+        """'{"hidden_size": 192}'""")  # fmt: skip
+    add("--compare", nargs="+", metavar="TYPE", help="train several types, one after the other, "
+        "with the defaults of each; default without --position-embedding")  # fmt: skip
+    add("--output", type=Path, required=False, help="folder for models, tables and plot")
+    add_position_args(parser, domain)
+    return parser
+
+
+def parse(
+    parser: argparse.ArgumentParser,
+    defaults: Sequence[str],
+    argv: Sequence[str] | None,
+) -> tuple[argparse.Namespace, Seq2SeqTrainingArguments]:
+    """The recipe's own options and the Trainer's."""
+    args, rest = parser.parse_known_args(argv)
+    trainer_parser = HfArgumentParser(Seq2SeqTrainingArguments, allow_abbrev=False)
+    words = [*TRAINER_DEFAULTS, *defaults, *rest, "--output_dir", str(args.output)]
+    if not torch.cuda.is_available() and "--use_cpu" not in words:
+        words.append("--use_cpu")
+    training, *_, unknown = trainer_parser.parse_args_into_dataclasses(
+        args=words, look_for_args_file=False, return_remaining_strings=True
+    )
+    if unknown:
+        raise CommandError(
+            f"unknown option {unknown[0]}; --help lists those of the recipe, all others are fields "
+            "of transformers' Seq2SeqTrainingArguments, such as --learning_rate 1e-4"
+        )
+    if args.model_config:
+        try:
+            args.model_config = json.loads(args.model_config)
+        except json.JSONDecodeError as error:
+            raise CommandError(
+                f"--model-config {args.model_config!r} is no JSON ({error}); give an object such "
+                """as '{"hidden_size": 192}'"""
+            ) from None
+    return args, training
+
+
+def variants(
+    args: argparse.Namespace, domain: str, default: Sequence[str], extra: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """``{name: position_embedding}`` of what is to be trained.
+
+    Args:
+        extra: Settings of every type that has them, such as a counted source scale.
+    """
+    given, chosen = given_settings(args, domain), getattr(args, TYPE_ARG)
+    if args.compare and (chosen or given):
+        raise CommandError(
+            "--compare trains the defaults of each type; leave it out to train one type with "
+            "--position-... options"
+        )
+    if chosen or given:
+        names = [chosen or "cape"]
+    else:
+        names = args.compare or default
+    return {
+        name: {
+            "type": name,
+            **{key: value for key, value in extra.items() if applies(key, name)},
+            **given,
+        }
+        for name in names
+    }
+
+
+def train(
+    name: str,
+    settings: Mapping[str, Any],
+    training: Seq2SeqTrainingArguments,
+    make_trainer: Callable[[Mapping[str, Any], Seq2SeqTrainingArguments], Any],
+) -> Any:
+    """Trains one variant in ``output/name``, or goes on where it was interrupted.
+
+    Returns:
+        The trainer, with the trained model, which is also saved in that folder.
+    """
+    folder = Path(training.output_dir) / name
+    own = Seq2SeqTrainingArguments(**{**_init_fields(training), "output_dir": str(folder)})
+    accelerate.utils.set_seed(own.seed)
+    if own.process_index == 0:
+        print(f"{name}: {json.dumps(dict(settings))}", flush=True)
+    trainer = make_trainer(settings, own)
+    resume = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+    result = trainer.train(resume_from_checkpoint=own.resume_from_checkpoint or resume)
+    trainer.save_model()
+    trainer.save_metrics("train", result.metrics)
+    return trainer
+
+
+def _init_fields(training: Seq2SeqTrainingArguments) -> dict[str, Any]:
+    return {
+        field.name: getattr(training, field.name)
+        for field in dataclasses.fields(training)
+        if field.init
+    }
+
+
+# ---- results -----------------------------------------------------------------------------------
+
+
+def report(folder: Path, scores: Scores, metric: str, group: str, trained: Sequence[str]) -> None:
+    """Writes ``scores.json``, ``.csv``, ``.md`` and ``.png``, and prints the table.
+
+    Args:
+        scores: By variant and group.
+        metric: What the numbers are.
+        group: What the groups are.
+        trained: Groups that occur in training, marked in the plot.
+    """
+    groups = list(next(iter(scores.values())))
+    with writing(folder / "scores.json") as file:
+        json.dump(scores, file, indent=1)
+    with writing(folder / "scores.csv") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["variant", group, metric])
+        for name, row in scores.items():
+            table.writerows((name, key, f"{value:.4f}") for key, value in row.items())
+    lines = [f"{metric} by {group}", "", f"| variant | {' | '.join(groups)} |"]
+    lines.append("|---" * (len(groups) + 1) + "|")
+    lines += [
+        f"| {name} | {' | '.join(f'{row[key]:.2f}' for key in groups)} |"
+        for name, row in scores.items()
+    ]
+    words = " ".join(Path(sys.argv[0]).parts[-3:] + tuple(sys.argv[1:]))
+    lines += ["", f"Command: `{words}`; torch {torch.__version__}"]
+    with writing(folder / "scores.md") as file:
+        file.write("\n".join(lines) + "\n")
+    print("\n".join(lines))
+    _plot(folder / "scores.png", scores, metric, group, trained)
+    print(f"tables and plot: {folder}/scores.md, scores.csv, scores.json, scores.png")
+
+
+def _plot(path: Path, scores: Scores, metric: str, group: str, trained: Sequence[str]) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # needs no display
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    groups = list(next(iter(scores.values())))
+    for name, row in scores.items():
+        axes.plot(groups, [row[key] for key in groups], marker="o", label=name)
+    for index, key in enumerate(groups):
+        if key in trained:
+            axes.axvspan(index - 0.5, index + 0.5, color="0.92")
+    axes.set(xlabel=f"{group} (grey: in training)", ylabel=metric)
+    axes.legend()
+    axes.grid(alpha=0.3)
+    with writing(path, "wb") as file:
+        figure.savefig(file, format="png", dpi=120)

@@ -1,0 +1,304 @@
+"""Translation with a Marian model and any position embedding, trained on short texts.
+
+Tested on longer ones:
+
+    python recipes/mt/finetune_hf.py                        # built-in number lists, from scratch
+    accelerate launch recipes/mt/finetune_hf.py --position-embedding cape \\
+        --model Helsinki-NLP/opus-mt-en-de --train-file train.csv --validation-file valid.csv
+    accelerate launch recipes/mt/finetune_hf.py --dataset opus_books --dataset-config de-en \\
+        --source-lang en --target-lang de --position-embedding cape
+
+Data are a hub name, or csv, json, jsonl or parquet files with one column per language (or a column
+`translation` that holds both). Alpha is counted on the training data and kept in the model.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":  # as a script, so that it also runs under `accelerate launch`
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import sentencepiece
+import torch
+from torch.utils.data import Dataset
+from tqdm import tqdm
+from transformers import (
+    AutoTokenizer,
+    DataCollatorForSeq2Seq,
+    MarianTokenizer,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+)
+
+from hf_models import CapeMarianConfig, CapeMarianMTModel
+from recipes.finetune import make_parser, parse, report, train, variants
+from recipes.mt.number_lists import MAX_TRAIN_LENGTH, make_number_lists, spell
+from recipes.mt.scoring import score
+from recipes.mt.subwords import SentencePiece
+from recipes.steps import CommandError, building, positive, run_main, write_lines
+
+COMPARED = ("sinpos", "shape", "cape")
+# As in the quickstart: shifts and offsets cover the longest test list.
+LIST_SETTINGS = {"cape": {"max_global_shift": 30}, "shape": {"max_offset": 60}}
+LIST_MODEL = {
+    "d_model": 96,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 384,
+    "decoder_ffn_dim": 384,
+    "dropout": 0.0,
+    "activation_function": "relu",
+    "scale_embedding": True,
+    "init_std": 0.1,
+}
+LIST_TRAINING = (
+    *("--max_steps", "1500", "--per_device_train_batch_size", "64", "--learning_rate", "2e-3"),
+    *("--warmup_steps", "150", "--lr_scheduler_type", "linear", "--label_smoothing_factor", "0.1"),
+)
+LIST_VOCABULARY = 140
+LENGTHS = (1, 2, 4, 8, 16, 32, 64)  # upper ends of bins of source words for other data
+
+
+class Pairs(Dataset):
+    """Tokenised sentence pairs.
+
+    Args:
+        pairs: Source and target texts.
+        tokenizer: Of the model.
+        max_length: Tokens that are kept of a side; None for all.
+    """
+
+    def __init__(
+        self, pairs: Sequence[tuple[str, str]], tokenizer: Any, max_length: int | None
+    ) -> None:
+        self.pairs = list(pairs)
+        cut = {"truncation": max_length is not None, "max_length": max_length}
+        sources, targets = ([pair[side] for pair in self.pairs] for side in (0, 1))
+        self.sources = tokenizer(sources, **cut)["input_ids"]
+        self.targets = tokenizer(text_target=targets, **cut)["input_ids"]
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, index: int) -> dict[str, list[int]]:
+        source = self.sources[index]
+        return {
+            "input_ids": source,
+            "attention_mask": [1] * len(source),
+            "labels": self.targets[index],
+        }
+
+    @property
+    def source_scale(self) -> str:
+        """Alpha as TARGET/SOURCE tokens (CAPE section 5.3), end-of-sentence tokens counted."""
+        return f"{sum(map(len, self.targets))}/{sum(map(len, self.sources))}"
+
+
+# ---- data --------------------------------------------------------------------------------------
+
+
+def number_lists() -> dict[str, list[tuple[str, str]]]:
+    """Lists of numbers written out in English and German, at most 4 in training, 12 in test."""
+    sizes = {"train": 20000, "valid": 200, "test": 600}
+    lists = make_number_lists(0, sizes)
+    return {
+        split: [(spell(numbers, "en"), spell(numbers, "de")) for numbers in rows]
+        for split, rows in lists.items()
+    }
+
+
+def given_data(args: argparse.Namespace) -> dict[str, list[tuple[str, str]]]:
+    """The pairs of ``--dataset`` or ``--train-file``; splits train and test."""
+    from datasets import load_dataset
+
+    if args.dataset:
+        data = load_dataset(args.dataset, args.dataset_config)
+    else:
+        files = {"train": args.train_file, "test": args.test_file or args.validation_file}
+        files = {split: name for split, name in files.items() if name}
+        for name in files.values():
+            if not Path(name).is_file():
+                raise CommandError(f"{name}: no such file; give csv, json, jsonl or parquet files")
+        kinds = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
+        kind = kinds.get(Path(args.train_file).suffix)
+        if kind is None:
+            raise CommandError(
+                f"--train-file {args.train_file}: unknown format; allowed: {', '.join(kinds)}"
+            )
+        data = load_dataset(kind, data_files=files)
+    test = next((name for name in ("test", "validation", "valid") if name in data), None)
+    if test is None:
+        parts = data["train"].train_test_split(min(1000, len(data["train"]) // 10), seed=0)
+    else:
+        parts = {"train": data["train"], "test": data[test]}
+    languages = (args.source_lang, args.target_lang)
+    return {split: [_pair(row, languages) for row in rows] for split, rows in parts.items()}
+
+
+def _pair(row: Mapping[str, Any], languages: tuple[str, str]) -> tuple[str, str]:
+    texts = row.get("translation", row)
+    try:
+        return texts[languages[0]], texts[languages[1]]
+    except KeyError:
+        raise CommandError(
+            f"--source-lang {languages[0]} --target-lang {languages[1]}: the data have the columns "
+            f"{', '.join(texts)}; name two of them"
+        ) from None
+
+
+def make_tokenizer(folder: Path, pairs: Sequence[tuple[str, str]], size: int) -> MarianTokenizer:
+    """A Marian tokenizer with a joint sentencepiece model of the training text."""
+    if not folder.exists():
+        with building(folder) as partial:
+            write_lines(partial / "text", (text for pair in pairs for text in pair))
+            SentencePiece.train([partial / "text"], partial / "source.spm", size)
+            (partial / "text").unlink()
+            (partial / "target.spm").write_bytes((partial / "source.spm").read_bytes())
+            model = sentencepiece.SentencePieceProcessor(model_file=str(partial / "source.spm"))
+            pieces = [model.id_to_piece(index) for index in range(model.get_piece_size())]
+            words = ["</s>", "<unk>", *(p for p in pieces if p not in ("<unk>", "</s>")), "<pad>"]
+            with open(partial / "vocab.json", "w", encoding="utf-8") as file:
+                json.dump({word: index for index, word in enumerate(words)}, file)
+    files = (folder / name for name in ("source.spm", "target.spm", "vocab.json"))
+    source, target, vocab = map(str, files)
+    return MarianTokenizer(source_spm=source, target_spm=target, vocab=vocab)
+
+
+# ---- models ------------------------------------------------------------------------------------
+
+
+def build_model(
+    path: str | None, settings: Mapping[str, Any], sizes: Mapping[str, Any], tokenizer: Any
+) -> CapeMarianMTModel:
+    """From a stock or cape checkpoint, or from scratch."""
+    if path:
+        return CapeMarianMTModel.from_pretrained(path, position_embedding=dict(settings))
+    special = {
+        "vocab_size": len(tokenizer),
+        "pad_token_id": tokenizer.pad_token_id,
+        "decoder_start_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "forced_eos_token_id": None,
+        "bos_token_id": None,
+    }
+    return CapeMarianMTModel(
+        CapeMarianConfig(**sizes, **special, position_embedding=dict(settings))
+    )
+
+
+def translate(model: Any, tokenizer: Any, data: Pairs, beams: int, batch_size: int) -> list[str]:
+    """Hypotheses in the order of the data; sentences of similar length are decoded together."""
+    model.eval()
+    order = sorted(range(len(data)), key=lambda index: len(data.sources[index]))
+    hypotheses = [""] * len(data)
+    for start in tqdm(range(0, len(order), batch_size), "translate", leave=False):
+        rows = order[start : start + batch_size]
+        batch = tokenizer.pad(
+            {"input_ids": [data.sources[row] for row in rows]}, return_tensors="pt"
+        )
+        limit = 10 + 2 * batch["input_ids"].shape[1]
+        with torch.no_grad():
+            out = model.generate(
+                **batch.to(model.device), num_beams=beams, max_new_tokens=limit, do_sample=False
+            )
+        for row, text in zip(
+            rows, tokenizer.batch_decode(out, skip_special_tokens=True), strict=True
+        ):
+            hypotheses[row] = text
+    return hypotheses
+
+
+def group_of(pair: tuple[str, str], lists: bool) -> str:
+    """Numbers in the list, or the bin of source words."""
+    if lists:
+        return str(pair[0].count(",") + 1)
+    words = len(pair[0].split())
+    low = 0
+    for high in LENGTHS:
+        if words <= high:
+            return f"{low + 1}-{high}"
+        low = high
+    return f"over {low}"
+
+
+def evaluate(hypotheses: Sequence[str], data: Pairs, lists: bool) -> dict[str, float]:
+    """Exact match of number lists, BLEU (sacrebleu) of other data, by length."""
+    groups: dict[str, list[int]] = {}
+    for index, pair in enumerate(data.pairs):
+        groups.setdefault(group_of(pair, lists), []).append(index)
+    ordered = sorted(
+        groups, key=lambda name: (name.startswith("over"), int(name.split("-")[0].split()[-1]))
+    )
+    rows = {name: groups[name] for name in ordered} | {"all": list(range(len(data)))}
+    result = {}
+    for name, indices in rows.items():
+        ours = [hypotheses[index] for index in indices]
+        theirs = [data.pairs[index][1] for index in indices]
+        words = [[text.split() for text in texts] for texts in (ours, theirs)]
+        values = score(ours, theirs, *words)
+        result[name] = values.exact_match if lists else values.bleu
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The recipe; see the module docstring."""
+    parser = make_parser(__doc__, "text")
+    add = parser.add_argument
+    add("--dataset", metavar="NAME", help="hub data set")
+    add("--dataset-config", metavar="NAME", help="its configuration")
+    for split in ("train", "validation", "test"):
+        add(f"--{split}-file", metavar="FILE", help="csv, json, jsonl or parquet")
+    add("--source-lang", default="en", help="column (default: en)")
+    add("--target-lang", default="de", help="column (default: de)")
+    add("--vocab-size", type=positive, default=8000, help="of a new tokenizer (default: 8000)")
+    add("--max-length", type=positive, default=256, help="tokens of a training sentence")
+    add("--beams", type=positive, default=1)
+    parser.set_defaults(output=Path("results/mt_hf"))
+    words = sys.argv[1:] if argv is None else argv
+    lists = not any(word.startswith(("--dataset", "--train-file")) for word in words)
+    args, training = parse(parser, LIST_TRAINING if lists else (), argv)
+    splits = number_lists() if lists else given_data(args)
+    if args.model:
+        tokenizer = AutoTokenizer.from_pretrained(args.model)
+    else:
+        size = LIST_VOCABULARY if lists else args.vocab_size
+        tokenizer = make_tokenizer(args.output / "tokenizer", splits["train"], size)
+    train_set = Pairs(splits["train"], tokenizer, args.max_length)
+    test_set = Pairs(splits["test"], tokenizer, None)
+    sizes = dict(LIST_MODEL if lists else {}) | dict(args.model_config or {})
+    alpha = train_set.source_scale
+    if training.process_index == 0:
+        print(f"alpha = {alpha} = {float(Fraction(alpha)):.4f} target tokens per source token")
+
+    def make_trainer(settings: Any, own: Seq2SeqTrainingArguments) -> Seq2SeqTrainer:
+        model = build_model(args.model, settings, sizes, tokenizer)
+        collator = DataCollatorForSeq2Seq(tokenizer, model=model)
+        return Seq2SeqTrainer(
+            model, own, data_collator=collator, train_dataset=train_set, processing_class=tokenizer
+        )
+
+    scores = {}
+    for name, settings in variants(args, "text", COMPARED, {"source_scale": alpha}).items():
+        if lists and not args.position_embedding:
+            settings = {**settings, **LIST_SETTINGS.get(name, {})}
+        if settings["type"] == "shape":
+            settings.pop("source_scale", None)  # as in the paper
+        trainer = train(name, settings, training, make_trainer)
+        batch_size = training.per_device_eval_batch_size
+        hypotheses = translate(trainer.model, tokenizer, test_set, args.beams, batch_size)
+        scores[name] = evaluate(hypotheses, test_set, lists)
+    if training.process_index == 0:
+        trained = [str(n + 1) for n in range(MAX_TRAIN_LENGTH)] if lists else []
+        metric, group = ("exact match", "numbers") if lists else ("BLEU", "source words")
+        report(args.output, scores, metric, group, trained)
+
+
+if __name__ == "__main__":
+    run_main(main)
