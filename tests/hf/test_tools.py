@@ -227,3 +227,13 @@ def test_folder_with_its_own_code(family, auto, run_cli, stock, tmp_path, repo_r
     )  # fmt: skip
     model = FAMILIES[family].model.from_pretrained(target).eval()
     torch.testing.assert_close(torch.load(tmp_path / "out.pt"), model(**inputs).logits)
+
+
+def test_example_of_the_readme(repo_root, tmp_path, monkeypatch):
+    text = (repo_root / "README.md").read_text(encoding="utf-8")
+    block = text.partition("<!-- hf:begin -->")[2].partition("<!-- hf:end -->")[0]
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(block.replace("```python\n", "").replace("```", ""), names)
+    assert type(names["model"]) is CapeViTForImageClassification
+    assert names["model"].config.position_config.max_global_shift == 0.5

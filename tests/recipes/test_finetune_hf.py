@@ -1,0 +1,132 @@
+"""The Hugging Face recipes through their command lines, at a tiny scale."""
+
+import json
+import re
+
+import pytest
+
+pytest.importorskip("transformers")
+
+import torch
+from PIL import Image
+
+from recipes.mt import finetune_hf as mt
+from recipes.steps import CommandError
+from recipes.vit import finetune_hf as vit
+
+QUICK = ("--max_steps", 4, "--save_steps", 2, "--per_device_eval_batch_size", 128)
+TINY_MT = {"d_model": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "encoder_layers": 1}
+TINY_VIT = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+
+
+def scores(folder):
+    return json.loads((folder / "scores.json").read_text())
+
+
+@pytest.mark.slow
+def test_images_built_in(run_cli, repo_root, tmp_path):
+    command = ("python", repo_root / "recipes/vit/finetune_hf.py", "--output", "out", *QUICK)
+    command += ("--model-config", json.dumps(TINY_VIT))
+    output = run_cli(*command, "--compare", "abspos", "cape", cwd=tmp_path).stdout
+    assert "| cape | 0." in output
+    found = scores(tmp_path / "out")
+    assert list(found) == ["abspos", "cape"]
+    assert list(found["cape"]) == ["16", "24", "32", "48", "64"]
+    assert all(0 <= value <= 1 for row in found.values() for value in row.values())
+    assert (tmp_path / "out/scores.png").stat().st_size > 5000
+    config = json.loads((tmp_path / "out/cape/config.json").read_text())
+    assert config["position_embedding"]["type"] == "cape"
+
+
+@pytest.mark.slow
+def test_interrupted_training_ends_alike(run_cli, repo_root, tmp_path):
+    """Stopped after two of four steps, then started again with the same command; UniViT."""
+    command = ("python", repo_root / "recipes/vit/finetune_hf.py", *QUICK, "--univit")
+    command += ("--model-config", json.dumps(TINY_VIT), "--position-embedding", "cape")
+    command += ("--lr_scheduler_type", "constant", "--warmup_steps", 0)
+    run_cli(*command, "--output", "whole", cwd=tmp_path)
+    run_cli(*command, "--output", "again", "--max_steps", 2, cwd=tmp_path)
+    run_cli(*command, "--output", "again", cwd=tmp_path)
+    from safetensors.torch import load_file
+
+    whole, again = (
+        load_file(tmp_path / name / "cape/model.safetensors") for name in ("whole", "again")
+    )
+    assert all(torch.equal(whole[key], again[key]) for key in whole)
+    history = (
+        json.loads((tmp_path / "again/cape/trainer_state.json").read_text())
+        if (tmp_path / "again/cape/trainer_state.json").exists()
+        else None
+    )
+    assert history is None or history["global_step"] == 4
+
+
+@pytest.mark.slow
+def test_folder_of_images_under_accelerate(run_cli, repo_root, tmp_path):
+    for split in ("train", "test"):
+        for number, label in enumerate(("dark", "light")):
+            folder = tmp_path / "data" / split / label
+            folder.mkdir(parents=True)
+            for n in range(4):
+                Image.new("RGB", (20 + n, 16), (200 * number,) * 3).save(folder / f"{n}.png")
+    sizes = {**TINY_VIT, "image_size": 16, "patch_size": 8, "num_attention_heads": 2}
+    run_cli(
+        "accelerate", "launch", "--cpu", "--num_processes", 1,
+        repo_root / "recipes/vit/finetune_hf.py", "--dataset", tmp_path / "data", "--output", "out",
+        *QUICK, "--position-embedding", "cape", "--model-config", json.dumps(sizes),
+        "--test-sizes", 16, 24, cwd=tmp_path, env={"HF_HOME": str(tmp_path / "cache")},
+    )  # fmt: skip
+    assert list(scores(tmp_path / "out")["cape"]) == ["16", "24"]
+
+
+@pytest.mark.slow
+def test_translation_built_in(run_cli, repo_root, tmp_path):
+    command = ("python", repo_root / "recipes/mt/finetune_hf.py", "--output", "out", *QUICK)
+    command += ("--model-config", json.dumps(TINY_MT), "--position-embedding", "cape")
+    output = run_cli(*command, cwd=tmp_path).stdout
+    alpha = re.search(r"alpha = (\d+/\d+)", output)[1]
+    found = scores(tmp_path / "out")
+    assert list(found["cape"]) == [*map(str, range(1, 13)), "all"]
+    config = json.loads((tmp_path / "out/cape/config.json").read_text())
+    assert config["position_embedding"]["source_scale"] == alpha
+    assert (tmp_path / "out/cape/source.spm").exists()
+
+
+@pytest.mark.slow
+def test_translation_of_own_files_from_a_checkpoint(run_cli, repo_root, tmp_path):
+    """Trained from scratch on csv, then its checkpoint finetuned with another type."""
+    rows = [f'"a b c {n}","x y {n}"' for n in range(40)]
+    (tmp_path / "train.csv").write_text("\n".join(["en,de", *rows]) + "\n")
+    common = (
+        "python",
+        repo_root / "recipes/mt/finetune_hf.py",
+        "--train-file",
+        "train.csv",
+        *QUICK,
+    )
+    env = {"HF_HOME": str(tmp_path / "cache")}
+    sizes = {**TINY_MT, "decoder_layers": 1, "encoder_attention_heads": 2}
+    sizes["decoder_attention_heads"] = 2
+    first = ("--model-config", json.dumps(sizes), "--vocab-size", 30, "--output", "first")
+    run_cli(*common, *first, "--position-embedding", "sinpos", cwd=tmp_path, env=env)
+    second = ("--model", "first/sinpos", "--output", "second", "--position-embedding", "cape")
+    run_cli(*common, *second, cwd=tmp_path, env=env)
+    config = json.loads((tmp_path / "second/cape/config.json").read_text())
+    assert config["position_embedding"]["type"] == "cape"
+    assert list(scores(tmp_path / "second")["cape"])[-1] == "all"
+
+
+BAD = [
+    (vit, ["--no_such_flag", "1"], "unknown option --no_such_flag"),
+    (vit, ["--model-config", "{"], "--model-config"),
+    (vit, ["--compare", "cape", "--position-embedding", "cape"], "--compare"),
+    (vit, ["--train-sizes", "16", "32"], "--univit"),
+    (mt, ["--train-file", "gone.csv"], "gone.csv: no such file"),
+    (mt, ["--train-file", __file__], "unknown format"),
+]
+
+
+@pytest.mark.parametrize(("program", "words", "message"), BAD, ids=lambda value: str(value)[-40:])
+def test_bad_input(program, words, message, tmp_path):
+    with pytest.raises(CommandError, match=re.escape(message)):
+        program.main([*words, "--output", str(tmp_path)])
