@@ -63,7 +63,7 @@ $(VENV)/hf.stamp: requirements/hf.txt $(VENV)/project.stamp
 quickstart: setup
 	$(BIN)/python -m recipes.mt.quickstart $(ARGS)
 
-bench: setup
+bench: setup-hf
 	$(BIN)/python -m benchmarks.run $(ARGS)
 
 # ---- checks --------------------------------------------------------------------------------------

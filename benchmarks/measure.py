@@ -29,7 +29,7 @@ import torch
 from tqdm import tqdm
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
-PACKAGES = ("torch", "fairseq-fixed", "numpy")
+PACKAGES = ("torch", "fairseq-fixed", "transformers", "numpy")
 MIN_ROUNDS, MAX_ROUNDS = 5, 500
 
 Step = Callable[[], object]

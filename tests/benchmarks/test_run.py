@@ -2,6 +2,7 @@
 
 import csv
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,14 @@ EXPECTED = {
     },
     "generation": {"variant": VARIANTS, "T": {"5", "10"}},
 }
+# families differ in their variants
+HF_VARIANTS = ("stock", "sinpos", "shape", "cape")
+HF_CASES = {
+    "Marian, training": {*HF_VARIANTS, "cape, no BOS"},
+    "Marian, beam search": {*HF_VARIANTS, "cape, no BOS"},
+    "Speech2Text, training": set(HF_VARIANTS),
+    "ViT-Ti, training": set(HF_VARIANTS),
+}
 NUMBERS = ("milliseconds", "ratio", "ratio_low", "ratio_high", "rounds")
 
 
@@ -53,7 +62,7 @@ def only(folder: Path, pattern: str) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", run.NAMES)
+@pytest.mark.parametrize("name", EXPECTED)
 def test_every_combination_has_one_row_with_finite_numbers(results, name):
     rows = read_rows(only(results, f"{name}-cpu-torch*.csv"))
     timed = [row for row in rows if row["ratio"]]
@@ -66,6 +75,16 @@ def test_every_combination_has_one_row_with_finite_numbers(results, name):
         numbers = [float(row[column]) for column in NUMBERS]
         assert all(math.isfinite(number) and number > 0 for number in numbers), row
         assert float(row["ratio_low"]) <= float(row["ratio"]) <= float(row["ratio_high"])
+
+
+@pytest.mark.slow
+def test_hugging_face_families(results):
+    rows = read_rows(only(results, "huggingface-cpu-torch*.csv"))
+    found = {case: {row["variant"] for row in rows if row["case"] == case} for case in HF_CASES}
+    assert found == HF_CASES
+    assert all(float(row[column]) > 0 for row in rows for column in NUMBERS)
+    table = only(results, "huggingface-cpu-torch*.md").read_text(encoding="utf-8")
+    assert len(re.findall(r"\| \d+ x \d+ \| [\d.]+ \| \d+ \|", table)) == 2
 
 
 @pytest.mark.slow
