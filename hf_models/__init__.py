@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from transformers import (
     AutoConfig,
+    AutoFeatureExtractor,
     AutoModel,
     AutoModelForCTC,
     AutoModelForImageClassification,
     AutoModelForSeq2SeqLM,
     AutoModelForSpeechSeq2Seq,
+    AutoProcessor,
+    AutoTokenizer,
+    Wav2Vec2CTCTokenizer,
+    Wav2Vec2Processor,
 )
 
 from hf_models.configuration import (
@@ -21,6 +26,7 @@ from hf_models.configuration import (
     CapeSpeechConfig,
     CapeViTConfig,
 )
+from hf_models.feature_extraction import CapeSpeechFeatureExtractor
 from hf_models.marian import CapeMarianModel, CapeMarianMTModel
 from hf_models.speech_ctc import CapeSpeechForCTC, CapeSpeechModel
 from hf_models.speech_to_text import (
@@ -37,6 +43,7 @@ __all__ = [
     "CapeSpeech2TextForConditionalGeneration",
     "CapeSpeech2TextModel",
     "CapeSpeechConfig",
+    "CapeSpeechFeatureExtractor",
     "CapeSpeechForCTC",
     "CapeSpeechModel",
     "CapeViTConfig",
@@ -66,6 +73,12 @@ def _register() -> None:
         AutoConfig.register(config.model_type, config, exist_ok=True)
         for auto, model in models.items():
             auto.register(config, model, exist_ok=True)
+    # letters by the tokenizer that transformers has for CTC; its processor takes any features
+    AutoFeatureExtractor.register(CapeSpeechConfig, CapeSpeechFeatureExtractor, exist_ok=True)
+    AutoTokenizer.register(
+        CapeSpeechConfig, slow_tokenizer_class=Wav2Vec2CTCTokenizer, exist_ok=True
+    )
+    AutoProcessor.register(CapeSpeechConfig, Wav2Vec2Processor, exist_ok=True)
 
 
 _register()

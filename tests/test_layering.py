@@ -48,6 +48,7 @@ CORE_LEVELS = {
     "positions": 1,
     "augmentation": 1,
     "encodings": 1,
+    "features": 1,
     "relative": 1,
     "encoder": 2,
     "cli": 3,

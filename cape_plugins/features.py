@@ -1,0 +1,92 @@
+"""Log-mel frames of audio with any hop (CAPE Appendix C; features of the released code)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+WINDOW_SECONDS = 0.025
+PREEMPHASIS = 0.97
+FULL_SCALE = 32768.0  # samples are scaled to 16-bit integers, for which the floor of 1 is meant
+
+
+def log_mel(
+    waveform: Tensor,
+    sampling_rate: int = 16000,
+    num_mel_bins: int = 80,
+    hop_seconds: float = 0.01,
+    window_seconds: float = WINDOW_SECONDS,
+    normalize: bool = True,
+) -> Tensor:
+    """Log-mel frames of one recording.
+
+    Hamming window, magnitude spectrum, triangular HTK-mel filters from 0 Hz to half the sampling
+    rate, natural logarithm with floor 1. Frame i begins at the sample next to ``i * hop_seconds``,
+    so that the hop need not be a whole number of samples; its centre is at
+    ``i * hop_seconds + window_seconds / 2``.
+
+    Args:
+        waveform: ``[samples]`` in -1 to 1.
+        sampling_rate: In Hz.
+        num_mel_bins: Number of filters.
+        hop_seconds: Distance of frames.
+        window_seconds: Length of a frame.
+        normalize: Subtract the mean and divide by the standard deviation of all values of the
+            recording.
+
+    Returns:
+        ``[T, num_mel_bins]`` float32; what is left over at the end is dropped.
+
+    Raises:
+        ValueError: if the recording is shorter than a frame, not one-dimensional or not finite, or
+            a setting is out of range.
+    """
+    for name, value in (("hop_seconds", hop_seconds), ("window_seconds", window_seconds)):
+        if not 1 / sampling_rate <= value < 10:
+            raise ValueError(
+                f"{name}={value} is not allowed; allowed: {1 / sampling_rate} (one sample) to less "
+                "than 10 seconds, such as 0.01."
+            )
+    if waveform.dim() != 1:
+        raise ValueError(
+            f"waveform has shape {tuple(waveform.shape)}; allowed: [samples], one channel. "
+            "Average or choose a channel first."
+        )
+    window = round(window_seconds * sampling_rate)
+    if len(waveform) < window:
+        raise ValueError(
+            f"waveform has {len(waveform)} samples; allowed: at least {window} (one window of "
+            f"{window_seconds} s at {sampling_rate} Hz). Leave out empty and too short recordings."
+        )
+    if not waveform.isfinite().all():
+        raise ValueError("waveform holds NaN or infinite samples; allowed: finite. Repair it.")
+    hop = hop_seconds * sampling_rate
+    count = int((len(waveform) - window) / hop + 1e-6) + 1
+    starts = (torch.arange(count, dtype=torch.float64, device=waveform.device) * hop).round().long()
+    samples = torch.arange(window, device=waveform.device)
+    frames = waveform.float()[starts[:, None] + samples] * FULL_SCALE
+    before = torch.cat((frames[:, :1], frames[:, :-1]), dim=1)
+    frames = (frames - PREEMPHASIS * before) * torch.hamming_window(
+        window, periodic=False, device=waveform.device
+    )
+    size = 2 ** math.ceil(math.log2(window))
+    spectrum = torch.fft.rfft(frames, size).abs()
+    filters = mel_filters(num_mel_bins, size // 2 + 1, sampling_rate).to(waveform.device)
+    features = (spectrum @ filters).clamp(min=1.0).log()
+    if normalize:
+        features = (features - features.mean()) / features.std(correction=0).clamp(min=1e-5)
+    return features
+
+
+def mel_filters(num_mel_bins: int, num_bins: int, sampling_rate: int) -> Tensor:
+    """``[num_bins, num_mel_bins]`` triangular filters, equally spaced on HTK's mel scale
+    ``1127 ln(1 + f / 700)``, linear in mel between their centres."""
+    highest = 1127.0 * math.log(1.0 + sampling_rate / 2 / 700.0)
+    centres = torch.linspace(0.0, highest, num_mel_bins + 2, dtype=torch.float64)
+    frequency = torch.linspace(0.0, sampling_rate / 2, num_bins, dtype=torch.float64)
+    mel = 1127.0 * torch.log1p(frequency / 700.0)[:, None]
+    rising = (mel - centres[:-2]) / (centres[1:-1] - centres[:-2])
+    falling = (centres[2:] - mel) / (centres[2:] - centres[1:-1])
+    return torch.minimum(rising, falling).clamp(min=0.0).float()

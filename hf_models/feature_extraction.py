@@ -1,0 +1,109 @@
+"""Log-mel features for the speech models, in transformers' interface."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import BatchFeature, SequenceFeatureExtractor
+
+from cape_plugins.features import WINDOW_SECONDS, log_mel
+
+
+class CapeSpeechFeatureExtractor(SequenceFeatureExtractor):
+    """Waveforms to padded log-mel frames; see :func:`~cape_plugins.features.log_mel`.
+
+    Args:
+        feature_size: Mel bins.
+        sampling_rate: In Hz.
+        hop_seconds: Distance of frames where a call does not say its own.
+        window_seconds: Length of a frame.
+        normalize: Per recording, to mean 0 and standard deviation 1.
+    """
+
+    model_input_names = ("input_features", "attention_mask")
+
+    def __init__(
+        self,
+        feature_size: int = 80,
+        sampling_rate: int = 16000,
+        hop_seconds: float = 0.01,
+        window_seconds: float = WINDOW_SECONDS,
+        normalize: bool = True,
+        padding_value: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            feature_size=feature_size,
+            sampling_rate=sampling_rate,
+            padding_value=padding_value,
+            **kwargs,
+        )
+        self.hop_seconds = hop_seconds
+        self.window_seconds = window_seconds
+        self.normalize = normalize
+        self.return_attention_mask = True
+
+    def __call__(
+        self,
+        raw_speech: Any,
+        sampling_rate: int | None = None,
+        hop_seconds: float | Sequence[float] | None = None,
+        padding: bool | str = True,
+        return_tensors: str | None = None,
+        **kwargs: Any,
+    ) -> BatchFeature:
+        """Features of one recording or of several.
+
+        Args:
+            raw_speech: ``[samples]`` in -1 to 1 (numpy, torch or list), or a list of such.
+            sampling_rate: That of the recordings, to be checked.
+            hop_seconds: Distance of frames, one number or one for each recording; then the result
+                holds `hop_seconds` ``[B]`` for the model.
+            padding: As in transformers; default to the longest.
+            return_tensors: "pt" or "np".
+
+        Raises:
+            ValueError: for another sampling rate, empty, too short, many-channel or non-finite
+                recordings.
+        """
+        if sampling_rate is not None and sampling_rate != self.sampling_rate:
+            raise ValueError(
+                f"sampling_rate={sampling_rate} is not allowed; allowed: {self.sampling_rate} "
+                "(of this model). Resample the recording."
+            )
+        many = isinstance(raw_speech, list | tuple)
+        single = not many or not len(raw_speech) or not np.ndim(raw_speech[0])
+        if isinstance(raw_speech, np.ndarray | torch.Tensor) and raw_speech.ndim == 2:
+            single, raw_speech = False, list(raw_speech)
+        recordings = [raw_speech] if single else list(raw_speech)
+        hops = self.hop_seconds if hop_seconds is None else hop_seconds
+        hops = list(hops) if isinstance(hops, Sequence) else [hops] * len(recordings)
+        if len(hops) != len(recordings):
+            raise ValueError(
+                f"hop_seconds has {len(hops)} numbers for {len(recordings)} recordings; give one "
+                "number, or one for each."
+            )
+        features = [
+            log_mel(
+                torch.as_tensor(np.asarray(recording), dtype=torch.float32),
+                self.sampling_rate,
+                self.feature_size,
+                hop,
+                self.window_seconds,
+                self.normalize,
+            ).numpy()
+            for recording, hop in zip(recordings, hops, strict=True)
+        ]
+        batch = self.pad(
+            BatchFeature({"input_features": features}),
+            padding=padding,
+            return_attention_mask=True,
+            return_tensors=return_tensors,
+        )
+        if hop_seconds is not None:
+            values = np.asarray(hops, dtype=np.float32)
+            batch["hop_seconds"] = torch.from_numpy(values) if return_tensors == "pt" else values
+        return batch

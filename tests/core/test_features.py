@@ -1,0 +1,94 @@
+"""Log-mel frames against a slow numpy loop after the description of the released code."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from cape_plugins.features import log_mel, mel_filters
+
+
+def slow(wave, rate, bins, hop, window):
+    size = round(window * rate)
+    fft = 2 ** math.ceil(math.log2(size))
+    mel = lambda f: 1127 * math.log(1 + f / 700)  # noqa: E731
+    centres = np.linspace(0, mel(rate / 2), bins + 2)
+    hamming = 0.54 - 0.46 * np.cos(2 * np.pi * np.arange(size) / (size - 1))
+    rows = []
+    start, i = 0, 0
+    while start + size <= len(wave):
+        frame = wave[start : start + size].astype(np.float64) * 32768
+        emphasised = frame.copy()
+        for n in range(1, size):
+            emphasised[n] -= 0.97 * frame[n - 1]
+        emphasised[0] *= 1 - 0.97
+        spectrum = np.abs(np.fft.rfft(emphasised * hamming, fft))
+        row = []
+        for b in range(bins):
+            total = 0.0
+            for k, value in enumerate(spectrum):
+                m = mel(k * rate / fft)
+                left = (m - centres[b]) / (centres[b + 1] - centres[b])
+                right = (centres[b + 2] - m) / (centres[b + 2] - centres[b + 1])
+                total += value * max(0.0, min(left, right))
+            row.append(math.log(max(1.0, total)))
+        rows.append(row)
+        i += 1
+        start = round(i * hop * rate)
+    return np.array(rows)
+
+
+def wave(samples=1000, seed=0):
+    return np.random.default_rng(seed).normal(0, 0.1, samples).astype(np.float32)
+
+
+@pytest.mark.parametrize("hop", [0.01, 0.0125, 0.0077])
+@pytest.mark.parametrize("rate", [8000, 16000])
+def test_equals_the_slow_loop(rate, hop):
+    expected = slow(wave(), rate, 12, hop, 0.025)
+    actual = log_mel(torch.from_numpy(wave()), rate, 12, hop, normalize=False)
+    assert actual.shape == expected.shape
+    np.testing.assert_allclose(actual.numpy(), expected, atol=2e-3)
+
+
+def test_normalised_over_the_whole_recording():
+    raw = log_mel(torch.from_numpy(wave()), 8000, 12, normalize=False)
+    features = log_mel(torch.from_numpy(wave()), 8000, 12)
+    assert features.mean().abs() < 1e-5
+    assert features.std(correction=0) == pytest.approx(1.0, abs=1e-5)
+    torch.testing.assert_close(features, (raw - raw.mean()) / raw.std(correction=0))
+    assert log_mel(torch.zeros(1000), 8000, 12).abs().max() == 0.0  # silence is no 0 / 0
+
+
+@pytest.mark.parametrize("samples", [200, 201, 279, 280, 1000])
+def test_number_of_frames(samples):
+    """1 + floor((samples - window) / hop)"""
+    count = log_mel(torch.from_numpy(wave(samples)), 8000, 4).shape[0]
+    assert count == 1 + (samples - 200) // 80
+
+
+def test_filters_are_triangles_on_the_mel_scale():
+    filters = mel_filters(10, 129, 8000)
+    assert filters.shape == (129, 10)
+    assert (filters >= 0).all()
+    assert (filters.sum(1)[5:100] <= 1.0 + 1e-5).all()
+    peaks = filters.argmax(0)
+    assert (peaks.diff() > 0).all()
+
+
+BAD = [
+    (torch.zeros(199), {}, "199 samples.*at least 200"),
+    (torch.zeros(0), {}, "0 samples.*Leave out"),
+    (torch.zeros(2, 1000), {}, r"shape \(2, 1000\).*one channel"),
+    (torch.full((1000,), math.nan), {}, "NaN"),
+    (torch.zeros(1000), {"hop_seconds": 0}, "hop_seconds=0 .*one sample"),
+    (torch.zeros(1000), {"hop_seconds": -0.01}, "hop_seconds=-0.01"),
+    (torch.zeros(1000), {"window_seconds": 100}, "window_seconds=100"),
+]
+
+
+@pytest.mark.parametrize(("waveform", "options", "message"), BAD, ids=lambda value: str(value)[:30])
+def test_bad_input_is_refused(waveform, options, message):
+    with pytest.raises(ValueError, match=message):
+        log_mel(waveform, 8000, **options)
