@@ -13,10 +13,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PACKAGES := cape_plugins fairseq_user_dir hf_models
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-hf quickstart test test-fast lint format bench wheel clean distclean
+.PHONY: help setup setup-hf quickstart test test-fast test-hf-common lint format bench wheel clean distclean
 
 help:
-	@echo "make setup | quickstart | test | test-fast | lint | format | bench | setup-hf | wheel | clean | distclean"
+	@echo "make setup | quickstart | test | test-fast | test-hf-common | lint | format | bench | setup-hf | wheel | clean | distclean"
 
 # ---- installation --------------------------------------------------------------------------------
 # Each step leaves a stamp, so that a second call does nothing and an interrupted one goes on.
@@ -77,6 +77,10 @@ test: lint setup-hf
 
 test-fast: setup-hf
 	$(PYTEST) -m "not slow" $(ARGS)
+
+# the tests that transformers has for all its models, downloaded for the installed version
+test-hf-common: setup-hf
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.hf_common.run $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -45,7 +45,7 @@ DIGIT_MODEL = {
     "intermediate_size": 128,
 }
 DIGIT_TRAINING = (
-    *("--max_steps", "400", "--per_device_train_batch_size", "64", "--learning_rate", "2e-3"),
+    *("--max_steps", "1000", "--per_device_train_batch_size", "64", "--learning_rate", "2e-3"),
     *("--warmup_steps", "50", "--lr_scheduler_type", "cosine", "--weight_decay", "0.05"),
 )
 
