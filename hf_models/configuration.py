@@ -12,6 +12,7 @@ from cape_plugins import PositionConfig
 from cape_plugins.config import applies, options
 
 FIELD = "position_embedding"
+_GUARD = " (needs the package cape-plugins: import hf_models)"
 
 
 class PositionEmbeddingMixin:
@@ -21,14 +22,20 @@ class PositionEmbeddingMixin:
     The dict is checked and completed whenever it is set, so that a saved model keeps its settings
     should the defaults ever change. Options that are left out take the default of the type.
 
+    A stock class that is named explicitly would load such a model with a mere warning and compute
+    other positions. So one number of the saved file is written as text that the stock
+    configuration refuses, and read back here.
+
     Attributes:
         position_fields: Domain and architecture of each such field; the first is the main one.
+        guarded_field: The number of the stock configuration that is written as text.
 
     Raises:
         ValueError: when it is set, naming option, value, allowed range and remedy.
     """
 
     position_fields: ClassVar[dict[str, tuple[str, str]]]
+    guarded_field: ClassVar[str | None] = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         # a stock configuration brings the stock model type along; ours is that of the class
@@ -49,6 +56,9 @@ class PositionEmbeddingMixin:
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """See transformers. A ``position_embedding`` without "type" changes single options of the
         one that is stored."""
+        guarded = config_dict.get(cls.guarded_field)
+        if isinstance(guarded, str) and guarded.endswith(_GUARD):
+            config_dict = {**config_dict, cls.guarded_field: int(guarded.removesuffix(_GUARD))}
         for name in cls.position_fields:
             changes, stored = kwargs.get(name), config_dict.get(name)
             if changes is not None:
@@ -57,6 +67,13 @@ class PositionEmbeddingMixin:
                     changes = {**stored, **changes}
                 config_dict = {**config_dict, name: changes}
         return super().from_dict(config_dict, **kwargs)
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """See transformers; what is saved."""
+        saved = super().to_diff_dict()
+        if self.guarded_field:
+            saved[self.guarded_field] = f"{getattr(self, self.guarded_field)}{_GUARD}"
+        return saved
 
     @classmethod
     def _parse(cls, field: str, settings: Any) -> PositionConfig:
@@ -96,6 +113,7 @@ class CapeMarianConfig(PositionEmbeddingMixin, MarianConfig):
 
     model_type = "cape_marian"
     position_fields: ClassVar = {FIELD: ("text", "seq2seq")}
+    guarded_field: ClassVar = "max_position_embeddings"
 
     position_embedding: dict | None = None
 
@@ -106,6 +124,7 @@ class CapeViTConfig(PositionEmbeddingMixin, ViTConfig):
 
     model_type = "cape_vit"
     position_fields: ClassVar = {FIELD: ("image", "encoder")}
+    guarded_field: ClassVar = "num_channels"
 
     position_embedding: dict | None = None
 
@@ -216,6 +235,7 @@ class CapeSpeech2TextConfig(PositionEmbeddingMixin, Speech2TextConfig):
         FIELD: ("audio", "encoder"),
         "decoder_position_embedding": ("text", "decoder"),
     }
+    guarded_field: ClassVar = "max_source_positions"
 
     hop_seconds: float | int = 0.01
     window_seconds: float | int = 0.025

@@ -9,7 +9,16 @@ from transformers import AutoModelForImageClassification, MarianMTModel, ViTForI
 
 from hf_models import CapeMarianMTModel, CapeViTForImageClassification
 from hf_models.convert import convert, main
-from tests.hf.helpers import FAMILIES, MARIAN, TEXT, VIT, batch, sentences, targets
+from tests.hf.helpers import (
+    FAMILIES,
+    MARIAN,
+    TEXT,
+    VIT,
+    WITH_STOCK,
+    batch,
+    sentences,
+    targets,
+)
 
 
 @pytest.fixture
@@ -102,6 +111,19 @@ def test_what_stock_cannot_do_is_refused(settings, reason, tmp_path):
     with pytest.raises(ValueError, match=reason):
         convert(str(tmp_path / "cape"), tmp_path / "stock", None)
     assert not (tmp_path / "stock").exists()
+
+
+@pytest.mark.parametrize("family", WITH_STOCK)
+def test_stock_loader_fails_loudly(family, tmp_path):
+    row = FAMILIES[family]
+    row.build({"type": "nopos"}).save_pretrained(tmp_path)
+    with pytest.raises(Exception, match=r"needs the package cape-plugins: import hf_models"):
+        row.stock_model.from_pretrained(tmp_path)
+    again = row.model.from_pretrained(tmp_path)
+    name = again.config.guarded_field
+    assert getattr(again.config, name) == getattr(
+        row.config(**row.sizes, position_embedding={"type": "nopos"}), name
+    )
 
 
 def test_one_cape_model_to_another(tmp_path):
