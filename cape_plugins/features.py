@@ -80,6 +80,64 @@ def log_mel(
     return features
 
 
+def spec_augment(
+    features: Tensor,
+    frequency_masks: int = 2,
+    frequency_width: int = 30,
+    time_masks: int = 10,
+    time_width: int = 50,
+    time_share: float = 0.1,
+) -> Tensor:
+    """SpecAugment without time warping: bands and stretches of one recording set to 0, the mean of
+    normalised features.
+
+    The defaults are CAPE's for WSJ (Appendix C; of the released code, which masks a whole batch
+    alike). Widths are drawn uniformly from 1 to the widest.
+
+    Args:
+        features: ``[T, bins]`` of one recording, so that each of a batch is masked differently.
+        frequency_masks: Number of bands.
+        frequency_width: Bins of the widest band.
+        time_masks: Number of stretches.
+        time_width: Frames of the longest stretch, and
+        time_share: its longest share of the recording.
+
+    Returns:
+        A masked copy, ``[T, bins]``.
+
+    Raises:
+        ValueError: for a negative number or a share above 1.
+    """
+    settings = {
+        "frequency_masks": frequency_masks,
+        "frequency_width": frequency_width,
+        "time_masks": time_masks,
+        "time_width": time_width,
+        "time_share": time_share,
+    }
+    for name, value in settings.items():
+        if value < 0 or (name == "time_share" and value > 1):
+            raise ValueError(
+                f"{name}={value} is not allowed; allowed: {'0 to 1' if value > 1 else '>= 0'}."
+            )
+    length, bins = features.shape
+    widest = min(time_width, int(time_share * length))
+    masked = _stretches(length, time_masks, widest, features.device)[:, None]
+    masked = masked | _stretches(bins, frequency_masks, frequency_width, features.device)
+    return features.masked_fill(masked, 0.0)
+
+
+def _stretches(length: int, count: int, widest: int, device: torch.device) -> Tensor:
+    """``[length]`` bool, true on `count` stretches of 1 to `widest` elements at random places."""
+    widest = min(widest, length)
+    if not count or not widest:
+        return torch.zeros(length, dtype=torch.bool, device=device)
+    width = torch.randint(1, widest + 1, (count, 1), device=device)
+    start = (torch.rand(count, 1, device=device) * (length + 1 - width)).long()
+    index = torch.arange(length, device=device)
+    return ((index >= start) & (index < start + width)).any(0)
+
+
 def mel_filters(num_mel_bins: int, num_bins: int, sampling_rate: int) -> Tensor:
     """``[num_bins, num_mel_bins]`` triangular filters, equally spaced on HTK's mel scale
     ``1127 ln(1 + f / 700)``, linear in mel between their centres."""

@@ -1,0 +1,177 @@
+"""Speech with exact times of phones by espeak-ng, of the `espeakng-loader` wheel: no data needed."""
+
+import ctypes
+import random
+import shutil
+import tempfile
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from cape_plugins.audio import resample
+from recipes.steps import CommandError
+
+# espeak-ng/speak_lib.h
+_SYNCHRONOUS, _PHONEME_EVENTS = 2, 1
+_RATE, _PITCH = 1, 3
+_END, _PHONEME = 0, 7
+_UTF8 = 1
+
+VOICES = ("en-us", "en-us+m1", "en-us+m3", "en-us+m7", "en-us+f1", "en-us+f2", "en-us+f4")
+SPEEDS = (150, 230)  # words per minute
+PITCHES = (20, 80)  # of 0 to 99
+DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+
+class Phone(NamedTuple):
+    """A phone with its times in seconds; pauses have the name ``_:``."""
+
+    start: float
+    end: float
+    name: str
+
+
+class Speech(NamedTuple):
+    """What was spoken.
+
+    Attributes:
+        text: The words.
+        waveform: ``[samples]`` float32 in -1 to 1.
+        phones: In order; they cover the waveform from the first sound on.
+    """
+
+    text: str
+    waveform: np.ndarray
+    phones: list[Phone]
+
+
+class _Id(ctypes.Union):
+    _fields_ = (
+        ("number", ctypes.c_int),
+        ("name", ctypes.c_char_p),
+        ("string", ctypes.c_char * 8),
+    )
+
+
+class _Event(ctypes.Structure):
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("unique_identifier", ctypes.c_uint),
+        ("text_position", ctypes.c_int),
+        ("length", ctypes.c_int),
+        ("audio_position", ctypes.c_int),
+        ("sample", ctypes.c_int),
+        ("user_data", ctypes.c_void_p),
+        ("id", _Id),
+    )
+
+
+_Callback = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(_Event)
+)
+
+
+class Synthesizer:
+    """espeak-ng in its initial state.
+
+    The library keeps states (of random numbers, of the flutter of the voice) that no function
+    resets, so each synthesizer loads a copy of its own: the same calls give the same samples.
+    """
+
+    def __init__(self) -> None:
+        try:
+            import espeakng_loader
+        except ImportError:
+            raise CommandError(
+                "synthetic speech needs espeak-ng; pip install espeakng-loader, or give data of "
+                "your own by --dataset or --train-file"
+            ) from None
+        with tempfile.TemporaryDirectory() as folder:
+            copy = shutil.copy(espeakng_loader.get_library_path(), folder)
+            self._library = ctypes.CDLL(copy)
+        data = espeakng_loader.get_data_path().encode()
+        self.native_rate = self._library.espeak_Initialize(_SYNCHRONOUS, 0, data, _PHONEME_EVENTS)
+        self._samples: list[np.ndarray] = []
+        self._phones: list[tuple[int, str]] = []
+        self._callback = _Callback(self._collect)  # kept alive for the library
+        self._library.espeak_SetSynthCallback(self._callback)
+
+    def _collect(self, samples: Sequence[int], count: int, events: Sequence[_Event]) -> int:
+        if count > 0:
+            self._samples.append(np.ctypeslib.as_array(samples, (count,)).copy())
+        index = 0
+        while events[index].type != _END:
+            event = events[index]
+            if event.type == _PHONEME:
+                self._phones.append((event.sample, event.id.string.decode()))
+            index += 1
+        return 0
+
+    def speak(
+        self,
+        text: str,
+        voice: str = "en-us",
+        speed: int = 175,
+        pitch: int = 50,
+        sampling_rate: int = 16000,
+    ) -> Speech:
+        """Speaks `text`.
+
+        Args:
+            text: Words.
+            voice: Of espeak-ng, such as "en-us+f1".
+            speed: Words per minute, 80 to 450.
+            pitch: 0 to 99.
+            sampling_rate: Of the result, in Hz.
+
+        Raises:
+            ValueError: for an unknown voice, a speed or pitch out of range, or no words.
+        """
+        if not 80 <= speed <= 450 or not 0 <= pitch <= 99:
+            raise ValueError(
+                f"speed={speed}, pitch={pitch}: allowed: 80 to 450 words per minute and 0 to 99."
+            )
+        if self._library.espeak_SetVoiceByName(voice.encode()):
+            raise ValueError(f"voice={voice!r} is unknown to espeak-ng, such as 'en-us+f1'.")
+        self._library.espeak_SetParameter(_RATE, speed, 0)
+        self._library.espeak_SetParameter(_PITCH, pitch, 0)
+        self._samples.clear()
+        self._phones.clear()
+        words = text.encode()
+        self._library.espeak_Synth(words, len(words) + 1, 0, 1, 0, _UTF8, None, None)
+        if not self._samples:
+            raise ValueError(f"text={text!r} has nothing to be spoken; give words.")
+        native = np.concatenate(self._samples).astype(np.float32) / 32768
+        starts = [sample / self.native_rate for sample, _ in self._phones]
+        ends = [*starts[1:], len(native) / self.native_rate]
+        names = [name.strip("',") for _, name in self._phones]  # without marks of stress
+        phones = [
+            Phone(start, end, name)
+            for start, end, name in zip(starts, ends, names, strict=True)
+            if end > start
+        ]
+        waveform = resample(torch.from_numpy(native), self.native_rate, sampling_rate).numpy()
+        return Speech(text, waveform, phones)
+
+
+def make_speech(
+    seed: int, count: int, lengths: tuple[int, int], words: Sequence[str] = DIGITS
+) -> list[Speech]:
+    """Random words read by random voices at random speed and pitch.
+
+    Args:
+        seed: The same seed gives the same speech.
+        count: Number of utterances.
+        lengths: Fewest and most words of one.
+        words: To draw from, with repetition.
+    """
+    rng = random.Random(seed)
+    synthesizer = Synthesizer()
+    speech = []
+    for _ in range(count):
+        text = " ".join(rng.choice(words) for _ in range(rng.randint(*lengths)))
+        voice = {"speed": rng.randint(*SPEEDS), "pitch": rng.randint(*PITCHES)}
+        speech.append(synthesizer.speak(text, rng.choice(VOICES), **voice))
+    return speech
