@@ -16,7 +16,6 @@ from transformers import (
     AutoModelForSpeechSeq2Seq,
     AutoProcessor,
     AutoTokenizer,
-    Wav2Vec2CTCTokenizer,
     Wav2Vec2Processor,
 )
 
@@ -33,6 +32,7 @@ from hf_models.speech_to_text import (
     CapeSpeech2TextForConditionalGeneration,
     CapeSpeech2TextModel,
 )
+from hf_models.tokenization import CapeSpeechTokenizer
 from hf_models.vit import CapeViTForImageClassification, CapeViTModel
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "CapeSpeechFeatureExtractor",
     "CapeSpeechForCTC",
     "CapeSpeechModel",
+    "CapeSpeechTokenizer",
     "CapeViTConfig",
     "CapeViTForImageClassification",
     "CapeViTModel",
@@ -73,10 +74,11 @@ def _register() -> None:
         AutoConfig.register(config.model_type, config, exist_ok=True)
         for auto, model in models.items():
             auto.register(config, model, exist_ok=True)
-    # letters by the tokenizer that transformers has for CTC; its processor takes any features
+    # Subwords by a tokenizer of our own, letters by transformers' Wav2Vec2CTCTokenizer, which the
+    # files of a checkpoint name; its processor takes any features.
     AutoFeatureExtractor.register(CapeSpeechConfig, CapeSpeechFeatureExtractor, exist_ok=True)
     AutoTokenizer.register(
-        CapeSpeechConfig, slow_tokenizer_class=Wav2Vec2CTCTokenizer, exist_ok=True
+        CapeSpeechConfig, slow_tokenizer_class=CapeSpeechTokenizer, exist_ok=True
     )
     AutoProcessor.register(CapeSpeechConfig, Wav2Vec2Processor, exist_ok=True)
 

@@ -17,12 +17,13 @@ from typing import Any
 
 import accelerate
 import torch
-from transformers import HfArgumentParser, Seq2SeqTrainingArguments
+from tqdm import tqdm
+from transformers import HfArgumentParser, Seq2SeqTrainingArguments, Trainer
 from transformers.trainer_utils import get_last_checkpoint
 
 from cape_plugins.arguments import TYPE_ARG, add_position_args, given_settings
 from cape_plugins.config import applies
-from recipes.steps import CommandError, writing
+from recipes.steps import CommandError, matches, record, writing
 
 # name of the variant: scores by group (length, duration, size ...)
 Scores = Mapping[str, Mapping[str, float]]
@@ -30,6 +31,17 @@ Scores = Mapping[str, Mapping[str, float]]
 TRAINER_DEFAULTS = (
     *("--report_to", "none", "--save_strategy", "steps", "--save_total_limit", "1"),
     *("--logging_steps", "50", "--save_steps", "200", "--remove_unused_columns", "False"),
+)
+
+# What a model was trained with, so that no other run takes it for its own: options of the recipes
+# and of the Trainer, as far as they are not about length, speed or output.
+DATA_AND_MODEL = (
+    *("model", "model_config", "dataset", "dataset_config", "train_file", "source_lang"),
+    *("target_lang", "vocab_size", "max_length", "train_sizes", "univit", "max_seconds"),
+)
+HYPERPARAMETERS = (
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "seed"),
+    *("weight_decay", "label_smoothing_factor", "lr_scheduler_type", "warmup_steps", "optim"),
 )
 
 
@@ -44,8 +56,8 @@ def make_parser(description: str, domain: str) -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--model", metavar="PATH", help="checkpoint to finetune, stock or cape; default: none, a "
         "small model is trained from scratch")  # fmt: skip
-    add("--model-config", metavar="JSON", help="sizes of a model trained from scratch, such as "
-        """'{"hidden_size": 192}'""")  # fmt: skip
+    add("--model-config", metavar="JSON", help="sizes of a model trained from scratch, a file or "
+        """such as '{"hidden_size": 192}'""")  # fmt: skip
     add("--compare", nargs="+", metavar="TYPE", help="train several types, one after the other, "
         "with the defaults of each; default without --position-embedding")  # fmt: skip
     add("--output", type=Path, required=False, help="folder for models, tables and plot")
@@ -74,6 +86,8 @@ def parse(
         )
     if args.model_config:
         try:
+            if Path(args.model_config).is_file():
+                args.model_config = Path(args.model_config).read_text(encoding="utf-8")
             args.model_config = json.loads(args.model_config)
         except json.JSONDecodeError as error:
             raise CommandError(
@@ -114,24 +128,40 @@ def variants(
 def train(
     name: str,
     settings: Mapping[str, Any],
+    args: argparse.Namespace,
     training: Seq2SeqTrainingArguments,
-    make_trainer: Callable[[Mapping[str, Any], Seq2SeqTrainingArguments], Any],
-) -> Any:
+    make_trainer: Callable[[Mapping[str, Any], Seq2SeqTrainingArguments], Trainer],
+) -> Trainer:
     """Trains one variant in ``output/name``, or goes on where it was interrupted.
 
     Returns:
-        The trainer, with the trained model, which is also saved in that folder.
+        The trainer. Its model is that of the saved folder, whole on each process also where
+        training had it in shards.
+
+    Raises:
+        CommandError: if the folder has a model of other settings.
     """
     folder = Path(training.output_dir) / name
     own = Seq2SeqTrainingArguments(**{**_init_fields(training), "output_dir": str(folder)})
     accelerate.utils.set_seed(own.seed)
+    made_with = {
+        "position_embedding": dict(settings),
+        **{key: value for key, value in vars(args).items() if key in DATA_AND_MODEL},
+        **{key: getattr(own, key) for key in HYPERPARAMETERS},
+    }
+    made_with = json.loads(json.dumps(made_with, default=str))
+    matches(folder, made_with, "give another --output folder")
     if own.process_index == 0:
         print(f"{name}: {json.dumps(dict(settings))}", flush=True)
+        record(folder, made_with)
     trainer = make_trainer(settings, own)
     resume = get_last_checkpoint(str(folder)) if folder.is_dir() else None
     result = trainer.train(resume_from_checkpoint=own.resume_from_checkpoint or resume)
     trainer.save_model()
     trainer.save_metrics("train", result.metrics)
+    trainer.accelerator.wait_for_everyone()
+    kind = type(trainer.accelerator.unwrap_model(trainer.model))
+    trainer.model = kind.from_pretrained(folder).to(own.device).eval()
     return trainer
 
 
@@ -141,6 +171,47 @@ def _init_fields(training: Seq2SeqTrainingArguments) -> dict[str, Any]:
         for field in dataclasses.fields(training)
         if field.init
     }
+
+
+# ---- evaluation --------------------------------------------------------------------------------
+
+
+def share(
+    work: Sequence[Sequence[int]],
+    run: Callable[[Sequence[int]], Sequence[Any]],
+    what: str,
+    size: int,
+) -> list[Any]:
+    """Runs batches, each on one of the processes, and puts their results together.
+
+    Args:
+        work: Batches of indices below `size`.
+        run: From a batch to a result for each of its indices.
+        what: Shown by the progress bar.
+        size: Number of results.
+
+    Returns:
+        The result of each index, the same list on every process.
+    """
+    state = accelerate.PartialState()
+    results = []
+    bar = tqdm(
+        work[state.process_index :: state.num_processes],
+        what,
+        leave=False,
+        disable=not state.is_main_process,
+    )
+    with torch.no_grad():
+        for batch in bar:
+            results += zip(batch, run(batch), strict=True)
+    ordered = dict(accelerate.utils.gather_object(results))
+    return [ordered[index] for index in range(size)]
+
+
+def batches(lengths: Sequence[float], batch_size: int) -> list[list[int]]:
+    """Batches of indices, those of similar length together, so that there is little padding."""
+    order = sorted(range(len(lengths)), key=lambda index: lengths[index])
+    return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
 
 
 # ---- results -----------------------------------------------------------------------------------

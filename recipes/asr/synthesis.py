@@ -1,4 +1,4 @@
-"""Speech with exact times of phones by espeak-ng, of the `espeakng-loader` wheel: no data needed."""
+"""Speech with exact times of phones by espeak-ng, of the `espeakng-loader` wheel."""
 
 import ctypes
 import random

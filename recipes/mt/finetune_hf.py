@@ -24,9 +24,7 @@ if __name__ == "__main__":  # as a script, so that it also runs under `accelerat
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import sentencepiece
-import torch
 from torch.utils.data import Dataset
-from tqdm import tqdm
 from transformers import (
     AutoTokenizer,
     DataCollatorForSeq2Seq,
@@ -36,7 +34,7 @@ from transformers import (
 )
 
 from hf_models import CapeMarianConfig, CapeMarianMTModel
-from recipes.finetune import make_parser, parse, report, train, variants
+from recipes.finetune import batches, make_parser, parse, report, share, train, variants
 from recipes.mt.number_lists import MAX_TRAIN_LENGTH, make_number_lists, spell
 from recipes.mt.scoring import score
 from recipes.mt.subwords import SentencePiece
@@ -194,25 +192,20 @@ def build_model(
 
 
 def translate(model: Any, tokenizer: Any, data: Pairs, beams: int, batch_size: int) -> list[str]:
-    """Hypotheses in the order of the data; sentences of similar length are decoded together."""
-    model.eval()
-    order = sorted(range(len(data)), key=lambda index: len(data.sources[index]))
-    hypotheses = [""] * len(data)
-    for start in tqdm(range(0, len(order), batch_size), "translate", leave=False):
-        rows = order[start : start + batch_size]
+    """Hypotheses in the order of the data."""
+
+    def run(rows: Sequence[int]) -> list[str]:
         batch = tokenizer.pad(
             {"input_ids": [data.sources[row] for row in rows]}, return_tensors="pt"
         )
         limit = 10 + 2 * batch["input_ids"].shape[1]
-        with torch.no_grad():
-            out = model.generate(
-                **batch.to(model.device), num_beams=beams, max_new_tokens=limit, do_sample=False
-            )
-        for row, text in zip(
-            rows, tokenizer.batch_decode(out, skip_special_tokens=True), strict=True
-        ):
-            hypotheses[row] = text
-    return hypotheses
+        out = model.generate(
+            **batch.to(model.device), num_beams=beams, max_new_tokens=limit, do_sample=False
+        )
+        return tokenizer.batch_decode(out, skip_special_tokens=True)
+
+    work = batches([len(source) for source in data.sources], batch_size)
+    return share(work, run, "translate", len(data))
 
 
 def group_of(pair: tuple[str, str], lists: bool) -> str:
@@ -290,7 +283,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             settings = {**settings, **LIST_SETTINGS.get(name, {})}
         if settings["type"] == "shape":
             settings.pop("source_scale", None)  # as in the paper
-        trainer = train(name, settings, training, make_trainer)
+        trainer = train(name, settings, args, training, make_trainer)
         batch_size = training.per_device_eval_batch_size
         hypotheses = translate(trainer.model, tokenizer, test_set, args.beams, batch_size)
         scores[name] = evaluate(hypotheses, test_set, lists)

@@ -8,6 +8,7 @@ import io
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
 from subword_nmt.apply_bpe import BPE
@@ -23,8 +24,11 @@ class SentencePiece:
         self.processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
 
     @classmethod
-    def train(cls, files: Sequence[Path], model: Path, vocab_size: int) -> "SentencePiece":
-        """Train a joint BPE model on `files` and write it to `model`."""
+    def train(
+        cls, files: Sequence[Path], model: Path, vocab_size: int, **options: Any
+    ) -> "SentencePiece":
+        """Train a joint BPE model on `files` and write it to `model`; more `options` go to
+        sentencepiece."""
         try:
             with writing(model, "wb") as file:
                 sentencepiece.SentencePieceTrainer.train(
@@ -39,6 +43,7 @@ class SentencePiece:
                     input_sentence_size=5_000_000,
                     num_threads=1,
                     minloglevel=2,
+                    **options,
                 )
         except RuntimeError as error:
             raise CommandError(

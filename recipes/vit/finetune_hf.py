@@ -13,7 +13,7 @@ import argparse
 import io
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,10 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 from torch.utils.data import Dataset
-from tqdm import tqdm
 from transformers import Seq2SeqTrainingArguments, Trainer
 
 from hf_models import CapeViTConfig, CapeViTForImageClassification
-from recipes.finetune import make_parser, parse, report, train, variants
+from recipes.finetune import batches, make_parser, parse, report, share, train, variants
 from recipes.steps import CommandError, positive, run_main
 
 COMPARED = ("abspos", "sinpos", "cape")
@@ -152,25 +151,17 @@ def hub_dataset(args: argparse.Namespace) -> tuple[Images, Images]:
     return tuple(Images(parts[name], load, names) for name in ("train", "test"))
 
 
-def batches(data: Images, size: int, batch_size: int) -> Iterator[dict[str, torch.Tensor]]:
-    collate = Collator([size], 1, 0)
-    for start in range(0, len(data), batch_size):
-        rows = range(start, min(start + batch_size, len(data)))
-        yield collate([data[index] for index in rows])
-
-
-@torch.no_grad()
 def accuracy(model: Any, data: Images, size: int, batch_size: int) -> float:
     """Share of images of `data`, resized to `size`, whose best class is right."""
-    model.eval()
-    right = 0
-    steps = -(-len(data) // batch_size)
-    for batch in tqdm(batches(data, size, batch_size), f"size {size}", steps, leave=False):
-        labels = batch.pop("labels").to(model.device)
-        right += int(
-            (model(batch["pixel_values"].to(model.device)).logits.argmax(-1) == labels).sum()
-        )
-    return right / len(data)
+    collate = Collator([size], 1, 0)
+
+    def run(rows: Sequence[int]) -> list[bool]:
+        batch = collate([data[row] for row in rows])
+        logits = model(batch["pixel_values"].to(model.device)).logits
+        return (logits.argmax(-1).cpu() == batch["labels"]).tolist()
+
+    right = share(batches([0] * len(data), batch_size), run, f"size {size}", len(data))
+    return sum(right) / len(right)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -209,7 +200,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     scores = {}
     for name, settings in variants(args, "image", COMPARED, {}).items():
-        trainer = train(name, settings, training, make_trainer)
+        trainer = train(name, settings, args, training, make_trainer)
         trained = trainer.data_collator.sizes
         tested = args.test_sizes or (DIGIT_SIZES if builtin else trained)
         batch_size = training.per_device_eval_batch_size

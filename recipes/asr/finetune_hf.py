@@ -1,0 +1,369 @@
+"""Speech recognition with any position embedding, trained on short recordings, tested on long ones.
+
+    python recipes/asr/finetune_hf.py                     # built-in speech of espeak-ng, by CTC
+    accelerate launch recipes/asr/finetune_hf.py --dataset FOLDER --max-seconds 15 \\
+        --position-embedding cape --model-config sizes.json
+    accelerate launch recipes/asr/finetune_hf.py --dataset openslr/librispeech_asr \\
+        --model facebook/s2t-small-librispeech-asr --position-embedding cape
+
+Data are a hub name, a folder of audio files with texts, or csv, tsv, json, jsonl or parquet files.
+Without --model a CTC model is trained from scratch on letters, or on subwords by --vocab-size.
+"""
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":  # as a script, so that it also runs under `accelerate launch`
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import jiwer
+import numpy as np
+import torch
+from torch.utils.data import Dataset, Sampler
+from transformers import (
+    AutoConfig,
+    AutoProcessor,
+    Seq2SeqTrainingArguments,
+    Speech2TextFeatureExtractor,
+    Speech2TextProcessor,
+    Speech2TextTokenizer,
+    Trainer,
+    Wav2Vec2CTCTokenizer,
+    Wav2Vec2Processor,
+)
+
+from cape_plugins.features import spec_augment
+from hf_models import (
+    CapeSpeech2TextConfig,
+    CapeSpeech2TextForConditionalGeneration,
+    CapeSpeechConfig,
+    CapeSpeechFeatureExtractor,
+    CapeSpeechForCTC,
+    CapeSpeechTokenizer,
+)
+from recipes.asr.data import SAMPLING_RATE, Recordings, given, report_skipped, synthetic
+from recipes.finetune import batches, make_parser, parse, report, share, train, variants
+from recipes.mt.subwords import SentencePiece
+from recipes.steps import CommandError, building, positive, run_main, write_lines, writing
+
+COMPARED = ("abspos", "sinpos", "cape")
+DIGIT_MODEL = {
+    "d_model": 96,
+    "encoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "encoder_ffn_dim": 256,
+    "feature_dropout": 0.0,
+    "activation_dropout": 0.0,
+    "attention_dropout": 0.0,
+    "layer_norm": "pre",
+}
+DIGIT_TRAINING = (
+    *("--max_steps", "800", "--per_device_train_batch_size", "32", "--learning_rate", "2e-3"),
+    *("--warmup_steps", "120", "--lr_scheduler_type", "cosine", "--weight_decay", "0.05"),
+)
+DIGIT_MASKS = {"frequency_width": 20, "time_masks": 2}
+SECONDS = (1, 2, 4, 8, 16, 32, 64)  # upper ends of bins of durations
+
+
+class Labelled(Dataset):
+    """Recordings with token ids as labels."""
+
+    def __init__(self, recordings: Recordings, tokenizer: Any) -> None:
+        self.recordings = recordings
+        self.labels = [tokenizer(text=item.text).input_ids for item in recordings.items]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, list[int]]:
+        return self.recordings[index], self.labels[index]
+
+
+class DurationSampler(Sampler[int]):
+    """Recordings of similar duration follow each other, so that batches have little padding.
+
+    Durations are perturbed by a factor of U(0.85, 1.15) in each epoch, so that batches differ
+    (CAPE Appendix C.3), and batches come in random order, a smaller last one at the end.
+
+    Args:
+        seconds: Durations.
+        batch_size: Of all processes together.
+        seed: The order depends on it and on the epoch alone.
+    """
+
+    def __init__(self, seconds: Sequence[float], batch_size: int, seed: int) -> None:
+        self.seconds, self.batch_size, self.seed = np.asarray(seconds), batch_size, seed
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        rng = np.random.default_rng((self.seed, self.epoch))
+        order = np.argsort(self.seconds * rng.uniform(0.85, 1.15, len(self.seconds)))
+        whole = len(order) // self.batch_size * self.batch_size
+        # Any recording may be left over, not always the longest.
+        left = rng.choice(len(order), len(order) - whole, replace=False)
+        rows = np.delete(order, left).reshape(-1, self.batch_size)
+        yield from rng.permutation(rows).flatten().tolist()
+        yield from order[left].tolist()
+
+
+class SpeechTrainer(Trainer):
+    """Groups recordings by duration and masks features by SpecAugment.
+
+    Masks are drawn here, after the batch was loaded: batches are loaded ahead, and a resumed
+    training must draw the same ones.
+    """
+
+    masks: Mapping[str, Any] | None = None
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> DurationSampler:
+        seconds = [item.seconds for item in self.train_dataset.recordings.items]
+        size = self.args.train_batch_size * self.args.world_size
+        return DurationSampler(seconds, size, self.args.seed)
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """With masks in training."""
+        if self.masks is not None and model.training:
+            features = inputs["input_features"].clone()
+            lengths = inputs["attention_mask"].sum(-1).tolist()
+            for row, length in zip(features, lengths, strict=True):
+                row[:length] = spec_augment(row[:length], **self.masks)
+            inputs = {**inputs, "input_features": features}
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+
+class Collator:
+    """Waveforms and labels to a padded batch of features."""
+
+    def __init__(self, extractor: Any) -> None:
+        self.extractor = extractor
+
+    def features(self, waveforms: Sequence[torch.Tensor]) -> Any:
+        """``input_features`` and ``attention_mask``."""
+        recordings = [waveform.numpy() for waveform in waveforms]
+        return self.extractor(
+            recordings, sampling_rate=SAMPLING_RATE, padding=True, return_tensors="pt"
+        )
+
+    def __call__(self, samples: Sequence[tuple[torch.Tensor, list[int]]]) -> dict[str, Any]:
+        batch = self.features([waveform for waveform, _ in samples])
+        labels = [torch.tensor(ids) for _, ids in samples]
+        batch["labels"] = torch.nn.utils.rnn.pad_sequence(labels, True, -100)
+        return dict(batch)
+
+
+# ---- processors and models -----------------------------------------------------------------------
+
+
+def is_seq2seq(args: argparse.Namespace) -> bool:
+    """True for models with a decoder, False for CTC; decided by checkpoint or sizes."""
+    if args.model:
+        kind = AutoConfig.from_pretrained(args.model).model_type
+    else:
+        kind = (args.model_config or {}).get("model_type", CapeSpeechConfig.model_type)
+    kinds = {
+        "cape_speech_ctc": False,
+        "cape_speech_to_text": True,
+        "speech_to_text": True,
+    }
+    if kind not in kinds:
+        raise CommandError(f"model type {kind!r} is not allowed; allowed: {', '.join(kinds)}")
+    return kinds[kind]
+
+
+def make_processor(
+    folder: Path, texts: Sequence[str], vocab_size: int | None, seq2seq: bool
+) -> Wav2Vec2Processor | Speech2TextProcessor:
+    """Features with letters or, of a given number, sentencepiece subwords of the training text."""
+    if seq2seq:
+        names = _subwords(folder, texts, vocab_size or 1000, ("<s>", "</s>", "<pad>", "<unk>"))
+        with writing(folder / "vocab.json") as file:
+            json.dump({name: index for index, name in enumerate(names)}, file)
+        tokenizer = Speech2TextTokenizer(str(folder / "vocab.json"), str(folder / "spm.model"))
+        return Speech2TextProcessor(Speech2TextFeatureExtractor(), tokenizer)
+    if vocab_size:
+        _subwords(folder, texts, vocab_size, ("<pad>", "<unk>"))
+        tokenizer = CapeSpeechTokenizer(str(folder / "spm.model"))
+    else:
+        letters = sorted({letter for text in texts for letter in text} - {" ", "|"})
+        with writing(folder / "vocab.json") as file:
+            words = ["<pad>", "<unk>", "|", *letters]
+            json.dump({word: index for index, word in enumerate(words)}, file)
+        tokenizer = Wav2Vec2CTCTokenizer(str(folder / "vocab.json"), bos_token=None, eos_token=None)
+    return Wav2Vec2Processor(CapeSpeechFeatureExtractor(), tokenizer)
+
+
+def _subwords(
+    folder: Path, texts: Sequence[str], vocab_size: int, special: tuple[str, ...]
+) -> list[str]:
+    """Trains ``spm.model`` in `folder`, with `special` as its first pieces; returns all pieces."""
+    if not (folder / "spm.model").exists():
+        ids = {f"{name.strip('</>')}_id": index for index, name in enumerate(special)}
+        ids["bos_id"], ids["eos_id"] = ids.pop("s_id", -1), 1 if "</s>" in special else -1
+        with building(folder / "subwords") as partial:
+            write_lines(partial / "text", texts)
+            SentencePiece.train([partial / "text"], partial / "spm.model", vocab_size, **ids)
+            (partial / "spm.model").replace(folder / "spm.model")
+    model = SentencePiece(folder / "spm.model").processor
+    return [model.id_to_piece(index) for index in range(model.get_piece_size())]
+
+
+def build_model(
+    path: str | None, settings: dict[str, Any], sizes: dict[str, Any], tokenizer: Any, seq2seq: bool
+) -> Any:
+    """From a stock or cape checkpoint, or from scratch."""
+    kind = CapeSpeech2TextForConditionalGeneration if seq2seq else CapeSpeechForCTC
+    if path:
+        return kind.from_pretrained(path, position_embedding=settings)
+    sizes = {key: value for key, value in sizes.items() if key != "model_type"}
+    sizes |= {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    if seq2seq:
+        for name in ("bos_token_id", "eos_token_id"):
+            sizes[name] = getattr(tokenizer, name)
+        sizes["decoder_start_token_id"] = tokenizer.eos_token_id
+        config = CapeSpeech2TextConfig(**sizes, position_embedding=settings)
+    else:
+        config = CapeSpeechConfig(**sizes, position_embedding=settings)
+    return kind(config)
+
+
+def fitting(data: Labelled, model: Any) -> Labelled:
+    """Without what CTC cannot align: more labels, with blanks between equal ones, than outputs."""
+    rate, kept, count = model.config.hop_seconds, [], Counter()
+    for index, (item, labels) in enumerate(zip(data.recordings.items, data.labels, strict=True)):
+        frames = int((item.seconds - model.config.window_seconds) / rate) + 1
+        outputs = int(model._get_feat_extract_output_lengths(frames))
+        repeats = sum(a == b for a, b in pairwise(labels))
+        if len(labels) + repeats <= outputs:
+            kept.append(index)
+        else:
+            count["with more labels than outputs of the model"] += 1
+    report_skipped("train", count, len(data))
+    if not kept:
+        raise CommandError("no recording has enough frames for its labels; is the text right?")
+    recordings = data.recordings
+    data.recordings = Recordings(
+        [recordings.items[index] for index in kept], recordings.rows, recordings.column
+    )
+    data.labels = [data.labels[index] for index in kept]
+    return data
+
+
+# ---- evaluation ----------------------------------------------------------------------------------
+
+
+def recognise(
+    model: Any, processor: Any, data: Recordings, batch_size: int, beams: int
+) -> list[str]:
+    """Texts by greedy CTC, or by the decoder, in the order of the data."""
+    collate = Collator(processor.feature_extractor)
+
+    def run(rows: Sequence[int]) -> list[str]:
+        batch = collate.features([data[row] for row in rows]).to(model.device)
+        if not isinstance(model, CapeSpeechForCTC):
+            out = model.generate(**batch, num_beams=beams, max_new_tokens=500)
+            return processor.batch_decode(out, skip_special_tokens=True)
+        best = model(**batch).logits.argmax(-1)
+        lengths = model._get_feat_extract_output_lengths(batch["attention_mask"].sum(-1))
+        return [
+            processor.tokenizer.decode(row[:length])
+            for row, length in zip(best, lengths, strict=True)
+        ]
+
+    work = batches([item.seconds for item in data.items], batch_size)
+    return share(work, run, "recognise", len(data))
+
+
+def error_rates(hypotheses: Sequence[str], data: Recordings) -> dict[str, float]:
+    """Word error rate (jiwer) in percent by duration."""
+    groups: dict[int, list[int]] = {}
+    for index, item in enumerate(data.items):
+        groups.setdefault(sum(item.seconds > end for end in SECONDS), []).append(index)
+    edges = ["0", *map(str, SECONDS)]
+    names = [f"{a}-{b}" for a, b in pairwise(edges)] + [f"over {edges[-1]}"]
+    rows = {names[group]: groups[group] for group in sorted(groups)}
+    rows["all"] = list(range(len(data)))
+    return {
+        name: 100 * jiwer.wer([data.items[i].text for i in part], [hypotheses[i] for i in part])
+        for name, part in rows.items()
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The recipe; see the module docstring."""
+    parser = make_parser(__doc__, "audio")
+    add = parser.add_argument
+    add("--dataset", metavar="NAME", help="hub data set, or folder of audio files with texts")
+    add("--dataset-config", metavar="NAME", help="configuration of a hub data set")
+    for split in ("train", "validation", "test"):
+        add(f"--{split}-file", metavar="FILE", help="csv, tsv, json, jsonl or parquet")
+    add("--audio-column", default="audio", help="path or bytes (default: audio)")
+    add("--text-column", default="text", help="(default: text)")
+    add("--max-seconds", type=float, help="leave longer recordings out of training")
+    text = "subwords of a new sentencepiece model; default: letters for CTC, else 1000"
+    add("--vocab-size", type=positive, help=text)
+    add("--no-spec-augment", action="store_true", help="do not mask features in training")
+    add("--beams", type=positive, default=1, help="of a model with decoder")
+    parser.set_defaults(output=Path("results/asr_hf"))
+    words = sys.argv[1:] if argv is None else argv
+    builtin = not any(word.startswith(("--dataset", "--train-file")) for word in words)
+    args, training = parse(parser, DIGIT_TRAINING if builtin else (), argv)
+    seq2seq = is_seq2seq(args)
+    splits = synthetic() if builtin else given(args)
+    if args.max_seconds is not None:
+        kept = [item for item in splits["train"].items if item.seconds <= args.max_seconds]
+        if not kept:
+            raise CommandError(
+                f"--max-seconds {args.max_seconds}: no training recording is that short"
+            )
+        splits["train"].items = kept
+    texts = [item.text for item in splits["train"].items]
+    if args.model:
+        processor = AutoProcessor.from_pretrained(args.model)
+    else:
+        # one process writes its files, the others read them
+        with training.main_process_first():
+            processor = make_processor(args.output / "processor", texts, args.vocab_size, seq2seq)
+    train_set = Labelled(splits["train"], processor.tokenizer)
+    sizes = dict(DIGIT_MODEL if builtin and not seq2seq else {}) | dict(args.model_config or {})
+
+    def make_trainer(settings: Any, own: Seq2SeqTrainingArguments) -> SpeechTrainer:
+        model = build_model(args.model, settings, sizes, processor.tokenizer, seq2seq)
+        data = train_set if seq2seq else fitting(train_set, model)
+        collator = Collator(processor.feature_extractor)
+        trainer = SpeechTrainer(
+            model, own, data_collator=collator, train_dataset=data, processing_class=processor
+        )
+        if not args.no_spec_augment:
+            trainer.masks = DIGIT_MASKS if builtin else {}
+        return trainer
+
+    scores = {}
+    for name, settings in variants(args, "audio", COMPARED, {}).items():
+        trainer = train(name, settings, args, training, make_trainer)
+        batch_size = training.per_device_eval_batch_size
+        hypotheses = recognise(trainer.model, processor, splits["test"], batch_size, args.beams)
+        scores[name] = error_rates(hypotheses, splits["test"])
+        if training.process_index == 0:
+            rows = zip((item.text for item in splits["test"].items), hypotheses, strict=True)
+            write_lines(args.output / name / "hypotheses.tsv", ("\t".join(row) for row in rows))
+    if training.process_index == 0:
+        longest = max(item.seconds for item in splits["train"].items)
+        groups = next(iter(scores.values()))
+        trained = [g for g in groups if g[0].isdigit() and float(g.split("-")[0]) < longest]
+        report(args.output, scores, "word error rate %", "seconds", trained)
+
+
+if __name__ == "__main__":
+    run_main(main)
