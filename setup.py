@@ -33,11 +33,16 @@ FAIRSEQ = [
 ]
 HF = ["accelerate", "datasets", "safetensors", "sentencepiece", "transformers>=5.17,<6"]
 RECIPES = [
+    "espeakng-loader",
+    "jiwer",
     "matplotlib",
     "num2words",
     "sacrebleu>=2.0",
     "sacremoses",
+    "scikit-learn",
+    "scipy",
     "sentencepiece",
+    "soundfile",
     "subword-nmt",
     "tqdm",
 ]

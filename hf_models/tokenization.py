@@ -49,6 +49,7 @@ class CapeSpeechTokenizer(Wav2Vec2CTCTokenizer):
                 f"--pad_id=0 --pad_piece={pad_token}."
             )
         self._word_delimiter_token = None
+        self.replace_word_delimiter_char = " "
         kwargs.pop("bos_token", None)
         kwargs.pop("eos_token", None)
         PreTrainedTokenizer.__init__(
@@ -81,6 +82,18 @@ class CapeSpeechTokenizer(Wav2Vec2CTCTokenizer):
             start, end = end, end + length
             if piece != self.pad_token:
                 offsets.append({"char": piece, "start_offset": start, "end_offset": end})
+        text = "".join(offset["char"] for offset in offsets).replace(SPACE, " ").strip()
+        return {
+            "text": text,
+            "char_offsets": offsets if output_char_offsets else None,
+            "word_offsets": self._get_word_offsets(offsets) if output_word_offsets else None,
+        }
+
+    @staticmethod
+    def _get_word_offsets(
+        offsets: list[dict[str, Any]], word_delimiter_char: str = SPACE
+    ) -> list[dict[str, Any]]:
+        """Of words, from those of pieces; the pipeline calls it, too."""
         words: list[dict[str, Any]] = []
         for offset in offsets:
             piece = offset["char"]
@@ -88,12 +101,7 @@ class CapeSpeechTokenizer(Wav2Vec2CTCTokenizer):
                 words.append({"word": "", "start_offset": offset["start_offset"]})
             words[-1]["word"] += piece.removeprefix(SPACE)
             words[-1]["end_offset"] = offset["end_offset"]
-        text = "".join(offset["char"] for offset in offsets).replace(SPACE, " ").strip()
-        return {
-            "text": text,
-            "char_offsets": offsets if output_char_offsets else None,
-            "word_offsets": words if output_word_offsets else None,
-        }
+        return words
 
     def save_vocabulary(
         self, save_directory: str, filename_prefix: str | None = None

@@ -187,13 +187,13 @@ def make_processor(
 ) -> Wav2Vec2Processor | Speech2TextProcessor:
     """Features with letters or, of a given number, sentencepiece subwords of the training text."""
     if seq2seq:
-        names = _subwords(folder, texts, vocab_size or 1000, ("<s>", "</s>", "<pad>", "<unk>"))
+        names = _subwords(folder, texts, vocab_size or 1000, ("bos", "eos", "pad", "unk"))
         with writing(folder / "vocab.json") as file:
             json.dump({name: index for index, name in enumerate(names)}, file)
         tokenizer = Speech2TextTokenizer(str(folder / "vocab.json"), str(folder / "spm.model"))
         return Speech2TextProcessor(Speech2TextFeatureExtractor(), tokenizer)
     if vocab_size:
-        _subwords(folder, texts, vocab_size, ("<pad>", "<unk>"))
+        _subwords(folder, texts, vocab_size, ("pad", "unk"))
         tokenizer = CapeSpeechTokenizer(str(folder / "spm.model"))
     else:
         letters = sorted({letter for text in texts for letter in text} - {" ", "|"})
@@ -207,10 +207,9 @@ def make_processor(
 def _subwords(
     folder: Path, texts: Sequence[str], vocab_size: int, special: tuple[str, ...]
 ) -> list[str]:
-    """Trains ``spm.model`` in `folder`, with `special` as its first pieces; returns all pieces."""
+    """Trains ``spm.model`` in `folder`, whose first pieces are the `special` ones; returns all."""
     if not (folder / "spm.model").exists():
-        ids = {f"{name.strip('</>')}_id": index for index, name in enumerate(special)}
-        ids["bos_id"], ids["eos_id"] = ids.pop("s_id", -1), 1 if "</s>" in special else -1
+        ids = {f"{name}_id": index for index, name in enumerate(special)}
         with building(folder / "subwords") as partial:
             write_lines(partial / "text", texts)
             SentencePiece.train([partial / "text"], partial / "spm.model", vocab_size, **ids)

@@ -139,10 +139,10 @@ class Synthesizer:
         self._library.espeak_SetParameter(_PITCH, pitch, 0)
         self._samples.clear()
         self._phones.clear()
+        if not text.strip():
+            raise ValueError(f"text={text!r} has nothing to be spoken; give words.")
         words = text.encode()
         self._library.espeak_Synth(words, len(words) + 1, 0, 1, 0, _UTF8, None, None)
-        if not self._samples:
-            raise ValueError(f"text={text!r} has nothing to be spoken; give words.")
         native = np.concatenate(self._samples).astype(np.float32) / 32768
         starts = [sample / self.native_rate for sample, _ in self._phones]
         ends = [*starts[1:], len(native) / self.native_rate]

@@ -31,19 +31,22 @@ class SentencePiece:
         sentencepiece."""
         try:
             with writing(model, "wb") as file:
+                settings = {
+                    "model_type": "bpe",
+                    "hard_vocab_limit": False,
+                    "character_coverage": 1.0,
+                    "bos_id": -1,  # fairseq brings its own special symbols
+                    "eos_id": -1,
+                    "input_sentence_size": 5_000_000,
+                    "num_threads": 1,
+                    "minloglevel": 2,
+                    **options,
+                }
                 sentencepiece.SentencePieceTrainer.train(
                     input=[str(path) for path in files],
                     model_writer=file,
                     vocab_size=vocab_size,
-                    model_type="bpe",
-                    hard_vocab_limit=False,
-                    character_coverage=1.0,
-                    bos_id=-1,  # fairseq brings its own special symbols
-                    eos_id=-1,
-                    input_sentence_size=5_000_000,
-                    num_threads=1,
-                    minloglevel=2,
-                    **options,
+                    **settings,
                 )
         except RuntimeError as error:
             raise CommandError(

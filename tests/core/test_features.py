@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cape_plugins.features import log_mel, mel_filters
+from cape_plugins.features import log_mel, mel_filters, spec_augment
 
 
 def slow(wave, rate, bins, hop, window):
@@ -92,3 +92,55 @@ BAD = [
 def test_bad_input_is_refused(waveform, options, message):
     with pytest.raises(ValueError, match=message):
         log_mel(waveform, 8000, **options)
+
+
+def masked_runs(flags):
+    """Lengths of the runs of True."""
+    runs, length = [], 0
+    for flag in [*flags.tolist(), False]:
+        if flag:
+            length += 1
+        elif length:
+            runs.append(length)
+            length = 0
+    return runs
+
+
+def test_spec_augment_masks_bands_and_stretches():
+    features = torch.rand(200, 80) + 1
+    widths, heights = set(), set()
+    for _ in range(300):
+        masked = spec_augment(features, 1, 10, 1, 30, 0.05)
+        gone = masked == 0
+        assert torch.equal(masked[~gone], features[~gone])
+        bands, frames = masked_runs(gone.all(0)), masked_runs(gone.all(1))
+        assert len(bands) == len(frames) == 1
+        assert torch.equal(gone, gone.all(0) | gone.all(1)[:, None])
+        widths.update(bands)
+        heights.update(frames)
+    assert widths == set(range(1, 11))
+    assert heights == set(range(1, 11))  # 5 % of 200 frames, although 30 are allowed
+
+
+def test_spec_augment_reaches_both_ends():
+    first = last = 0
+    for _ in range(300):
+        gone = (spec_augment(torch.ones(20, 8), 0, 0, 1, 5, 1.0) == 0).all(1)
+        first, last = first + bool(gone[0]), last + bool(gone[-1])
+    assert first > 5
+    assert last > 5
+
+
+def test_spec_augment_switched_off_and_short():
+    features = torch.rand(5, 4)
+    assert torch.equal(spec_augment(features, frequency_masks=0, time_masks=0), features)
+    assert torch.equal(spec_augment(features, frequency_masks=0), features)  # 10 % of 5 frames
+    assert spec_augment(features, frequency_width=100).shape == features.shape
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("frequency_masks", -1), ("time_width", -3), ("time_share", 1.5)]
+)
+def test_spec_augment_refuses(name, value):
+    with pytest.raises(ValueError, match=f"{name}={value} is not allowed; allowed: "):
+        spec_augment(torch.rand(5, 4), **{name: value})

@@ -1,14 +1,26 @@
 """From waveforms to text: feature extractor, processor and the speech recognition pipeline."""
 
 import json
+import pickle
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoProcessor, Wav2Vec2CTCTokenizer, Wav2Vec2Processor, pipeline
+from transformers import (
+    AutoProcessor,
+    AutoTokenizer,
+    Wav2Vec2CTCTokenizer,
+    Wav2Vec2Processor,
+    pipeline,
+)
 
 from cape_plugins.features import log_mel
-from hf_models import CapeSpeechConfig, CapeSpeechFeatureExtractor, CapeSpeechForCTC
+from hf_models import (
+    CapeSpeechConfig,
+    CapeSpeechFeatureExtractor,
+    CapeSpeechForCTC,
+    CapeSpeechTokenizer,
+)
 
 LETTERS = ("<pad>", "|", "<unk>", *"abcdefghij")
 RATE = 8000
@@ -93,3 +105,81 @@ def test_bad_recordings_are_refused(recording, options, message):
     features = CapeSpeechFeatureExtractor(sampling_rate=RATE)
     with pytest.raises(ValueError, match=message):
         features(recording, **options)
+
+
+# ---- subwords ------------------------------------------------------------------------------------
+
+SENTENCES = ["one two three", "four five six", "seven eight nine", "zero one four seven"]
+
+
+@pytest.fixture(scope="module")
+def spm(tmp_path_factory):
+    import sentencepiece
+
+    folder = tmp_path_factory.mktemp("spm")
+    (folder / "text").write_text("\n".join(SENTENCES * 5))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / "text"), model_prefix=str(folder / "spm"), vocab_size=40, pad_id=0,
+        unk_id=1, bos_id=-1, eos_id=-1, hard_vocab_limit=False, minloglevel=2,
+    )  # fmt: skip
+    return folder / "spm.model"
+
+
+def test_subwords_there_and_back(spm, tmp_path):
+    tokenizer = CapeSpeechTokenizer(str(spm))
+    for text in SENTENCES:
+        ids = tokenizer(text).input_ids
+        assert ids == tokenizer.pieces.encode(text)
+        assert tokenizer.decode(ids, group_tokens=False) == text
+    assert tokenizer("one", return_tensors="pt").input_ids.shape[0] == 1
+    tokenizer.save_pretrained(tmp_path)
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    assert type(again) is CapeSpeechTokenizer
+    assert again.get_vocab() == tokenizer.get_vocab()
+    assert len(again) == len(tokenizer) == tokenizer.pieces.get_piece_size()
+    assert (again.pad_token_id, again.unk_token_id) == (0, 1)
+    assert again(SENTENCES[0]).input_ids == tokenizer(SENTENCES[0]).input_ids
+    assert pickle.loads(pickle.dumps(again))(SENTENCES[0]) == again(SENTENCES[0])
+
+
+def test_subwords_collapse_repeats_and_blanks(spm):
+    tokenizer = CapeSpeechTokenizer(str(spm))
+    pieces = tokenizer("one two").input_ids
+    outputs = [0, 0]
+    for piece in pieces:
+        outputs += [piece, piece, 0]
+    assert tokenizer.decode(outputs) == "one two"
+    assert tokenizer.batch_decode([outputs, [0]]) == ["one two", ""]
+    double = [pieces[0], 0, pieces[0]]
+    once = tokenizer.decode(pieces[:1])
+    assert tokenizer.decode(double).replace(" ", "") == once * 2
+    found = tokenizer.decode(outputs, output_word_offsets=True)
+    assert [word["word"] for word in found.word_offsets] == ["one", "two"]
+    first, second = found.word_offsets
+    assert first["start_offset"] == 2
+    assert first["end_offset"] < second["start_offset"]
+    assert second["end_offset"] == len(outputs) - 1
+
+
+def test_subwords_in_the_pipeline(spm, tmp_path):
+    tokenizer = CapeSpeechTokenizer(str(spm))
+    sizes = {"d_model": 32, "encoder_layers": 1, "encoder_ffn_dim": 32}
+    config = CapeSpeechConfig(**sizes, vocab_size=len(tokenizer))
+    CapeSpeechForCTC(config).save_pretrained(tmp_path)
+    Wav2Vec2Processor(CapeSpeechFeatureExtractor(), tokenizer).save_pretrained(tmp_path)
+    recogniser = pipeline("automatic-speech-recognition", model=str(tmp_path))
+    found = recogniser(np.tile(speech(), 2), return_timestamps="word")
+    assert "".join(chunk["text"] for chunk in found["chunks"]) == found["text"].replace(" ", "")
+    assert all(0 <= c["timestamp"][0] < c["timestamp"][1] <= 1.02 for c in found["chunks"])
+
+
+def test_subwords_need_a_blank(tmp_path):
+    import sentencepiece
+
+    (tmp_path / "text").write_text("\n".join(SENTENCES * 5))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "text"), model_prefix=str(tmp_path / "spm"), vocab_size=40,
+        hard_vocab_limit=False, minloglevel=2,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="no piece '<pad>' for the blank"):
+        CapeSpeechTokenizer(str(tmp_path / "spm.model"))

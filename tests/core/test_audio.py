@@ -1,0 +1,81 @@
+"""Reading of recordings: formats, channels, rates, and every way a file can be bad."""
+
+import io
+import re
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("soundfile")
+
+import soundfile
+
+from cape_plugins.audio import AudioError, audio_seconds, read_audio
+
+
+def tone(rate, seconds=0.5, frequency=440.0):
+    return (0.5 * np.sin(2 * np.pi * frequency * np.arange(int(rate * seconds)) / rate)).astype("f")
+
+
+@pytest.mark.parametrize("suffix", ["wav", "flac", "ogg"])
+def test_formats(tmp_path, suffix):
+    path = tmp_path / f"one.{suffix}"
+    soundfile.write(path, tone(16000), 16000)
+    found = read_audio(path)
+    assert found.dtype == torch.float32
+    tolerance = 0.05 if suffix == "ogg" else 1e-4
+    np.testing.assert_allclose(found.numpy(), tone(16000), atol=tolerance)
+    assert audio_seconds(path) == 0.5
+    assert torch.equal(read_audio(path.read_bytes()), found)
+
+
+@pytest.mark.parametrize("rate", [8000, 22050, 44100, 48000])
+def test_rates_are_resampled(tmp_path, rate):
+    """A tone stays the same tone, and what 16 kHz cannot hold is filtered out."""
+    path = tmp_path / "one.wav"
+    soundfile.write(path, tone(rate), rate)
+    found = read_audio(path).numpy()
+    assert len(found) == 8000
+    np.testing.assert_allclose(found[500:-500], tone(16000)[500:-500], atol=0.01)
+    if rate > 22050:
+        soundfile.write(path, tone(rate, frequency=10000.0), rate)
+        assert np.abs(read_audio(path).numpy()[500:-500]).max() < 0.01
+
+
+def test_channels_are_averaged(tmp_path):
+    both = np.stack((tone(16000), np.zeros(8000, "f")), axis=1)
+    soundfile.write(tmp_path / "one.wav", both, 16000)
+    found = read_audio(tmp_path / "one.wav")
+    np.testing.assert_allclose(found.numpy(), tone(16000) / 2, atol=1e-4)
+
+
+def written(samples, rate=16000, **options):
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate, format="WAV", **options)
+    return file.getvalue()
+
+
+BAD = {
+    "no file": ("gone.wav", "gone.wav: no such file"),
+    "a folder": (".", "no such file"),
+    "no bytes": (b"", "0 bytes cannot be decoded"),
+    "text": (b"no audio at all", "15 bytes cannot be decoded"),
+    "half a header": (written(tone(16000))[:20], "cannot be decoded"),
+    "no sample": (written(np.zeros(0, "f")), "no sample"),
+    "NaN": (written(np.full(400, np.nan, "f"), subtype="FLOAT"), "NaN or infinite"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_recordings(name):
+    source, message = BAD[name]
+    with pytest.raises(AudioError, match=re.escape(message)):
+        read_audio(source)
+
+
+def test_a_file_of_another_kind(tmp_path):
+    (tmp_path / "one.wav").write_text("not audio")
+    for function in (read_audio, audio_seconds):
+        with pytest.raises(AudioError, match=r"one\.wav cannot be decoded.*convert it"):
+            function(tmp_path / "one.wav")

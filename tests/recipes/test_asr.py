@@ -1,0 +1,372 @@
+"""The speech recipe: synthetic speech, reading of data, batches, and its command line."""
+
+import csv
+import json
+import re
+
+import numpy as np
+import pytest
+
+pytest.importorskip("transformers")
+import soundfile
+import torch
+from safetensors.torch import load_file
+
+from recipes.asr import finetune_hf as asr
+from recipes.asr.data import Recording, Recordings, given, synthetic, usable
+from recipes.asr.synthesis import Synthesizer, make_speech
+from recipes.steps import CommandError
+
+QUICK = ("--max_steps", 4, "--save_steps", 2, "--per_device_eval_batch_size", 16)
+TINY = {"d_model": 16, "encoder_layers": 1, "encoder_ffn_dim": 16, "encoder_attention_heads": 2}
+TINY_SEQ2SEQ = {
+    **TINY,
+    "model_type": "cape_speech_to_text",
+    "decoder_layers": 1,
+    "decoder_ffn_dim": 16,
+    "decoder_attention_heads": 2,
+    "conv_channels": 16,
+}
+
+
+# ---- synthetic speech ----------------------------------------------------------------------------
+
+
+def test_speech_is_reproducible():
+    first, second = make_speech(1, 5, (1, 6)), make_speech(1, 5, (1, 6))
+    assert all(np.array_equal(a.waveform, b.waveform) for a, b in zip(first, second, strict=True))
+    assert [a[::2] for a in first] == [b[::2] for b in second]
+    assert [a.text for a in make_speech(2, 5, (1, 6))] != [a.text for a in first]
+
+
+def test_phones_stand_where_the_sound_is():
+    """Phones follow each other and end with the speech; pauses are silent, vowels are loud."""
+    speech = Synthesizer().speak("four, two", speed=120)
+    assert [phone.name for phone in speech.phones if phone.name[0] not in "_"] == [
+        *("f", "o@", "t", "u:"),
+    ]
+    for one, two in zip(speech.phones, speech.phones[1:], strict=False):
+        assert one.start < one.end == two.start
+    assert speech.phones[-1].end == pytest.approx(len(speech.waveform) / 16000, abs=1e-3)
+
+    def loudness(name):
+        phone = next(p for p in speech.phones if p.name == name)
+        part = speech.waveform[int(phone.start * 16000) : int(phone.end * 16000)]
+        return float(np.sqrt((part**2).mean()))
+
+    assert loudness("u:") > 20 * loudness("_:")
+
+
+def test_voice_speed_and_pitch_change_the_speech():
+    synthesizer = Synthesizer()
+    slow, fast = (synthesizer.speak("one two three", speed=s) for s in (100, 300))
+    assert len(slow.waveform) > 1.8 * len(fast.waveform)
+    low, high = (synthesizer.speak("one two three", pitch=p) for p in (0, 99))
+
+    def zero_crossings(speech):
+        return np.count_nonzero(np.diff(np.signbit(speech.waveform)))
+
+    assert zero_crossings(low) != zero_crossings(high)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"speed": 5}, {"pitch": 100}, {"voice": "klingon-opera"}, {"text": " "}]
+)
+def test_speech_refuses(bad):
+    (name, value), *_ = bad.items()
+    with pytest.raises(ValueError, match=re.escape(f"{name}={value!r}")):
+        Synthesizer().speak(**{"text": "one", **bad})
+
+
+def test_training_speech_is_short_and_tests_are_long():
+    splits = synthetic()
+    longest = max(item.seconds for item in splits["train"].items)
+    assert longest < 3
+    assert max(item.seconds for item in splits["test"].items) > 8 * longest
+    assert splits["train"][0].dtype == torch.float32
+    assert len(splits["train"][0]) == splits["train"].items[0].seconds * 16000
+
+
+# ---- data ----------------------------------------------------------------------------------------
+
+
+def write_wavs(folder, count, seed=0, rate=16000):
+    """Speech-like noise with its texts, "a b", "a b c" ... in turn."""
+    rng = np.random.default_rng(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {}
+    for n in range(count):
+        name = f"{n:03}.wav"
+        soundfile.write(folder / name, rng.normal(0, 0.1, int(rate * (0.3 + 0.05 * n))), rate)
+        texts[name] = "a b c d e f"[: 3 + 2 * (n % 5)]
+    return texts
+
+
+def arguments(*words):
+    parser = asr.make_parser("", "audio")
+    for option in ("dataset", "dataset-config", "train-file", "validation-file", "test-file"):
+        parser.add_argument(f"--{option}")
+    parser.add_argument("--audio-column", default="audio")
+    parser.add_argument("--text-column", default="text")
+    return parser.parse_args([str(word) for word in words])
+
+
+def test_folder_with_texts_beside_the_recordings(tmp_path):
+    for name, text in write_wavs(tmp_path / "all", 20).items():
+        (tmp_path / "all" / name).with_suffix(".txt").write_text(text + "\n")
+    splits = given(arguments("--dataset", tmp_path / "all"))
+    assert [len(splits[name]) for name in ("train", "test")] == [18, 2]
+    item = splits["train"].items[3]
+    assert item.source.with_suffix(".txt").read_text() == item.text + "\n"
+    assert len(splits["train"][3]) == round(item.seconds * 16000)
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_folder_with_metadata_and_splits(tmp_path, kind):
+    for split, count in (("train", 4), ("test", 3)):
+        texts = write_wavs(tmp_path / split, count)
+        rows = [{"file_name": name, "transcription": text} for name, text in texts.items()]
+        with open(tmp_path / split / f"metadata.{kind}", "w", newline="") as file:
+            if kind == "csv":
+                table = csv.DictWriter(file, rows[0])
+                table.writeheader()
+                table.writerows(rows)
+            else:
+                file.writelines(json.dumps(row) + "\n" for row in rows)
+    splits = given(arguments("--dataset", tmp_path))
+    assert [item.text for item in splits["test"].items] == list(texts.values())
+    assert len(splits["train"]) == 4
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet"])
+def test_tables(tmp_path, kind, monkeypatch):
+    import pandas
+
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    texts = write_wavs(tmp_path / "wavs", 12, rate=8000)
+    if kind == "parquet":  # with the bytes in it, as on the hub
+        audio = [{"bytes": (tmp_path / "wavs" / n).read_bytes(), "path": n} for n in texts]
+    else:
+        audio = [f"wavs/{name}" for name in texts]
+    frame = pandas.DataFrame({"audio": audio, "said": list(texts.values())})
+    path = tmp_path / f"train.{kind}"
+    {
+        "csv": lambda: frame.to_csv(path, index=False),
+        "tsv": lambda: frame.to_csv(path, index=False, sep="\t"),
+        "jsonl": lambda: frame.to_json(path, orient="records", lines=True),
+        "parquet": lambda: frame.to_parquet(path),
+    }[kind]()
+    splits = given(arguments("--train-file", path, "--text-column", "said"))
+    assert len(splits["train"]) == 11
+    waveform = splits["train"][5]
+    assert len(waveform) == pytest.approx(splits["train"].items[5].seconds * 16000, abs=2)
+
+
+def test_hub_layout_needs_no_torchcodec(tmp_path, monkeypatch):
+    """A data set whose column is declared as Audio, which datasets decodes by torchcodec only."""
+    import datasets
+
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    texts = write_wavs(tmp_path / "wavs", 6)
+    rows = {
+        "audio": [
+            {"bytes": (tmp_path / "wavs" / name).read_bytes(), "path": name} for name in texts
+        ],
+        "text": list(texts.values()),
+    }
+    data = datasets.Dataset.from_dict(rows).cast_column("audio", datasets.Audio(decode=False))
+    decoded = data.features.copy()
+    decoded["audio"] = datasets.Audio(sampling_rate=16000)
+    data.info.features = decoded
+    (tmp_path / "hub").mkdir()
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda *_: datasets.DatasetDict(train=data, test=data)
+    )
+    splits = given(arguments("--dataset", "some/name"))
+    assert [item.text for item in splits["train"].items] == list(texts.values())
+    assert len(splits["train"][2]) == 6400
+
+
+def test_bad_recordings_are_counted(tmp_path, capsys):
+    texts = write_wavs(tmp_path, 4)
+    paths = [tmp_path / name for name in texts]
+    paths[0].write_bytes(b"")
+    paths[1].unlink()
+    soundfile.write(paths[2], np.zeros(100), 16000)
+    items = usable(((path, path, "a") for path in paths), 4, "train")
+    assert [item.source for item in items] == paths[3:]
+    output = capsys.readouterr().out
+    assert "train data: 3 of 4 skipped (2 unreadable, 1 shorter than 0.025 s)" in output
+    assert "000.wav cannot be decoded" in output
+    with pytest.raises(CommandError, match=r"none of 1 .*000\.wav cannot be decoded"):
+        usable(((path, path, "a") for path in paths[:1]), 1, "test")
+
+
+# ---- batches -------------------------------------------------------------------------------------
+
+
+def test_batches_of_similar_duration():
+    seconds = np.random.default_rng(0).uniform(0.5, 20, 203)
+    sampler = asr.DurationSampler(seconds, 8, seed=3)
+    first = list(sampler)
+    assert sorted(first) == list(range(203))
+    assert list(sampler) == first
+    sampler.set_epoch(1)
+    second = list(sampler)
+    assert second != first
+    assert {frozenset(second[i : i + 8]) for i in range(0, 200, 8)} != {
+        frozenset(first[i : i + 8]) for i in range(0, 200, 8)
+    }
+    batches = np.array(first[:200]).reshape(-1, 8)
+    longest = seconds[batches].max(1)
+    padding = (longest[:, None] - seconds[batches]).sum() / seconds[batches].sum()
+    shuffled = np.random.default_rng(1).permutation(200).reshape(-1, 8)
+    unsorted = (seconds[shuffled].max(1)[:, None] - seconds[shuffled]).sum()
+    assert padding < 0.3 < unsorted / seconds[shuffled].sum()
+    order = np.argsort(longest)
+    assert not np.array_equal(order, np.arange(25)), "batches come in random order"
+
+
+def test_what_ctc_cannot_align_is_left_out(capsys):
+    class Letters:
+        def __call__(self, text):
+            return type("Ids", (), {"input_ids": [ord(letter) for letter in text]})
+
+    items = [(np.zeros(1600, "f"), text, 0.1) for text in ("abc", "aab", "abcd")]
+    data = asr.Labelled(Recordings([Recording(*item) for item in items]), Letters())
+    model = asr.CapeSpeechForCTC(asr.CapeSpeechConfig(**TINY))  # 8 frames, 3 outputs
+    assert [item.text for item in asr.fitting(data, model).recordings.items] == ["abc"]
+    assert "2 of 3 skipped (2 with more labels than outputs" in capsys.readouterr().out
+    assert len(data) == 1
+
+
+def test_error_rates_by_duration():
+    """Against the definition: errors over words of all recordings of a bin."""
+    items = [
+        Recording(None, "a b c d", 0.5),
+        Recording(None, "a b", 0.9),
+        Recording(None, "x y z", 70.0),
+    ]
+    found = asr.error_rates(["a c d", "a b", "x q z p"], Recordings(items))
+    assert found == pytest.approx({"0-1": 100 / 6, "over 64": 200 / 3, "all": 300 / 9})
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+
+def scores(folder):
+    return json.loads((folder / "scores.json").read_text())
+
+
+@pytest.mark.slow
+def test_built_in_speech(run_cli, repo_root, tmp_path):
+    command = ("python", repo_root / "recipes/asr/finetune_hf.py", "--output", "out", *QUICK)
+    command += ("--model-config", json.dumps(TINY), "--compare", "sinpos", "cape")
+    output = run_cli(*command, cwd=tmp_path).stdout
+    assert "word error rate % by seconds" in output
+    found = scores(tmp_path / "out")
+    assert list(found["cape"]) == ["0-1", "1-2", "2-4", "4-8", "8-16", "16-32", "all"]
+    assert (tmp_path / "out/scores.png").stat().st_size > 5000
+    rows = (tmp_path / "out/cape/hypotheses.tsv").read_text().splitlines()
+    assert len(rows) == 450
+    # the folder is a complete recogniser
+    from transformers import pipeline
+
+    recogniser = pipeline("automatic-speech-recognition", model=str(tmp_path / "out/cape"))
+    speech = synthetic()["test"]
+    reference, hypothesis = rows[7].split("\t")
+    assert reference == speech.items[7].text
+    assert recogniser(speech[7].numpy())["text"] == hypothesis
+    # another type in the same folder, or other data, is not taken for it
+    other = ("--position-embedding", "cape", "--position-max-global-shift", 3)
+    failed = run_cli(*command[:-3], *other, cwd=tmp_path, check=False)
+    assert failed.returncode == 2
+    assert "made with other settings" in failed.stderr
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for split, count in (("train", 20), ("test", 5)):
+        for name, text in write_wavs(tmp_path / "data" / split, count).items():
+            (tmp_path / "data" / split / name).with_suffix(".txt").write_text(text)
+    return tmp_path / "data"
+
+
+@pytest.mark.slow
+def test_interrupted_training_ends_alike(run_cli, repo_root, tmp_path, folder):
+    """Positions, dropout, masks and batches; stopped in the middle of an epoch."""
+    command = ("python", repo_root / "recipes/asr/finetune_hf.py", "--dataset", folder, *QUICK)
+    command += ("--model-config", json.dumps(TINY), "--position-embedding", "cape")
+    command += ("--lr_scheduler_type", "constant", "--per_device_train_batch_size", 8)
+    run_cli(*command, "--max_steps", 8, "--output", "whole", cwd=tmp_path)
+    run_cli(*command, "--max_steps", 4, "--output", "again", cwd=tmp_path)
+    run_cli(*command, "--max_steps", 8, "--output", "again", cwd=tmp_path)
+    whole, again = (
+        load_file(tmp_path / name / "cape/model.safetensors") for name in ("whole", "again")
+    )
+    assert all(torch.equal(whole[key], again[key]) for key in whole)
+
+
+@pytest.mark.slow
+def test_subwords_and_mixed_precision_and_accumulation(run_cli, repo_root, tmp_path, folder):
+    (tmp_path / "sizes.json").write_text(json.dumps(TINY))
+    run_cli(
+        "accelerate", "launch", "--cpu", "--num_processes", 1,
+        repo_root / "recipes/asr/finetune_hf.py", "--dataset", folder, "--output", "out", *QUICK,
+        "--model-config", "sizes.json", "--position-embedding", "cape", "--vocab-size", 14,
+        "--bf16", "--gradient_accumulation_steps", 2, "--max-seconds", 1, cwd=tmp_path,
+    )  # fmt: skip
+    from transformers import AutoProcessor
+
+    import hf_models
+
+    processor = AutoProcessor.from_pretrained(tmp_path / "out/cape")
+    assert type(processor.tokenizer) is hf_models.CapeSpeechTokenizer
+    assert len(processor.tokenizer) <= 14
+    assert "all" in scores(tmp_path / "out")["cape"]
+
+
+@pytest.mark.slow
+def test_decoder_from_scratch_and_finetuned(run_cli, repo_root, tmp_path, folder):
+    command = ("python", repo_root / "recipes/asr/finetune_hf.py", "--dataset", folder, *QUICK)
+    first = ("--model-config", json.dumps(TINY_SEQ2SEQ), "--vocab-size", 16, "--output", "first")
+    run_cli(*command, *first, "--position-embedding", "sinpos", cwd=tmp_path)
+    second = ("--model", "first/sinpos", "--output", "second", "--position-embedding", "cape")
+    run_cli(*command, *second, "--beams", 2, cwd=tmp_path)
+    config = json.loads((tmp_path / "second/cape/config.json").read_text())
+    assert config["position_embedding"]["type"] == "cape"
+    assert config["model_type"] == "cape_speech_to_text"
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_evaluation(run_cli, repo_root, tmp_path, folder):
+    """The same trained model scores alike, whether one process or two recognise."""
+    program = repo_root / "recipes/asr/finetune_hf.py"
+    options = ("--dataset", folder, "--output", "out", *QUICK, "--use_cpu")
+    options += ("--model-config", json.dumps(TINY), "--position-embedding", "cape")
+    options += ("--per_device_train_batch_size", 4)
+    two = ("python", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2)
+    run_cli(*two, program, *options, cwd=tmp_path)
+    together = (tmp_path / "out/cape/hypotheses.tsv").read_text()
+    assert len(together.splitlines()) == 5
+    run_cli("python", program, *options, cwd=tmp_path)  # finds the training finished
+    assert (tmp_path / "out/cape/hypotheses.tsv").read_text() == together
+
+
+BAD = [
+    (["--max-seconds", "0.01"], "--max-seconds 0.01"),
+    (["--model-config", '{"model_type": "bert"}'], "model type 'bert' is not allowed"),
+    (["--train-file", "gone.csv"], "gone.csv: no such file"),
+    (["--train-file", __file__], "unknown format"),
+    (["--dataset", "EMPTY"], "holds 0 recordings"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), BAD, ids=lambda value: str(value)[-40:])
+def test_bad_input(words, message, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        asr, "synthetic", lambda: {"train": Recordings([Recording(None, "a", 1.0)]), "test": None}
+    )
+    words = [str(tmp_path) if word == "EMPTY" else word for word in words]
+    with pytest.raises(CommandError, match=re.escape(message)):
+        asr.main([*words, "--output", str(tmp_path / "out")])
