@@ -18,7 +18,11 @@ from cape_plugins.positions import (
     token_positions,
 )
 from cape_plugins.registry import PRESETS, TYPES
-from cape_plugins.relative import RelativePositions, relative_attention
+from cape_plugins.relative import (
+    RelativeGridPositions,
+    RelativePositions,
+    relative_attention,
+)
 
 __version__ = "0.1.0"
 
@@ -30,6 +34,7 @@ __all__ = [
     "PositionEncoder",
     "PositionTable",
     "Positions",
+    "RelativeGridPositions",
     "RelativePositions",
     "Sinusoid",
     "TokenCounts",

@@ -8,6 +8,9 @@ row i of a padded matrix, read with a row stride one element shorter, begins one
 the right. Long inputs are processed in blocks of queries whose scores are recomputed in the
 backward pass, so memory grows with T, not with T x T.
 
+Patches of an image have two distances, a^K[di] of rows plus a^K[dj] of columns, which needs two
+tables of 2 C + 1 rows and no more memory.
+
 Shapes: B batch, H heads, T queries, S keys, d channels per head, C context.
 """
 
@@ -70,13 +73,39 @@ class RelativePositions(nn.Module):
         return f"context={self.context}, clip={self.clip}"
 
 
+class RelativeGridPositions(nn.Module):
+    """Learned embeddings of the distances between patches of an image: one for the distance in
+    rows plus one for that in columns, so that every height and width has them.
+
+    Arguments are those of :class:`RelativePositions`, for both axes; C counts patches.
+    """
+
+    def __init__(
+        self,
+        context: int,
+        head_dim: int,
+        num_heads: int | None = None,
+        values: bool = False,
+        beyond: str = "clip",
+    ) -> None:
+        super().__init__()
+        self.rows = RelativePositions(context, head_dim, num_heads, values, beyond)
+        self.columns = RelativePositions(context, head_dim, num_heads, values, beyond)
+
+    @property
+    def values(self) -> Tensor | None:
+        """None without embeddings added to the values."""
+        return self.rows.values
+
+
 def relative_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    positions: RelativePositions,
+    positions: RelativePositions | RelativeGridPositions,
     *,
     query_offset: int | Tensor = 0,
+    patches: tuple[int, int] | None = None,
     attn_mask: Tensor | None = None,
     key_padding_mask: Tensor | None = None,
     dropout: float = 0.0,
@@ -92,6 +121,9 @@ def relative_attention(
         query_offset: Index of the first query among the keys: S - T in incremental decoding. A
             tensor without dimensions where keys are a buffer of fixed size (static caches); its
             value is not read on the host.
+        patches: (height, width) in patches, needed by :class:`RelativeGridPositions`. The patches
+            are the last keys, row by row; what stands before them, a class token, has no place
+            and no relative embedding.
         attn_mask: bool (True: do not attend) or float added to the scores, ``[T, S]`` or any shape
             that broadcasts to ``[B, H, T, S]``.
         key_padding_mask: ``[B, S]`` bool, True on padding.
@@ -100,11 +132,22 @@ def relative_attention(
 
     Returns:
         Output ``[B, H, T, d]`` and the weights ``[B, H, T, S]`` or None.
+
+    Raises:
+        ValueError: if `query_offset` or `patches` do not fit the keys.
     """
+    if isinstance(positions, RelativeGridPositions):
+        if patches is None or patches[0] * patches[1] > key.shape[2]:
+            raise ValueError(
+                f"patches={patches} is not allowed with {key.shape[2]} keys; allowed: (height, "
+                "width) of the image in patches, of which each is a key."
+            )
+    else:
+        patches = None
     query = query * query.shape[-1] ** -0.5
     batch, heads, length, _ = query.shape
     block = max(1, BLOCK_ELEMENTS // (batch * heads * key.shape[2]))
-    arguments = (key, value, positions, key_padding_mask, dropout)
+    arguments = (key, value, positions, patches, key_padding_mask, dropout)
     if need_weights or block >= length:
         output, weights = _attend(query, attn_mask, query_offset, *arguments)
         return output, weights if need_weights else None
@@ -129,13 +172,17 @@ def _attend(
     query_offset: int | Tensor,
     key: Tensor,
     value: Tensor,
-    positions: RelativePositions,
+    positions: RelativePositions | RelativeGridPositions,
+    patches: tuple[int, int] | None,
     key_padding_mask: Tensor | None,
     dropout: float,
 ) -> tuple[Tensor, Tensor]:
     """One block of queries; see :func:`relative_attention`. The query is scaled already."""
     num_keys = key.shape[2]
-    scores = relative_scores(query, positions, num_keys, query_offset)
+    if patches is None:
+        scores = relative_scores(query, positions, num_keys, query_offset)
+    else:
+        scores = _grid_scores(query, positions, num_keys, query_offset, patches)
     scores = torch.baddbmm(scores.flatten(0, 1), query.flatten(0, 1), key.flatten(0, 1).mT)
     scores = scores.view(*query.shape[:3], num_keys)
     if attn_mask is not None:
@@ -148,8 +195,10 @@ def _attend(
     weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
     dropped = F.dropout(weights, dropout) if dropout else weights
     output = dropped @ value
-    if positions.values is not None:
+    if positions.values is not None and patches is None:
         output = output + relative_values(dropped, positions, query_offset)
+    elif positions.values is not None:
+        output = output + _grid_values(dropped, positions, query_offset, patches)
     return output, weights
 
 
@@ -169,10 +218,8 @@ def relative_scores(
     """
     length = query.shape[2]
     if isinstance(query_offset, Tensor):
-        row, known = _rows(positions, length, num_keys, query_offset)
-        by_row = query @ positions.keys.to(query.dtype).mT
-        scores = by_row.gather(-1, row.expand(*query.shape[:2], -1, -1))
-        return scores if positions.clip else scores * known
+        query_index = torch.arange(length, device=query.device) + query_offset
+        return _gathered_scores(query, positions, query_index, num_keys)
     low, high, left, right = _distances(positions, length, num_keys, query_offset)
     table = positions.keys[:, low:high].to(query.dtype)
     known = query @ table.mT  # [B, H, T, distances within the context]
@@ -201,11 +248,8 @@ def relative_values(
     """
     length, num_keys = weights.shape[2:]
     if isinstance(query_offset, Tensor):
-        row, known = _rows(positions, length, num_keys, query_offset)
-        by_row = weights.new_zeros(*weights.shape[:-1], positions.values.shape[1])
-        weights = weights if positions.clip else weights * known
-        by_row = by_row.scatter_add(-1, row.expand_as(weights), weights)
-        return by_row @ positions.values.to(weights.dtype)
+        query_index = torch.arange(length, device=weights.device) + query_offset
+        return _gathered_values(weights, positions, query_index)
     low, high, left, right = _distances(positions, length, num_keys, query_offset)
     by_distance = _unskew(weights)
     known = by_distance[..., left : by_distance.shape[-1] - right]
@@ -219,15 +263,67 @@ def relative_values(
     return known @ positions.values[:, low:high].to(weights.dtype)
 
 
+def _gathered_scores(
+    query: Tensor, positions: RelativePositions, query_index: Tensor, num_keys: int
+) -> Tensor:
+    """:func:`relative_scores` for queries anywhere, ``[T]``, among the keys 0 .. S - 1. For few
+    queries or keys: the gradient of a gather is slower than that of a view."""
+    row, known = _rows(positions, query_index, num_keys)
+    by_row = query @ positions.keys.to(query.dtype).mT
+    scores = by_row.gather(-1, row.expand(*query.shape[:2], -1, -1))
+    return scores if positions.clip else scores * known
+
+
+def _gathered_values(weights: Tensor, positions: RelativePositions, query_index: Tensor) -> Tensor:
+    """:func:`relative_values` for the same."""
+    row, known = _rows(positions, query_index, weights.shape[-1])
+    by_row = weights.new_zeros(*weights.shape[:-1], positions.values.shape[1])
+    weights = weights if positions.clip else weights * known
+    by_row = by_row.scatter_add(-1, row.expand_as(weights), weights)
+    return by_row @ positions.values.to(weights.dtype)
+
+
 def _rows(
-    positions: RelativePositions, length: int, num_keys: int, query_offset: Tensor
+    positions: RelativePositions, query_index: Tensor, num_keys: int
 ) -> tuple[Tensor, Tensor]:
-    """Row of the table for each query and key, ``[T, S]``, and whether the context covers it. For
-    few queries: the gradient of a gather is slower than that of a view."""
-    query, key = (torch.arange(size, device=query_offset.device) for size in (length, num_keys))
-    distance = key - (query + query_offset)[:, None]
+    """Row of the table for each query and key, ``[T, S]``, and whether the context covers it."""
+    distance = torch.arange(num_keys, device=query_index.device) - query_index[:, None]
     context = positions.context
     return distance.clamp(-context, context) + context, distance.abs() <= context
+
+
+def _grid_scores(
+    query: Tensor,
+    positions: RelativeGridPositions,
+    num_keys: int,
+    query_offset: int | Tensor,
+    patches: tuple[int, int],
+) -> Tensor:
+    """``q . (a^K[di] + a^K[dj])``, ``[B, H, T, S]``; 0 where query or key is no patch."""
+    height, width = patches
+    first = num_keys - height * width
+    index = torch.arange(query.shape[2], device=query.device) + query_offset - first
+    query = query * (index >= 0)[:, None]
+    index = index.clamp(min=0)
+    by_row = _gathered_scores(query, positions.rows, index // width, height)
+    by_column = _gathered_scores(query, positions.columns, index % width, width)
+    return F.pad((by_row[..., None] + by_column[..., None, :]).flatten(-2), (first, 0))
+
+
+def _grid_values(
+    weights: Tensor,
+    positions: RelativeGridPositions,
+    query_offset: int | Tensor,
+    patches: tuple[int, int],
+) -> Tensor:
+    """``sum_j p(i, j) (a^V[di] + a^V[dj])`` over patches, ``[B, H, T, d]``; 0 for other queries."""
+    height, width = patches
+    first = weights.shape[-1] - height * width
+    index = torch.arange(weights.shape[2], device=weights.device) + query_offset - first
+    weights = (weights[..., first:] * (index >= 0)[:, None]).unflatten(-1, patches)
+    index = index.clamp(min=0)
+    by_row = _gathered_values(weights.sum(-1), positions.rows, index // width)
+    return by_row + _gathered_values(weights.sum(-2), positions.columns, index % width)
 
 
 def _distances(

@@ -14,7 +14,12 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from cape_plugins import PositionConfig, RelativePositions, relative_attention
+from cape_plugins import (
+    PositionConfig,
+    RelativeGridPositions,
+    RelativePositions,
+    relative_attention,
+)
 
 NAME = "cape_relative"
 
@@ -54,9 +59,10 @@ def add_relative_positions(attentions: Iterable[nn.Module], config: PositionConf
     """
     if not config.relative_context:
         return
+    kind = RelativeGridPositions if config.domain == "image" else RelativePositions
     for attention in list(attentions)[: 1 if config.relative_layers == "first" else None]:
         heads = attention.q_proj.out_features // attention.head_dim
-        attention.relative = RelativePositions(
+        attention.relative = kind(
             config.relative_context,
             attention.head_dim,
             heads if config.relative_heads == "separate" else None,
@@ -76,6 +82,7 @@ def _relative_forward(
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     query_offset: int | Tensor = 0,
+    patches: tuple[int, int] | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """In the signature of transformers' attention functions: ``[B, H, T, d]`` to ``[B, T, H, d]``
@@ -96,6 +103,7 @@ def _relative_forward(
         value,
         module.relative,
         query_offset=query_offset,
+        patches=patches,
         attn_mask=attention_mask,
         dropout=dropout,
         need_weights=module.config.model_config._attn_implementation == "eager",

@@ -47,7 +47,7 @@ class CapeViTEmbeddings(ViTEmbeddings):
         self.patch_embeddings = ViTPatchEmbeddings(config)
         self.patch_size = tuple(self.patch_embeddings.patch_size)
         self.image_size = tuple(self.patch_embeddings.image_size)
-        self.table_size = self._patches(*self.image_size)
+        self.table_size = self.patches(*self.image_size)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.position_embeddings = None
         self.positions = None
@@ -71,7 +71,7 @@ class CapeViTEmbeddings(ViTEmbeddings):
             interpolate_pos_encoding: Every size is welcome, so that the flag means nothing here;
                 its place carries the draw of :class:`CapeViTModel`.
         """
-        height, width = self._patches(*pixel_values.shape[2:])
+        height, width = self.patches(*pixel_values.shape[2:])
         patches = self.patch_embeddings(pixel_values)
         if bool_masked_pos is not None:
             patches = torch.where(bool_masked_pos.bool()[..., None], self.mask_token, patches)
@@ -86,7 +86,8 @@ class CapeViTEmbeddings(ViTEmbeddings):
         patches = add_positions(patches, self.positions, grid, draw)
         return self.dropout(torch.cat((cls_token, patches), dim=1))
 
-    def _patches(self, height: int, width: int) -> tuple[int, int]:
+    def patches(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of patches of an image of `height` x `width` pixels."""
         rows, columns = height // self.patch_size[0], width // self.patch_size[1]
         if rows < 1 or columns < 1:
             raise ValueError(
@@ -138,6 +139,8 @@ class CapeViTModel(PositionModelMixin, ViTModel):
         """
         if pixel_values is None:
             raise ValueError("pixel_values is missing; give [batch, channels, height, width].")
+        if self.config.position_config.relative_context:
+            kwargs["patches"] = self.embeddings.patches(*pixel_values.shape[2:])
         return super().forward(pixel_values, bool_masked_pos, draw, attention_mask, **kwargs)
 
 
