@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
-from transformers import MarianConfig, PreTrainedConfig, Speech2TextConfig, ViTConfig
+from transformers import (
+    GenerationConfig,
+    MarianConfig,
+    PreTrainedConfig,
+    Speech2TextConfig,
+    ViTConfig,
+)
 
 from cape_plugins import PositionConfig
 from cape_plugins.config import applies, options
@@ -114,8 +121,18 @@ class CapeMarianConfig(PositionEmbeddingMixin, MarianConfig):
     model_type = "cape_marian"
     position_fields: ClassVar = {FIELD: ("text", "seq2seq")}
     guarded_field: ClassVar = "max_position_embeddings"
+    # transformers up to 5.17 compares with a configuration that was made without arguments; this
+    # one needs alpha
+    has_no_defaults_at_init: ClassVar = True
 
     position_embedding: dict | None = None
+
+    def _get_generation_parameters(self) -> dict[str, Any]:
+        names = set(GenerationConfig._get_default_generation_params()) - {"use_cache"}
+        names -= {field.name for field in dataclasses.fields(self)}
+        return {
+            name: getattr(self, name) for name in names if getattr(self, name, None) is not None
+        }
 
 
 @strict

@@ -37,7 +37,7 @@ TRAINER_DEFAULTS = (
 # and of the Trainer, as far as they are not about length, speed or output.
 DATA_AND_MODEL = (
     *("model", "model_config", "dataset", "dataset_config", "train_file", "source_lang"),
-    *("target_lang", "vocab_size", "max_length", "train_sizes", "univit", "max_seconds"),
+    *("target_lang", "vocab_size", "max_length", "train_sizes", "univit", "max_seconds", "crop"),
 )
 HYPERPARAMETERS = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "seed"),
