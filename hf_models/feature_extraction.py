@@ -61,7 +61,8 @@ class CapeSpeechFeatureExtractor(SequenceFeatureExtractor):
             raw_speech: ``[samples]`` in -1 to 1 (numpy, torch or list), or a list of such.
             sampling_rate: That of the recordings, to be checked.
             hop_seconds: Distance of frames, one number or one for each recording; then the result
-                holds `hop_seconds` ``[B]`` for the model.
+                holds `hop_nanoseconds` ``[B]`` for the model: integers, because hosts cast all
+                floating-point inputs of a model in half precision.
             padding: As in transformers; default to the longest.
             return_tensors: "pt" or "np".
 
@@ -104,6 +105,8 @@ class CapeSpeechFeatureExtractor(SequenceFeatureExtractor):
             return_tensors=return_tensors,
         )
         if hop_seconds is not None:
-            values = np.asarray(hops, dtype=np.float32)
-            batch["hop_seconds"] = torch.from_numpy(values) if return_tensors == "pt" else values
+            values = np.asarray([round(hop * 1e9) for hop in hops], dtype=np.int64)
+            batch["hop_nanoseconds"] = (
+                torch.from_numpy(values) if return_tensors == "pt" else values
+            )
         return batch

@@ -25,7 +25,7 @@ class Frames(NamedTuple):
     Attributes:
         features: ``[B, T, bins]``.
         lengths: ``[B]``, frames of each sample without padding.
-        hop_seconds: Distance of frames, a number or ``[B]``.
+        hop_seconds: Distance of frames, a number or ``[B]`` float32.
         draw: Random numbers of this forward.
     """
 
@@ -122,7 +122,7 @@ class SpeechEncoder(PositionModelMixin, Speech2TextEncoder):
         self,
         input_features: Tensor,
         attention_mask: Tensor | None = None,
-        hop_seconds: Tensor | float | None = None,
+        hop_nanoseconds: Tensor | int | None = None,
         draw: Draw | None = None,
         **kwargs: Any,
     ) -> BaseModelOutput:
@@ -131,8 +131,8 @@ class SpeechEncoder(PositionModelMixin, Speech2TextEncoder):
         Args:
             input_features: ``[B, T, bins]``, padded on the right.
             attention_mask: ``[B, T]``, 0 on padding.
-            hop_seconds: Distance of frames in seconds, a number or ``[B]``; default that of the
-                configuration.
+            hop_nanoseconds: Distance of frames, a number or ``[B]`` integers, which no host casts
+                to half precision; default that of the configuration.
             draw: From :meth:`~cape_plugins.PositionEncoder.draw`.
         """
         batch, length = input_features.shape[:2]
@@ -146,7 +146,16 @@ class SpeechEncoder(PositionModelMixin, Speech2TextEncoder):
             # generate() hands over a mask as wide as the features
             mask = attention_mask if attention_mask.dim() == 2 else attention_mask[:, :, -1]
             lengths = mask.sum(-1)
-        hop = self.config.hop_seconds if hop_seconds is None else hop_seconds
+        hop = self.config.hop_seconds
+        if isinstance(hop_nanoseconds, Tensor):
+            if hop_nanoseconds.is_floating_point():
+                raise ValueError(
+                    f"hop_nanoseconds has dtype {hop_nanoseconds.dtype}; allowed: integers, such "
+                    "as 10_000_000 for 10 ms."
+                )
+            hop = hop_nanoseconds.float() * 1e-9
+        elif hop_nanoseconds is not None:
+            hop = hop_nanoseconds * 1e-9
         frames = Frames(input_features, lengths, hop, draw)
         return super().forward(frames, attention_mask=attention_mask, **kwargs)
 

@@ -64,7 +64,7 @@ class CapeSpeechModel(SpeechEncoder):
         self,
         input_features: Tensor,
         attention_mask: Tensor | None = None,
-        hop_seconds: Tensor | float | None = None,
+        hop_nanoseconds: Tensor | int | None = None,
         draw: Draw | None = None,
         **kwargs: Any,
     ) -> BaseModelOutput:
@@ -72,7 +72,7 @@ class CapeSpeechModel(SpeechEncoder):
         given. Hidden states are ``[B, T', C]`` with T' = ceil(T / stride)."""
         if draw is None:
             draw = draw_positions(self.conv.positions, input_features)
-        return super().forward(input_features, attention_mask, hop_seconds, draw, **kwargs)
+        return super().forward(input_features, attention_mask, hop_nanoseconds, draw, **kwargs)
 
 
 class CapeSpeechForCTC(PositionModelMixin, PreTrainedModel):
@@ -107,7 +107,7 @@ class CapeSpeechForCTC(PositionModelMixin, PreTrainedModel):
         input_features: Tensor,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
-        hop_seconds: Tensor | float | None = None,
+        hop_nanoseconds: Tensor | int | None = None,
         draw: Draw | None = None,
         **kwargs: Any,
     ) -> CausalLMOutput:
@@ -117,8 +117,8 @@ class CapeSpeechForCTC(PositionModelMixin, PreTrainedModel):
             input_features: ``[B, T, bins]``, padded on the right.
             attention_mask: ``[B, T]``, 0 on padding.
             labels: ``[B, U]``, negative on padding.
-            hop_seconds: Distance of frames in seconds, a number or ``[B]``; default that of the
-                configuration.
+            hop_nanoseconds: Distance of frames, a number or ``[B]`` integers, which no host casts
+                to half precision; default that of the configuration.
             draw: Random numbers of this forward, to inject; default drawn in training.
 
         Returns:
@@ -129,7 +129,7 @@ class CapeSpeechForCTC(PositionModelMixin, PreTrainedModel):
             ValueError: for a label that is no class.
         """
         output = self.encoder(
-            input_features, attention_mask, hop_seconds, draw, return_dict=True, **kwargs
+            input_features, attention_mask, hop_nanoseconds, draw, return_dict=True, **kwargs
         )
         logits = self.lm_head(output.last_hidden_state)
         loss = None if labels is None else self._ctc_loss(logits, attention_mask, labels)

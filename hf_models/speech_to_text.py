@@ -146,7 +146,7 @@ class CapeSpeech2TextModel(PositionModelMixin, Speech2TextModel):
         past_key_values: Cache | None = None,
         decoder_inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        hop_seconds: Tensor | float | None = None,
+        hop_nanoseconds: Tensor | int | None = None,
         draw: Draw | None = None,
         decoder_draw: Draw | None = None,
         **kwargs: Any,
@@ -154,8 +154,8 @@ class CapeSpeech2TextModel(PositionModelMixin, Speech2TextModel):
         """See transformers.
 
         Args:
-            hop_seconds: Distance of frames in seconds, a number or ``[B]``; default that of the
-                configuration.
+            hop_nanoseconds: Distance of frames, a number or ``[B]`` integers, which no host casts
+                to half precision; default that of the configuration.
             draw: Random numbers of the encoder in this forward; by default drawn in training. With
                 `encoder_outputs` nothing is drawn, because the encoder has run without.
             decoder_draw: The same for the decoder.
@@ -164,7 +164,7 @@ class CapeSpeech2TextModel(PositionModelMixin, Speech2TextModel):
             if draw is None:
                 draw = draw_positions(self.encoder.conv.positions, input_features)
             encoder_outputs = self.encoder(
-                input_features, attention_mask, hop_seconds, draw, **kwargs
+                input_features, attention_mask, hop_nanoseconds, draw, **kwargs
             )
             if decoder_draw is None and self.training:
                 decoder_draw = draw_positions(self.decoder.positions, input_features)
@@ -184,7 +184,7 @@ class CapeSpeech2TextModel(PositionModelMixin, Speech2TextModel):
 class CapeSpeech2TextForConditionalGeneration(
     PositionModelMixin, Speech2TextForConditionalGeneration
 ):
-    """Recognition or translation; ``forward(..., hop_seconds=, draw=)`` and ``generate()``."""
+    """Recognition or translation; ``forward(..., hop_nanoseconds=, draw=)`` and ``generate()``."""
 
     config_class = CapeSpeech2TextConfig
     _supports_sdpa = True

@@ -178,3 +178,67 @@ def test_ranks_draw_differently(family, run_cli, tmp_path):
     assert first["common"] == second["common"]  # both hosts seed all ranks alike
     numbers = [x for one in (first, second) for shift in one["shifts"] for x in shift]
     assert len(set(numbers)) == len(numbers) >= 12
+
+
+SHARDED = """
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from tests.hf.helpers import batch, make
+
+dist.init_process_group("gloo")
+family, folder = sys.argv[1:]
+model = make(family, "cape").train()
+policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
+for module in model.modules():
+    if type(module).__name__ in model._no_split_modules:
+        fully_shard(module, mesh=mesh, mp_policy=policy)
+fully_shard(model, mesh=mesh, mp_policy=policy)
+
+# what the positions are, whatever the parameters are cast to
+seen = []
+for module in model.modules():
+    if hasattr(module, "positions") and hasattr(module.positions, "encoding"):
+        encoding = module.positions.encoding
+        for name in ("forward", "grid"):
+            stock = getattr(type(encoding), name)
+            hook = lambda c, stock=stock, e=encoding: (seen.append(c.dtype), stock(e, c))[1]
+            setattr(encoding, name, hook)
+optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+for _ in range(2):
+    loss = model(**batch(family)).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+assert loss.isfinite()
+assert seen and set(seen) == {torch.float32}, seen
+options = StateDictOptions(full_state_dict=True)
+state = get_model_state_dict(model, options=options)
+if dist.get_rank() == 0:
+    model.save_pretrained(folder, state_dict=state)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_shards(family, run_cli, repo_root, tmp_path):
+    """FSDP2 on two processes in mixed precision: positions stay float32, the whole is saved."""
+    script = tmp_path / "sharded.py"
+    script.write_text(SHARDED)
+    run_cli(
+        "python", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2,
+        script, family, tmp_path / "model", cwd=repo_root,
+    )  # fmt: skip
+    model, report = FAMILIES[family].model.from_pretrained(
+        tmp_path / "model", output_loading_info=True
+    )
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    first = make(family, "cape").state_dict()
+    changed = sum(not torch.equal(value, first[key]) for key, value in model.state_dict().items())
+    assert changed > len(first) // 2

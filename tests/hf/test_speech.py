@@ -52,11 +52,11 @@ def test_positions_are_the_centres_of_frames_in_seconds():
     """Convolutions of stride 3; window of 25 ms."""
     times = coordinates(make("speech_ctc", "sinpos"), frames())
     torch.testing.assert_close(times[0], 0.0125 + 0.03 * torch.arange(17.0))
-    times = coordinates(make("speech_ctc", "sinpos"), frames(), hop_seconds=0.02)
+    times = coordinates(make("speech_ctc", "sinpos"), frames(), hop_nanoseconds=20_000_000)
     torch.testing.assert_close(times[0], 0.0125 + 0.06 * torch.arange(17.0))
-    hops = torch.tensor([0.01, 0.012, 0.02])
-    times = coordinates(make("speech_ctc", "sinpos"), frames(), hop_seconds=hops)
-    torch.testing.assert_close(times, 0.0125 + 3 * hops[:, None] * torch.arange(17.0))
+    hops = torch.tensor([10_000_000, 12_000_000, 20_000_000])
+    times = coordinates(make("speech_ctc", "sinpos"), frames(), hop_nanoseconds=hops)
+    torch.testing.assert_close(times, 0.0125 + 3e-9 * hops[:, None] * torch.arange(17.0))
 
 
 def test_mean_over_valid_frames_is_removed():
@@ -70,7 +70,7 @@ def test_speech_to_text_counts_frames_as_in_stock():
     model = make("speech_to_text", "sinpos")
     assert torch.equal(coordinates(model, frames())[0], 2.0 + torch.arange(13.0))
     model = make("speech_to_text", "sinpos")
-    twice = coordinates(model, frames(), hop_seconds=0.02)[0]
+    twice = coordinates(model, frames(), hop_nanoseconds=20_000_000)[0]
     torch.testing.assert_close(twice, 2.0 + 2 * torch.arange(13.0))
 
 
@@ -86,8 +86,8 @@ def test_position_embedding_follows_time_not_frames():
     model = make("speech_ctc", "sinpos+mean")
     outs = []
     seam(model).register_forward_hook(lambda _m, _a, out: outs.append(out))
-    logits(model, frames((49,)), hop_seconds=0.01)
-    logits(model, frames((25,)), hop_seconds=0.02)
+    logits(model, frames((49,)), hop_nanoseconds=10_000_000)
+    logits(model, frames((25,)), hop_nanoseconds=20_000_000)
     torch.testing.assert_close(outs[0][0, ::2], outs[1][0], atol=1e-5, rtol=1e-5)
 
 
@@ -134,9 +134,11 @@ def test_bad_input_is_refused():
     with pytest.raises(ValueError, match=r"label 12.*0 to 11"):
         model(**frames(), labels=torch.full((3, 2), 12))
     with pytest.raises(ValueError, match="seconds_per_frame"):
-        model(**frames(), hop_seconds=0.0)
+        model(**frames(), hop_nanoseconds=0)
     with pytest.raises(ValueError, match=r"seconds_per_frame has shape \(2,\).*\[3\]"):
-        model(**frames(), hop_seconds=torch.tensor([0.01, 0.01]))
+        model(**frames(), hop_nanoseconds=torch.tensor([10_000_000, 10_000_000]))
+    with pytest.raises(ValueError, match=r"hop_nanoseconds has dtype torch.float32.*integers"):
+        model(**frames(), hop_nanoseconds=torch.tensor([1e7, 1e7, 1e7]))
 
 
 @pytest.mark.parametrize("beams", [1, 3])
