@@ -118,6 +118,7 @@ class CapeViTModel(PositionModelMixin, ViTModel):
         self.layers = nn.ModuleList([ViTLayer(config) for _ in range(config.num_hidden_layers)])
         self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.pooler = ViTPooler(config) if add_pooling_layer else None
+        self.has_relative_positions = config.position_config.relative_context > 0
         add_relative_positions((layer.attention for layer in self.layers), config.position_config)
         self.post_init()
 
@@ -139,7 +140,7 @@ class CapeViTModel(PositionModelMixin, ViTModel):
         """
         if pixel_values is None:
             raise ValueError("pixel_values is missing; give [batch, channels, height, width].")
-        if self.config.position_config.relative_context:
+        if self.has_relative_positions:
             kwargs["patches"] = self.embeddings.patches(*pixel_values.shape[2:])
         return super().forward(pixel_values, bool_masked_pos, draw, attention_mask, **kwargs)
 

@@ -10,6 +10,7 @@ import argparse
 import csv
 import dataclasses
 import json
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from cape_plugins.arguments import TYPE_ARG, add_position_args, given_settings
 from cape_plugins.config import applies
-from recipes.steps import CommandError, matches, record, writing
+from recipes.steps import CommandError, machine, matches, record, versions, writing
 
 # name of the variant: scores by group (length, duration, size ...)
 Scores = Mapping[str, Mapping[str, float]]
@@ -218,7 +219,8 @@ def batches(lengths: Sequence[float], batch_size: int) -> list[list[int]]:
 
 
 def report(folder: Path, scores: Scores, metric: str, group: str, trained: Sequence[str]) -> None:
-    """Writes ``scores.json``, ``.csv``, ``.md`` and ``.png``, and prints the table.
+    """Writes ``scores.json``, ``.csv``, ``.md`` and ``.png``, and prints the table; the last thing
+    that the processes of a training do.
 
     Args:
         scores: By variant and group.
@@ -226,6 +228,11 @@ def report(folder: Path, scores: Scores, metric: str, group: str, trained: Seque
         group: What the groups are.
         trained: Groups that occur in training, marked in the plot.
     """
+    state = accelerate.PartialState()
+    main_process = state.is_main_process
+    state.destroy_process_group()
+    if not main_process:
+        return
     groups = list(next(iter(scores.values())))
     with writing(folder / "scores.json") as file:
         json.dump(scores, file, indent=1)
@@ -240,8 +247,12 @@ def report(folder: Path, scores: Scores, metric: str, group: str, trained: Seque
         f"| {name} | {' | '.join(f'{row[key]:.2f}' for key in groups)} |"
         for name, row in scores.items()
     ]
-    words = " ".join(Path(sys.argv[0]).parts[-3:] + tuple(sys.argv[1:]))
-    lines += ["", f"Command: `{words}`; torch {torch.__version__}"]
+    script = "/".join(Path(sys.argv[0]).parts[-3:])
+    lines += [
+        "",
+        f"`{shlex.join(['python', script, *sys.argv[1:]])}`",
+        f"{machine()}; {versions(('torch', 'transformers', 'accelerate'))}",
+    ]
     with writing(folder / "scores.md") as file:
         file.write("\n".join(lines) + "\n")
     print("\n".join(lines))

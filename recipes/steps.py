@@ -10,13 +10,15 @@ import contextlib
 import hashlib
 import json
 import os
+import platform
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,30 @@ def available_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def machine() -> str:
+    """CPU model and the number of cores this process may use."""
+    model = platform.processor() or platform.machine()
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            model = next(
+                (line.partition(":")[2].strip() for line in file if "model name" in line), model
+            )
+    except OSError:
+        pass  # not Linux
+    return f"{model}, {available_cores()} cores"
+
+
+def versions(packages: Sequence[str]) -> str:
+    """Versions of Python and of those of the packages that are installed."""
+    found = [f"Python {platform.python_version()}"]
+    for package in packages:
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            continue
+    return ", ".join(found)
 
 
 # ---- files -------------------------------------------------------------------------------------

@@ -299,8 +299,8 @@ def error_rates(hypotheses: Sequence[str], data: Recordings) -> dict[str, float]
     }
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """The recipe; see the module docstring."""
+def make_options() -> argparse.ArgumentParser:
+    """The options of this recipe."""
     parser = make_parser(__doc__, "audio")
     add = parser.add_argument
     add("--dataset", metavar="NAME", help="hub data set, or folder of audio files with texts")
@@ -315,9 +315,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--no-spec-augment", action="store_true", help="do not mask features in training")
     add("--beams", type=positive, default=1, help="of a model with decoder")
     parser.set_defaults(output=Path("results/asr_hf"))
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The recipe; see the module docstring."""
+    parser = make_options()
     words = sys.argv[1:] if argv is None else argv
     builtin = not any(word.startswith(("--dataset", "--train-file")) for word in words)
     args, training = parse(parser, DIGIT_TRAINING if builtin else (), argv)
+    if builtin:
+        torch.set_num_threads(1)  # so small a model gains nothing by more
     seq2seq = is_seq2seq(args)
     splits = synthetic() if builtin else given(args)
     if args.max_seconds is not None:
@@ -357,11 +365,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         if training.process_index == 0:
             rows = zip((item.text for item in splits["test"].items), hypotheses, strict=True)
             write_lines(args.output / name / "hypotheses.tsv", ("\t".join(row) for row in rows))
-    if training.process_index == 0:
-        longest = max(item.seconds for item in splits["train"].items)
-        groups = next(iter(scores.values()))
-        trained = [g for g in groups if g[0].isdigit() and float(g.split("-")[0]) < longest]
-        report(args.output, scores, "word error rate %", "seconds", trained)
+    longest = max(item.seconds for item in splits["train"].items)
+    groups = next(iter(scores.values()))
+    trained = [g for g in groups if g[0].isdigit() and float(g.split("-")[0]) < longest]
+    report(args.output, scores, "word error rate %", "seconds", trained)
 
 
 if __name__ == "__main__":

@@ -289,10 +289,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         batch_size = training.per_device_eval_batch_size
         hypotheses = translate(trainer.model, tokenizer, test_set, args.beams, batch_size)
         scores[name] = evaluate(hypotheses, test_set, lists)
-    if training.process_index == 0:
-        trained = [str(n + 1) for n in range(MAX_TRAIN_LENGTH)] if lists else []
-        metric, group = ("exact match", "numbers") if lists else ("BLEU", "source words")
-        report(args.output, scores, metric, group, trained)
+    trained = [str(n + 1) for n in range(MAX_TRAIN_LENGTH)] if lists else []
+    metric, group = ("exact match", "numbers") if lists else ("BLEU", "source words")
+    report(args.output, scores, metric, group, trained)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,15 @@ from recipes.mt.pipeline import generate, train
 from recipes.mt.report import ALL, Result
 from recipes.mt.scoring import score
 from recipes.mt.subwords import SentencePiece
-from recipes.steps import CommandError, available_cores, positive, run_main, stop_children
+from recipes.steps import (
+    CommandError,
+    available_cores,
+    machine,
+    positive,
+    run_main,
+    stop_children,
+    versions,
+)
 
 # Shifts and offsets are alike: CAPE's U(-30, 30) is as wide as SHAPE's U{0..60}. Training lists
 # have up to 17 tokens, test lists up to 48. relpos clips distances beyond its context.
@@ -213,8 +221,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     facts = {
         "Command": f"`{shown_command(argv, args)}`",
-        "Machine": f"{report.machine()}; {args.jobs} trainings at a time, threads {args.threads}",
-        "Versions": report.versions(),
+        "Machine": f"{machine()}; {args.jobs} trainings at a time, threads {args.threads}",
+        "Versions": versions(report.PACKAGES),
         "Corpus": " ".join(f"{key} {value};" for key, value in corpus.settings.items()).strip(";"),
         "Model": f"`{' '.join(MODEL.split())}`",
         "Training": f"{args.updates} updates; `{' '.join(OPTIMISATION.split())}`",

@@ -1,16 +1,14 @@
 """Tables (CSV, Markdown) and a plot (PNG) of scores by length, and how to repeat them."""
 
 import csv
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import mean
 
 from recipes.mt.length_corpus import Lengths
 from recipes.mt.scoring import METRICS, Score
-from recipes.steps import available_cores, write_lines, writing
+from recipes.steps import write_lines, writing
 
 PACKAGES = ("torch", "fairseq-fixed", "sentencepiece", "sacrebleu", "num2words")
 ALL = "all"  # the group of all sentences together
@@ -24,30 +22,6 @@ class Result:
     seed: int
     seconds: float  # training time
     scores: Mapping[str, Score]
-
-
-def machine() -> str:
-    """CPU model and the number of cores this process may use."""
-    model = platform.processor() or platform.machine()
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            model = next(
-                (line.partition(":")[2].strip() for line in file if "model name" in line), model
-            )
-    except OSError:
-        pass  # not Linux
-    return f"{model}, {available_cores()} cores"
-
-
-def versions() -> str:
-    """Versions of Python and of the packages that decide about the result."""
-    found = [f"Python {platform.python_version()}"]
-    for package in PACKAGES:
-        try:
-            found.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            continue
-    return ", ".join(found)
 
 
 def write_csv(path: Path, results: Sequence[Result]) -> None:

@@ -31,7 +31,7 @@ def test_images_built_in(run_cli, repo_root, tmp_path):
     assert "| cape | 0." in output
     found = scores(tmp_path / "out")
     assert list(found) == ["abspos", "cape"]
-    assert list(found["cape"]) == ["16", "24", "32", "48", "64"]
+    assert list(found["cape"]) == ["16", "20", "24", "32", "48"]
     assert all(0 <= value <= 1 for row in found.values() for value in row.values())
     assert (tmp_path / "out/scores.png").stat().st_size > 5000
     config = json.loads((tmp_path / "out/cape/config.json").read_text())
