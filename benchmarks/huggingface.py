@@ -51,10 +51,11 @@ TEXT = (
     f"""\
 Forward, loss and backward (no optimizer) of Marian (6L-6L, 512/2048, 10000 symbols, 8 x 50
 tokens), Speech2Text (small: 12L-6L, 256, 4 x 400 frames, 30 tokens) and ViT-Ti (8 images of 224
-pixels), and generation with beam 4 (8 sentences of 25 tokens, exactly 25 decoded). `stock` is the
-class of transformers, the reference; the others are the cape class with the defaults of the type
-(Marian: source scale 1). Speech2Text runs with eager attention, the only one that stock has. All
-take turns in one process and share their parameters. To reach: at most {LIMIT}.""",
+pixels), and generation with beam 4 (Marian: 8 sentences of 25 tokens; Speech2Text: the 4 x 400
+frames; exactly 25 tokens decoded). `stock` is the class of transformers, the reference; the others
+are the cape class with the defaults of the type (Marian: source scale 1). Speech2Text runs with
+eager attention, the only one that stock has. All take turns in one process and share their
+parameters. To reach: at most {LIMIT}.""",
     """\
 `cape` puts a BOS token before each source of Marian: its encoder and the attention to it work on
 one position more. `cape, no BOS` shows what the positions alone cost.""",
@@ -72,6 +73,7 @@ def run(setup: Setup) -> Report:
             "Marian, training": marian_training,
             "Marian, beam search": marian_generation,
             "Speech2Text, training": speech_training,
+            "Speech2Text, beam search": speech_generation,
             "ViT-Ti, training": vit_training,
         }
         for case, make in cases.items():
@@ -109,26 +111,29 @@ def marian_generation(setup: Setup) -> dict[str, Step]:
 
 
 def speech_training(setup: Setup) -> dict[str, Step]:
-    batch, frames, words = (2, 40, 5) if setup.quick else (4, 400, 30)
-    sizes = {"attn_implementation": "eager", "use_cache": False}
-    sizes |= {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1} if setup.quick else {}
-    models = {
-        "stock": Speech2TextForConditionalGeneration(Speech2TextConfig(**sizes)),
-        **{
-            name: CapeSpeech2TextForConditionalGeneration(
-                CapeSpeech2TextConfig(**sizes, position_embedding=settings)
-            )
-            for name, settings in SETTINGS.items()
-        },
-    }
-    share(models, setup)
-    features = torch.randn(batch, frames, 80, dtype=setup.dtype)
-    inputs = {
-        "input_features": features,
-        "attention_mask": torch.ones(batch, frames, dtype=torch.long),
-        "labels": torch.randint(3, 10_000, (batch, words)),
-    }
+    words = 5 if setup.quick else 30
+    inputs = speech_inputs(setup)
+    inputs["labels"] = torch.randint(3, 10_000, (len(inputs["input_features"]), words))
+    models = speech_models(setup, use_cache=False)
     return {name: partial(training_step, model, inputs) for name, model in models.items()}
+
+
+def speech_generation(setup: Setup) -> dict[str, Step]:
+    length = 5 if setup.quick else 25
+    options = {"num_beams": 4, "min_new_tokens": length, "max_new_tokens": length}
+    inputs = {**speech_inputs(setup), "do_sample": False}
+    return {
+        name: partial(model.eval().generate, **inputs, **options)
+        for name, model in speech_models(setup).items()
+    }
+
+
+def speech_inputs(setup: Setup) -> dict[str, torch.Tensor]:
+    batch, frames = (2, 40) if setup.quick else (4, 400)
+    return {
+        "input_features": torch.randn(batch, frames, 80, dtype=setup.dtype),
+        "attention_mask": torch.ones(batch, frames, dtype=torch.long),
+    }
 
 
 def vit_training(setup: Setup) -> dict[str, Step]:
@@ -175,6 +180,21 @@ def marian_models(setup: Setup) -> dict[str, nn.Module]:
         **{
             name: CapeMarianMTModel(CapeMarianConfig(**sizes, position_embedding=setting))
             for name, setting in settings.items()
+        },
+    }
+    return share(models, setup)
+
+
+def speech_models(setup: Setup, **sizes: Any) -> dict[str, nn.Module]:
+    sizes["attn_implementation"] = "eager"
+    sizes |= {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1} if setup.quick else {}
+    models = {
+        "stock": Speech2TextForConditionalGeneration(Speech2TextConfig(**sizes)),
+        **{
+            name: CapeSpeech2TextForConditionalGeneration(
+                CapeSpeech2TextConfig(**sizes, position_embedding=settings)
+            )
+            for name, settings in SETTINGS.items()
         },
     }
     return share(models, setup)

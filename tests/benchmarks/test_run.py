@@ -38,6 +38,7 @@ HF_CASES = {
     "Marian, training": {*HF_VARIANTS, "cape, no BOS"},
     "Marian, beam search": {*HF_VARIANTS, "cape, no BOS"},
     "Speech2Text, training": set(HF_VARIANTS),
+    "Speech2Text, beam search": set(HF_VARIANTS),
     "ViT-Ti, training": set(HF_VARIANTS),
 }
 NUMBERS = ("milliseconds", "ratio", "ratio_low", "ratio_high", "rounds")

@@ -116,11 +116,30 @@ def test_translation_of_own_files_from_a_checkpoint(run_cli, repo_root, tmp_path
     assert list(scores(tmp_path / "second")["cape"])[-1] == "all"
 
 
+def test_crops_cover_shares_and_places_and_come_back():
+    image = torch.arange(40 * 30.0).reshape(1, 40, 30)
+    data = vit.Images([image] * 200, lambda item: (item, 0), ["a"])
+    data.crop = (0.25, 1.0)
+    crops = [data[index][0] for index in range(200)]
+    shares = [crop[0].numel() / 1200 for crop in crops]
+    assert 0.2 < min(shares) < 0.35
+    assert 0.9 < max(shares) <= 1
+    for crop in crops[:20]:  # a rectangle of the image
+        top, left = divmod(int(crop[0, 0, 0]), 30)
+        height, width = crop.shape[1:]
+        assert torch.equal(crop, image[:, top : top + height, left : left + width])
+    assert len({float(crop[0, 0, 0]) for crop in crops}) > 50
+    assert all(torch.equal(a, data[index][0]) for index, a in enumerate(crops[:20]))
+    data.set_epoch(1)
+    assert any(a.shape != data[index][0].shape for index, a in enumerate(crops[:20]))
+
+
 BAD = [
     (vit, ["--no_such_flag", "1"], "unknown option --no_such_flag"),
     (vit, ["--model-config", "{"], "--model-config"),
     (vit, ["--compare", "cape", "--position-embedding", "cape"], "--compare"),
     (vit, ["--train-sizes", "16", "32"], "--univit"),
+    (vit, ["--crop", "0.5", "0.1"], "--crop 0.5 0.1 is not allowed"),
     (mt, ["--train-file", "gone.csv"], "gone.csv: no such file"),
     (mt, ["--train-file", __file__], "unknown format"),
 ]
