@@ -19,6 +19,7 @@ from transformers import (
     Wav2Vec2Processor,
 )
 
+from hf_models.callback import RankSeedCallback
 from hf_models.configuration import (
     CapeMarianConfig,
     CapeSpeech2TextConfig,
@@ -50,6 +51,7 @@ __all__ = [
     "CapeViTConfig",
     "CapeViTForImageClassification",
     "CapeViTModel",
+    "RankSeedCallback",
 ]
 
 AUTO_CLASSES = {

@@ -84,7 +84,7 @@ def rank_generator(device: torch.device) -> torch.Generator | None:
     The Trainer and accelerate seed all ranks alike, so that they would draw the same positions. A
     number from the common stream and the rank seed a generator of its own: a resumed training, for
     which hosts restore that stream, draws the same again. Compiled models use the default
-    generator, because torch.compile accepts no other.
+    generator, because torch.compile accepts no other: see RankSeedCallback.
     """
     if (
         torch.compiler.is_compiling()
@@ -92,10 +92,14 @@ def rank_generator(device: torch.device) -> torch.Generator | None:
         or distributed.get_world_size() == 1
     ):
         return None
-    seed = int(torch.randint(2**31 - 1, ()))
+    return torch.Generator(device=device).manual_seed(rank_seed(distributed.get_rank()))
+
+
+def rank_seed(rank: int) -> int:
+    """A seed that differs between ranks, from the next number of a stream they share."""
+    common = int(torch.randint(2**31 - 1, ()))
     # 2^64 divided by the golden ratio keeps the seeds of neighbouring ranks far apart
-    seed = (seed + distributed.get_rank() * 0x9E3779B97F4A7C15) % 2**63
-    return torch.Generator(device=device).manual_seed(seed)
+    return (common + rank * 0x9E3779B97F4A7C15) % 2**63
 
 
 def draw_positions(encoder: PositionEncoder, content: Tensor) -> Draw | None:

@@ -24,6 +24,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from cape_plugins.arguments import TYPE_ARG, add_position_args, given_settings
 from cape_plugins.config import applies
+from hf_models import RankSeedCallback
 from recipes.steps import CommandError, machine, matches, record, versions, writing
 
 # name of the variant: scores by group (length, duration, size ...)
@@ -126,6 +127,77 @@ def variants(
     }
 
 
+# ---- data --------------------------------------------------------------------------------------
+
+TABLES = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
+
+
+def open_dataset(name: str, config: str | None = None) -> Mapping[str, Any]:
+    """Splits of a hub data set, of a folder that ``save_to_disk`` wrote, or of a folder or file of
+    tables or images."""
+    from datasets import Dataset, load_dataset, load_from_disk
+
+    path = Path(name)
+    if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
+        data = load_from_disk(name)
+        return {"train": data} if isinstance(data, Dataset) else data
+    if path.is_file():
+        return open_tables({"train": name}, "--dataset")
+    try:
+        return load_dataset(name, config)
+    except (OSError, ValueError) as error:  # unknown, empty, without network, no such config
+        raise CommandError(
+            f"--dataset {name} cannot be read ({error}); give the name of a data set of the hub, a "
+            "folder of save_to_disk, or a folder or file of tables, images or recordings"
+        ) from None
+
+
+def open_tables(files: Mapping[str, str], option: str = "--train-file") -> Mapping[str, Any]:
+    """Splits of csv, tsv, json, jsonl or parquet files, all of one format."""
+    from datasets import load_dataset
+
+    for name in files.values():
+        if not Path(name).is_file():
+            raise CommandError(f"{name}: no such file; give {', '.join(TABLES)}")
+    suffix = Path(files["train"]).suffix
+    if suffix not in TABLES:
+        raise CommandError(
+            f"{option} {files['train']}: unknown format; allowed: {', '.join(TABLES)}"
+        )
+    more = {"sep": "\t", "quoting": csv.QUOTE_NONE} if suffix == ".tsv" else {}
+    return load_dataset(TABLES[suffix], data_files=dict(files), **more)
+
+
+def given_tables(args: argparse.Namespace) -> Mapping[str, Any]:
+    """Those of ``--train-file`` and ``--test-file``, or ``--validation-file``."""
+    files = {"train": args.train_file, "test": args.test_file or args.validation_file}
+    return open_tables({split: name for split, name in files.items() if name})
+
+
+def train_and_test(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The splits that are used; without a test split at most 1000 rows of training are."""
+    if "train" not in data:
+        raise CommandError(f"the data have the splits {', '.join(data)}; one must be named train")
+    test = next((name for name in ("test", "validation", "valid", "dev") if name in data), None)
+    if test is not None:
+        return {"train": data["train"], "test": data[test]}
+    size = min(1000, max(1, len(data["train"]) // 10))
+    return dict(data["train"].train_test_split(size, seed=0))
+
+
+def check_columns(args: argparse.Namespace, data: Any, *options: str) -> None:
+    """Options that name columns must name some of the data."""
+    for option in options:
+        if getattr(args, option) not in data.column_names:
+            raise CommandError(
+                f"--{option.replace('_', '-')} {getattr(args, option)}: the data have the columns "
+                f"{', '.join(data.column_names)}; name one of them"
+            )
+
+
+# ---- training ----------------------------------------------------------------------------------
+
+
 def train(
     name: str,
     settings: Mapping[str, Any],
@@ -156,6 +228,7 @@ def train(
         print(f"{name}: {json.dumps(dict(settings))}", flush=True)
         record(folder, made_with)
     trainer = make_trainer(settings, own)
+    trainer.add_callback(RankSeedCallback())
     resume = get_last_checkpoint(str(folder)) if folder.is_dir() else None
     result = trainer.train(resume_from_checkpoint=own.resume_from_checkpoint or resume)
     trainer.save_model()

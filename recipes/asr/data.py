@@ -16,11 +16,11 @@ from tqdm import tqdm
 from cape_plugins.audio import AudioError, audio_seconds, read_audio, resample
 from cape_plugins.features import WINDOW_SECONDS
 from recipes.asr.synthesis import make_speech
+from recipes.finetune import check_columns, given_tables, open_dataset, train_and_test
 from recipes.steps import CommandError
 
 SAMPLING_RATE = 16000
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
-TABLES = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 TEXT_COLUMNS = ("text", "transcription", "transcript", "sentence")  # of a metadata file
 
 # Built-in speech: training has up to TRAIN_WORDS digits, tests (how many of them) up to 16
@@ -134,41 +134,15 @@ def synthetic() -> dict[str, Recordings]:
 
 def given(args: argparse.Namespace) -> dict[str, Recordings]:
     """The splits train and test of ``--dataset`` or ``--train-file``."""
-    if args.dataset and Path(args.dataset).is_dir():
-        return _folder(Path(args.dataset))
-    from datasets import Audio, load_dataset
+    from datasets import Audio
 
-    base = Path()
-    if args.dataset:
-        data = load_dataset(args.dataset, args.dataset_config)
-    else:
-        files = {"train": args.train_file, "test": args.test_file or args.validation_file}
-        files = {split: name for split, name in files.items() if name}
-        for name in files.values():
-            if not Path(name).is_file():
-                raise CommandError(f"{name}: no such file; give {', '.join(TABLES)}")
-        suffix = Path(args.train_file).suffix
-        if suffix not in TABLES:
-            raise CommandError(
-                f"--train-file {args.train_file}: unknown format; allowed: {', '.join(TABLES)}"
-            )
-        more = {"sep": "\t", "quoting": csv.QUOTE_NONE} if suffix == ".tsv" else {}
-        data = load_dataset(TABLES[suffix], data_files=files, **more)
-        base = Path(args.train_file).parent
-    test = next((name for name in ("test", "validation", "valid", "dev") if name in data), None)
-    if "train" not in data:
-        raise CommandError(f"the data have the splits {', '.join(data)}; one must be named train")
-    if test is None:
-        parts = data["train"].train_test_split(min(1000, max(1, len(data["train"]) // 10)), seed=0)
-    else:
-        parts = {"train": data["train"], "test": data[test]}
-    columns = parts["train"].column_names
-    for option in ("audio_column", "text_column"):
-        if getattr(args, option) not in columns:
-            raise CommandError(
-                f"--{option.replace('_', '-')} {getattr(args, option)}: the data have the columns "
-                f"{', '.join(columns)}; name one of them"
-            )
+    if args.dataset and _recordings(Path(args.dataset)):
+        return _folder(Path(args.dataset))
+    data = open_dataset(args.dataset, args.dataset_config) if args.dataset else given_tables(args)
+    parts = train_and_test(data)
+    check_columns(args, parts["train"], "audio_column", "text_column")
+    # paths in a table are relative to it
+    base = Path(args.train_file).parent if args.train_file else Path()
     audio, text = args.audio_column, args.text_column
     splits = {}
     for name, part in parts.items():
@@ -214,6 +188,10 @@ def _folder(folder: Path) -> dict[str, Recordings]:
     }
 
 
+def _recordings(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.suffix.lower() in AUDIO_SUFFIXES)
+
+
 def _pairs(folder: Path) -> list[tuple[Path, str]]:
     table, lines = folder / "metadata.csv", folder / "metadata.jsonl"
     if table.is_file() or lines.is_file():
@@ -227,7 +205,7 @@ def _pairs(folder: Path) -> list[tuple[Path, str]]:
                 f"{table}: needs the columns file_name and one of {', '.join(TEXT_COLUMNS)}"
             )
         return [(folder / row["file_name"], row[column]) for row in rows]
-    recordings = sorted(p for p in folder.rglob("*") if p.suffix.lower() in AUDIO_SUFFIXES)
+    recordings = _recordings(folder)
     pairs = [(p, p.with_suffix(".txt")) for p in recordings if p.with_suffix(".txt").is_file()]
     if len(pairs) < 2:
         raise CommandError(

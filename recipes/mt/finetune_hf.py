@@ -8,8 +8,9 @@ Tested on longer ones:
     accelerate launch recipes/mt/finetune_hf.py --dataset opus_books --dataset-config de-en \\
         --source-lang en --target-lang de --position-embedding cape
 
-Data are a hub name, or csv, json, jsonl or parquet files with one column per language (or a column
-`translation` that holds both). Alpha is counted on the training data and kept in the model.
+Data are a hub name, a folder of `datasets`, or csv, tsv, json, jsonl or parquet files with one
+column per language (or a column `translation` that holds both). Alpha is counted on the training
+data and kept in the model.
 """
 
 import argparse
@@ -34,7 +35,18 @@ from transformers import (
 )
 
 from hf_models import CapeMarianConfig, CapeMarianMTModel
-from recipes.finetune import batches, make_parser, parse, report, share, train, variants
+from recipes.finetune import (
+    batches,
+    given_tables,
+    make_parser,
+    open_dataset,
+    parse,
+    report,
+    share,
+    train,
+    train_and_test,
+    variants,
+)
 from recipes.mt.number_lists import MAX_TRAIN_LENGTH, make_number_lists, spell
 from recipes.mt.scoring import score
 from recipes.mt.subwords import SentencePiece
@@ -116,28 +128,8 @@ def number_lists() -> dict[str, list[tuple[str, str]]]:
 
 def given_data(args: argparse.Namespace) -> dict[str, list[tuple[str, str]]]:
     """The pairs of ``--dataset`` or ``--train-file``; splits train and test."""
-    from datasets import load_dataset
-
-    if args.dataset:
-        data = load_dataset(args.dataset, args.dataset_config)
-    else:
-        files = {"train": args.train_file, "test": args.test_file or args.validation_file}
-        files = {split: name for split, name in files.items() if name}
-        for name in files.values():
-            if not Path(name).is_file():
-                raise CommandError(f"{name}: no such file; give csv, json, jsonl or parquet files")
-        kinds = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
-        kind = kinds.get(Path(args.train_file).suffix)
-        if kind is None:
-            raise CommandError(
-                f"--train-file {args.train_file}: unknown format; allowed: {', '.join(kinds)}"
-            )
-        data = load_dataset(kind, data_files=files)
-    test = next((name for name in ("test", "validation", "valid") if name in data), None)
-    if test is None:
-        parts = data["train"].train_test_split(min(1000, len(data["train"]) // 10), seed=0)
-    else:
-        parts = {"train": data["train"], "test": data[test]}
+    data = open_dataset(args.dataset, args.dataset_config) if args.dataset else given_tables(args)
+    parts = train_and_test(data)
     languages = (args.source_lang, args.target_lang)
     return {split: [_pair(row, languages) for row in rows] for split, rows in parts.items()}
 
@@ -246,7 +238,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The recipe; see the module docstring."""
     parser = make_parser(__doc__, "text")
     add = parser.add_argument
-    add("--dataset", metavar="NAME", help="hub data set")
+    add("--dataset", metavar="NAME", help="hub data set, or folder")
     add("--dataset-config", metavar="NAME", help="its configuration")
     for split in ("train", "validation", "test"):
         add(f"--{split}-file", metavar="FILE", help="csv, json, jsonl or parquet")

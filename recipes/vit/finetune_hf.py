@@ -29,7 +29,18 @@ from torch.utils.data import Dataset
 from transformers import Seq2SeqTrainingArguments, Trainer
 
 from hf_models import CapeViTConfig, CapeViTForImageClassification
-from recipes.finetune import batches, make_parser, parse, report, share, train, variants
+from recipes.finetune import (
+    batches,
+    check_columns,
+    make_parser,
+    open_dataset,
+    parse,
+    report,
+    share,
+    train,
+    train_and_test,
+    variants,
+)
 from recipes.steps import CommandError, positive, run_main
 
 COMPARED = ("abspos", "sinpos", "cape")
@@ -141,29 +152,8 @@ def digits() -> tuple[Images, Images]:
 
 def hub_dataset(args: argparse.Namespace) -> tuple[Images, Images]:
     """A data set of the hub, a local folder of images or parquet, csv or json files."""
-    from datasets import load_dataset
-
-    if not Path(args.dataset).exists():
-        data = load_dataset(args.dataset)
-    else:
-        kind = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
-        path = Path(args.dataset)
-        suffixes = {file.suffix for file in ([path] if path.is_file() else path.rglob("*"))}
-        format = next((kind[s] for s in sorted(suffixes) if s in kind), "imagefolder")
-        where = {"data_dir": args.dataset} if path.is_dir() else {"data_files": args.dataset}
-        data = load_dataset(format, **where)
-    test = next((name for name in ("test", "validation", "valid") if name in data), None)
-    if test is None:
-        parts = data["train"].train_test_split(0.1, seed=0)
-    else:
-        parts = {"train": data["train"], "test": data[test]}
-    columns = parts["train"].column_names
-    for option in ("image_column", "label_column"):
-        if getattr(args, option) not in columns:
-            raise CommandError(
-                f"--{option.replace('_', '-')} {getattr(args, option)}: {args.dataset} has the "
-                f"columns {', '.join(columns)}; name one of them"
-            )
+    parts = train_and_test(open_dataset(args.dataset))
+    check_columns(args, parts["train"], "image_column", "label_column")
     feature = parts["train"].features[args.label_column]
     names = getattr(feature, "names", None) or sorted(
         set(map(str, parts["train"][args.label_column]))

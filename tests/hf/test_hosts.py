@@ -185,6 +185,70 @@ def test_ranks_draw_differently(family, run_cli, tmp_path):
     assert len(set(numbers)) == len(numbers) >= 12
 
 
+COMPILED = """
+import json, sys, torch
+from transformers import Trainer, TrainingArguments
+from hf_models import RankSeedCallback
+from tests.hf.helpers import FAMILIES, batch, make
+from tests.hf.test_hosts import Samples
+
+folder, name, steps, resume, callback = sys.argv[1:]
+model = make("marian", "cape").train()
+stock, shifts, common = type(model.model.encoder.positions).draw, [], []
+
+def noted(self, *args, **kwargs):
+    draw = stock(self, *args, **kwargs)
+    shifts.append(draw.shift.flatten().tolist())
+    return draw
+
+class Stream(RankSeedCallback):
+    def on_step_end(self, *args, **kwargs):
+        super().on_step_end(*args, **kwargs)
+        common.append(torch.get_rng_state().sum().item())
+
+type(model.model.encoder.positions).draw = noted
+# as in a compiled model, which cannot have a generator of its own
+torch.compiler.is_compiling = lambda: True
+training = TrainingArguments(
+    folder, max_steps=int(steps), save_steps=2, use_cpu=True, report_to="none", seed=5,
+    per_device_train_batch_size=2, disable_tqdm=True,
+)
+trainer = Trainer(model, training, train_dataset=Samples("marian"))
+if callback == "yes":
+    trainer.add_callback(Stream())
+trainer.train(resume_from_checkpoint=resume == "yes")
+with open(f"{folder}/{name}.{training.process_index}", "w") as file:
+    json.dump({"shifts": shifts, "common": common}, file)
+trainer.accelerator.end_training()
+"""
+
+
+@pytest.mark.slow
+def test_callback_makes_compiled_models_draw_by_rank(run_cli, repo_root, tmp_path):
+    """Different on the ranks, alike after resuming; between the steps all share one stream."""
+    script = tmp_path / "compiled.py"
+    script.write_text(COMPILED)
+
+    def run(folder, name, steps, resume, callback):
+        run_cli(
+            "python", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2,
+            script, tmp_path / folder, name, steps, resume, callback, cwd=repo_root,
+        )  # fmt: skip
+        files = (tmp_path / folder / f"{name}.{rank}" for rank in (0, 1))
+        return [json.loads(file.read_text()) for file in files]
+
+    without = run("without", "all", 2, "no", "no")
+    assert without[0]["shifts"] == without[1]["shifts"]  # what the callback is for
+    whole = run("whole", "all", 4, "no", "yes")
+    numbers = [x for rank in whole for shift in rank["shifts"] for x in shift]
+    assert len(set(numbers)) == len(numbers) == 16
+    assert whole[0]["common"] == whole[1]["common"]
+    run("again", "first", 2, "no", "yes")
+    again = run("again", "second", 4, "yes", "yes")
+    for rank in (0, 1):
+        assert again[rank]["shifts"] == whole[rank]["shifts"][2:]
+
+
 SHARDED = """
 import sys
 

@@ -361,7 +361,7 @@ BAD = [
     (["--model-config", '{"model_type": "bert"}'], "model type 'bert' is not allowed"),
     (["--train-file", "gone.csv"], "gone.csv: no such file"),
     (["--train-file", __file__], "unknown format"),
-    (["--dataset", "EMPTY"], "holds 0 recordings"),
+    (["--dataset", "EMPTY"], "cannot be read"),
 ]
 
 

@@ -10,6 +10,7 @@ pytest.importorskip("transformers")
 import torch
 from PIL import Image
 
+from recipes import finetune
 from recipes.mt import finetune_hf as mt
 from recipes.steps import CommandError
 from recipes.vit import finetune_hf as vit
@@ -114,6 +115,28 @@ def test_translation_of_own_files_from_a_checkpoint(run_cli, repo_root, tmp_path
     config = json.loads((tmp_path / "second/cape/config.json").read_text())
     assert config["position_embedding"]["type"] == "cape"
     assert list(scores(tmp_path / "second")["cape"])[-1] == "all"
+
+
+@pytest.mark.parametrize("splits", [("train",), ("train", "validation")])
+def test_folders_of_datasets(splits, tmp_path, monkeypatch):
+    """As save_to_disk leaves them, and as files of tables."""
+    import datasets
+
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    rows = datasets.Dataset.from_dict({"en": [f"a {n}" for n in range(30)], "de": ["b"] * 30})
+    data = datasets.DatasetDict(dict.fromkeys(splits, rows))
+    data.save_to_disk(tmp_path / "saved")
+    for split in splits:
+        (tmp_path / "tables").mkdir(exist_ok=True)
+        rows.to_parquet(tmp_path / "tables" / f"{split}.parquet")
+    expected = {"train": 30, "test": 30} if len(splits) == 2 else {"train": 27, "test": 3}
+    for folder in ("saved", "tables"):
+        parts = finetune.train_and_test(finetune.open_dataset(str(tmp_path / folder)))
+        assert {name: len(part) for name, part in parts.items()} == expected
+    rows.save_to_disk(tmp_path / "single")
+    assert len(finetune.open_dataset(str(tmp_path / "single"))["train"]) == 30
+    with pytest.raises(CommandError, match=r"--dataset .*nowhere cannot be read"):
+        finetune.open_dataset(str(tmp_path / "nowhere"))
 
 
 def test_crops_cover_shares_and_places_and_come_back():

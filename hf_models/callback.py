@@ -1,0 +1,45 @@
+"""Random numbers of data-parallel training, for transformers' Trainer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from hf_models.modeling import rank_seed
+
+
+class RankSeedCallback(TrainerCallback):
+    """Gives each process random numbers of its own within a training step.
+
+    The Trainer seeds all processes alike, so that they would draw the same positions and the same
+    dropout masks. The models of this package draw positions by rank without this callback; those
+    that are compiled cannot, and need it. Between the steps all processes share one stream again,
+    on which the order of the data may rest and which checkpoints save, so that a resumed training
+    draws the same numbers.
+    """
+
+    def __init__(self) -> None:
+        self._common: list[tuple[Any, torch.Tensor]] = []
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Leaves the common stream."""
+        self._restore()
+        if args.world_size == 1:
+            return
+        seed = rank_seed(args.process_index)
+        self._common = [(torch.random, torch.get_rng_state())]
+        if args.device.type != "cpu":
+            module = torch.get_device_module(args.device)
+            self._common.append((module, module.get_rng_state()))
+        torch.manual_seed(seed)  # on all devices
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Back to the common stream."""
+        self._restore()
+
+    def _restore(self) -> None:
+        for module, state in self._common:
+            module.set_rng_state(state)
+        self._common = []
