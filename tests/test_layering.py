@@ -51,6 +51,7 @@ CORE_LEVELS = {
     "audio": 1,
     "positions": 1,
     "augmentation": 1,
+    "batching": 2,
     "encodings": 1,
     "features": 1,
     "relative": 1,

@@ -1,0 +1,143 @@
+"""Batches without padding: hops, order, epochs, and the frames that stay."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from cape_plugins.batching import (
+    HOPS,
+    PaddingFreeBatches,
+    equal_length,
+    frame_times,
+)
+from cape_plugins.features import log_mel
+
+RATE = 8000
+
+
+@pytest.fixture
+def seconds():
+    return np.random.default_rng(0).gamma(2.0, 3.0, 500) + 0.3
+
+
+def test_an_epoch_holds_every_recording_once(seconds):
+    batches = PaddingFreeBatches(seconds, 60)
+    found = [hop.index for batch in batches for hop in batch]
+    assert sorted(found) == list(range(500))
+    assert len(list(batches)) == len(batches)
+
+
+def test_batches_are_full_but_not_over(seconds):
+    batches = PaddingFreeBatches(seconds, 60)
+    sums = [sum(seconds[hop.index] for hop in batch) for batch in batches]
+    assert all(total <= 60 or len(batch) == 1 for total, batch in zip(sums, batches, strict=True))
+    assert np.median(sums) > 50
+
+
+def test_hops_give_the_frames_of_the_mean_duration(seconds):
+    for batch in PaddingFreeBatches(seconds, 60):
+        durations = np.array([seconds[hop.index] for hop in batch])
+        frames = durations / [hop.seconds for hop in batch]
+        np.testing.assert_allclose(frames, durations.mean() / 0.01)
+        assert all(HOPS[0] <= hop.seconds <= HOPS[1] for hop in batch)
+
+
+def test_a_ragged_rest_is_cut_where_hops_would_leave_the_range():
+    batches = list(PaddingFreeBatches([10.0, 9.0, 1.0, 0.9, 0.1], 100, shuffle=False))
+    assert [[hop.index for hop in batch] for batch in batches] == [[0, 1], [2, 3], [4]]
+
+
+def test_a_recording_longer_than_a_batch_stands_alone():
+    batches = list(PaddingFreeBatches([50.0, 3.0, 3.0], 10))
+    assert sorted(len(batch) for batch in batches) == [1, 2]
+
+
+def test_order_depends_on_seed_and_epoch_alone(seconds):
+    one, other = PaddingFreeBatches(seconds, 60, seed=1), PaddingFreeBatches(seconds, 60, seed=1)
+    other.set_epoch(7)
+    other.set_epoch(0)
+    assert list(one) == list(other)
+    one.set_epoch(1)
+    assert list(one) != list(other)
+    members = [{frozenset(h.index for h in batch) for batch in b} for b in (one, other)]
+    assert len(members[0] & members[1]) < len(members[0]) / 2, (
+        "batches differ, not only their order"
+    )
+    assert list(PaddingFreeBatches(seconds, 60, seed=2)) != list(other)
+
+
+def test_padding_that_is_saved():
+    assert PaddingFreeBatches([4.0, 2.0], 10, shuffle=False).padding() == pytest.approx(0.25)
+    assert PaddingFreeBatches([4.0, 4.0], 10).padding() == 0
+    assert PaddingFreeBatches([], 10).padding() == 0
+
+
+class Tones(Dataset):
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def __getitem__(self, hop):
+        wave = torch.randn(int(self.seconds[hop.index] * RATE), generator=torch.Generator())
+        return hop, log_mel(wave * 0.1, RATE, 8, hop.seconds)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_from_durations_to_a_batch_without_padding(workers):
+    """Recordings differ by a third, their frames by a few, and after skipping by none."""
+    seconds = [2.0, 1.8, 1.6, 1.5]
+    loader = DataLoader(
+        Tones(seconds),
+        batch_sampler=PaddingFreeBatches(seconds, 20),
+        collate_fn=list,
+        num_workers=workers,
+    )
+    (batch,) = loader
+    lengths = [len(frames) for _, frames in batch]
+    assert max(lengths) - min(lengths) <= 2
+    features, kept = equal_length([frames for _, frames in batch])
+    assert features.shape == (4, min(lengths), 8)
+    times = frame_times(kept, [hop.seconds for hop, _ in batch])
+    assert (times.diff() > 0).all(), "order is kept"
+    for row, (hop, frames) in enumerate(batch):
+        assert torch.equal(features[row], frames[kept[row]])
+        true = hop.seconds * kept[row] + 0.0125
+        torch.testing.assert_close(times[row], true.float())
+        assert times[row, -1] <= seconds[hop.index] - 0.0125 + 1e-4
+
+
+def test_frames_are_skipped_uniformly():
+    counts = torch.zeros(20)
+    for _ in range(2000):
+        _, kept = equal_length([torch.zeros(20, 1), torch.zeros(15, 1)])
+        counts[kept[0]] += 1
+    assert (counts / 2000 - 0.75).abs().max() < 0.05
+    assert torch.equal(kept[1], torch.arange(15))
+
+
+def test_times_show_where_a_click_is():
+    """The frame with most energy has the time of the click, whatever the hop."""
+    wave = torch.zeros(RATE * 2)
+    wave[int(1.2 * RATE)] = 1.0
+    for hop in (0.005, 0.0077, 0.010, 0.0133, 0.020):
+        frames = log_mel(wave, RATE, 8, hop, normalize=False)
+        times = frame_times(torch.arange(len(frames))[None], [hop])[0]
+        energy = frames.sum(1)
+        assert (times[energy == energy.max()] - 1.2).abs().max() <= hop / 2 + 0.0125
+
+
+BAD = [
+    (lambda: PaddingFreeBatches([1.0, 0.0]), "seconds must be"),
+    (lambda: PaddingFreeBatches([[1.0]]), "seconds must be"),
+    (lambda: PaddingFreeBatches([1.0], 0), "max_seconds=0"),
+    (lambda: PaddingFreeBatches([1.0], target_hop=0.5), "target_hop=0.5"),
+    (lambda: PaddingFreeBatches([1.0], hops=(0.0, 0.02)), "hops="),
+    (lambda: equal_length([]), "no recording"),
+    (lambda: equal_length([torch.zeros(0, 4)]), "without frames"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), BAD, ids=[message for _, message in BAD])
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
