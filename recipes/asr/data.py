@@ -85,7 +85,8 @@ def _seconds(source: Any) -> float:
 
 
 def usable(rows: Iterator[tuple[Any, Any, str]], total: int, name: str) -> list[Recording]:
-    """Recordings that can be read and are long enough; the others are counted and reported.
+    """Recordings that can be read, are long enough and have a text; the others are counted and
+    reported.
 
     Args:
         rows: Reference that is kept, source, text.
@@ -94,6 +95,9 @@ def usable(rows: Iterator[tuple[Any, Any, str]], total: int, name: str) -> list[
     """
     items, skipped, first = [], Counter(), ""
     for kept, source, text in tqdm(rows, f"{name}: durations", total, leave=False):
+        if not isinstance(text, str) or not text.strip():
+            skipped["without a text"] += 1
+            continue
         try:
             seconds = _seconds(source)
         except AudioError as error:
@@ -103,7 +107,7 @@ def usable(rows: Iterator[tuple[Any, Any, str]], total: int, name: str) -> list[
         if seconds < WINDOW_SECONDS:
             skipped[f"shorter than {WINDOW_SECONDS} s"] += 1
             continue
-        items.append(Recording(kept, str(text), seconds))
+        items.append(Recording(kept, text.strip(), seconds))
     report_skipped(name, skipped, total, first)
     if not items:
         raise CommandError(f"{name} data: none of {total} recordings can be used. {first}")

@@ -193,10 +193,12 @@ def test_bad_recordings_are_counted(tmp_path, capsys):
     paths[0].write_bytes(b"")
     paths[1].unlink()
     soundfile.write(paths[2], np.zeros(100), 16000)
-    items = usable(((path, path, "a") for path in paths), 4, "train")
+    rows = [*((path, path, "a") for path in paths), (paths[3], paths[3], " "), (0, paths[3], None)]
+    items = usable(iter(rows), 6, "train")
     assert [item.source for item in items] == paths[3:]
     output = capsys.readouterr().out
-    assert "train data: 3 of 4 skipped (2 unreadable, 1 shorter than 0.025 s)" in output
+    reasons = "2 unreadable, 1 shorter than 0.025 s, 2 without a text"
+    assert f"train data: 5 of 6 skipped ({reasons})" in output
     assert "000.wav cannot be decoded" in output
     with pytest.raises(CommandError, match=r"none of 1 .*000\.wav cannot be decoded"):
         usable(((path, path, "a") for path in paths[:1]), 1, "test")
