@@ -18,6 +18,7 @@ from transformers import (
     AutoTokenizer,
     Wav2Vec2Processor,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
 
 from hf_models.callback import RankSeedCallback
 from hf_models.configuration import (
@@ -83,6 +84,9 @@ def _register() -> None:
         CapeSpeechConfig, slow_tokenizer_class=CapeSpeechTokenizer, exist_ok=True
     )
     AutoProcessor.register(CapeSpeechConfig, Wav2Vec2Processor, exist_ok=True)
+    # the speech recognition pipeline tells models with a decoder by this table
+    seq2seq = CapeSpeech2TextForConditionalGeneration
+    MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES[CapeSpeech2TextConfig.model_type] = seq2seq.__name__
 
 
 _register()

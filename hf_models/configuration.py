@@ -57,7 +57,11 @@ class PositionEmbeddingMixin:
     @property
     def position_config(self) -> PositionConfig:
         """All settings of the main position embedding."""
-        return self._parse(FIELD, getattr(self, FIELD))
+        return self.position_settings(FIELD)
+
+    def position_settings(self, field: str) -> PositionConfig:
+        """All settings of one of the `position_fields`."""
+        return self._parse(field, getattr(self, field))
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
@@ -267,8 +271,7 @@ class CapeSpeech2TextConfig(PositionEmbeddingMixin, Speech2TextConfig):
     @property
     def decoder_position_config(self) -> PositionConfig:
         """All settings of the position embedding of the decoder."""
-        name = "decoder_position_embedding"
-        return self._parse(name, getattr(self, name))
+        return self.position_settings("decoder_position_embedding")
 
     @property
     def conv_layers(self) -> list[tuple[int, int]]:

@@ -110,28 +110,33 @@ def _cape_model(source: str, name: str, settings: dict[str, Any]) -> PreTrainedM
 
 def _stock_model(source: str, name: str) -> PreTrainedModel:
     cape = getattr(hf_models, f"Cape{name}").from_pretrained(source, dtype="auto").eval()
-    config = cape.config.position_config
-    changed = {
-        "alpha": config.source_scale != "1",
-        "the BOS hint": config.source_bos,
-        "relative attention": bool(config.relative_context),
-    }
     embeddings = getattr(cape.base_model, "embeddings", None)
-    if embeddings is None:
-        changed[f"position embedding {config.type!r}"] = config.encoding != "sinusoid"
-    reasons = [name for name, present in changed.items() if present]
+    settings = cape.config.to_dict()
+    reasons = []
+    for field in cape.config.position_fields:
+        config = cape.config.position_settings(field)
+        changed = {
+            "alpha": config.source_scale != "1",
+            "the BOS hint": config.source_bos,
+            "relative attention": bool(config.relative_context),
+        }
+        if embeddings is None:
+            changed["mean-normalised positions"] = config.mean_normalize
+            changed[f"position embedding {config.type!r}"] = config.encoding != "sinusoid"
+        reasons += [f"{reason} ({field})" for reason, present in changed.items() if present]
+        del settings[field]
     if reasons:
         raise ValueError(
             f"{source} cannot become a stock {name}: its output depends on {', '.join(reasons)}, "
             "which the stock model does not have. Keep the cape checkpoint."
         )
-    settings = cape.config.to_dict()
-    del settings[FIELD], settings["model_type"]
+    for own in ("model_type", "hop_seconds", "window_seconds"):
+        settings.pop(own, None)
     stock_class = getattr(transformers, name)
     stock = stock_class(stock_class.config_class(**settings)).to(cape.dtype)
     weights = cape.state_dict()
     if embeddings is not None and embeddings.position_embeddings is None:
-        weights[_name_of_table(stock)] = _baked_table(embeddings, config.gamma)
+        weights[_name_of_table(stock)] = _baked_table(embeddings, cape.config.position_config.gamma)
     own = {k: v for k, v in stock.state_dict().items() if "embed_positions" in k}
     stock.load_state_dict({**own, **weights})
     return stock

@@ -68,7 +68,7 @@ tags:
 
 Position embedding: `{settings}`
 
-The class comes with the package cape-plugins (`pip install "cape-plugins[hf]"`):
+The class comes with the package cape-plugins (`pip install ".[hf]"` in its repository):
 
 ```python
 import hf_models

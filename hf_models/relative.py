@@ -7,6 +7,7 @@ come, because queries are counted among the keys.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -49,6 +50,19 @@ class _RelativeAttention:
             kwargs["query_offset"] = cache.get_seq_length(self.layer_idx) + 0
         return super().forward(hidden_states, *args, **kwargs)
 
+    def __reduce__(self) -> Any:  # the class is made at run time, so pickle cannot find it by name
+        return _unpickled, (type(self).__mro__[2],), self.__dict__
+
+
+@functools.cache
+def _relative_class(stock: type[nn.Module]) -> type[nn.Module]:
+    return type(f"Relative{stock.__name__}", (_RelativeAttention, stock), {})
+
+
+def _unpickled(stock: type[nn.Module]) -> nn.Module:
+    relative = _relative_class(stock)
+    return relative.__new__(relative)
+
 
 def add_relative_positions(attentions: Iterable[nn.Module], config: PositionConfig) -> None:
     """Gives self-attention modules relative positions, all of them or the first.
@@ -70,8 +84,7 @@ def add_relative_positions(attentions: Iterable[nn.Module], config: PositionConf
             config.relative_beyond,
         )
         attention.config = _AttentionConfig(attention.config)
-        stock = type(attention)
-        attention.__class__ = type(f"Relative{stock.__name__}", (_RelativeAttention, stock), {})
+        attention.__class__ = _relative_class(type(attention))
 
 
 def _relative_forward(

@@ -141,7 +141,7 @@ class CapeSpeechForCTC(PositionModelMixin, PreTrainedModel):
         )
 
     def _ctc_loss(self, logits: Tensor, mask: Tensor | None, labels: Tensor) -> Tensor:
-        if labels.max() >= self.config.vocab_size:
+        if labels.numel() and labels.max() >= self.config.vocab_size:
             raise ValueError(
                 f"label {int(labels.max())} is not allowed; allowed: 0 to "
                 f"{self.config.vocab_size - 1} (vocab_size), negative on padding. Does the "

@@ -9,6 +9,7 @@ last checkpoint.
 import argparse
 import csv
 import dataclasses
+import hashlib
 import json
 import shlex
 import sys
@@ -18,12 +19,12 @@ from typing import Any
 
 import accelerate
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from tqdm import tqdm
 from transformers import HfArgumentParser, Seq2SeqTrainingArguments, Trainer
-from transformers.trainer_utils import get_last_checkpoint
 
+from cape_plugins import TYPES
 from cape_plugins.arguments import TYPE_ARG, add_position_args, given_settings
-from cape_plugins.config import applies
 from hf_models import RankSeedCallback
 from recipes.steps import CommandError, machine, matches, record, versions, writing
 
@@ -40,10 +41,13 @@ TRAINER_DEFAULTS = (
 DATA_AND_MODEL = (
     *("model", "model_config", "dataset", "dataset_config", "train_file", "source_lang"),
     *("target_lang", "vocab_size", "max_length", "train_sizes", "univit", "max_seconds", "crop"),
+    *("no_spec_augment", "train_split", "audio_column", "text_column", "image_column"),
+    "label_column",
 )
 HYPERPARAMETERS = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "seed"),
     *("weight_decay", "label_smoothing_factor", "lr_scheduler_type", "warmup_steps", "optim"),
+    *("adam_beta1", "adam_beta2", "max_grad_norm"),
 )
 
 
@@ -57,7 +61,7 @@ def make_parser(description: str, domain: str) -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--model", metavar="PATH", help="checkpoint to finetune, stock or cape; default: none, a "
-        "small model is trained from scratch")  # fmt: skip
+        "model is trained from scratch")  # fmt: skip
     add("--model-config", metavar="JSON", help="sizes of a model trained from scratch, a file or "
         """such as '{"hidden_size": 192}'""")  # fmt: skip
     add("--compare", nargs="+", metavar="TYPE", help="train several types, one after the other, "
@@ -76,7 +80,7 @@ def parse(
     args, rest = parser.parse_known_args(argv)
     trainer_parser = HfArgumentParser(Seq2SeqTrainingArguments, allow_abbrev=False)
     words = [*TRAINER_DEFAULTS, *defaults, *rest, "--output_dir", str(args.output)]
-    if not torch.cuda.is_available() and "--use_cpu" not in words:
+    if not torch.accelerator.is_available() and "--use_cpu" not in words:
         words.append("--use_cpu")
     training, *_, unknown = trainer_parser.parse_args_into_dataclasses(
         args=words, look_for_args_file=False, return_remaining_strings=True
@@ -87,25 +91,67 @@ def parse(
             "of transformers' Seq2SeqTrainingArguments, such as --learning_rate 1e-4"
         )
     if args.model_config:
-        try:
-            if Path(args.model_config).is_file():
-                args.model_config = Path(args.model_config).read_text(encoding="utf-8")
-            args.model_config = json.loads(args.model_config)
-        except json.JSONDecodeError as error:
-            raise CommandError(
-                f"--model-config {args.model_config!r} is no JSON ({error}); give an object such "
-                """as '{"hidden_size": 192}'"""
-            ) from None
+        if args.model:
+            raise CommandError("--model-config has no effect on the checkpoint of --model")
+        args.model_config = _read_sizes(args.model_config)
     return args, training
 
 
+def _read_sizes(text: str) -> dict[str, Any]:
+    """Of ``--model-config``: an object, or a file with one."""
+    if not text.lstrip().startswith("{"):
+        try:
+            text = Path(text).read_text(encoding="utf-8")
+        except OSError as error:
+            raise CommandError(
+                f"--model-config {text}: {error.strerror}; give a JSON file, or an object such as "
+                """'{"hidden_size": 192}'"""
+            ) from None
+    try:
+        sizes = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise CommandError(f"--model-config {text!r} is no JSON ({error})") from None
+    if not isinstance(sizes, dict):
+        raise CommandError(f"--model-config {text!r} is no JSON object")
+    return sizes
+
+
+def make_config(kind: type[Any], sizes: Mapping[str, Any], **more: Any) -> Any:
+    """A configuration of a model from scratch.
+
+    Raises:
+        CommandError: for a size that this kind does not have, or a value that it refuses.
+    """
+    names = {field.name for field in dataclasses.fields(kind)} | set(kind.attribute_map)
+    unknown = sorted(set(sizes) - names - {"model_type", "architectures", "transformers_version"})
+    if unknown:
+        raise CommandError(f"--model-config: {kind.__name__} has no {', '.join(unknown)}")
+    try:
+        return kind(**{key: value for key, value in sizes.items() if key in names}, **more)
+    except (ValueError, StrictDataclassError) as error:
+        raise CommandError(f"the configuration of the model is refused: {error}") from None
+
+
+def load_model(kind: type[Any], path: str, settings: Mapping[str, Any], **more: Any) -> Any:
+    """The checkpoint of ``--model`` with another position embedding."""
+    try:
+        return kind.from_pretrained(path, position_embedding=dict(settings), **more)
+    except (OSError, ValueError) as error:
+        raise CommandError(f"--model {path} cannot be loaded: {error}") from None
+
+
 def variants(
-    args: argparse.Namespace, domain: str, default: Sequence[str], extra: Mapping[str, Any]
+    args: argparse.Namespace,
+    domain: str,
+    default: Sequence[str],
+    defaults: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, dict[str, Any]]:
     """``{name: position_embedding}`` of what is to be trained.
 
     Args:
-        extra: Settings of every type that has them, such as a counted source scale.
+        default: Types that are compared where the caller names none.
+        defaults: Settings by type that hold where the caller gives none, such as a counted
+            source scale.
     """
     given, chosen = given_settings(args, domain), getattr(args, TYPE_ARG)
     if args.compare and (chosen or given):
@@ -117,14 +163,10 @@ def variants(
         names = [chosen or "cape"]
     else:
         names = args.compare or default
-    return {
-        name: {
-            "type": name,
-            **{key: value for key, value in extra.items() if applies(key, name)},
-            **given,
-        }
-        for name in names
-    }
+    unknown = [name for name in names if name not in TYPES]
+    if unknown:
+        raise CommandError(f"--compare {unknown[0]} is unknown; allowed: {', '.join(TYPES)}")
+    return {name: {"type": name, **defaults.get(name, {}), **given} for name in names}
 
 
 # ---- data --------------------------------------------------------------------------------------
@@ -164,6 +206,8 @@ def open_tables(files: Mapping[str, str], option: str = "--train-file") -> Mappi
         raise CommandError(
             f"{option} {files['train']}: unknown format; allowed: {', '.join(TABLES)}"
         )
+    if any(Path(name).suffix != suffix for name in files.values()):
+        raise CommandError(f"{', '.join(files.values())}: give files of one format")
     more = {"sep": "\t", "quoting": csv.QUOTE_NONE} if suffix == ".tsv" else {}
     return load_dataset(TABLES[suffix], data_files=dict(files), **more)
 
@@ -174,15 +218,51 @@ def given_tables(args: argparse.Namespace) -> Mapping[str, Any]:
     return open_tables({split: name for split, name in files.items() if name})
 
 
-def train_and_test(data: Mapping[str, Any]) -> dict[str, Any]:
+def add_data_args(parser: argparse.ArgumentParser, files: bool = True) -> None:
+    """Options for data of the caller."""
+    add = parser.add_argument
+    add("--dataset", metavar="NAME", help="data set of the hub, folder or file")
+    add("--dataset-config", metavar="NAME", help="configuration of a data set of the hub")
+    add("--train-split", default="train", metavar="NAME", help="(default: train)")
+    text = "default: test, validation, valid or dev; without any, at most 1000 of training"
+    add("--test-split", metavar="NAME", help=text)
+    if files:
+        for split in ("train", "validation", "test"):
+            add(f"--{split}-file", metavar="FILE", help="csv, tsv, json, jsonl or parquet")
+
+
+def has_data(args: argparse.Namespace) -> bool:
+    """False where the built-in data are to be used."""
+    files = [getattr(args, f"{split}_file", None) for split in ("train", "validation", "test")]
+    if args.dataset and any(files):
+        raise CommandError("--dataset and --train-file exclude each other; give one of them")
+    if any(files[1:]) and not files[0]:
+        raise CommandError("--test-file needs --train-file")
+    if all(files[1:]) and files[1]:
+        raise CommandError("--validation-file and --test-file are both the test; give one of them")
+    if args.dataset_config and not args.dataset:
+        raise CommandError("--dataset-config needs --dataset")
+    return bool(args.dataset or files[0])
+
+
+def train_and_test(
+    data: Mapping[str, Any], train_split: str = "train", test_split: str | None = None
+) -> dict[str, Any]:
     """The splits that are used; without a test split at most 1000 rows of training are."""
-    if "train" not in data:
-        raise CommandError(f"the data have the splits {', '.join(data)}; one must be named train")
-    test = next((name for name in ("test", "validation", "valid", "dev") if name in data), None)
+    for option, name in (("--train-split", train_split), ("--test-split", test_split)):
+        if name is not None and name not in data:
+            raise CommandError(f"{option} {name}: the data have the splits {', '.join(data)}")
+    names = ("test", "validation", "valid", "dev")
+    test = test_split or next((name for name in names if name in data), None)
     if test is not None:
-        return {"train": data["train"], "test": data[test]}
-    size = min(1000, max(1, len(data["train"]) // 10))
-    return dict(data["train"].train_test_split(size, seed=0))
+        return {"train": data[train_split], "test": data[test]}
+    size = min(1000, max(1, len(data[train_split]) // 10))
+    return dict(data[train_split].train_test_split(size, seed=0))
+
+
+def fingerprint(texts: Sequence[str]) -> str:
+    """Of the texts that a tokenizer is made of."""
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
 
 def check_columns(args: argparse.Namespace, data: Any, *options: str) -> None:
@@ -226,10 +306,11 @@ def train(
     matches(folder, made_with, "give another --output folder")
     if own.process_index == 0:
         print(f"{name}: {json.dumps(dict(settings))}", flush=True)
-        record(folder, made_with)
     trainer = make_trainer(settings, own)
     trainer.add_callback(RankSeedCallback())
-    resume = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+    if own.process_index == 0:
+        record(folder, made_with)
+    resume = _last_whole_checkpoint(folder)
     result = trainer.train(resume_from_checkpoint=own.resume_from_checkpoint or resume)
     trainer.save_model()
     trainer.save_metrics("train", result.metrics)
@@ -237,6 +318,13 @@ def train(
     kind = type(trainer.accelerator.unwrap_model(trainer.model))
     trainer.model = kind.from_pretrained(folder).to(own.device).eval()
     return trainer
+
+
+def _last_whole_checkpoint(folder: Path) -> str | None:
+    """The state of the trainer is the last file that is written."""
+    states = folder.glob("checkpoint-*/trainer_state.json")
+    numbered = [(int(path.parent.name.rpartition("-")[2]), str(path.parent)) for path in states]
+    return max(numbered)[1] if numbered else None
 
 
 def _init_fields(training: Seq2SeqTrainingArguments) -> dict[str, Any]:

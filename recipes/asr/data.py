@@ -99,6 +99,8 @@ def usable(rows: Iterator[tuple[Any, Any, str]], total: int, name: str) -> list[
             skipped["without a text"] += 1
             continue
         try:
+            if source is None:
+                raise AudioError("a row without a recording")
             seconds = _seconds(source)
         except AudioError as error:
             skipped["unreadable"] += 1
@@ -143,10 +145,11 @@ def given(args: argparse.Namespace) -> dict[str, Recordings]:
     if args.dataset and _recordings(Path(args.dataset)):
         return _folder(Path(args.dataset))
     data = open_dataset(args.dataset, args.dataset_config) if args.dataset else given_tables(args)
-    parts = train_and_test(data)
+    parts = train_and_test(data, args.train_split, args.test_split)
     check_columns(args, parts["train"], "audio_column", "text_column")
     # paths in a table are relative to it
-    base = Path(args.train_file).parent if args.train_file else Path()
+    table = Path(args.train_file or args.dataset)
+    base = table.parent if table.is_file() else Path()
     audio, text = args.audio_column, args.text_column
     splits = {}
     for name, part in parts.items():
@@ -179,7 +182,7 @@ def _folder(folder: Path) -> dict[str, Recordings]:
     if all(found.values()):
         pairs = {split: _pairs(part) for split, part in found.items()}
     else:
-        both = _pairs(folder)
+        both = _pairs(found["train"] or folder)
         order = np.random.default_rng(0).permutation(len(both))
         cut = min(1000, max(1, len(both) // 10))
         pairs = {
@@ -200,9 +203,12 @@ def _pairs(folder: Path) -> list[tuple[Path, str]]:
     table, lines = folder / "metadata.csv", folder / "metadata.jsonl"
     if table.is_file() or lines.is_file():
         table = table if table.is_file() else lines
-        with open(table, encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file)) if table.suffix == ".csv" else map(json.loads, file)
-            rows = list(rows)
+        with open(table, encoding="utf-8-sig", newline="") as file:
+            rows = (
+                list(csv.DictReader(file))
+                if table.suffix == ".csv"
+                else [json.loads(line) for line in file if line.strip()]
+            )
         column = next((name for name in TEXT_COLUMNS if rows and name in rows[0]), None)
         if column is None or "file_name" not in rows[0]:
             raise CommandError(

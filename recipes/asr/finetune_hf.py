@@ -4,7 +4,8 @@
     accelerate launch recipes/asr/finetune_hf.py --dataset FOLDER --max-seconds 15 \\
         --position-embedding cape --model-config sizes.json
     accelerate launch recipes/asr/finetune_hf.py --dataset openslr/librispeech_asr \\
-        --model facebook/s2t-small-librispeech-asr --position-embedding cape
+        --dataset-config clean --train-split train.100 --position-embedding cape \\
+        --model facebook/s2t-small-librispeech-asr
 
 Data are a hub name, a folder of audio files with texts, or csv, tsv, json, jsonl or parquet files.
 Without --model a CTC model is trained from scratch on letters, or on subwords by --vocab-size.
@@ -48,9 +49,22 @@ from hf_models import (
     CapeSpeechTokenizer,
 )
 from recipes.asr.data import SAMPLING_RATE, Recordings, given, report_skipped, synthetic
-from recipes.finetune import batches, make_parser, parse, report, share, train, variants
+from recipes.finetune import (
+    add_data_args,
+    batches,
+    fingerprint,
+    has_data,
+    load_model,
+    make_config,
+    make_parser,
+    parse,
+    report,
+    share,
+    train,
+    variants,
+)
 from recipes.mt.subwords import SentencePiece
-from recipes.steps import CommandError, building, positive, run_main, write_lines, writing
+from recipes.steps import CommandError, positive, run_main, step, write_lines, writing
 
 COMPARED = ("abspos", "sinpos", "cape")
 DIGIT_MODEL = {
@@ -169,7 +183,10 @@ class Collator:
 def is_seq2seq(args: argparse.Namespace) -> bool:
     """True for models with a decoder, False for CTC; decided by checkpoint or sizes."""
     if args.model:
-        kind = AutoConfig.from_pretrained(args.model).model_type
+        try:
+            kind = AutoConfig.from_pretrained(args.model).model_type
+        except (OSError, ValueError) as error:
+            raise CommandError(f"--model {args.model} cannot be loaded: {error}") from None
     else:
         kind = (args.model_config or {}).get("model_type", CapeSpeechConfig.model_type)
     kinds = {
@@ -183,39 +200,43 @@ def is_seq2seq(args: argparse.Namespace) -> bool:
 
 
 def make_processor(
-    folder: Path, texts: Sequence[str], vocab_size: int | None, seq2seq: bool
+    folder: Path,
+    texts: Sequence[str],
+    vocab_size: int | None,
+    seq2seq: bool,
+    sizes: Mapping[str, Any],
 ) -> Wav2Vec2Processor | Speech2TextProcessor:
     """Features with letters or, of a given number, sentencepiece subwords of the training text."""
+    vocab_size = vocab_size or (1000 if seq2seq else None)
+    made_of = {"vocab_size": vocab_size, "seq2seq": seq2seq, "text": fingerprint(texts)}
+    step(folder, made_of, lambda partial: _vocabulary(partial, texts, vocab_size, seq2seq))
     if seq2seq:
-        names = _subwords(folder, texts, vocab_size or 1000, ("bos", "eos", "pad", "unk"))
-        with writing(folder / "vocab.json") as file:
-            json.dump({name: index for index, name in enumerate(names)}, file)
         tokenizer = Speech2TextTokenizer(str(folder / "vocab.json"), str(folder / "spm.model"))
         return Speech2TextProcessor(Speech2TextFeatureExtractor(), tokenizer)
     if vocab_size:
-        _subwords(folder, texts, vocab_size, ("pad", "unk"))
         tokenizer = CapeSpeechTokenizer(str(folder / "spm.model"))
     else:
-        letters = sorted({letter for text in texts for letter in text} - {" ", "|"})
-        with writing(folder / "vocab.json") as file:
-            words = ["<pad>", "<unk>", "|", *letters]
-            json.dump({word: index for index, word in enumerate(words)}, file)
         tokenizer = Wav2Vec2CTCTokenizer(str(folder / "vocab.json"), bos_token=None, eos_token=None)
-    return Wav2Vec2Processor(CapeSpeechFeatureExtractor(), tokenizer)
+    config = make_config(CapeSpeechConfig, sizes)
+    extractor = CapeSpeechFeatureExtractor(
+        config.num_mel_bins, config.sampling_rate, config.hop_seconds, config.window_seconds
+    )
+    return Wav2Vec2Processor(extractor, tokenizer)
 
 
-def _subwords(
-    folder: Path, texts: Sequence[str], vocab_size: int, special: tuple[str, ...]
-) -> list[str]:
-    """Trains ``spm.model`` in `folder`, whose first pieces are the `special` ones; returns all."""
-    if not (folder / "spm.model").exists():
+def _vocabulary(folder: Path, texts: Sequence[str], vocab_size: int | None, seq2seq: bool) -> None:
+    """Files of a tokenizer."""
+    names = ["<pad>", "<unk>", "|", *sorted({c for text in texts for c in text} - {" ", "|"})]
+    if vocab_size:
+        special = ("bos", "eos", "pad", "unk") if seq2seq else ("pad", "unk")
         ids = {f"{name}_id": index for index, name in enumerate(special)}
-        with building(folder / "subwords") as partial:
-            write_lines(partial / "text", texts)
-            SentencePiece.train([partial / "text"], partial / "spm.model", vocab_size, **ids)
-            (partial / "spm.model").replace(folder / "spm.model")
-    model = SentencePiece(folder / "spm.model").processor
-    return [model.id_to_piece(index) for index in range(model.get_piece_size())]
+        write_lines(folder / "text", texts)
+        model = SentencePiece.train([folder / "text"], folder / "spm.model", vocab_size, **ids)
+        (folder / "text").unlink()
+        size = model.processor.get_piece_size()
+        names = [model.processor.id_to_piece(index) for index in range(size)]
+    with writing(folder / "vocab.json") as file:
+        json.dump({name: index for index, name in enumerate(names)}, file)
 
 
 def build_model(
@@ -224,17 +245,15 @@ def build_model(
     """From a stock or cape checkpoint, or from scratch."""
     kind = CapeSpeech2TextForConditionalGeneration if seq2seq else CapeSpeechForCTC
     if path:
-        return kind.from_pretrained(path, position_embedding=settings)
-    sizes = {key: value for key, value in sizes.items() if key != "model_type"}
+        return load_model(kind, path, settings)
+    sizes = dict(sizes)
     sizes |= {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
     if seq2seq:
         for name in ("bos_token_id", "eos_token_id"):
             sizes[name] = getattr(tokenizer, name)
         sizes["decoder_start_token_id"] = tokenizer.eos_token_id
-        config = CapeSpeech2TextConfig(**sizes, position_embedding=settings)
-    else:
-        config = CapeSpeechConfig(**sizes, position_embedding=settings)
-    return kind(config)
+    config_kind = CapeSpeech2TextConfig if seq2seq else CapeSpeechConfig
+    return kind(make_config(config_kind, sizes, position_embedding=settings))
 
 
 def fitting(data: Labelled, model: Any) -> Labelled:
@@ -303,10 +322,7 @@ def make_options() -> argparse.ArgumentParser:
     """The options of this recipe."""
     parser = make_parser(__doc__, "audio")
     add = parser.add_argument
-    add("--dataset", metavar="NAME", help="hub data set, or folder of audio files with texts")
-    add("--dataset-config", metavar="NAME", help="configuration of a hub data set")
-    for split in ("train", "validation", "test"):
-        add(f"--{split}-file", metavar="FILE", help="csv, tsv, json, jsonl or parquet")
+    add_data_args(parser)
     add("--audio-column", default="audio", help="path or bytes (default: audio)")
     add("--text-column", default="text", help="(default: text)")
     add("--max-seconds", type=float, help="leave longer recordings out of training")
@@ -321,8 +337,7 @@ def make_options() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> None:
     """The recipe; see the module docstring."""
     parser = make_options()
-    words = sys.argv[1:] if argv is None else argv
-    builtin = not any(word.startswith(("--dataset", "--train-file")) for word in words)
+    builtin = not has_data(parser.parse_known_args(argv)[0])
     args, training = parse(parser, DIGIT_TRAINING if builtin else (), argv)
     if builtin:
         torch.set_num_threads(1)  # so small a model gains nothing by more
@@ -336,14 +351,16 @@ def main(argv: Sequence[str] | None = None) -> None:
             )
         splits["train"].items = kept
     texts = [item.text for item in splits["train"].items]
+    sizes = dict(DIGIT_MODEL if builtin and not seq2seq else {}) | dict(args.model_config or {})
     if args.model:
         processor = AutoProcessor.from_pretrained(args.model)
     else:
         # one process writes its files, the others read them
         with training.main_process_first():
-            processor = make_processor(args.output / "processor", texts, args.vocab_size, seq2seq)
+            processor = make_processor(
+                args.output / "processor", texts, args.vocab_size, seq2seq, sizes
+            )
     train_set = Labelled(splits["train"], processor.tokenizer)
-    sizes = dict(DIGIT_MODEL if builtin and not seq2seq else {}) | dict(args.model_config or {})
 
     def make_trainer(settings: Any, own: Seq2SeqTrainingArguments) -> SpeechTrainer:
         model = build_model(args.model, settings, sizes, processor.tokenizer, seq2seq)

@@ -36,8 +36,13 @@ from transformers import (
 
 from hf_models import CapeMarianConfig, CapeMarianMTModel
 from recipes.finetune import (
+    add_data_args,
     batches,
+    fingerprint,
     given_tables,
+    has_data,
+    load_model,
+    make_config,
     make_parser,
     open_dataset,
     parse,
@@ -50,7 +55,7 @@ from recipes.finetune import (
 from recipes.mt.number_lists import MAX_TRAIN_LENGTH, make_number_lists, spell
 from recipes.mt.scoring import score
 from recipes.mt.subwords import SentencePiece
-from recipes.steps import CommandError, building, positive, run_main, write_lines
+from recipes.steps import CommandError, positive, run_main, step, write_lines
 
 COMPARED = ("sinpos", "cape")
 # As in the quickstart: shifts and offsets cover the longest test list.
@@ -129,9 +134,18 @@ def number_lists() -> dict[str, list[tuple[str, str]]]:
 def given_data(args: argparse.Namespace) -> dict[str, list[tuple[str, str]]]:
     """The pairs of ``--dataset`` or ``--train-file``; splits train and test."""
     data = open_dataset(args.dataset, args.dataset_config) if args.dataset else given_tables(args)
-    parts = train_and_test(data)
+    parts = train_and_test(data, args.train_split, args.test_split)
     languages = (args.source_lang, args.target_lang)
-    return {split: [_pair(row, languages) for row in rows] for split, rows in parts.items()}
+    pairs = {}
+    for split, rows in parts.items():
+        found = [_pair(row, languages) for row in rows]
+        pairs[split] = [pair for pair in found if all(text and text.strip() for text in pair)]
+        if len(pairs[split]) < len(found):
+            print(f"{split} data: {len(found) - len(pairs[split])} of {len(found)} pairs skipped "
+                  "(empty source or target)", flush=True)  # fmt: skip
+        if not pairs[split]:
+            raise CommandError(f"{split} data: no pair of texts")
+    return pairs
 
 
 def _pair(row: Mapping[str, Any], languages: tuple[str, str]) -> tuple[str, str]:
@@ -147,17 +161,20 @@ def _pair(row: Mapping[str, Any], languages: tuple[str, str]) -> tuple[str, str]
 
 def make_tokenizer(folder: Path, pairs: Sequence[tuple[str, str]], size: int) -> MarianTokenizer:
     """A Marian tokenizer with a joint sentencepiece model of the training text."""
-    if not folder.exists():
-        with building(folder) as partial:
-            write_lines(partial / "text", (text for pair in pairs for text in pair))
-            SentencePiece.train([partial / "text"], partial / "source.spm", size)
-            (partial / "text").unlink()
-            (partial / "target.spm").write_bytes((partial / "source.spm").read_bytes())
-            model = sentencepiece.SentencePieceProcessor(model_file=str(partial / "source.spm"))
-            pieces = [model.id_to_piece(index) for index in range(model.get_piece_size())]
-            words = ["</s>", "<unk>", *(p for p in pieces if p not in ("<unk>", "</s>")), "<pad>"]
-            with open(partial / "vocab.json", "w", encoding="utf-8") as file:
-                json.dump({word: index for index, word in enumerate(words)}, file)
+
+    def make(partial: Path) -> None:
+        write_lines(partial / "text", texts)
+        SentencePiece.train([partial / "text"], partial / "source.spm", size)
+        (partial / "text").unlink()
+        (partial / "target.spm").write_bytes((partial / "source.spm").read_bytes())
+        model = sentencepiece.SentencePieceProcessor(model_file=str(partial / "source.spm"))
+        pieces = [model.id_to_piece(index) for index in range(model.get_piece_size())]
+        words = ["</s>", "<unk>", *(p for p in pieces if p not in ("<unk>", "</s>")), "<pad>"]
+        with open(partial / "vocab.json", "w", encoding="utf-8") as file:
+            json.dump({word: index for index, word in enumerate(words)}, file)
+
+    texts = [text for pair in pairs for text in pair]
+    step(folder, {"vocab_size": size, "text": fingerprint(texts)}, make)
     files = (folder / name for name in ("source.spm", "target.spm", "vocab.json"))
     source, target, vocab = map(str, files)
     return MarianTokenizer(source_spm=source, target_spm=target, vocab=vocab)
@@ -171,7 +188,7 @@ def build_model(
 ) -> CapeMarianMTModel:
     """From a stock or cape checkpoint, or from scratch."""
     if path:
-        return CapeMarianMTModel.from_pretrained(path, position_embedding=dict(settings))
+        return load_model(CapeMarianMTModel, path, settings)
     special = {
         "vocab_size": len(tokenizer),
         "pad_token_id": tokenizer.pad_token_id,
@@ -181,7 +198,7 @@ def build_model(
         "bos_token_id": None,
     }
     return CapeMarianMTModel(
-        CapeMarianConfig(**sizes, **special, position_embedding=dict(settings))
+        make_config(CapeMarianConfig, {**sizes, **special}, position_embedding=dict(settings))
     )
 
 
@@ -238,25 +255,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The recipe; see the module docstring."""
     parser = make_parser(__doc__, "text")
     add = parser.add_argument
-    add("--dataset", metavar="NAME", help="hub data set, or folder")
-    add("--dataset-config", metavar="NAME", help="its configuration")
-    for split in ("train", "validation", "test"):
-        add(f"--{split}-file", metavar="FILE", help="csv, json, jsonl or parquet")
+    add_data_args(parser)
     add("--source-lang", default="en", help="column (default: en)")
     add("--target-lang", default="de", help="column (default: de)")
     add("--vocab-size", type=positive, default=8000, help="of a new tokenizer (default: 8000)")
     add("--max-length", type=positive, default=256, help="tokens of a training sentence")
     add("--beams", type=positive, default=1)
     parser.set_defaults(output=Path("results/mt_hf"))
-    words = sys.argv[1:] if argv is None else argv
-    lists = not any(word.startswith(("--dataset", "--train-file")) for word in words)
+    lists = not has_data(parser.parse_known_args(argv)[0])
     args, training = parse(parser, LIST_TRAINING if lists else (), argv)
     splits = number_lists() if lists else given_data(args)
     if args.model:
         tokenizer = AutoTokenizer.from_pretrained(args.model)
     else:
         size = LIST_VOCABULARY if lists else args.vocab_size
-        tokenizer = make_tokenizer(args.output / "tokenizer", splits["train"], size)
+        with training.main_process_first():
+            tokenizer = make_tokenizer(args.output / "tokenizer", splits["train"], size)
     train_set = Pairs(splits["train"], tokenizer, args.max_length)
     test_set = Pairs(splits["test"], tokenizer, None)
     sizes = dict(LIST_MODEL if lists else {}) | dict(args.model_config or {})
@@ -272,11 +286,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
 
     scores = {}
-    for name, settings in variants(args, "text", COMPARED, {"source_scale": alpha}).items():
-        if lists and not args.position_embedding:
-            settings = {**settings, **LIST_SETTINGS.get(name, {})}
-        if settings["type"] == "shape":
-            settings.pop("source_scale", None)  # as in the paper
+    defaults = dict(LIST_SETTINGS) if lists else {}
+    defaults["cape"] = {"source_scale": alpha, **defaults.get("cape", {})}
+    for name, settings in variants(args, "text", COMPARED, defaults).items():
+        if settings.get("source_scale") == "auto":
+            settings["source_scale"] = alpha
         trainer = train(name, settings, args, training, make_trainer)
         batch_size = training.per_device_eval_batch_size
         hypotheses = translate(trainer.model, tokenizer, test_set, args.beams, batch_size)

@@ -10,6 +10,7 @@ handwritten digits, enlarged.
 """
 
 import argparse
+import contextlib
 import io
 import math
 import random
@@ -26,12 +27,16 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 from torch.utils.data import Dataset
-from transformers import Seq2SeqTrainingArguments, Trainer
+from transformers import AutoConfig, Seq2SeqTrainingArguments, Trainer, ViTImageProcessor
 
 from hf_models import CapeViTConfig, CapeViTForImageClassification
 from recipes.finetune import (
+    add_data_args,
     batches,
     check_columns,
+    has_data,
+    load_model,
+    make_config,
     make_parser,
     open_dataset,
     parse,
@@ -113,28 +118,33 @@ class Collator:
     the same sizes.
     """
 
-    def __init__(self, sizes: Sequence[int], patch: int, seed: int) -> None:
+    def __init__(self, sizes: Sequence[int], patch: int, seed: int, processor: Any) -> None:
         for size in sizes:
             if size < patch:
                 raise CommandError(
                     f"size {size} is smaller than a patch of {patch} pixels; give larger sizes"
                 )
         self.sizes, self.seed = list(sizes), seed
+        self.mean, self.std = (
+            torch.tensor(numbers)[:, None, None]
+            for numbers in (processor.image_mean, processor.image_std)
+        )
 
     def __call__(self, samples: Sequence[tuple[torch.Tensor, int]]) -> dict[str, torch.Tensor]:
         labels = torch.tensor([label for _, label in samples])
         key = f"{self.seed} {float(sum(image.sum() for image, _ in samples))}"
         size = random.Random(key).choice(self.sizes)
+        images = torch.stack([resize(image, size) for image, _ in samples])
         return {
-            "pixel_values": torch.stack([resize(i, size) for i, _ in samples]),
+            "pixel_values": (images - self.mean) / self.std,
             "labels": labels,
         }
 
 
 def resize(image: torch.Tensor, size: int) -> torch.Tensor:
-    """``[C, size, size]``, normalised to about -1 to 1."""
+    """``[C, size, size]``."""
     options = {"size": (size, size), "mode": "bilinear", "align_corners": False, "antialias": True}
-    return F.interpolate(image[None], **options)[0] * 2 - 1
+    return F.interpolate(image[None], **options)[0]
 
 
 def digits() -> tuple[Images, Images]:
@@ -150,36 +160,54 @@ def digits() -> tuple[Images, Images]:
     return tuple(Images(part, lambda item: item, names) for part in (items[:cut], items[cut:]))
 
 
-def hub_dataset(args: argparse.Namespace) -> tuple[Images, Images]:
+def given_data(args: argparse.Namespace, channels: int) -> tuple[Images, Images]:
     """A data set of the hub, a local folder of images or parquet, csv or json files."""
-    parts = train_and_test(open_dataset(args.dataset))
+    data = open_dataset(args.dataset, args.dataset_config)
+    parts = train_and_test(data, args.train_split, args.test_split)
     check_columns(args, parts["train"], "image_column", "label_column")
-    feature = parts["train"].features[args.label_column]
-    names = getattr(feature, "names", None) or sorted(
-        set(map(str, parts["train"][args.label_column]))
-    )
+    names = getattr(parts["train"].features[args.label_column], "names", None)
+    # plain numbers or words have no names
+    values = sorted(set(parts["train"][args.label_column])) if names is None else range(len(names))
+    classes = {value: place for place, value in enumerate(values)}
+    unknown = set(parts["test"][args.label_column]) - set(classes)
+    if unknown:
+        raise CommandError(
+            f"--label-column {args.label_column}: the test has {min(unknown, key=str)!r}, which "
+            "training does not have"
+        )
 
     def load(row: Any) -> tuple[torch.Tensor, int]:
-        image, label = row[args.image_column], row[args.label_column]
+        image = row[args.image_column]
         if isinstance(image, dict):  # bytes of a parquet file without a declared feature
             image = Image.open(io.BytesIO(image["bytes"]))
-        pixels = np.asarray(image.convert("RGB"), dtype=np.float32) / 255
-        index = label if isinstance(label, int) else names.index(str(label))
-        return torch.from_numpy(pixels).permute(2, 0, 1), index
+        image = image.convert("L" if channels == 1 else "RGB")
+        pixels = torch.from_numpy(np.asarray(image, dtype=np.float32) / 255)
+        pixels = pixels[None] if channels == 1 else pixels.permute(2, 0, 1)
+        return pixels, classes[row[args.label_column]]
 
-    return tuple(Images(parts[name], load, names) for name in ("train", "test"))
+    return tuple(
+        Images(parts[name], load, list(map(str, names or values))) for name in ("train", "test")
+    )
 
 
-def accuracy(model: Any, data: Images, size: int, batch_size: int) -> float:
-    """Share of images of `data`, resized to `size`, whose best class is right."""
-    collate = Collator([size], 1, 0)
+def make_processor(path: str | None, size: int, channels: int) -> ViTImageProcessor:
+    """What the images are normalised by; saved with the model."""
+    if path:
+        with contextlib.suppress(OSError):  # a checkpoint without one
+            return ViTImageProcessor.from_pretrained(path)
+    half = [0.5] * channels
+    return ViTImageProcessor(size={"height": size, "width": size}, image_mean=half, image_std=half)
+
+
+def accuracy(model: Any, data: Images, collate: Collator, batch_size: int) -> float:
+    """Share of images of `data`, all of one size, whose best class is right."""
 
     def run(rows: Sequence[int]) -> list[bool]:
         batch = collate([data[row] for row in rows])
         logits = model(batch["pixel_values"].to(model.device)).logits
         return (logits.argmax(-1).cpu() == batch["labels"]).tolist()
 
-    right = share(batches([0] * len(data), batch_size), run, f"size {size}", len(data))
+    right = share(batches([0] * len(data), batch_size), run, f"size {collate.sizes[0]}", len(data))
     return sum(right) / len(right)
 
 
@@ -187,7 +215,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The recipe; see the module docstring."""
     parser = make_parser(__doc__, "image")
     add = parser.add_argument
-    add("--dataset", metavar="NAME", help="hub data set, folder of images, parquet, csv or json")
+    add_data_args(parser, files=False)
     add("--image-column", default="image")
     add("--label-column", default="label")
     pixels = {"nargs": "+", "type": positive, "metavar": "PIXELS"}
@@ -198,12 +226,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     text = "train on random crops of this share of the image; default: whole, of the digits 0.25 1"
     add("--crop", nargs=2, type=float, metavar=("LOW", "HIGH"), help=text)
     parser.set_defaults(output=Path("results/vit"))
-    builtin = "--dataset" not in (sys.argv if argv is None else argv)
+    builtin = not has_data(parser.parse_known_args(argv)[0])
     args, training = parse(parser, DIGIT_TRAINING if builtin else (), argv)
     if builtin:
         torch.set_num_threads(1)  # so small a model gains nothing by more
-    train_set, test_set = hub_dataset(args) if args.dataset else digits()
     sizes = dict(DIGIT_MODEL if builtin else {}) | dict(args.model_config or {})
+    stock = AutoConfig.from_pretrained(args.model) if args.model else CapeViTConfig()
+    channels = sizes.get("num_channels", stock.num_channels)
+    size, patch = (sizes.get(k, getattr(stock, k)) for k in ("image_size", "patch_size"))
+    train_set, test_set = digits() if builtin else given_data(args, channels)
+    processor = make_processor(args.model, size, channels)
     if args.crop and not 0 < args.crop[0] <= args.crop[1] <= 1:
         raise CommandError(
             f"--crop {args.crop[0]} {args.crop[1]} is not allowed; allowed: 0 < LOW <= HIGH <= 1"
@@ -218,27 +250,30 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"--train-sizes {' '.join(map(str, train_sizes))}: several sizes need --univit"
         )
 
+    tested = args.test_sizes or (DIGIT_SIZES if builtin else None)
+    collate = Collator(train_sizes or [size], patch, training.seed, processor)
+    for other in tested or ():
+        Collator([other], patch, 0, processor)  # refuses what is too small before hours of training
+
     def make_trainer(settings: Any, own: Seq2SeqTrainingArguments) -> Trainer:
         model = build_model(args.model, settings, sizes, train_set.names)
-        collator = Collator(
-            train_sizes or [min(model.vit.embeddings.image_size)],
-            max(model.vit.embeddings.patch_size),
-            own.seed,
+        return Trainer(
+            model, own, data_collator=collate, train_dataset=train_set, processing_class=processor
         )
-        return Trainer(model, own, data_collator=collator, train_dataset=train_set)
 
     scores = {}
-    for name, settings in variants(args, "image", COMPARED, {}).items():
-        if builtin and not args.position_embedding:
-            settings = {**settings, **DIGIT_SETTINGS.get(name, {})}
+    for name, settings in variants(
+        args, "image", COMPARED, DIGIT_SETTINGS if builtin else {}
+    ).items():
         trainer = train(name, settings, args, training, make_trainer)
-        trained = trainer.data_collator.sizes
-        tested = args.test_sizes or (DIGIT_SIZES if builtin else trained)
         batch_size = training.per_device_eval_batch_size
         scores[name] = {
-            str(size): accuracy(trainer.model, test_set, size, batch_size) for size in tested
+            str(other): accuracy(
+                trainer.model, test_set, Collator([other], patch, 0, processor), batch_size
+            )
+            for other in tested or collate.sizes
         }
-    report(args.output, scores, "accuracy", "image size", list(map(str, trained)))
+    report(args.output, scores, "accuracy", "image size", list(map(str, collate.sizes)))
 
 
 def build_model(
@@ -247,11 +282,11 @@ def build_model(
     """From a stock or cape checkpoint, or from scratch."""
     labels = {"id2label": dict(enumerate(names)), "label2id": {n: i for i, n in enumerate(names)}}
     if path:
-        return CapeViTForImageClassification.from_pretrained(
-            path, position_embedding=settings, ignore_mismatched_sizes=True, **labels
+        return load_model(
+            CapeViTForImageClassification, path, settings, ignore_mismatched_sizes=True, **labels
         )
     return CapeViTForImageClassification(
-        CapeViTConfig(**sizes, **labels, position_embedding=settings)
+        make_config(CapeViTConfig, sizes, **labels, position_embedding=settings)
     )
 
 

@@ -1,6 +1,8 @@
 """The commands run and convert, as processes, on folders made here."""
 
 import json
+import pickle
+import re
 import shutil
 
 import pytest
@@ -16,6 +18,7 @@ from tests.hf.helpers import (
     VIT,
     WITH_STOCK,
     batch,
+    make,
     sentences,
     targets,
 )
@@ -94,6 +97,22 @@ def test_back_to_stock_gives_the_same_output(family, settings, tmp_path):
     config = json.loads((tmp_path / "stock" / "config.json").read_text())
     assert config["model_type"] == row.stock_config.model_type
     assert "position_embedding" not in config
+
+
+@pytest.mark.parametrize(
+    ("encoder", "decoder", "reason"),
+    [
+        ({"type": "sinpos"}, {"type": "nopos"}, "'nopos' (decoder_position_embedding)"),
+        ({"type": "sinpos"}, {"type": "relpos"}, "relative attention (decoder"),
+        ({"type": "cape"}, {"type": "sinpos"}, "mean-normalised positions (position_embedding)"),
+    ],
+)
+def test_both_sides_must_be_stock(encoder, decoder, reason, tmp_path):
+    row = FAMILIES["speech_to_text"]
+    model = row.build(encoder, decoder_position_embedding=decoder)
+    model.save_pretrained(tmp_path / "cape")
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        convert(str(tmp_path / "cape"), tmp_path / "stock", None)
 
 
 @pytest.mark.parametrize(
@@ -259,3 +278,15 @@ def test_example_of_the_readme(repo_root, tmp_path, monkeypatch):
     exec(block.replace("```python\n", "").replace("```", ""), names)
     assert type(names["model"]) is CapeViTForImageClassification
     assert names["model"].config.position_config.max_global_shift == 0.5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_models_with_relative_attention_are_pickled(family):
+    model = make(family, "relpos")
+    again = pickle.loads(pickle.dumps(model))
+    assert torch.equal(logits_of(again, family), logits_of(model, family))
+
+
+def logits_of(model, family):
+    with torch.no_grad():
+        return model.eval()(**batch(family)).logits

@@ -103,12 +103,7 @@ def write_wavs(folder, count, seed=0, rate=16000):
 
 
 def arguments(*words):
-    parser = asr.make_parser("", "audio")
-    for option in ("dataset", "dataset-config", "train-file", "validation-file", "test-file"):
-        parser.add_argument(f"--{option}")
-    parser.add_argument("--audio-column", default="audio")
-    parser.add_argument("--text-column", default="text")
-    return parser.parse_args([str(word) for word in words])
+    return asr.make_options().parse_args([str(word) for word in words])
 
 
 def test_folder_with_texts_beside_the_recordings(tmp_path):
@@ -341,6 +336,10 @@ def test_decoder_from_scratch_and_finetuned(run_cli, repo_root, tmp_path, folder
     config = json.loads((tmp_path / "second/cape/config.json").read_text())
     assert config["position_embedding"]["type"] == "cape"
     assert config["model_type"] == "cape_speech_to_text"
+    from transformers import pipeline
+
+    recogniser = pipeline("automatic-speech-recognition", model=str(tmp_path / "second/cape"))
+    assert isinstance(recogniser(np.zeros(16000, np.float32))["text"], str)
 
 
 @pytest.mark.slow
@@ -360,6 +359,13 @@ def test_two_processes_share_the_evaluation(run_cli, repo_root, tmp_path, folder
 
 BAD = [
     (["--max-seconds", "0.01"], "--max-seconds 0.01"),
+    (["--model-config", '{"hiden_size": 1}'], "CapeSpeechConfig has no hiden_size"),
+    (["--model-config", "nope.json"], "--model-config nope.json: No such file"),
+    (["--model-config", "[1]"], "--model-config [1]"),
+    (["--model", "/nope"], "--model /nope cannot be loaded"),
+    (["--compare", "foo"], "--compare foo is unknown; allowed: nopos"),
+    (["--test-file", "a.csv"], "--test-file needs --train-file"),
+    (["--position-embedding", "sinpos", "--position-max-global-shift", "3"], "max_global_shift"),
     (["--model-config", '{"model_type": "bert"}'], "model type 'bert' is not allowed"),
     (["--train-file", "gone.csv"], "gone.csv: no such file"),
     (["--train-file", __file__], "unknown format"),

@@ -1,5 +1,6 @@
 """The Hugging Face recipes through their command lines, at a tiny scale."""
 
+import argparse
 import json
 import re
 
@@ -139,6 +140,34 @@ def test_folders_of_datasets(splits, tmp_path, monkeypatch):
         finetune.open_dataset(str(tmp_path / "nowhere"))
 
 
+def test_given_settings_win_over_those_of_the_built_in_data():
+    shift = ["--position-max-global-shift", "0.3"]
+    for words in (["--position-embedding", "cape", *shift], shift):
+        args, _ = finetune.parse(finetune.make_parser("", "image"), (), words)
+        found = finetune.variants(args, "image", (), {"cape": {"max_global_shift": 0.1}})
+        assert found == {"cape": {"type": "cape", "max_global_shift": 0.3}}
+
+
+@pytest.mark.parametrize(
+    ("labels", "names"), [([1, 2, 3], ["1", "2", "3"]), (list(range(12)), [*map(str, range(12))])]
+)
+def test_labels_without_names(labels, names, tmp_path, monkeypatch):
+    import datasets
+
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    images = [Image.new("RGB", (8, 8)) for _ in labels]
+    data = datasets.Dataset.from_dict({"image": images, "label": labels})
+    datasets.DatasetDict(train=data, test=data).save_to_disk(tmp_path / "data")
+    args = argparse.Namespace(
+        dataset=str(tmp_path / "data"), dataset_config=None, train_split="train", test_split=None,
+        image_column="image", label_column="label",
+    )  # fmt: skip
+    train, test = vit.given_data(args, 1)
+    assert train.names == names
+    assert [test[index][1] for index in range(len(labels))] == list(range(len(labels)))
+    assert test[0][0].shape == (1, 8, 8)
+
+
 def test_crops_cover_shares_and_places_and_come_back():
     image = torch.arange(40 * 30.0).reshape(1, 40, 30)
     data = vit.Images([image] * 200, lambda item: (item, 0), ["a"])
@@ -163,6 +192,7 @@ BAD = [
     (vit, ["--compare", "cape", "--position-embedding", "cape"], "--compare"),
     (vit, ["--train-sizes", "16", "32"], "--univit"),
     (vit, ["--crop", "0.5", "0.1"], "--crop 0.5 0.1 is not allowed"),
+    (vit, ["--test-sizes", "2"], "size 2 is smaller than a patch"),
     (mt, ["--train-file", "gone.csv"], "gone.csv: no such file"),
     (mt, ["--train-file", __file__], "unknown format"),
 ]
