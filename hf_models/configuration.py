@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -79,12 +81,13 @@ class PositionEmbeddingMixin:
                 config_dict = {**config_dict, name: changes}
         return super().from_dict(config_dict, **kwargs)
 
-    def to_diff_dict(self) -> dict[str, Any]:
-        """See transformers; what is saved."""
-        saved = super().to_diff_dict()
+    def to_json_file(self, json_file_path: str | os.PathLike[str], use_diff: bool = True) -> None:
+        """See transformers; the file is guarded."""
+        saved = json.loads(self.to_json_string(use_diff=use_diff))
         if self.guarded_field:
             saved[self.guarded_field] = f"{getattr(self, self.guarded_field)}{_GUARD}"
-        return saved
+        with open(json_file_path, "w", encoding="utf-8") as file:
+            file.write(json.dumps(saved, indent=2, sort_keys=True) + "\n")
 
     @classmethod
     def _parse(cls, field: str, settings: Any) -> PositionConfig:

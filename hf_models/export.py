@@ -53,8 +53,30 @@ def make_self_contained(folder: str | os.PathLike[str]) -> None:
             for auto, model in hf_models.AUTO_CLASSES[config_class].items()
         },
     }
-    partial = folder / ".config.json"
-    partial.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    _write(path, config)
+    _map_processors(folder)
+
+
+def _map_processors(folder: Path) -> None:
+    """Names the code of our feature extractor and tokenizer in the files that ask for them."""
+    extractor = hf_models.CapeSpeechFeatureExtractor
+    for name in ("processor_config.json", "preprocessor_config.json"):
+        path = folder / name
+        saved = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        settings = saved.get("feature_extractor", saved)
+        if settings.get("feature_extractor_type") == extractor.__name__:
+            settings["auto_map"] = {"AutoFeatureExtractor": _reference(extractor)}
+            _write(path, saved)
+    path, tokenizer = folder / "tokenizer_config.json", hf_models.CapeSpeechTokenizer
+    saved = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if saved.get("tokenizer_class") == tokenizer.__name__:
+        saved["auto_map"] = {"AutoTokenizer": [_reference(tokenizer), None]}
+        _write(path, saved)
+
+
+def _write(path: Path, content: dict[str, object]) -> None:
+    partial = path.with_name(f".{path.name}")
+    partial.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     partial.replace(path)
 
 

@@ -6,8 +6,15 @@ import re
 import shutil
 
 import pytest
+import sentencepiece
 import torch
-from transformers import AutoModelForImageClassification, MarianMTModel, ViTForImageClassification
+from transformers import (
+    AutoModelForImageClassification,
+    MarianMTModel,
+    ViTForImageClassification,
+    Wav2Vec2CTCTokenizer,
+    Wav2Vec2Processor,
+)
 
 from hf_models import CapeMarianMTModel, CapeViTForImageClassification
 from hf_models.convert import convert, main
@@ -268,6 +275,57 @@ def test_folder_with_its_own_code(family, auto, run_cli, stock, tmp_path, repo_r
     )  # fmt: skip
     model = FAMILIES[family].model.from_pretrained(target).eval()
     torch.testing.assert_close(torch.load(tmp_path / "out.pt"), model(**inputs).logits)
+
+
+RECOGNISER = """
+import numpy
+from transformers import AutoModelForCTC, AutoProcessor, pipeline
+
+processor = AutoProcessor.from_pretrained(sys.argv[1], trust_remote_code=True)
+recogniser = pipeline(
+    "automatic-speech-recognition", model=sys.argv[1], trust_remote_code=True, device="cpu"
+)
+print(type(processor.feature_extractor).__module__, type(processor.tokenizer).__name__)
+print("text:", recogniser(numpy.tile([0.1, -0.1], 8000))["text"])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("subwords", [False, True])
+def test_recogniser_with_its_own_code(subwords, run_cli, tmp_path, repo_root):
+    import hf_models
+    from hf_models.export import make_self_contained
+
+    folder = tmp_path / "recogniser"
+    folder.mkdir()
+    if subwords:
+        (tmp_path / "text").write_text("one two three four five\n" * 10)
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(tmp_path / "text"), model_prefix=str(tmp_path / "spm"), vocab_size=30,
+            pad_id=0, unk_id=1, bos_id=-1, eos_id=-1, hard_vocab_limit=False, minloglevel=2,
+        )  # fmt: skip
+        tokenizer = hf_models.CapeSpeechTokenizer(str(tmp_path / "spm.model"))
+    else:
+        (tmp_path / "vocab.json").write_text(json.dumps({c: i for i, c in enumerate("_?|abc")}))
+        tokenizer = Wav2Vec2CTCTokenizer(
+            str(tmp_path / "vocab.json"), pad_token="_", unk_token="?", bos_token=None,
+            eos_token=None,
+        )  # fmt: skip
+    sizes = {"d_model": 16, "encoder_layers": 1, "encoder_ffn_dim": 16}
+    config = hf_models.CapeSpeechConfig(**sizes, vocab_size=len(tokenizer))
+    hf_models.CapeSpeechForCTC(config).save_pretrained(folder)
+    Wav2Vec2Processor(hf_models.CapeSpeechFeatureExtractor(), tokenizer).save_pretrained(folder)
+    make_self_contained(folder)
+    script = tmp_path / "load.py"
+    hide = "import sys\nsys.modules['hf_models'] = sys.modules['cape_plugins'] = None\n"
+    script.write_text(hide + RECOGNISER)
+    output = run_cli(
+        "python", script, folder, cwd=tmp_path,
+        env={"HF_MODULES_CACHE": str(tmp_path / "modules")},
+    ).stdout  # fmt: skip
+    assert "transformers_modules" in output
+    assert type(tokenizer).__name__ in output
+    assert "text:" in output
 
 
 def test_example_of_the_readme(repo_root, tmp_path, monkeypatch):
