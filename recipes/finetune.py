@@ -9,7 +9,6 @@ last checkpoint.
 import argparse
 import csv
 import dataclasses
-import hashlib
 import json
 import shlex
 import sys
@@ -167,112 +166,6 @@ def variants(
     if unknown:
         raise CommandError(f"--compare {unknown[0]} is unknown; allowed: {', '.join(TYPES)}")
     return {name: {"type": name, **defaults.get(name, {}), **given} for name in names}
-
-
-# ---- data --------------------------------------------------------------------------------------
-
-TABLES = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
-
-
-def open_dataset(name: str, config: str | None = None) -> Mapping[str, Any]:
-    """Splits of a hub data set, of a folder that ``save_to_disk`` wrote, or of a folder or file of
-    tables or images."""
-    from datasets import Dataset, load_dataset, load_from_disk
-
-    path = Path(name)
-    if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
-        data = load_from_disk(name)
-        return {"train": data} if isinstance(data, Dataset) else data
-    if path.is_file():
-        return open_tables({"train": name}, "--dataset")
-    try:
-        return load_dataset(name, config)
-    except (OSError, ValueError) as error:  # unknown, empty, without network, no such config
-        raise CommandError(
-            f"--dataset {name} cannot be read ({error}); give the name of a data set of the hub, a "
-            "folder of save_to_disk, or a folder or file of tables, images or recordings"
-        ) from None
-
-
-def open_tables(files: Mapping[str, str], option: str = "--train-file") -> Mapping[str, Any]:
-    """Splits of csv, tsv, json, jsonl or parquet files, all of one format."""
-    from datasets import load_dataset
-
-    for name in files.values():
-        if not Path(name).is_file():
-            raise CommandError(f"{name}: no such file; give {', '.join(TABLES)}")
-    suffix = Path(files["train"]).suffix
-    if suffix not in TABLES:
-        raise CommandError(
-            f"{option} {files['train']}: unknown format; allowed: {', '.join(TABLES)}"
-        )
-    if any(Path(name).suffix != suffix for name in files.values()):
-        raise CommandError(f"{', '.join(files.values())}: give files of one format")
-    more = {"sep": "\t", "quoting": csv.QUOTE_NONE} if suffix == ".tsv" else {}
-    return load_dataset(TABLES[suffix], data_files=dict(files), **more)
-
-
-def given_tables(args: argparse.Namespace) -> Mapping[str, Any]:
-    """Those of ``--train-file`` and ``--test-file``, or ``--validation-file``."""
-    files = {"train": args.train_file, "test": args.test_file or args.validation_file}
-    return open_tables({split: name for split, name in files.items() if name})
-
-
-def add_data_args(parser: argparse.ArgumentParser, files: bool = True) -> None:
-    """Options for data of the caller."""
-    add = parser.add_argument
-    add("--dataset", metavar="NAME", help="data set of the hub, folder or file")
-    add("--dataset-config", metavar="NAME", help="configuration of a data set of the hub")
-    add("--train-split", default="train", metavar="NAME", help="(default: train)")
-    text = "default: test, validation, valid or dev; without any, at most 1000 of training"
-    add("--test-split", metavar="NAME", help=text)
-    if files:
-        for split in ("train", "validation", "test"):
-            add(f"--{split}-file", metavar="FILE", help="csv, tsv, json, jsonl or parquet")
-
-
-def has_data(args: argparse.Namespace) -> bool:
-    """False where the built-in data are to be used."""
-    files = [getattr(args, f"{split}_file", None) for split in ("train", "validation", "test")]
-    if args.dataset and any(files):
-        raise CommandError("--dataset and --train-file exclude each other; give one of them")
-    if any(files[1:]) and not files[0]:
-        raise CommandError("--test-file needs --train-file")
-    if all(files[1:]) and files[1]:
-        raise CommandError("--validation-file and --test-file are both the test; give one of them")
-    if args.dataset_config and not args.dataset:
-        raise CommandError("--dataset-config needs --dataset")
-    return bool(args.dataset or files[0])
-
-
-def train_and_test(
-    data: Mapping[str, Any], train_split: str = "train", test_split: str | None = None
-) -> dict[str, Any]:
-    """The splits that are used; without a test split at most 1000 rows of training are."""
-    for option, name in (("--train-split", train_split), ("--test-split", test_split)):
-        if name is not None and name not in data:
-            raise CommandError(f"{option} {name}: the data have the splits {', '.join(data)}")
-    names = ("test", "validation", "valid", "dev")
-    test = test_split or next((name for name in names if name in data), None)
-    if test is not None:
-        return {"train": data[train_split], "test": data[test]}
-    size = min(1000, max(1, len(data[train_split]) // 10))
-    return dict(data[train_split].train_test_split(size, seed=0))
-
-
-def fingerprint(texts: Sequence[str]) -> str:
-    """Of the texts that a tokenizer is made of."""
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
-
-
-def check_columns(args: argparse.Namespace, data: Any, *options: str) -> None:
-    """Options that name columns must name some of the data."""
-    for option in options:
-        if getattr(args, option) not in data.column_names:
-            raise CommandError(
-                f"--{option.replace('_', '-')} {getattr(args, option)}: the data have the columns "
-                f"{', '.join(data.column_names)}; name one of them"
-            )
 
 
 # ---- training ----------------------------------------------------------------------------------

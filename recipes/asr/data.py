@@ -16,7 +16,7 @@ from tqdm import tqdm
 from cape_plugins.audio import AudioError, audio_seconds, read_audio, resample
 from cape_plugins.features import WINDOW_SECONDS
 from recipes.asr.synthesis import make_speech
-from recipes.finetune import check_columns, given_tables, open_dataset, train_and_test
+from recipes.data import check_columns, given_tables, open_dataset, train_and_test
 from recipes.steps import CommandError
 
 SAMPLING_RATE = 16000

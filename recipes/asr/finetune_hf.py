@@ -49,11 +49,9 @@ from hf_models import (
     CapeSpeechTokenizer,
 )
 from recipes.asr.data import SAMPLING_RATE, Recordings, given, report_skipped, synthetic
+from recipes.data import add_data_args, fingerprint, has_data
 from recipes.finetune import (
-    add_data_args,
     batches,
-    fingerprint,
-    has_data,
     load_model,
     make_config,
     make_parser,

@@ -35,21 +35,23 @@ from transformers import (
 )
 
 from hf_models import CapeMarianConfig, CapeMarianMTModel
-from recipes.finetune import (
+from recipes.data import (
     add_data_args,
-    batches,
     fingerprint,
     given_tables,
     has_data,
+    open_dataset,
+    train_and_test,
+)
+from recipes.finetune import (
+    batches,
     load_model,
     make_config,
     make_parser,
-    open_dataset,
     parse,
     report,
     share,
     train,
-    train_and_test,
     variants,
 )
 from recipes.mt.number_lists import MAX_TRAIN_LENGTH, make_number_lists, spell

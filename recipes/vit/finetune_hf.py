@@ -30,20 +30,16 @@ from torch.utils.data import Dataset
 from transformers import AutoConfig, Seq2SeqTrainingArguments, Trainer, ViTImageProcessor
 
 from hf_models import CapeViTConfig, CapeViTForImageClassification
+from recipes.data import add_data_args, check_columns, has_data, open_dataset, train_and_test
 from recipes.finetune import (
-    add_data_args,
     batches,
-    check_columns,
-    has_data,
     load_model,
     make_config,
     make_parser,
-    open_dataset,
     parse,
     report,
     share,
     train,
-    train_and_test,
     variants,
 )
 from recipes.steps import CommandError, positive, run_main
@@ -211,8 +207,8 @@ def accuracy(model: Any, data: Images, collate: Collator, batch_size: int) -> fl
     return sum(right) / len(right)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """The recipe; see the module docstring."""
+def make_options() -> argparse.ArgumentParser:
+    """The options of this recipe."""
     parser = make_parser(__doc__, "image")
     add = parser.add_argument
     add_data_args(parser, files=False)
@@ -226,6 +222,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     text = "train on random crops of this share of the image; default: whole, of the digits 0.25 1"
     add("--crop", nargs=2, type=float, metavar=("LOW", "HIGH"), help=text)
     parser.set_defaults(output=Path("results/vit"))
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The recipe; see the module docstring."""
+    parser = make_options()
     builtin = not has_data(parser.parse_known_args(argv)[0])
     args, training = parse(parser, DIGIT_TRAINING if builtin else (), argv)
     if builtin:

@@ -125,19 +125,18 @@ def test_folders_of_datasets(splits, tmp_path, monkeypatch):
 
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     rows = datasets.Dataset.from_dict({"en": [f"a {n}" for n in range(30)], "de": ["b"] * 30})
-    data = datasets.DatasetDict(dict.fromkeys(splits, rows))
-    data.save_to_disk(tmp_path / "saved")
+    datasets.DatasetDict(dict.fromkeys(splits, rows)).save_to_disk(tmp_path / "saved")
     for split in splits:
         (tmp_path / "tables").mkdir(exist_ok=True)
         rows.to_parquet(tmp_path / "tables" / f"{split}.parquet")
     expected = {"train": 30, "test": 30} if len(splits) == 2 else {"train": 27, "test": 3}
     for folder in ("saved", "tables"):
-        parts = finetune.train_and_test(finetune.open_dataset(str(tmp_path / folder)))
+        parts = data.train_and_test(data.open_dataset(str(tmp_path / folder)))
         assert {name: len(part) for name, part in parts.items()} == expected
     rows.save_to_disk(tmp_path / "single")
-    assert len(finetune.open_dataset(str(tmp_path / "single"))["train"]) == 30
+    assert len(data.open_dataset(str(tmp_path / "single"))["train"]) == 30
     with pytest.raises(CommandError, match=r"--dataset .*nowhere cannot be read"):
-        finetune.open_dataset(str(tmp_path / "nowhere"))
+        data.open_dataset(str(tmp_path / "nowhere"))
 
 
 def test_given_settings_win_over_those_of_the_built_in_data():
