@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 import torch
 from PIL import Image
 
-from recipes import finetune
+from recipes import data, finetune
 from recipes.mt import finetune_hf as mt
 from recipes.steps import CommandError
 from recipes.vit import finetune_hf as vit
