@@ -1,13 +1,13 @@
 """With torch.compile, torch.export, peft, the Trainer and several processes."""
 
-import inspect
 import json
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
-from transformers.models.marian.modeling_marian import MarianEncoder
 
 from tests.hf.helpers import FAMILIES, batch, make, targets
 
@@ -36,7 +36,7 @@ def rows(family, count, repeat=1):
 )
 def test_compiles_to_one_graph_for_all_shapes(family, training):
     """Forward and backward; with augmentation in training."""
-    if training and family != "vit" and "torch.rand" in inspect.getsource(MarianEncoder.forward):
+    if training and family != "vit" and Version(transformers.__version__) < Version("5.18"):
         pytest.skip("layer drop of this transformers breaks the graph in training")
     model = make(family, "cape", **({"use_cache": False} if family != "vit" else {}))
     model.train(training).set_attn_implementation("sdpa")
