@@ -236,6 +236,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     stock = AutoConfig.from_pretrained(args.model) if args.model else CapeViTConfig()
     channels = sizes.get("num_channels", stock.num_channels)
     size, patch = (sizes.get(k, getattr(stock, k)) for k in ("image_size", "patch_size"))
+    size, patch = int(np.min(size)), int(np.max(patch))  # a configuration may have one per side
     train_set, test_set = digits() if builtin else given_data(args, channels)
     processor = make_processor(args.model, size, channels)
     if args.crop and not 0 < args.crop[0] <= args.crop[1] <= 1:
