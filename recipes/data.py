@@ -76,7 +76,7 @@ def has_data(args: argparse.Namespace) -> bool:
         raise CommandError("--dataset and --train-file exclude each other; give one of them")
     if any(files[1:]) and not files[0]:
         raise CommandError("--test-file needs --train-file")
-    if all(files[1:]) and files[1]:
+    if all(files[1:]):
         raise CommandError("--validation-file and --test-file are both the test; give one of them")
     if args.dataset_config and not args.dataset:
         raise CommandError("--dataset-config needs --dataset")

@@ -65,7 +65,7 @@ def make_parser(description: str, domain: str) -> argparse.ArgumentParser:
         """such as '{"hidden_size": 192}'""")  # fmt: skip
     add("--compare", nargs="+", metavar="TYPE", help="train several types, one after the other, "
         "with the defaults of each; default without --position-embedding")  # fmt: skip
-    add("--output", type=Path, required=False, help="folder for models, tables and plot")
+    add("--output", type=Path, help="folder for models, tables and plot")
     add_position_args(parser, domain)
     return parser
 

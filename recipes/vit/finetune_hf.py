@@ -5,8 +5,8 @@
         --model google/vit-base-patch16-224 --dataset food101 --test-sizes 160 224 384
     accelerate launch recipes/vit/finetune_hf.py --univit ...    # one random size per batch
 
-Without --model a small model is trained from scratch; without --dataset the data are scikit-learn's
-handwritten digits, enlarged.
+Without --model a ViT is trained from scratch, of the sizes of --model-config. Without --dataset the
+data are scikit-learn's handwritten digits, enlarged, and the model is small.
 """
 
 import argparse
@@ -48,7 +48,7 @@ COMPARED = ("abspos", "sinpos", "cape")
 UNIVIT_SIZES = tuple(range(128, 321, 32))  # CAPE section 5.1
 DIGIT_SIZES = (16, 20, 24, 32, 48)
 DIGIT_CROP = (0.25, 1.0)
-# The paper's shift of half an image is more than so short a training can digest.
+# The paper's shift is half an image, and its training 300 epochs of ImageNet.
 DIGIT_SETTINGS = {"cape": {"max_global_shift": 0.1}}
 DIGIT_MODEL = {
     "image_size": 24,
