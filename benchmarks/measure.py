@@ -12,14 +12,11 @@ import gc
 import logging
 import multiprocessing
 import os
-import platform
 import random
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,6 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 from tqdm import tqdm
+
+from recipes import steps
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 PACKAGES = ("torch", "fairseq-fixed", "transformers", "numpy")
@@ -209,21 +208,14 @@ def _status(key: str) -> int:
 
 def facts(setup: Setup, command: str) -> dict[str, str]:
     """What a reader needs to judge and repeat the numbers."""
-    cores = len(os.sched_getaffinity(0))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    machine = f"{_cpu_model()}, {cores} cores, {memory:.0f} GiB; {torch.get_num_threads()} threads"
+    machine = f"{steps.machine()}, {memory:.0f} GiB; {torch.get_num_threads()} threads"
     if setup.device.type == "cuda":
         machine = f"{torch.cuda.get_device_name()}; host {machine}"
-    versions = [f"Python {platform.python_version()}"]
-    for package in PACKAGES:
-        try:
-            versions.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            continue
     return {
         "Command": f"`{command}`",
         "Machine": machine,
-        "Versions": ", ".join(versions),
+        "Versions": steps.versions(PACKAGES),
         "Numbers": f"{str(setup.dtype).removeprefix('torch.')}; medians of {setup.clock} time over "
         "rounds in which all variants take turns. Ratios are to the mean of two runs of the "
         "reference (the first row); its own ratio is that of these two runs, the noise. In "
@@ -231,12 +223,3 @@ def facts(setup: Setup, command: str) -> dict[str, str]:
         + (". **Quick run: the numbers mean nothing**" if setup.quick else ""),
         "Date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
-
-
-def _cpu_model() -> str:
-    if sys.platform == "linux":
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

@@ -68,7 +68,7 @@ def available_cores() -> int:
 
 
 def machine() -> str:
-    """CPU model and the number of cores this process may use."""
+    """Processor and the number of cores that this process may use."""
     model = platform.processor() or platform.machine()
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
