@@ -73,7 +73,7 @@ LIST_MODEL = {
     "dropout": 0.0,
     "activation_function": "relu",
     "scale_embedding": True,
-    # With 0.1 cape learns to count to four instead of following the source.
+    # Larger, and cape learns to count instead of following the source: see docs/decisions.md
     "init_std": 0.04,
 }
 LIST_TRAINING = (
