@@ -7,13 +7,14 @@ fairseq and Hugging Face models. This package imports torch and numpy only.
 from cape_plugins.alpha import TokenCounts
 from cape_plugins.augmentation import Draw, augment, draw_global, draw_local
 from cape_plugins.config import PositionConfig
-from cape_plugins.encoder import PositionEncoder, build_position_encoder
+from cape_plugins.encoder import PositionEncoder, build_position_encoder, combine
 from cape_plugins.encodings import PositionTable, Sinusoid, resize_grid
 from cape_plugins.positions import (
     Positions,
     coordinate_positions,
     frame_positions,
     patch_positions,
+    timed_frame_positions,
     token_position_at,
     token_positions,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "TokenCounts",
     "augment",
     "build_position_encoder",
+    "combine",
     "coordinate_positions",
     "draw_global",
     "draw_local",
@@ -47,6 +49,7 @@ __all__ = [
     "patch_positions",
     "relative_attention",
     "resize_grid",
+    "timed_frame_positions",
     "token_position_at",
     "token_positions",
 ]

@@ -3,10 +3,12 @@ it as many frames as its neighbours have, and the few frames that are left over 
 
     batches = PaddingFreeBatches(seconds, max_seconds=120, seed=1)
     batches.set_epoch(3)
-    for batch in batches:                                    # Hop(index, seconds)
+    for batch in batches:                                    # Hop(index, seconds, seed)
+        hops = [hop.seconds for hop in batch]
+        generator = torch.Generator().manual_seed(batch[0].seed)
         frames = [log_mel(read(hop.index), hop_seconds=hop.seconds) for hop in batch]
-        features, kept = equal_length(frames)                # [B, T, bins], [B, T]
-        times = frame_times(kept, [hop.seconds for hop in batch])  # [B, T]
+        features, kept = equal_length(frames, generator)     # [B, T, bins], [B, T]
+        nanoseconds = frame_nanoseconds(kept, hops)          # [B, T]
 """
 
 from __future__ import annotations
@@ -29,10 +31,18 @@ HOPS = (
 
 
 class Hop(NamedTuple):
-    """A recording of a batch and the distance of its frames in seconds."""
+    """A recording of a batch.
+
+    Attributes:
+        index: Which one.
+        seconds: Distance of its frames.
+        seed: Of what is drawn for it in this epoch, so that it does not matter which process
+            loads it, and when.
+    """
 
     index: int
     seconds: float
+    seed: int
 
 
 class PaddingFreeBatches(Sampler[list[Hop]]):
@@ -51,6 +61,11 @@ class PaddingFreeBatches(Sampler[list[Hop]]):
         target_hop: Of a recording of mean duration, in seconds.
         hops: Shortest and longest allowed hop in seconds.
         shuffle: Perturb, and batches in random order; without, the order is by duration.
+        num_batches: Of each epoch, for hosts that count epochs by batches; surplus ones are left
+            out and missing ones repeated, both at random. Default as many as there are.
+        num_replicas: Number of processes; each gets as many batches as the others, so that up to
+            num_replicas - 1 batches of an epoch are left out, at random.
+        rank: Of this process.
 
     Raises:
         ValueError: if a duration is not positive or a setting is out of range.
@@ -64,6 +79,9 @@ class PaddingFreeBatches(Sampler[list[Hop]]):
         target_hop: float = 0.010,
         hops: tuple[float, float] = HOPS,
         shuffle: bool = True,
+        num_batches: int | None = None,
+        num_replicas: int = 1,
+        rank: int = 0,
     ) -> None:
         self.seconds = np.asarray(seconds, dtype=np.float64)
         if self.seconds.ndim != 1 or not (self.seconds > WINDOW_SECONDS).all():
@@ -80,17 +98,17 @@ class PaddingFreeBatches(Sampler[list[Hop]]):
                 f"hops={hops} with target_hop={target_hop} is not allowed; allowed: 0 < shortest "
                 "<= target_hop <= longest < 1 second, such as (0.005, 0.02) with 0.01."
             )
-        self.max_seconds, self.seed, self.target_hop, self.hops = (
-            max_seconds,
-            seed,
-            target_hop,
-            hops,
-        )
-        self.shuffle = shuffle
+        if not 0 <= rank < num_replicas:
+            raise ValueError(
+                f"rank={rank} is not allowed; allowed: 0 to {num_replicas - 1} (num_replicas - 1)."
+            )
+        self.max_seconds, self.target_hop, self.hops = max_seconds, target_hop, hops
+        self.seed, self.shuffle = seed, shuffle
+        self.num_batches, self.num_replicas, self.rank = num_batches, num_replicas, rank
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the batches of an epoch."""
+        """Makes the batches of an epoch: `batches`, arrays of indices, those of all processes."""
         self.epoch = epoch
         rng = np.random.default_rng((self.seed, epoch))
         factors = np.ones(len(self.seconds))
@@ -98,8 +116,12 @@ class PaddingFreeBatches(Sampler[list[Hop]]):
             factors = rng.uniform(1 - PERTURBATION, 1 + PERTURBATION, len(self.seconds))
         order = np.argsort(-self.seconds * factors, kind="stable")
         self.batches = list(self._cut(order))
-        if self.shuffle:
-            self.batches = [self.batches[i] for i in rng.permutation(len(self.batches))]
+        count = len(self.batches)
+        places = rng.permutation(count) if self.shuffle else np.arange(count)
+        if count and self.num_batches:
+            places = np.resize(places, self.num_batches)
+        whole = len(places) - len(places) % self.num_replicas
+        self.batches = [self.batches[place] for place in places[:whole]]
 
     def _cut(self, order: np.ndarray) -> Iterator[np.ndarray]:
         """Batches of at most `max_seconds`, whose hops are in the allowed range."""
@@ -124,19 +146,28 @@ class PaddingFreeBatches(Sampler[list[Hop]]):
             yield order[first:]
 
     def __len__(self) -> int:
-        return len(self.batches)
+        return len(self.batches) // self.num_replicas
 
     def __iter__(self) -> Iterator[list[Hop]]:
-        for indices in self.batches:
-            durations = self.seconds[indices]
-            hops = self.target_hop * durations / durations.mean()
-            yield [Hop(int(i), float(hop)) for i, hop in zip(indices, hops, strict=True)]
+        for place in range(self.rank, len(self.batches), self.num_replicas):
+            indices = self.batches[place]
+            hops = hops_of(self.seconds[indices], self.target_hop)
+            rng = np.random.default_rng((self.seed, self.epoch, place))
+            seeds = rng.integers(2**63, size=len(indices))
+            rows = zip(indices.tolist(), hops.tolist(), seeds.tolist(), strict=True)
+            yield [Hop(*row) for row in rows]
 
     def padding(self) -> float:
         """Share of frames that would be padding in these batches, were all hops the same; sorted
         batches without perturbation are what padded training would use: ``shuffle=False``."""
         longest = sum(self.seconds[b].max() * len(b) for b in self.batches)
         return float(1 - self.seconds.sum() / longest) if longest else 0.0
+
+
+def hops_of(seconds: np.ndarray, target_hop: float = 0.010) -> np.ndarray:
+    """Hops ``[B]`` in seconds that give recordings of these durations ``[B]`` the frames that their
+    mean has at `target_hop`."""
+    return target_hop * seconds / seconds.mean()
 
 
 def equal_length(
@@ -170,10 +201,11 @@ def equal_length(
     return torch.stack([one[row.to(one.device)] for one, row in rows]), kept
 
 
-def frame_times(
-    kept: Tensor, hop_seconds: Tensor | Sequence[float], window_seconds: float = WINDOW_SECONDS
+def frame_nanoseconds(
+    kept: Tensor, hop_seconds: Sequence[float], window_seconds: float = WINDOW_SECONDS
 ) -> Tensor:
-    """True times of the centres of frames in seconds, also where frames were skipped.
+    """True times of the centres of frames since the beginning of the recording, also where frames
+    were skipped. Integers, because hosts cast floats to half precision.
 
     Args:
         kept: ``[B, T]`` indices of frames.
@@ -181,7 +213,7 @@ def frame_times(
         window_seconds: Length of a frame.
 
     Returns:
-        ``[B, T]`` float32.
+        ``[B, T]`` int64.
     """
-    hop = torch.as_tensor(hop_seconds, dtype=torch.float32, device=kept.device)
-    return kept.float() * hop[:, None] + window_seconds / 2
+    hop = torch.tensor(hop_seconds, dtype=torch.float64, device=kept.device)
+    return ((kept * hop[:, None] + window_seconds / 2) * 1e9).round().long()

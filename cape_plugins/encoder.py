@@ -11,6 +11,8 @@ from cape_plugins.config import PositionConfig
 from cape_plugins.encodings import PositionTable, Sinusoid
 from cape_plugins.positions import Positions
 
+COMBINATIONS = ("add", "concat")
+
 
 class PositionEncoder(nn.Module):
     """Turns :class:`Positions` into the embedding that is added to the content.
@@ -159,6 +161,48 @@ def build_position_encoder(
     elif config.encoding == "table":
         encoding = PositionTable(dim, table_size, table_std)
     return PositionEncoder(config, encoding)
+
+
+def combine(
+    content: Tensor, embedding: Tensor | None, mode: str = "add", dim: int | None = None
+) -> Tensor:
+    """Content with its position embeddings: added (Vaswani et al.), or behind the content in
+    channels of their own (the thesis of recipes/phones, Eq. 2.4 and what follows).
+
+    Args:
+        content: ``[B, T, C]``.
+        embedding: ``[B or 1, T, K]`` of a :class:`PositionEncoder`; None for no positions.
+        mode: One of :data:`COMBINATIONS`: "add" (K = C) or "concat".
+        dim: K; needed by "concat" without embedding, whose channels are zero then, so that a model
+            has the same size with and without positions.
+
+    Returns:
+        ``[B, T, C]`` for "add", ``[B, T, C + K]`` for "concat".
+
+    Raises:
+        ValueError: for an unknown mode, or channels that do not fit.
+    """
+    if mode not in COMBINATIONS:
+        raise ValueError(f"mode={mode!r} is unknown; allowed: {', '.join(COMBINATIONS)}.")
+    if embedding is None:
+        if mode == "add":
+            return content
+        if dim is None:
+            raise ValueError(
+                "dim=None is not allowed with mode='concat' and no embedding; allowed: >= 1, the "
+                "number of channels to fill with zeros."
+            )
+        embedding = content.new_zeros(1, content.shape[1], dim)
+    width = embedding.shape[-1]
+    if dim not in (None, width) or (mode == "add" and width != content.shape[-1]):
+        raise ValueError(
+            f"mode={mode!r}, dim={dim}: the embedding has {width} channels, the content "
+            f"{content.shape[-1]}; allowed: dim={width}, and as many as the content for 'add'. "
+            "Build the position encoder for this dimension."
+        )
+    if mode == "add":
+        return content + embedding
+    return torch.cat((content, embedding.expand(*content.shape[:-1], width)), dim=-1)
 
 
 def _table_rows(table: PositionTable, positions: Positions) -> Tensor:

@@ -87,6 +87,7 @@ def spec_augment(
     time_masks: int = 10,
     time_width: int = 50,
     time_share: float = 0.1,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     """SpecAugment without time warping: bands and stretches of one recording set to 0, the mean of
     normalised features.
@@ -101,6 +102,7 @@ def spec_augment(
         time_masks: Number of stretches.
         time_width: Frames of the longest stretch, and
         time_share: its longest share of the recording.
+        generator: Source of randomness; default the global one.
 
     Returns:
         A masked copy, ``[T, bins]``.
@@ -122,18 +124,26 @@ def spec_augment(
             )
     length, bins = features.shape
     widest = min(time_width, int(time_share * length))
-    masked = _stretches(length, time_masks, widest, features.device)[:, None]
-    masked = masked | _stretches(bins, frequency_masks, frequency_width, features.device)
+    device = features.device
+    masked = _stretches(length, time_masks, widest, device, generator)[:, None]
+    masked = masked | _stretches(bins, frequency_masks, frequency_width, device, generator)
     return features.masked_fill(masked, 0.0)
 
 
-def _stretches(length: int, count: int, widest: int, device: torch.device) -> Tensor:
+def _stretches(
+    length: int,
+    count: int,
+    widest: int,
+    device: torch.device,
+    generator: torch.Generator | None,
+) -> Tensor:
     """``[length]`` bool, true on `count` stretches of 1 to `widest` elements at random places."""
     widest = min(widest, length)
     if not count or not widest:
         return torch.zeros(length, dtype=torch.bool, device=device)
-    width = torch.randint(1, widest + 1, (count, 1), device=device)
-    start = (torch.rand(count, 1, device=device) * (length + 1 - width)).long()
+    width = torch.randint(1, widest + 1, (count, 1), device=device, generator=generator)
+    place = torch.rand(count, 1, device=device, generator=generator)
+    start = (place * (length + 1 - width)).long()
     index = torch.arange(length, device=device)
     return ((index >= start) & (index < start + width)).any(0)
 

@@ -113,6 +113,31 @@ def frame_positions(
     return Positions(coords, valid, step, grid, index * valid)
 
 
+def timed_frame_positions(
+    times: Tensor, num_frames: Tensor, seconds_per_frame: Tensor | float
+) -> Positions:
+    """Positions of audio frames that stand at any increasing times, such as those that are left
+    after some were skipped.
+
+    The step is the smallest distance of neighbours in a sample, so that a local shift of at most
+    half a step keeps their order.
+
+    Args:
+        times: ``[B, T]``, the centre of each frame.
+        num_frames: ``[B]`` integer, frames of each sample without padding (padding follows).
+        seconds_per_frame: Step of a sample that has one frame only, a number or ``[B]``.
+    """
+    batch, length = times.shape
+    index = torch.arange(1, length + 1, device=times.device)
+    valid = index <= num_frames[:, None]
+    gaps = times.diff(dim=1).masked_fill(~valid[:, 1:], float("inf"))
+    gaps = torch.cat((gaps, gaps.new_full((batch, 1), float("inf"))), dim=1).amin(1)
+    step = _per_sample("seconds_per_frame", seconds_per_frame, batch, times.device)
+    step = torch.where(gaps.isfinite()[:, None, None], gaps[:, None, None], step)
+    coords = times.float().masked_fill(~valid, 0.0)[..., None]
+    return Positions(coords, valid, step, None, index * valid)
+
+
 def patch_positions(
     height: int, width: int, gamma: float = 1.0, device: torch.device | str | None = None
 ) -> Positions:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +14,13 @@ from transformers.models.speech_to_text.modeling_speech_to_text import (
     Speech2TextPreTrainedModel,
 )
 
-from cape_plugins import Draw, PositionEncoder, frame_positions
+from cape_plugins import Draw, PositionEncoder
+from cape_plugins.subsampling import (
+    ConvSubsampler,
+    subsampled_lengths,
+    subsampled_positions,
+    total_stride,
+)
 from hf_models.modeling import NoAddend, PositionModelMixin, add_positions
 from hf_models.relative import add_relative_positions
 
@@ -26,24 +32,23 @@ class Frames(NamedTuple):
         features: ``[B, T, bins]``.
         lengths: ``[B]``, frames of each sample without padding.
         hop_seconds: Distance of frames, a number or ``[B]`` float32.
+        nanoseconds: ``[B, T]`` integers, the centres of the frames where these are irregular.
         draw: Random numbers of this forward.
     """
 
     features: Tensor
     lengths: Tensor
     hop_seconds: Tensor | float
+    nanoseconds: Tensor | None
     draw: Draw | None
 
 
-class Subsampler(nn.Module):
-    """Convolutions with gated linear units; then positions are added to the scaled content.
-
-    Names and shapes of the parameters are those of Speech2Text. An output stands at the centre of
-    its receptive field, which is an input frame, because kernels are odd and padded by half.
+class Subsampler(ConvSubsampler):
+    """Convolutions; then positions are added to the scaled content.
 
     Args:
-        config: With `conv_layers`, kernel size and stride of each convolution.
         channels: Input channels, then those of each convolution after its gate.
+        layers: Kernel size and stride of each convolution.
         scale: Factor on the content.
         positions: Position encoder.
         unit: Seconds that the position encoder counts as 1.
@@ -53,38 +58,34 @@ class Subsampler(nn.Module):
 
     def __init__(
         self,
-        config: Any,
-        channels: list[int],
+        channels: Sequence[int],
+        layers: Sequence[tuple[int, int]],
         scale: float,
         positions: PositionEncoder,
         unit: float,
         first: float,
         dropout: float = 0.0,
     ) -> None:
-        super().__init__()
-        self.layers = config.conv_layers
+        super().__init__(channels, layers)
         self.scale, self.unit, self.first, self.dropout = scale, unit, first, dropout
-        self.stride = encoder_stride(config)
         self.positions = positions
-        self.conv_layers = nn.ModuleList(
-            nn.Conv1d(channels[i], 2 * channels[i + 1], kernel, stride, padding=kernel // 2)
-            for i, (kernel, stride) in enumerate(self.layers)
-        )
 
     def forward(self, frames: Frames) -> Tensor:
         """``[B, T', C]``."""
         # What stands on padding must not reach the last frames through a kernel. The stock model
         # lets it, after its first convolution, so that a sample depends on its batch.
-        hidden, lengths = _zero_padding(frames.features, frames.lengths), frames.lengths
-        for conv, (kernel, stride) in zip(self.conv_layers, self.layers, strict=True):
-            hidden = F.glu(conv(hidden.transpose(1, 2).contiguous()), dim=1).transpose(1, 2)
-            lengths = output_lengths(lengths, kernel, stride)
-            hidden = _zero_padding(hidden, lengths)
-        hidden = hidden.contiguous() * self.scale
-        hidden = F.dropout(hidden, self.dropout, self.training)
-        step = frames.hop_seconds * self.stride / self.unit
-        times = frame_positions(lengths, step, self.first, hidden.shape[1])
-        return add_positions(hidden, self.positions, times, frames.draw)
+        hidden, lengths = self.subsample(frames.features, frames.lengths)
+        hidden = F.dropout(hidden * self.scale, self.dropout, self.training)
+        positions = subsampled_positions(
+            lengths,
+            hidden.shape[1],
+            self.stride,
+            frames.hop_seconds,
+            frames.nanoseconds,
+            self.unit,
+            self.first,
+        )
+        return add_positions(hidden, self.positions, positions, frames.draw)
 
 
 class SpeechEncoder(PositionModelMixin, Speech2TextEncoder):
@@ -124,6 +125,7 @@ class SpeechEncoder(PositionModelMixin, Speech2TextEncoder):
         attention_mask: Tensor | None = None,
         hop_nanoseconds: Tensor | int | None = None,
         draw: Draw | None = None,
+        frame_nanoseconds: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutput:
         """Encodes frames; not augmented without a `draw`, also in training mode.
@@ -134,6 +136,8 @@ class SpeechEncoder(PositionModelMixin, Speech2TextEncoder):
             hop_nanoseconds: Distance of frames, a number or ``[B]`` integers, which no host casts
                 to half precision; default that of the configuration.
             draw: From :meth:`~cape_plugins.PositionEncoder.draw`.
+            frame_nanoseconds: ``[B, T]`` integers, the centre of each frame since the beginning of
+                the recording, where some were skipped (:mod:`cape_plugins.batching`).
         """
         batch, length = input_features.shape[:2]
         if length == 0:
@@ -156,28 +160,15 @@ class SpeechEncoder(PositionModelMixin, Speech2TextEncoder):
             hop = hop_nanoseconds.float() * 1e-9
         elif hop_nanoseconds is not None:
             hop = hop_nanoseconds * 1e-9
-        frames = Frames(input_features, lengths, hop, draw)
+        frames = Frames(input_features, lengths, hop, frame_nanoseconds, draw)
         return super().forward(frames, attention_mask=attention_mask, **kwargs)
-
-
-def _zero_padding(hidden: Tensor, lengths: Tensor) -> Tensor:
-    """``[B, T, C]`` with zeros from the length of each sample on."""
-    valid = torch.arange(hidden.shape[1], device=hidden.device) < lengths[:, None]
-    return hidden * valid[..., None].to(hidden.dtype)
-
-
-def output_lengths(lengths: Any, kernel: int, stride: int) -> Any:
-    """Number of outputs of a convolution padded by half of its odd kernel."""
-    return (lengths + 2 * (kernel // 2) - kernel) // stride + 1
 
 
 def encoder_stride(config: Any) -> int:
     """Frames per encoder position."""
-    return math.prod(stride for _, stride in config.conv_layers)
+    return total_stride(config.conv_layers)
 
 
 def encoder_lengths(config: Any, lengths: Any) -> Any:
     """Number of encoder positions for so many frames."""
-    for kernel, stride in config.conv_layers:
-        lengths = output_lengths(lengths, kernel, stride)
-    return lengths
+    return subsampled_lengths(config.conv_layers, lengths)

@@ -47,8 +47,8 @@ class CapeSpeechModel(SpeechEncoder):
             table_std=config.init_std,
         )
         subsampler = Subsampler(
-            config,
             [config.num_mel_bins, config.d_model],
+            config.conv_layers,
             scale=1.0,
             positions=positions,
             unit=1.0,
@@ -66,13 +66,16 @@ class CapeSpeechModel(SpeechEncoder):
         attention_mask: Tensor | None = None,
         hop_nanoseconds: Tensor | int | None = None,
         draw: Draw | None = None,
+        frame_nanoseconds: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutput:
         """See :meth:`~hf_models.speech.SpeechEncoder.forward`; draws in training if no `draw` is
         given. Hidden states are ``[B, T', C]`` with T' = ceil(T / stride)."""
         if draw is None:
             draw = draw_positions(self.conv.positions, input_features)
-        return super().forward(input_features, attention_mask, hop_nanoseconds, draw, **kwargs)
+        return super().forward(
+            input_features, attention_mask, hop_nanoseconds, draw, frame_nanoseconds, **kwargs
+        )
 
 
 class CapeSpeechForCTC(PositionModelMixin, PreTrainedModel):
@@ -109,6 +112,7 @@ class CapeSpeechForCTC(PositionModelMixin, PreTrainedModel):
         labels: Tensor | None = None,
         hop_nanoseconds: Tensor | int | None = None,
         draw: Draw | None = None,
+        frame_nanoseconds: Tensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutput:
         """Scores of the classes at each position.
@@ -120,6 +124,8 @@ class CapeSpeechForCTC(PositionModelMixin, PreTrainedModel):
             hop_nanoseconds: Distance of frames, a number or ``[B]`` integers, which no host casts
                 to half precision; default that of the configuration.
             draw: Random numbers of this forward, to inject; default drawn in training.
+            frame_nanoseconds: ``[B, T]`` integers, the centre of each frame since the beginning of
+                the recording, where some were skipped (:mod:`cape_plugins.batching`).
 
         Returns:
             logits ``[B, T', classes]`` with T' = ceil(T / stride), and the loss if there are
@@ -129,7 +135,13 @@ class CapeSpeechForCTC(PositionModelMixin, PreTrainedModel):
             ValueError: for a label that is no class.
         """
         output = self.encoder(
-            input_features, attention_mask, hop_nanoseconds, draw, return_dict=True, **kwargs
+            input_features,
+            attention_mask,
+            hop_nanoseconds,
+            draw,
+            frame_nanoseconds,
+            return_dict=True,
+            **kwargs,
         )
         logits = self.lm_head(output.last_hidden_state)
         loss = None if labels is None else self._ctc_loss(logits, attention_mask, labels)

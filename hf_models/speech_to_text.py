@@ -49,8 +49,8 @@ class CapeSpeech2TextEncoder(SpeechEncoder):
             settings = settings.replace(max_global_shift=settings.max_global_shift / unit)
         inner = [config.conv_channels // 2] * (config.num_conv_layers - 1)
         subsampler = Subsampler(
-            config,
             [config.input_feat_per_channel * config.input_channels, *inner, config.d_model],
+            config.conv_layers,
             scale=_content_scale(config),
             positions=_position_encoder(config, settings, config.max_source_positions),
             unit=unit,
@@ -149,6 +149,7 @@ class CapeSpeech2TextModel(PositionModelMixin, Speech2TextModel):
         hop_nanoseconds: Tensor | int | None = None,
         draw: Draw | None = None,
         decoder_draw: Draw | None = None,
+        frame_nanoseconds: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
         """See transformers.
@@ -159,12 +160,14 @@ class CapeSpeech2TextModel(PositionModelMixin, Speech2TextModel):
             draw: Random numbers of the encoder in this forward; by default drawn in training. With
                 `encoder_outputs` nothing is drawn, because the encoder has run without.
             decoder_draw: The same for the decoder.
+            frame_nanoseconds: ``[B, T]`` integers, the centre of each frame since the beginning of
+                the recording, where some were skipped (:mod:`cape_plugins.batching`).
         """
         if encoder_outputs is None:
             if draw is None:
                 draw = draw_positions(self.encoder.conv.positions, input_features)
             encoder_outputs = self.encoder(
-                input_features, attention_mask, hop_nanoseconds, draw, **kwargs
+                input_features, attention_mask, hop_nanoseconds, draw, frame_nanoseconds, **kwargs
             )
             if decoder_draw is None and self.training:
                 decoder_draw = draw_positions(self.decoder.positions, input_features)

@@ -56,6 +56,7 @@ CORE_LEVELS = {
     "features": 1,
     "relative": 1,
     "encoder": 2,
+    "subsampling": 2,
     "cli": 3,
     "__init__": 4,
     "__main__": 4,

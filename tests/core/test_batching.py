@@ -9,7 +9,7 @@ from cape_plugins.batching import (
     HOPS,
     PaddingFreeBatches,
     equal_length,
-    frame_times,
+    frame_nanoseconds,
 )
 from cape_plugins.features import log_mel
 
@@ -67,6 +67,34 @@ def test_order_depends_on_seed_and_epoch_alone(seconds):
     assert list(PaddingFreeBatches(seconds, 60, seed=2)) != list(other)
 
 
+def test_processes_share_an_epoch(seconds):
+    """Each batch goes to one process, all have equally many, and the union is an epoch."""
+    whole = list(PaddingFreeBatches(seconds, 60, seed=1))
+    parts = [
+        list(PaddingFreeBatches(seconds, 60, seed=1, num_replicas=3, rank=rank))
+        for rank in range(3)
+    ]
+    assert {len(part) for part in parts} == {len(whole) // 3}
+    assert [parts[i % 3][i // 3] for i in range(3 * len(parts[0]))] == whole[: 3 * len(parts[0])]
+
+
+@pytest.mark.parametrize("more", [-3, 0, 5])
+def test_epochs_of_a_fixed_number_of_batches(seconds, more):
+    free = PaddingFreeBatches(seconds, 60)
+    fixed = PaddingFreeBatches(seconds, 60, num_batches=len(free) + more)
+    assert len(fixed) == len(list(fixed)) == len(free) + more
+    indices = [tuple(h.index for h in batch) for batch in free]
+    assert [tuple(h.index for h in batch) for batch in fixed] == (indices * 2)[: len(fixed)]
+
+
+def test_seeds_differ_between_recordings_and_epochs(seconds):
+    batches = PaddingFreeBatches(seconds, 60)
+    seeds = {hop.seed for batch in batches for hop in batch}
+    batches.set_epoch(1)
+    seeds |= {hop.seed for batch in batches for hop in batch}
+    assert len(seeds) == 1000
+
+
 def test_padding_that_is_saved():
     assert PaddingFreeBatches([4.0, 2.0], 10, shuffle=False).padding() == pytest.approx(0.25)
     assert PaddingFreeBatches([4.0, 4.0], 10).padding() == 0
@@ -97,7 +125,7 @@ def test_from_durations_to_a_batch_without_padding(workers):
     assert max(lengths) - min(lengths) <= 2
     features, kept = equal_length([frames for _, frames in batch])
     assert features.shape == (4, min(lengths), 8)
-    times = frame_times(kept, [hop.seconds for hop, _ in batch])
+    times = frame_nanoseconds(kept, [hop.seconds for hop, _ in batch]) * 1e-9
     assert (times.diff() > 0).all(), "order is kept"
     for row, (hop, frames) in enumerate(batch):
         assert torch.equal(features[row], frames[kept[row]])
@@ -121,7 +149,7 @@ def test_times_show_where_a_click_is():
     wave[int(1.2 * RATE)] = 1.0
     for hop in (0.005, 0.0077, 0.010, 0.0133, 0.020):
         frames = log_mel(wave, RATE, 8, hop, normalize=False)
-        times = frame_times(torch.arange(len(frames))[None], [hop])[0]
+        times = frame_nanoseconds(torch.arange(len(frames))[None], [hop])[0] * 1e-9
         energy = frames.sum(1)
         assert (times[energy == energy.max()] - 1.2).abs().max() <= hop / 2 + 0.0125
 
@@ -132,6 +160,7 @@ BAD = [
     (lambda: PaddingFreeBatches([1.0], 0), "max_seconds=0"),
     (lambda: PaddingFreeBatches([1.0], target_hop=0.5), "target_hop=0.5"),
     (lambda: PaddingFreeBatches([1.0], hops=(0.0, 0.02)), "hops="),
+    (lambda: PaddingFreeBatches([1.0], num_replicas=2, rank=2), "rank=2"),
     (lambda: equal_length([]), "no recording"),
     (lambda: equal_length([torch.zeros(0, 4)]), "without frames"),
 ]
