@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import io
+import logging
 import math
 import os
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 Source = str | os.PathLike | bytes
 
@@ -41,7 +45,12 @@ def read_audio(source: Source, sampling_rate: int = 16000) -> Tensor:
             samples = file.read(dtype="float32", always_2d=True)
         except RuntimeError as error:
             raise _unreadable(source, error) from None
-        rate = file.samplerate
+        rate, expected = file.samplerate, file.frames
+    if len(samples) < 0.99 * expected:
+        raise AudioError(
+            f"{_name(source)} is cut off: {len(samples)} of {expected} samples; repair it or leave "
+            "it out."
+        )
     if not len(samples):
         raise AudioError(f"{_name(source)} holds no sample; leave it out.")
     if not np.isfinite(samples).all():
@@ -89,3 +98,43 @@ def _unreadable(source: Source, error: Exception) -> AudioError:
 
 def _name(source: Source) -> str:
     return f"a recording of {len(source)} bytes" if isinstance(source, bytes) else str(source)
+
+
+class TolerantReader:
+    """Reads recordings by index; one that cannot be read is reported once and replaced by the one
+    of nearest duration that can, so that no training ends, and no batch shrinks, in mid-epoch.
+
+    Args:
+        read: From an index to ``[samples]``; raises :class:`AudioError`.
+        seconds: Durations ``[N]``.
+    """
+
+    def __init__(self, read: Callable[[int], Tensor], seconds: Sequence[float]) -> None:
+        self.read, self.seconds = read, np.asarray(seconds)
+        self.unreadable: set[int] = set()
+
+    def __call__(self, index: int) -> tuple[int, Tensor]:
+        """Index and ``[samples]`` of what was read.
+
+        Raises:
+            AudioError: if none can be read.
+        """
+        for candidate in self._candidates(index):
+            try:
+                return candidate, self.read(candidate)
+            except AudioError as error:
+                self.unreadable.add(candidate)
+                logger.warning(
+                    "%s Another one takes its place (%d of %d so far).",
+                    error,
+                    len(self.unreadable),
+                    len(self.seconds),
+                )
+        raise AudioError("none of the recordings can be read; check paths and formats.")
+
+    def _candidates(self, index: int) -> Iterator[int]:
+        """The wanted one, then the others by difference of duration, whatever was read before."""
+        if index not in self.unreadable:
+            yield index
+        order = np.argsort(np.abs(self.seconds - self.seconds[index]), kind="stable")
+        yield from (other for other in order.tolist() if other not in self.unreadable)

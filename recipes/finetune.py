@@ -41,7 +41,7 @@ DATA_AND_MODEL = (
     *("model", "model_config", "dataset", "dataset_config", "train_file", "source_lang"),
     *("target_lang", "vocab_size", "max_length", "train_sizes", "univit", "max_seconds", "crop"),
     *("no_spec_augment", "train_split", "audio_column", "text_column", "image_column"),
-    "label_column",
+    *("label_column", "padding_free"),
 )
 HYPERPARAMETERS = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "seed"),

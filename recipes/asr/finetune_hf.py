@@ -15,7 +15,7 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,7 @@ if __name__ == "__main__":  # as a script, so that it also runs under `accelerat
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import jiwer
-import numpy as np
 import torch
-from torch.utils.data import Dataset, Sampler
 from transformers import (
     AutoConfig,
     AutoProcessor,
@@ -34,12 +32,11 @@ from transformers import (
     Speech2TextFeatureExtractor,
     Speech2TextProcessor,
     Speech2TextTokenizer,
-    Trainer,
     Wav2Vec2CTCTokenizer,
     Wav2Vec2Processor,
 )
 
-from cape_plugins.features import spec_augment
+from cape_plugins.audio import AudioError
 from hf_models import (
     CapeSpeech2TextConfig,
     CapeSpeech2TextForConditionalGeneration,
@@ -48,7 +45,8 @@ from hf_models import (
     CapeSpeechForCTC,
     CapeSpeechTokenizer,
 )
-from recipes.asr.data import SAMPLING_RATE, Recordings, given, report_skipped, synthetic
+from recipes.asr.data import Recordings, given, report_skipped, synthetic
+from recipes.asr.training import Collator, Labelled, SpeechTrainer
 from recipes.data import add_data_args, fingerprint, has_data
 from recipes.finetune import (
     batches,
@@ -81,98 +79,6 @@ DIGIT_TRAINING = (
 )
 DIGIT_MASKS = {"frequency_width": 20, "time_masks": 2}
 SECONDS = (1, 2, 4, 8, 16, 32, 64)  # upper ends of bins of durations
-
-
-class Labelled(Dataset):
-    """Recordings with token ids as labels."""
-
-    def __init__(self, recordings: Recordings, tokenizer: Any) -> None:
-        self.recordings = recordings
-        self.labels = [tokenizer(text=item.text).input_ids for item in recordings.items]
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, list[int]]:
-        return self.recordings[index], self.labels[index]
-
-
-class DurationSampler(Sampler[int]):
-    """Recordings of similar duration follow each other, so that batches have little padding.
-
-    Durations are perturbed by a factor of U(0.85, 1.15) in each epoch, so that batches differ
-    (CAPE Appendix C.3), and batches come in random order, a smaller last one at the end.
-
-    Args:
-        seconds: Durations.
-        batch_size: Of all processes together.
-        seed: The order depends on it and on the epoch alone.
-    """
-
-    def __init__(self, seconds: Sequence[float], batch_size: int, seed: int) -> None:
-        self.seconds, self.batch_size, self.seed = np.asarray(seconds), batch_size, seed
-        self.epoch = 0
-
-    def __len__(self) -> int:
-        return len(self.seconds)
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[int]:
-        rng = np.random.default_rng((self.seed, self.epoch))
-        order = np.argsort(self.seconds * rng.uniform(0.85, 1.15, len(self.seconds)))
-        whole = len(order) // self.batch_size * self.batch_size
-        # Any recording may be left over, not always the longest.
-        left = rng.choice(len(order), len(order) - whole, replace=False)
-        rows = np.delete(order, left).reshape(-1, self.batch_size)
-        yield from rng.permutation(rows).flatten().tolist()
-        yield from order[left].tolist()
-
-
-class SpeechTrainer(Trainer):
-    """Groups recordings by duration and masks features by SpecAugment.
-
-    Masks are drawn here, after the batch was loaded: batches are loaded ahead, and a resumed
-    training must draw the same ones.
-    """
-
-    masks: Mapping[str, Any] | None = None
-
-    def _get_train_sampler(self, train_dataset: Any = None) -> DurationSampler:
-        seconds = [item.seconds for item in self.train_dataset.recordings.items]
-        size = self.args.train_batch_size * self.args.world_size
-        return DurationSampler(seconds, size, self.args.seed)
-
-    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """With masks in training."""
-        if self.masks is not None and model.training:
-            features = inputs["input_features"].clone()
-            lengths = inputs["attention_mask"].sum(-1).tolist()
-            for row, length in zip(features, lengths, strict=True):
-                row[:length] = spec_augment(row[:length], **self.masks)
-            inputs = {**inputs, "input_features": features}
-        return super().compute_loss(model, inputs, *args, **kwargs)
-
-
-class Collator:
-    """Waveforms and labels to a padded batch of features."""
-
-    def __init__(self, extractor: Any) -> None:
-        self.extractor = extractor
-
-    def features(self, waveforms: Sequence[torch.Tensor]) -> Any:
-        """``input_features`` and ``attention_mask``."""
-        recordings = [waveform.numpy() for waveform in waveforms]
-        return self.extractor(
-            recordings, sampling_rate=SAMPLING_RATE, padding=True, return_tensors="pt"
-        )
-
-    def __call__(self, samples: Sequence[tuple[torch.Tensor, list[int]]]) -> dict[str, Any]:
-        batch = self.features([waveform for waveform, _ in samples])
-        labels = [torch.tensor(ids) for _, ids in samples]
-        batch["labels"] = torch.nn.utils.rnn.pad_sequence(labels, True, -100)
-        return dict(batch)
 
 
 # ---- processors and models -----------------------------------------------------------------------
@@ -281,12 +187,20 @@ def fitting(data: Labelled, model: Any) -> Labelled:
 
 def recognise(
     model: Any, processor: Any, data: Recordings, batch_size: int, beams: int
-) -> list[str]:
-    """Texts by greedy CTC, or by the decoder, in the order of the data."""
+) -> list[str | None]:
+    """Texts by greedy CTC, or by the decoder, in the order of the data; None for what cannot be
+    read."""
     collate = Collator(processor.feature_extractor)
 
-    def run(rows: Sequence[int]) -> list[str]:
-        batch = collate.features([data[row] for row in rows]).to(model.device)
+    def run(rows: Sequence[int]) -> list[str | None]:
+        waveforms = [_read(data, row) for row in rows]
+        texts = iter(recognised([one for one in waveforms if one is not None]))
+        return [None if one is None else next(texts) for one in waveforms]
+
+    def recognised(waveforms: Sequence[torch.Tensor]) -> list[str]:
+        if not waveforms:
+            return []
+        batch = collate.features(waveforms).to(model.device)
         if not isinstance(model, CapeSpeechForCTC):
             out = model.generate(**batch, num_beams=beams, max_new_tokens=500)
             return processor.batch_decode(out, skip_special_tokens=True)
@@ -301,15 +215,25 @@ def recognise(
     return share(work, run, "recognise", len(data))
 
 
-def error_rates(hypotheses: Sequence[str], data: Recordings) -> dict[str, float]:
-    """Word error rate (jiwer) in percent by duration."""
+def _read(data: Recordings, index: int) -> torch.Tensor | None:
+    try:
+        return data[index]
+    except AudioError as error:
+        print(f"test data: skipped ({error})", flush=True)
+        return None
+
+
+def error_rates(hypotheses: Sequence[str | None], data: Recordings) -> dict[str, float]:
+    """Word error rate (jiwer) in percent by duration, of what could be read."""
     groups: dict[int, list[int]] = {}
     for index, item in enumerate(data.items):
+        if hypotheses[index] is None:
+            continue
         groups.setdefault(sum(item.seconds > end for end in SECONDS), []).append(index)
     edges = ["0", *map(str, SECONDS)]
     names = [f"{a}-{b}" for a, b in pairwise(edges)] + [f"over {edges[-1]}"]
     rows = {names[group]: groups[group] for group in sorted(groups)}
-    rows["all"] = list(range(len(data)))
+    rows["all"] = [index for part in rows.values() for index in part]
     return {
         name: 100 * jiwer.wer([data.items[i].text for i in part], [hypotheses[i] for i in part])
         for name, part in rows.items()
@@ -326,6 +250,8 @@ def make_options() -> argparse.ArgumentParser:
     add("--max-seconds", type=float, help="leave longer recordings out of training")
     text = "subwords of a new sentencepiece model; default: letters for CTC, else 1000"
     add("--vocab-size", type=positive, help=text)
+    text = "batches of so many seconds per process without padding, in which each recording has a "
+    add("--padding-free", type=float, metavar="SECONDS", help=text + "hop of its own; by CTC")
     add("--no-spec-augment", action="store_true", help="do not mask features in training")
     add("--beams", type=positive, default=1, help="of a model with decoder")
     parser.set_defaults(output=Path("results/asr_hf"))
@@ -340,6 +266,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if builtin:
         torch.set_num_threads(1)  # so small a model gains nothing by more
     seq2seq = is_seq2seq(args)
+    if args.padding_free is not None and (seq2seq or args.padding_free <= 0):
+        raise CommandError(
+            f"--padding-free {args.padding_free}: allowed: > 0 seconds, such as 120, for a model "
+            "trained by CTC, whose features have any hop"
+        )
     splits = synthetic() if builtin else given(args)
     if args.max_seconds is not None:
         kept = [item for item in splits["train"].items if item.seconds <= args.max_seconds]
@@ -367,6 +298,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         trainer = SpeechTrainer(
             model, own, data_collator=collator, train_dataset=data, processing_class=processor
         )
+        trainer.batch_seconds = args.padding_free
         if not args.no_spec_augment:
             trainer.masks = DIGIT_MASKS if builtin else {}
         return trainer
@@ -379,7 +311,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         scores[name] = error_rates(hypotheses, splits["test"])
         if training.process_index == 0:
             rows = zip((item.text for item in splits["test"].items), hypotheses, strict=True)
-            write_lines(args.output / name / "hypotheses.tsv", ("\t".join(row) for row in rows))
+            lines = ("\t".join((text, hypothesis or "")) for text, hypothesis in rows)
+            path = args.output / name / "hypotheses.tsv"
+            write_lines(path, ["reference\thypothesis", *lines])
     longest = max(item.seconds for item in splits["train"].items)
     groups = next(iter(scores.values()))
     trained = [g for g in groups if g[0].isdigit() and float(g.split("-")[0]) < longest]

@@ -11,7 +11,7 @@ pytest.importorskip("soundfile")
 
 import soundfile
 
-from cape_plugins.audio import AudioError, audio_seconds, read_audio
+from cape_plugins.audio import AudioError, TolerantReader, audio_seconds, read_audio
 
 
 def tone(rate, seconds=0.5, frequency=440.0):
@@ -79,3 +79,19 @@ def test_a_file_of_another_kind(tmp_path):
     for function in (read_audio, audio_seconds):
         with pytest.raises(AudioError, match=r"one\.wav cannot be decoded.*convert it"):
             function(tmp_path / "one.wav")
+
+
+def test_a_broken_recording_is_replaced_by_one_of_like_duration(caplog):
+    def read(index):
+        if index in (1, 3):
+            raise AudioError(f"{index} is broken.")
+        return torch.full((1,), index)
+
+    reader = TolerantReader(read, [1.0, 5.0, 4.0, 5.1])
+    assert [reader(index)[0] for index in (0, 1, 2, 3, 1)] == [0, 2, 2, 2, 2]
+    assert [record.message for record in caplog.records] == [
+        "1 is broken. Another one takes its place (1 of 4 so far).",
+        "3 is broken. Another one takes its place (2 of 4 so far).",
+    ]
+    with pytest.raises(AudioError, match="none of the recordings can be read"):
+        TolerantReader(lambda index: read(1), [1.0, 2.0])(0)

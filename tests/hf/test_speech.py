@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from cape_plugins.batching import frame_nanoseconds
 from tests.hf.helpers import AUDIO, CTC, SPEECH_TO_TEXT, frames, make, seam, targets
 
 NAMES = list(AUDIO)
@@ -117,6 +118,40 @@ def test_loss_is_ctc_over_true_lengths():
         14,
         8,
     ]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", NAMES)
+def test_batch_without_padding_equals_its_samples(name, family):
+    """Irregular times, no mask; the loss, too, is that of the samples one by one."""
+    model, features = make(family, name), frames((40, 40, 40))["input_features"]
+    kept = torch.stack([torch.randperm(55)[:40].sort().values for _ in range(3)])
+    inputs = {
+        "input_features": features,
+        "frame_nanoseconds": frame_nanoseconds(kept, [0.009, 0.01, 0.0112]),
+    }
+    labels = targets(3, 4) % 11 + 1
+    with torch.no_grad():
+        batch = model(**inputs, labels=labels)
+        alone = [
+            model(**{key: value[row : row + 1] for key, value in inputs.items()}, labels=one[None])
+            for row, one in enumerate(labels)
+        ]
+        other = model(input_features=features, labels=labels)
+    logits = torch.cat([one.logits for one in alone])
+    torch.testing.assert_close(batch.logits, logits, atol=2e-5, rtol=1e-4)
+    losses = torch.stack([one.loss for one in alone])
+    torch.testing.assert_close(batch.loss, losses.mean())
+    timed = model.config.position_config.encoding == "sinusoid"
+    assert timed == (not torch.allclose(batch.logits, other.logits, atol=1e-4)), "times matter"
+
+
+def test_frame_times_become_positions():
+    kept = torch.tensor([[0, 2, 3, 7, 8, 9, 11]] * 3)
+    inputs = {"input_features": frames((7, 7, 7))["input_features"]}
+    inputs["frame_nanoseconds"] = frame_nanoseconds(kept, [0.01] * 3)
+    times = coordinates(make("speech_ctc", "sinpos"), inputs)
+    torch.testing.assert_close(times[0], 0.0125 + 0.01 * torch.tensor([0.0, 7.0, 11.0]))
 
 
 def test_the_paper_has_36_layers_of_768():

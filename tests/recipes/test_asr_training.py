@@ -1,0 +1,58 @@
+"""Batches of recordings for the Trainer: padded ones of similar duration, and without padding."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("transformers")
+import torch
+
+from cape_plugins.batching import PaddingFreeBatches
+from cape_plugins.features import log_mel
+from hf_models import CapeSpeechFeatureExtractor
+from recipes.asr import training
+from recipes.asr.data import Recording, Recordings
+
+
+def test_batches_of_similar_duration():
+    seconds = np.random.default_rng(0).uniform(0.5, 20, 203)
+    sampler = training.DurationSampler(seconds, 8, seed=3)
+    first = list(sampler)
+    assert sorted(first) == list(range(203))
+    assert list(sampler) == first
+    sampler.set_epoch(1)
+    second = list(sampler)
+    assert second != first
+    assert {frozenset(second[i : i + 8]) for i in range(0, 200, 8)} != {
+        frozenset(first[i : i + 8]) for i in range(0, 200, 8)
+    }
+    batches = np.array(first[:200]).reshape(-1, 8)
+    longest = seconds[batches].max(1)
+    padding = (longest[:, None] - seconds[batches]).sum() / seconds[batches].sum()
+    shuffled = np.random.default_rng(1).permutation(200).reshape(-1, 8)
+    unsorted = (seconds[shuffled].max(1)[:, None] - seconds[shuffled]).sum()
+    assert padding < 0.3 < unsorted / seconds[shuffled].sum()
+    order = np.argsort(longest)
+    assert not np.array_equal(order, np.arange(25)), "batches come in random order"
+
+
+def test_batch_without_padding():
+    """Frames are those of the recordings alone at their hops, without the skipped ones."""
+    seconds = [1.0, 0.9, 0.8]
+    rng = np.random.default_rng(1)
+    waves = [rng.normal(0, 0.1, int(16000 * s)).astype("f") for s in seconds]
+    items = [Recording(wave, "a", s) for wave, s in zip(waves, seconds, strict=True)]
+    data = training.Labelled(Recordings(items), lambda text: SimpleNamespace(input_ids=[1]))
+    (hops,) = PaddingFreeBatches(seconds, 10)
+    collate = training.Collator(CapeSpeechFeatureExtractor(8))
+    batch = collate([data[hop] for hop in hops])
+    features, times = batch["input_features"], batch["frame_nanoseconds"]
+    assert features.shape[:2] == times.shape
+    assert "attention_mask" not in batch
+    for row, hop in enumerate(hops):
+        alone = log_mel(torch.from_numpy(waves[hop.index]), 16000, 8, hop.seconds)
+        kept = ((times[row] * 1e-9 - 0.0125) / hop.seconds).round().long()
+        torch.testing.assert_close(features[row], alone[kept])
+    again = collate([data[hop] for hop in hops])
+    assert torch.equal(again["frame_nanoseconds"], times)
