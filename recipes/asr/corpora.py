@@ -1,0 +1,310 @@
+"""Corpora of read and spoken English: what is said in which recording.
+
+Each function returns the sets of a corpus as utterances: ``train``, ``valid``, test sets.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import soundfile
+
+from cape_plugins.audio import AudioError, audio_seconds
+from recipes.asr.manifest import Utterance, ascii_words, write_audio
+from recipes.steps import CommandError
+
+Sets = dict[str, list[Utterance]]
+
+
+def read_text(path: Path) -> list[str]:
+    """Lines of a transcript, which old corpora write in Latin-1."""
+    data = path.read_bytes()
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = data.decode("latin-1")
+    return [line.strip() for line in text.split("\n")]
+
+
+# ---- LibriSpeech ---------------------------------------------------------------------------------
+
+LIBRISPEECH_SETS = {
+    "valid": "dev-clean",
+    "dev_other": "dev-other",
+    "test_clean": "test-clean",
+    "test_other": "test-other",
+}
+
+
+def librispeech(source: Path, train: Sequence[str] = ()) -> Sets:
+    """LibriSpeech: ``SUBSET/SPEAKER/CHAPTER/*.flac`` with the texts of a chapter in one file.
+
+    Args:
+        source: The folder of the subsets, or the one around it.
+        train: Subsets for training; all that there are if empty.
+    """
+    places = (source, source / "LibriSpeech")
+    found = {
+        path.name: path
+        for place in places
+        for path in sorted(place.glob("*-*"))
+        if path.is_dir() and path.name.startswith(("train-", "dev-", "test-"))
+    }
+    if not found:
+        raise CommandError(
+            f"{source}: no LibriSpeech; looked for folders such as train-clean-100, dev-clean in "
+            f"{' and '.join(map(str, places))}"
+        )
+    train = list(dict.fromkeys(train)) or [name for name in found if name.startswith("train-")]
+    missing = [name for name in (*train, "dev-clean") if name not in found]
+    if missing or not train:
+        raise CommandError(
+            f"{source}: lacks {', '.join(missing) or 'every train-*'}; there are {', '.join(found)}"
+        )
+    sets = {"train": [one for name in train for one in _chapters(found[name])]}
+    for name, subset in LIBRISPEECH_SETS.items():
+        if subset in found:
+            sets[name] = list(_chapters(found[subset]))
+        else:
+            print(f"{subset} is not there, so there is no {name}.tsv", flush=True)
+    return sets
+
+
+def _chapters(subset: Path) -> Iterator[Utterance]:
+    transcripts = sorted(subset.rglob("*.trans.txt"))
+    if not transcripts:
+        raise CommandError(f"{subset}: no transcript; looked for SPEAKER/CHAPTER/*.trans.txt")
+    for path in transcripts:
+        lines = (line.partition(" ") for line in read_text(path) if line)
+        texts = {id: ascii_words(text) for id, _, text in lines}
+        # also recordings that the transcript forgets, so that they are counted
+        for id in sorted({*texts, *(audio.stem for audio in path.parent.glob("*.flac"))}):
+            yield Utterance(id, path.parent / f"{id}.flac", texts.get(id, ""))
+
+
+# ---- TED-LIUM 3 ----------------------------------------------------------------------------------
+
+TEDLIUM_SETS = {"train": "train", "valid": "dev", "test": "test"}
+# The transcripts write "it 's" and "don 't". Other words with an apostrophe, as 'em, are whole.
+TEDLIUM_SUFFIX = re.compile(r" '(?=(?:s|t|d|m|re|ve|ll)(?: |$))")
+
+
+def tedlium_words(text: str) -> str:
+    """The words of a segment: without unknown words and noises, with suffixes joined.
+
+    >>> tedlium_words("<unk> so it 's(2) [noise] what i don 't {UH} know <sil>")
+    "so it's what i don't know"
+    """
+    text = re.sub(r"<[^>]*>|\{[^}]*\}|\[[^]]*\]|\(\d+\)", " ", text)
+    return TEDLIUM_SUFFIX.sub("'", ascii_words(text))
+
+
+def tedlium(source: Path) -> Sets:
+    """TED-LIUM 3, the partition "legacy": segments are cut out of the talks.
+
+    Args:
+        source: ``TEDLIUM_release-3``, or the folder around it. Training talks may lie in ``data``
+            alone, which ``legacy/train`` of the release links to.
+    """
+    places = (source, source / "TEDLIUM_release-3")
+    root = next((place for place in places if (place / "legacy").is_dir()), None)
+    if root is None:
+        raise CommandError(
+            f"{source}: no TED-LIUM 3; looked for the folder legacy in "
+            f"{' and '.join(map(str, places))}"
+        )
+    talks = {}
+    for name, part in TEDLIUM_SETS.items():
+        options = [root / "legacy" / part, *([root / "data"] if name == "train" else [])]
+        talks[name] = next((t for t in map(_talks, options) if t), None)
+        if not talks[name]:
+            raise CommandError(
+                f"{root}: no {part} data; looked for sph and stm/*.stm in "
+                f"{' and '.join(map(str, options))}"
+            )
+    held_out = {*talks["valid"], *talks["test"]}
+    talks["train"] = {talk: path for talk, path in talks["train"].items() if talk not in held_out}
+    return {
+        name: [one for path in paths.values() for one in _segments(path)]
+        for name, paths in talks.items()
+    }
+
+
+def _talks(folder: Path) -> dict[str, Path]:
+    if not (folder / "sph").is_dir():
+        return {}
+    return {path.stem: path for path in sorted((folder / "stm").glob("*.stm"))}
+
+
+def _segments(transcript: Path) -> Iterator[Utterance]:
+    """Segments of a talk: ``talk channel speaker start end <label> text``, the label optional."""
+    recordings = transcript.parent.parent / "sph"
+    for number, line in enumerate(read_text(transcript), 1):
+        if not line or line.startswith(";;"):
+            continue
+        cells = line.split(None, 5)
+        try:
+            talk, _, _, start, end = cells[:5]
+            start, end = float(start), float(end)
+        except ValueError:
+            raise CommandError(
+                f"{transcript}: line {number} is not 'talk channel speaker start end <label> text'"
+            ) from None
+        text = cells[5] if len(cells) > 5 else ""
+        if "ignore_time_segment_in_scoring" in text:
+            continue
+        if text.startswith("<") and not text.startswith(("<unk>", "<sil>")):
+            text = text.partition(">")[2]
+        id = f"{talk}-{number:04}"
+        make = partial(_cut, recordings / f"{talk}.sph", start, end)
+        yield Utterance(id, Path(f"{id}.flac"), tedlium_words(text), make)
+
+
+def _cut(source: Path, start: float, end: float, target: Path) -> None:
+    """Copies the samples from `start` to `end`, in seconds."""
+    audio_seconds(source)  # its errors say what to do
+    with soundfile.SoundFile(source) as file:
+        first, last = (round(time * file.samplerate) for time in (start, end))
+        if not 0 <= first < min(last, file.frames):
+            raise AudioError(f"{source}: no samples from {start} to {end} s; check the stm file")
+        file.seek(first)
+        write_audio(target, file.read(last - first, dtype="int16"), file.samplerate)
+
+
+# ---- Wall Street Journal -------------------------------------------------------------------------
+
+WSJ_TRAIN = ("wsj0/si_tr_s", "wsj1/si_tr_s")  # si284
+# valid (nov93dev) and test (nov92), with 20000 or 5000 words in the prompts
+WSJ_TESTS = {"20k": ("wsj1/si_dt_20", "wsj0/si_et_20"), "5k": ("wsj1/si_dt_05", "wsj0/si_et_05")}
+# Indices say which recordings of a folder make up the set; si_et_* has two readings of the texts,
+# with and without spoken punctuation.
+WSJ_INDICES = {
+    "wsj0/si_tr_s": "train/tr_s_wv1.ndx",
+    "wsj1/si_tr_s": "si_tr_s.ndx",
+    "wsj1/si_dt_20": "h1_p0.ndx",
+    "wsj1/si_dt_05": "h2_p0.ndx",
+    "wsj0/si_et_20": "nvp/si_et_20.ndx",
+    "wsj0/si_et_05": "nvp/si_et_05.ndx",
+}
+WSJ_SUFFIXES = (".flac", ".wav", ".wv1")  # the first that is there; .wv2 is a second microphone
+
+
+def wsj_words(text: str) -> str:
+    r"""Words of a detailed transcript. Spoken punctuation is a word; marks and noises are dropped.
+
+    >>> wsj_words(r"[<breath] <the> *U.* S. DOLLAR\'S ,COMMA . TWENTY-ONE fif(ty) %PERCENT ~")
+    "the u s dollar's comma twenty one fifty percent"
+    """
+    text = re.sub(r"\[[^]]*\]|<NOISE>", " ", text.replace("`", "'"), flags=re.IGNORECASE)
+    # backslashes escape; the others mark deleted, wrong, stressed, long and unfinished words
+    return ascii_words(re.sub(r"[\\<>*!:()]", "", text))
+
+
+def wsj(source: Path, vocabulary: str = "20k") -> Sets:
+    """WSJ0 (LDC93S6A) and WSJ1 (LDC94S13A), found by the names of files and folders.
+
+    The usual sets: si284 with 37416 recordings; nov93dev with 503 (5k: 513), nov92 with 333 (330).
+
+    Args:
+        source: Folder that holds the discs of both, at any depth.
+        vocabulary: 20k or 5k words in validation and test.
+    """
+    files = _files(source)
+    subsets = {}
+    for subset in (*WSJ_TRAIN, *WSJ_TESTS[vocabulary]):
+        subsets[subset] = list(_wsj_subset(subset, files))
+        if not subsets[subset]:
+            raise CommandError(
+                f"{source}: no {subset}; looked for {subset}/SPEAKER/*.wv1 (or .wav, .flac) at any "
+                "depth, upper or lower case"
+            )
+    valid, test = WSJ_TESTS[vocabulary]
+    train = [one for subset in WSJ_TRAIN for one in subsets[subset]]
+    return {"train": train, "valid": subsets[valid], "test": subsets[test]}
+
+
+def _files(source: Path) -> dict[str, Path]:
+    """All files by their path in lower case. Folders may be links to discs."""
+    found, visited = {}, set()
+    for folder, folders, names in os.walk(source, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in visited:  # a link to a folder above
+            folders.clear()
+            continue
+        visited.add(real)
+        found |= {os.path.join(folder, name).lower(): Path(folder, name) for name in names}
+    return dict(sorted(found.items()))
+
+
+def _wsj_subset(subset: str, files: Mapping[str, Path]) -> Iterator[Utterance]:
+    inside = {name: path for name, path in files.items() if f"/{subset}/" in name}
+    recordings = {}
+    for suffix in reversed(WSJ_SUFFIXES):
+        found = (path for name, path in inside.items() if name.endswith(suffix))
+        recordings |= {path.stem.lower(): path for path in found}
+    texts, folder = {}, subset.partition("/")[2]  # of another tree, as wsj0/transcrp/dots/si_tr_s
+    # .dot is what was said in detail, .lsn what a recogniser is to write; the former replaces it
+    for suffix in (".lsn", ".dot"):
+        for name, path in files.items():
+            if name.endswith(suffix) and f"/{folder}/" in name:
+                texts |= _wsj_texts(path)
+    listed = [path for name, path in files.items() if name.endswith("/" + WSJ_INDICES[subset])]
+    ids = {id for path in listed for id in _wsj_index(path, subset)}
+    if recordings and not ids:
+        print(f"{WSJ_INDICES[subset]} is not there: all of {subset} is used", flush=True)
+    for id in sorted(ids or recordings):
+        name, audio = f"{id[:3]}-{id}", recordings.get(id)
+        if audio is None:
+            yield Utterance(name, Path(f"{subset}/{id[:3]}/{id}.wv1"), texts.get(id, ""))
+        elif _is_compressed(audio):
+            make = partial(_uncompress, audio)
+            yield Utterance(name, Path(f"{name}.flac"), texts.get(id, ""), make)
+        else:
+            yield Utterance(name, audio, texts.get(id, ""))
+
+
+def _wsj_texts(path: Path) -> dict[str, str]:
+    """Lines are ``text (id)``."""
+    matches = (re.fullmatch(r"(.*)\((\w+)\)", line) for line in read_text(path))
+    return {match[2].lower(): wsj_words(match[1]) for match in matches if match}
+
+
+def _wsj_index(path: Path, subset: str) -> Iterator[str]:
+    """Ids in an index, whose lines are ``11_13_1:wsj0/si_et_20/440/440c0401``."""
+    for line in read_text(path):
+        line = line.lower()
+        # the usual si284 is without this speaker
+        if f"{subset}/" in line and not line.startswith((";", "11_2_1:wsj0/si_tr_s/401")):
+            yield line.rpartition("/")[2].removesuffix(".wv1")
+
+
+def _is_compressed(path: Path) -> bool:
+    """NIST SPHERE files are compressed by shorten on the discs; some copies are not."""
+    with open(path, "rb") as file:
+        header = file.read(1024)
+    return header.startswith(b"NIST_1A") and b"embedded-shorten" in header
+
+
+def _uncompress(source: Path, target: Path) -> None:
+    commands = {
+        "sph2pipe": ("-f", "wav", "-c", "1", source),
+        "ffmpeg": ("-nostdin", "-v", "error", "-y", "-i", source, "-c:a", "pcm_s16le"),
+    }
+    tool = next(filter(shutil.which, commands), None)
+    if tool is None:
+        raise CommandError(
+            f"{source} is compressed by shorten, which needs sph2pipe (of the LDC) or ffmpeg: "
+            f"install one of them, or put {source.stem}.wav or .flac beside each .wv1"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        wav = Path(folder, "one.wav")
+        done = subprocess.run([tool, *commands[tool], wav], capture_output=True, check=False)
+        if done.returncode or not wav.is_file():
+            reason = done.stderr.decode(errors="replace").strip()
+            raise AudioError(f"{source}: {tool} failed ({reason}); repair or leave it out.")
+        _cut(wav, 0, audio_seconds(wav), target)

@@ -1,0 +1,345 @@
+"""Prepares a corpus of speech: manifests ``train.tsv``, ``valid.tsv``, ``test.tsv`` in a folder.
+
+    python -m recipes.asr.prepare librispeech SOURCE --output data/libri100 --train train-clean-100
+    python -m recipes.asr.prepare tedlium3 SOURCE --output data/tedlium3
+    python -m recipes.asr.prepare wsj SOURCE --output data/wsj
+    python -m recipes.asr.prepare digits SOURCE --output data/digits    # wavs of single digits
+    python -m recipes.asr.prepare folder SOURCE --output data/mine      # any recordings with texts
+    python -m recipes.asr.prepare synthetic --output data/synthetic     # espeak-ng
+
+Recordings that cannot be read, are shorter than a window or have no text are counted and left out.
+The format is described in recipes/asr/manifest.py.
+"""
+
+import argparse
+import os
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soundfile
+
+from cape_plugins.audio import AudioError, audio_seconds, read_audio
+from cape_plugins.features import WINDOW_SECONDS
+from recipes.asr import corpora
+from recipes.asr.corpora import Sets
+from recipes.asr.data import SAMPLING_RATE, TEST_WORDS, TRAIN_WORDS, _pairs
+from recipes.asr.manifest import (
+    Entry,
+    Utterance,
+    ascii_words,
+    collect,
+    describe,
+    make_folder,
+    read_manifest,
+    unicode_words,
+    write_audio,
+    write_manifest,
+)
+from recipes.asr.synthesis import DIGITS, make_speech
+from recipes.steps import RECORD, CommandError, positive, run_main
+
+# ---- spoken digits -------------------------------------------------------------------------------
+
+TRAIN_DIGITS = (1, 6)  # fewest and most digits in a string of train and valid
+TEST_DIGITS = ((1, 6), (7, 12), (13, 20), (21, 40))
+SILENCE = (0.05, 0.2)  # seconds between two digits
+
+Takes = Mapping[str, Mapping[int, Sequence[Path]]]  # recordings of single digits by speaker, digit
+
+
+def digits(
+    source: Path,
+    *,
+    seed: int,
+    train_strings: int,
+    valid_strings: int,
+    test_strings: int,
+    test_takes: int,
+    valid_takes: int,
+) -> Sets:
+    """Strings of digits by one speaker each, joined from recordings of single digits.
+
+    Args:
+        source: Folder of ``{digit}_{speaker}_{index}.wav``.
+        seed: The same seed gives the same strings.
+        train_strings: Number of strings for training, see :data:`TRAIN_DIGITS`.
+        valid_strings: Number of strings for validation.
+        test_strings: Number for each range of lengths in :data:`TEST_DIGITS`.
+        test_takes: Recordings with an index below it are for the test (FSDD: 5) ...
+        valid_takes: ... so many after them for validation, the others for training.
+    """
+    bounds = {"test": test_takes, "valid": test_takes + valid_takes, "train": float("inf")}
+    takes = _takes(source, bounds)
+    if empty := [name for name in ("train", "valid", "test") if not takes[name]]:
+        raise CommandError(
+            f"{source}: no recording for {', '.join(empty)}; looked for "
+            f"{{digit}}_{{speaker}}_{{index}}.wav, index below {test_takes} for test, below "
+            f"{test_takes + valid_takes} for valid, the others for train"
+        )
+    rng = np.random.default_rng(seed)
+    lengths = {
+        "train": [TRAIN_DIGITS] * train_strings,
+        "valid": [TRAIN_DIGITS] * valid_strings,
+        "test": [range_ for range_ in TEST_DIGITS for _ in range(test_strings)],
+    }
+    return {
+        name: [_string(takes[name], bounds, rng, n) for n, bounds in enumerate(ranges)]
+        for name, ranges in lengths.items()
+    }
+
+
+def _takes(source: Path, bounds: Mapping[str, float]) -> dict[str, Takes]:
+    """Recordings of single digits by set; `bounds` are the ends of their indices."""
+    takes = {name: defaultdict(lambda: defaultdict(list)) for name in bounds}
+    skipped = []
+    for path in sorted(source.rglob("*")):
+        match = re.fullmatch(r"(\d)_(.+)_(\d+)\.wav", path.name, flags=re.IGNORECASE)
+        if match is None:
+            continue
+        try:
+            if audio_seconds(path) < WINDOW_SECONDS:
+                raise AudioError(f"{path} is shorter than {WINDOW_SECONDS} s")
+        except AudioError as error:
+            skipped.append(error)
+            continue
+        name = next(name for name, bound in bounds.items() if int(match[3]) < bound)
+        takes[name][match[2]][int(match[1])].append(path)
+    if skipped:
+        print(f"{len(skipped)} recordings of digits skipped\n  first: {skipped[0]}", flush=True)
+    return takes
+
+
+def _string(
+    takes: Takes, lengths: tuple[int, int], rng: np.random.Generator, number: int
+) -> Utterance:
+    speaker = rng.choice(sorted(takes))
+    spoken = rng.choice(sorted(takes[speaker]), rng.integers(*lengths, endpoint=True))
+    paths = [takes[speaker][digit][rng.integers(len(takes[speaker][digit]))] for digit in spoken]
+    silences = rng.uniform(*SILENCE, len(paths) - 1)
+    id, text = f"{speaker}-{number:05}", " ".join(DIGITS[digit] for digit in spoken)
+    return Utterance(id, Path(f"{id}.wav"), text, partial(_join, paths, silences))
+
+
+def _join(paths: Sequence[Path], silences: Sequence[float], target: Path) -> None:
+    """Writes recordings with so many seconds of silence between them, at the rate of the first."""
+    first, rate = _take(paths[0])
+    parts = [first]
+    for path, seconds in zip(paths[1:], silences, strict=True):
+        parts += [np.zeros(round(seconds * rate), np.float32), _take(path, rate)[0]]
+    write_audio(target, np.concatenate(parts), rate)
+
+
+@lru_cache(maxsize=10_000)
+def _take(path: Path, rate: int | None = None) -> tuple[np.ndarray, int]:
+    """Samples at `rate`, or at that of the file. The same takes are in many strings."""
+    rate = rate or soundfile.info(path).samplerate
+    return read_audio(path, rate).numpy(), rate
+
+
+# ---- synthetic speech, folders of recordings -----------------------------------------------------
+
+
+def synthetic(
+    *,
+    seed: int,
+    train_strings: int,
+    valid_strings: int,
+    test_strings: int | None,
+    words: Sequence[str],
+) -> Sets:
+    """Random words read by espeak-ng, few in train and valid, up to 96 in test.
+
+    Args:
+        seed: The same seed gives the same speech.
+        train_strings: Number for training, of 1 to 6 words.
+        valid_strings: Number for validation.
+        test_strings: Number for each range of lengths; None: those of recipes/asr/data.py.
+        words: To draw from.
+    """
+    short = (1, TRAIN_WORDS)
+    plan = {
+        "train": [(short, train_strings)],
+        "test": [(lengths, test_strings or count) for lengths, count in TEST_WORDS.items()],
+        "valid": [(short, valid_strings)],
+    }
+    first = seed * sum(map(len, plan.values()))  # every range of every seed is drawn by its own
+    sets = {}
+    for name, ranges in plan.items():
+        speech = []
+        for lengths, count in ranges:
+            speech += make_speech(first, count, lengths, words)
+            first += 1
+        sets[name] = [
+            Utterance(f"{name}-{n:05}", Path(f"{name}-{n:05}.wav"), one.text, _writer(one.waveform))
+            for n, one in enumerate(speech)
+        ]
+    return sets
+
+
+def _writer(samples: np.ndarray) -> Callable[[Path], None]:
+    return lambda path: write_audio(path, samples, SAMPLING_RATE)
+
+
+FOLDERS = {"train": ("train",), "valid": ("valid", "validation", "dev"), "test": ("test",)}
+
+
+def folder(source: Path) -> Sets:
+    """Recordings with texts beside them or in ``metadata.csv`` or ``.jsonl``.
+
+    In subfolders, see :data:`FOLDERS`, or in one folder. A tenth of the training data, at most 1000
+    recordings, is split off for each set that is not there.
+    """
+    found = {
+        split: next((source / name for name in names if (source / name).is_dir()), None)
+        for split, names in FOLDERS.items()
+    }
+    if any(found.values()) and not found["train"]:
+        names = ", ".join(part.name for part in found.values() if part)
+        raise CommandError(f"{source}: no folder train beside {names}")
+    sets = {
+        split: [
+            Utterance(_id(path, part), path, unicode_words(text or ""))
+            for path, text in _pairs(part)
+        ]
+        for split, part in (found | {"train": found["train"] or source}).items()
+        if part
+    }
+    missing = [split for split in FOLDERS if split not in sets]
+    recordings = sets["train"]
+    size = min(1000, max(1, len(recordings) // 10))
+    if len(recordings) <= size * len(missing):
+        raise CommandError(
+            f"{source}: {len(recordings)} recordings are too few to split off {', '.join(missing)}"
+        )
+    order = np.random.default_rng(0).permutation(len(recordings))
+    parts = np.split(order, [size * (n + 1) for n in range(len(missing))])
+    for split, part in zip((*missing, "train"), parts, strict=True):
+        sets[split] = [recordings[n] for n in sorted(part)]
+    return sets
+
+
+def _id(path: Path, folder: Path) -> str:
+    relative = path.relative_to(folder) if path.is_relative_to(folder) else Path(path.name)
+    return re.sub(r"\s", "_", "-".join(relative.with_suffix("").parts))
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+CORPORA = {
+    "librispeech": corpora.librispeech,
+    "tedlium3": corpora.tedlium,
+    "wsj": corpora.wsj,
+    "digits": digits,
+    "synthetic": synthetic,
+    "folder": folder,
+}
+
+
+def prepare(
+    corpus: str, output: Path, options: Mapping[str, Any], decode: bool = False
+) -> dict[str, list[Entry]]:
+    """Makes the folder `output`, unless it is finished. Returns what its manifests list.
+
+    Args:
+        corpus: One of :data:`CORPORA`.
+        output: With ``train.tsv``, ``valid.tsv`` and tests.
+        options: Arguments of the function of the corpus.
+        decode: Read every recording to its end, not only its header.
+    """
+    output = Path(os.path.abspath(output))
+    options = dict(options)
+    if "source" in options:
+        options["source"] = Path(os.path.abspath(options["source"]))
+    settings = {"corpus": corpus, "decode": decode, **options}
+    settings |= {name: str(value) for name, value in options.items() if isinstance(value, Path)}
+    made = (output / RECORD).is_file()
+    if output.exists() and not made and (output.is_file() or any(output.iterdir())):
+        raise CommandError(f"--output {output} holds other files; give a new folder")
+
+    def make(folder: Path) -> None:
+        if "source" in options and not options["source"].is_dir():
+            raise CommandError(f"{options['source']}: no such folder; give that of the corpus")
+        for name, utterances in CORPORA[corpus](**options).items():
+            write_manifest(folder / f"{name}.tsv", collect(name, utterances, folder, decode))
+
+    make_folder(output, settings, make)
+    names = (path.stem for path in output.glob("*.tsv"))
+    names = sorted(names, key=lambda name: (("train", "valid", name).index(name), name))
+    return {name: read_manifest(output / f"{name}.tsv") for name in names}
+
+
+def word_file(name: str) -> list[str]:
+    """Argument type: a text file with words."""
+    try:
+        words = ascii_words(Path(name).read_text(encoding="utf-8")).split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise argparse.ArgumentTypeError(f"{name} cannot be read ({error})") from None
+    if not words:
+        raise argparse.ArgumentTypeError(f"{name} holds no words")
+    return words
+
+
+def natural(text: str) -> int:
+    """Argument type: a whole number of at least 0."""
+    return int(text) if text == "0" else positive(text)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """All options."""
+    parser = argparse.ArgumentParser(
+        prog="python -m recipes.asr.prepare",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="corpus", required=True, metavar="CORPUS")
+    parsers = {}
+    for name, function in CORPORA.items():
+        text = function.__doc__.partition("\n")[0]
+        command = parsers[name] = commands.add_parser(name, help=text, description=text)
+        if name != "synthetic":
+            command.add_argument("source", type=Path, metavar="SOURCE", help="folder of the corpus")
+        command.add_argument("--output", type=Path, required=True, metavar="FOLDER")
+        text = "read every recording to its end, not only its header; takes longer"
+        command.add_argument("--decode", action="store_true", help=text)
+    text = "subsets for training, such as train-clean-100 (default: all train-*)"
+    parsers["librispeech"].add_argument(
+        "--train", nargs="+", default=[], metavar="SUBSET", help=text
+    )
+    text = "words in the prompts of validation and test (default: 20k)"
+    parsers["wsj"].add_argument("--vocabulary", choices=corpora.WSJ_TESTS, default="20k", help=text)
+    for name, (train, valid, test) in {
+        "digits": (4000, 300, 150),
+        "synthetic": (6000, 300, None),
+    }.items():
+        add = parsers[name].add_argument
+        add("--seed", type=natural, default=0, metavar="N", help="(default: 0)")
+        for split, count in (("train", train), ("valid", valid), ("test", test)):
+            what = f"number of {split} recordings"
+            what += " for each range of lengths" if split == "test" else ""
+            what += f" (default: {count})" if count else ""
+            add(f"--{split}-strings", type=positive, default=count, metavar="N", help=what)
+    add = parsers["digits"].add_argument
+    text = "recordings with an index below are for the test (default: 5)"
+    add("--test-takes", type=positive, default=5, metavar="N", help=text)
+    text = "so many indices after these are for validation (default: 5)"
+    add("--valid-takes", type=positive, default=5, metavar="N", help=text)
+    text = "text file of words to be spoken (default: zero to nine)"
+    parsers["synthetic"].add_argument(
+        "--words", type=word_file, default=list(DIGITS), metavar="FILE", help=text
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = vars(make_parser().parse_args(argv))
+    corpus, output, decode = (options.pop(name) for name in ("corpus", "output", "decode"))
+    print(describe(prepare(corpus, output, options, decode)))
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,179 @@
+"""Makes longer test sets by joining utterances that follow each other.
+
+    python -m recipes.asr.stretch data/libri100/test_clean.tsv --seconds 10 20 30 45
+
+makes ``test_clean_10s.tsv`` ... beside the manifest, with recordings at 16 kHz in ``audio``. Joined
+are utterances of the same talk, chapter or speaker, which is what stands before the last - or _ in
+their ids, in the order of the manifest, as long as they stay within the duration. An utterance that
+is longer by itself stays alone, and what is left of a talk is a shorter recording, so that no text
+is lost.
+"""
+
+import argparse
+import os
+import re
+import shutil
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from cape_plugins.audio import AudioError, read_audio
+from recipes.asr.data import SAMPLING_RATE, report_skipped
+from recipes.asr.manifest import (
+    Entry,
+    describe,
+    make_folder,
+    read_manifest,
+    write_audio,
+    write_manifest,
+)
+from recipes.steps import CommandError, digest, run_main
+
+
+def groups(entries: Sequence[Entry], any_group: bool = False) -> dict[str, list[Entry]]:
+    """Utterances by what stands before the last ``-`` or ``_`` of their ids, all in one group, "",
+    with `any_group`.
+
+    >>> list(groups([Entry("84-121123-0000", Path("a.flac"), 2.0, "go")]))
+    ['84-121123']
+    """
+    found = defaultdict(list)
+    for entry in entries:
+        found["" if any_group else re.sub("[-_][^-_]*$", "", entry.id)].append(entry)
+    return dict(found)
+
+
+def pack(entries: Sequence[Entry], seconds: float, gap: float = 0.0) -> Iterator[list[Entry]]:
+    """Runs of entries that last at most `seconds` with `gap` seconds between two of them."""
+    run, total = [], 0.0
+    for entry in entries:
+        if run and total + gap + entry.seconds > seconds:
+            yield run
+            run, total = [], 0.0
+        total += entry.seconds + (gap if run else 0.0)
+        run.append(entry)
+    if run:
+        yield run
+
+
+def join(run: Sequence[Entry], gap: float, errors: list[AudioError]) -> tuple[np.ndarray, str]:
+    """Samples at 16 kHz and the text of a run, without utterances that cannot be read.
+
+    Their errors are added to `errors`.
+    """
+    parts, texts = [], []
+    silence = np.zeros(round(gap * SAMPLING_RATE), np.float32)
+    for entry in run:
+        try:
+            samples = read_audio(entry.audio, SAMPLING_RATE).numpy()
+        except AudioError as error:
+            errors.append(error)
+            continue
+        parts += [silence, samples] if parts else [samples]
+        texts.append(entry.text)
+    return np.concatenate(parts or [silence]), " ".join(texts)
+
+
+def stretch(
+    manifest: Path, output: Path, seconds: float, gap: float = 0.0, any_group: bool = False
+) -> Path:
+    """Makes one set of joined utterances, unless it is finished.
+
+    Args:
+        manifest: Of the utterances.
+        output: Folder for the new manifest, and for its recordings in ``audio``.
+        seconds: Longest duration of utterances that are joined.
+        gap: Seconds of silence between them.
+        any_group: Join utterances of different talks, too.
+
+    Returns:
+        The new manifest, ``{name}_{seconds}s.tsv``.
+    """
+    name = f"{manifest.stem}_{seconds:g}s"
+    output = Path(os.path.abspath(output))
+    table, audio = output / f"{name}.tsv", output / "audio" / name
+    utterances = read_manifest(manifest)
+    members = groups(utterances, any_group)
+    if len(members) == len(utterances) > 1:
+        raise CommandError(
+            f"{manifest}: every id is of another talk, such as {utterances[0].id} and "
+            f"{utterances[1].id}, so nothing can be joined; give --any-group"
+        )
+    settings = {"seconds": seconds, "gap": gap, "any_group": any_group}
+    settings["manifest"] = digest(manifest)
+    entries, errors = [], []
+
+    def make(folder: Path) -> None:
+        runs = [
+            (f"{group or manifest.stem}-{n:04}".replace("/", "-"), run)
+            for group, rows in members.items()
+            for n, run in enumerate(pack(rows, seconds, gap))
+        ]
+        for id, run in tqdm(runs, name, unit="recording", leave=False):
+            samples, text = join(run, gap, errors)
+            if text:
+                write_audio(folder / f"{id}.flac", samples, SAMPLING_RATE)
+                duration = len(samples) / SAMPLING_RATE
+                entries.append(Entry(id, audio / f"{id}.flac", duration, text))
+        first = str(errors[0]) if errors else ""
+        report_skipped(name, {"unreadable": len(errors)}, len(utterances), first)
+        if not entries:
+            raise CommandError(f"{manifest}: none of {len(utterances)} recordings can be read")
+
+    if not table.is_file():  # interrupted in between
+        shutil.rmtree(audio, ignore_errors=True)
+    make_folder(audio, settings, make)
+    if entries:
+        write_manifest(table, entries)
+    return table
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+
+def duration(text: str) -> float:
+    """Argument type: seconds, more than 0."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return seconds
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """All options."""
+    parser = argparse.ArgumentParser(
+        prog="python -m recipes.asr.stretch",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("manifest", type=Path, metavar="MANIFEST.tsv", help="of recipes.asr.prepare")
+    text = "longest durations of what is joined, one set for each"
+    add("--seconds", type=duration, nargs="+", required=True, metavar="N", help=text)
+    text = "for the new manifests (default: that of the manifest)"
+    add("--output", type=Path, metavar="FOLDER", help=text)
+    text = "silence between two utterances (default: none)"
+    add("--gap", type=duration, default=0.0, metavar="SECONDS", help=text)
+    text = "join utterances of different talks or speakers, too"
+    add("--any-group", action="store_true", help=text)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = make_parser().parse_args(argv)
+    sets = {args.manifest.stem: read_manifest(args.manifest)}
+    output = args.output or args.manifest.parent
+    for seconds in dict.fromkeys(args.seconds):
+        table = stretch(args.manifest, output, seconds, args.gap, args.any_group)
+        sets[table.stem] = read_manifest(table)
+    print(describe(sets))
+
+
+if __name__ == "__main__":
+    run_main(main)
