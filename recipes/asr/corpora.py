@@ -172,8 +172,12 @@ def _cut(source: Path, start: float, end: float, target: Path) -> None:
         first, last = (round(time * file.samplerate) for time in (start, end))
         if not 0 <= first < min(last, file.frames):
             raise AudioError(f"{source}: no samples from {start} to {end} s; check the stm file")
-        file.seek(first)
-        write_audio(target, file.read(last - first, dtype="int16"), file.samplerate)
+        try:
+            file.seek(first)
+            samples = file.read(last - first, dtype="int16")
+        except RuntimeError as error:
+            raise AudioError(f"{source}: {start} to {end} s cannot be decoded ({error})") from None
+        write_audio(target, samples, file.samplerate)
 
 
 # ---- Wall Street Journal -------------------------------------------------------------------------

@@ -1,0 +1,372 @@
+"""Corpora of speech: what is found in their folders, how their texts are cleaned."""
+
+import doctest
+import os
+import re
+import stat
+
+import numpy as np
+import pytest
+import soundfile
+
+from recipes.asr import corpora, manifest, stretch
+from recipes.asr.corpora import tedlium_words, wsj_words
+from recipes.asr.manifest import ascii_words, read_manifest, unicode_words
+from recipes.steps import CommandError
+from tests.recipes.speech_data import (
+    RATE,
+    make_librispeech,
+    make_tedlium,
+    rows,
+    run,
+    texts,
+    write,
+    write_text,
+)
+
+# ---- texts ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", [corpora, manifest, stretch])
+def test_examples_in_docstrings(module):
+    outcome = doctest.testmod(module)
+    assert outcome.attempted > 0
+    assert outcome.failed == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("MISTER QUILTER IS THE APOSTLE", "mister quilter is the apostle"),
+        ("DON'T  'TIS  O'CLOCK", "don't 'tis o'clock"),
+        ("naïve—façade “quoted” ' don’t", "naive facade quoted don't"),
+        ("  \t ", ""),
+        ("1984, !?", ""),
+    ],
+)
+def test_ascii_words(text, expected):
+    assert ascii_words(text) == expected
+
+
+def test_unicode_words_keep_every_script():
+    assert unicode_words("Überraschung Nr. 3: L’été!") == "überraschung nr 3 l'été"
+    assert unicode_words("हिन्दी, привет") == "हिन्दी привет"  # vowel signs are marks, not letters
+    assert unicode_words("e\u0301te\u0301") == "été"  # one spelling of one word
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<unk> i had a dream", "i had a dream"),
+        ("it 's what we 're told and don 't do", "it's what we're told and don't do"),
+        ("they 'll say i 'm i 'd and you 've", "they'll say i'm i'd and you've"),
+        ("get 'em 'cause rock 'n' roll", "get 'em 'cause rock 'n' roll"),  # words of their own
+        ("the(2) record {SMACK} <sil> [NOISE] plays(10)", "the record plays"),
+        ("fully<unk> so", "fully so"),
+        ("<unk>", ""),
+    ],
+)
+def test_tedlium_words(text, expected):
+    assert tedlium_words(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # spoken punctuation is words
+        ('"DOUBLE-QUOTE YES ,COMMA " UNQUOTE .PERIOD', "double quote yes comma unquote period"),
+        (
+            "THE (LEFT-PAREN A )RIGHT-PAREN ?QUESTION-MARK",
+            "the left paren a right paren question mark",
+        ),
+        ("A --DASH B -HYPHEN C ;SEMI-COLON :COLON", "a dash b hyphen c semi colon colon"),
+        ("ONE .POINT FIVE %PERCENT &AMPERSAND", "one point five percent ampersand"),
+        # marks of what was heard
+        ("[tongue_click] THE [<door_slam] BANK [phone_ring/] SAID [/phone_ring]", "the bank said"),
+        ("<NOISE> <AND> *MISTAKE* re:cord !stress", "and mistake record stress"),
+        ("ITS DOLLAR\\'S WORTH . OF STOCK\\;  ~", "its dollar's worth of stock"),
+        ("COM(PUTER) TWENTY-ONE U. S. L`AUTRE", "computer twenty one u s l'autre"),
+        ("[NOISE]", ""),
+    ],
+)
+def test_wsj_words(text, expected):
+    assert wsj_words(text) == expected
+
+
+# ---- LibriSpeech ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def libri(tmp_path):
+    return make_librispeech(tmp_path / "corpora")
+
+
+def test_librispeech(libri, tmp_path, capsys):
+    out = tmp_path / "out"
+    run("librispeech", libri, "--output", out)
+    assert {path.name for path in out.iterdir()} == {
+        *("train.tsv", "valid.tsv", "dev_other.tsv", "test_clean.tsv", "test_other.tsv"),
+        "settings.json",
+    }
+    header, first, *_ = rows(out / "valid.tsv")
+    assert header == ["id", "audio", "seconds", "tgt_text"]
+    audio = libri / "LibriSpeech/dev-clean/84/198/84-198-0000.flac"
+    assert first == ["84-198-0000", str(audio), "0.3000", "chapter one it's"]
+    assert list(texts(out, "train")) == [
+        f"{speaker}-{chapter}-{n:04}"
+        for speaker in (19, 20)
+        for chapter in (198, 227)
+        for n in (0, 1)
+    ]
+    assert re.search(r"^train +8 +24 ", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_librispeech_subsets(libri, tmp_path, capsys):
+    source = libri / "LibriSpeech"  # the folder itself will do, too
+    run("librispeech", source, "--output", tmp_path / "a", "--train", "train-other-500")
+    assert {id.split("-")[0] for id in texts(tmp_path / "a", "train")} == {"20"}
+    with pytest.raises(CommandError, match="lacks train-clean-360; there are .*train-clean-100"):
+        run("librispeech", source, "--output", tmp_path / "b", "--train", "train-clean-360")
+    for path in sorted((source / "test-other").rglob("*"), reverse=True):
+        path.unlink() if path.is_file() else path.rmdir()
+    (source / "test-other").rmdir()
+    run("librispeech", source, "--output", tmp_path / "c")
+    assert "test-other is not there, so there is no test_other.tsv" in capsys.readouterr().out
+    assert not (tmp_path / "c" / "test_other.tsv").exists()
+
+
+def test_recordings_that_cannot_be_used_are_counted(libri, tmp_path, capsys):
+    chapter = libri / "LibriSpeech/train-clean-100/19/198"
+    (chapter / "19-198-0000.flac").write_bytes(b"fLaC and then nothing of use")
+    write(chapter / "19-198-0002.flac", 0.02)
+    write(chapter / "19-198-0003.flac", 0.5)  # not in the transcript
+    write(chapter / "19-198-0004.flac", 0.5)
+    with open(chapter / "19-198.trans.txt", "a") as file:
+        file.write("19-198-0002 SHORT\n19-198-0004 1984\n19-198-0005 GONE\n")
+    run("librispeech", libri, "--output", tmp_path / "out", "--train", "train-clean-100")
+    assert list(texts(tmp_path / "out", "train")) == ["19-198-0001", "19-227-0000", "19-227-0001"]
+    output = capsys.readouterr().out
+    reasons = "2 unreadable, 1 shorter than 0.025 s, 2 without a text"
+    assert "train data: 5 of 8 skipped" in output
+    for reason in reasons.split(", "):
+        assert reason in output
+    assert "19-198-0000.flac cannot be decoded" in output
+
+
+def test_decode_finds_recordings_that_end_early(libri, tmp_path, capsys):
+    path = libri / "LibriSpeech/train-clean-100/19/198/19-198-0000.flac"
+    write(path, 2.0)
+    path.write_bytes(path.read_bytes()[:20000])
+    arguments = ("librispeech", libri, "--train", "train-clean-100", "--output")
+    run(*arguments, tmp_path / "header")
+    assert "19-198-0000" in texts(tmp_path / "header", "train")
+    run(*arguments, tmp_path / "whole", "--decode")
+    assert "19-198-0000" not in texts(tmp_path / "whole", "train")
+    assert "train data: 1 of 4 skipped (1 unreadable)" in capsys.readouterr().out
+
+
+# ---- TED-LIUM ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ted(tmp_path):
+    return make_tedlium(tmp_path)
+
+
+def test_tedlium(ted, tmp_path, capsys):
+    out = tmp_path / "out"
+    run("tedlium3", ted, "--output", out)
+    assert texts(out, "train") == {
+        "AaronHuey_2010X-0002": "i'm here to talk",
+        "AaronHuey_2010X-0004": "without a label",
+    }
+    assert list(texts(out, "valid").values()) == ["last year i don't know", "what's that"]
+    _, (id, audio, seconds, text) = rows(out / "test.tsv")
+    assert (id, seconds, text) == ("BillGates_2010-0001", "0.8000", "energy and climate")
+    assert audio == "audio/test/BillGates_2010-0001.flac"  # relative, and there
+    talk, _ = soundfile.read(ted / "legacy/test/sph/BillGates_2010.sph", dtype="int16")
+    segment, rate = soundfile.read(out / audio, dtype="int16")
+    assert rate == RATE
+    assert np.array_equal(segment, talk[1600:14400])
+    output = capsys.readouterr().out
+    assert "train data: 2 of 4 skipped (1 without a text, 1 unreadable)" in output
+    assert "no samples from 9.0 to 9.4 s" in output
+
+
+def test_tedlium_training_talks_in_data(ted, tmp_path):
+    """As unpacked without the links of legacy/train; talks of dev and test are held out."""
+    (ted / "legacy/train").rename(ted / "data")
+    for kind in ("sph", "stm"):
+        source = ted / "legacy/dev" / kind / f"AlGore_2009.{kind}"
+        (ted / "data" / kind / source.name).write_bytes(source.read_bytes())
+    run("tedlium3", ted.parent, "--output", tmp_path / "out")
+    assert {id.rpartition("-")[0] for id in texts(tmp_path / "out", "train")} == {"AaronHuey_2010X"}
+
+
+def test_tedlium_refuses(ted, tmp_path):
+    with open(ted / "legacy/dev/stm/AlGore_2009.stm", "a") as file:
+        file.write("AlGore_2009 1 AlGore_2009 later 3.0 text\n")
+    with pytest.raises(CommandError, match=r"AlGore_2009.stm: line 4 is not 'talk channel"):
+        run("tedlium3", ted, "--output", tmp_path / "out")
+    (ted / "legacy/test").rename(ted / "legacy/eval")
+    with pytest.raises(CommandError, match=r"no test data; looked for sph and stm/\*.stm"):
+        run("tedlium3", ted, "--output", tmp_path / "out")
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_tedlium_broken_talk_is_counted(ted, tmp_path, capsys):
+    talk = "BrokenTalk_2011"
+    (ted / "legacy/train/sph" / f"{talk}.sph").write_bytes(b"NIST_1A\n   1024\nnonsense")
+    write_text(ted / f"legacy/train/stm/{talk}.stm", f"{talk} 1 {talk} 0 1 <o,f0,male> lost")
+    run("tedlium3", ted, "--output", tmp_path / "out")
+    assert "2 unreadable" in capsys.readouterr().out
+    assert not any(id.startswith(talk) for id in texts(tmp_path / "out", "train"))
+
+
+# ---- Wall Street Journal -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ldc(tmp_path):
+    """Some of the discs, upper case as on some of them."""
+    root = tmp_path / "ldc"
+    for place, ids in {
+        "11-1.1/WSJ0/SI_TR_S/011": ("011C0201", "011C0202", "011O0301"),
+        "11-2.1/WSJ0/SI_TR_S/401": ("401C0201",),
+        "13-1.1/wsj1/si_tr_s/46a": ("46ac0201",),
+        "13-16.1/wsj1/si_dt_20/4k0": ("4k0c0301", "4k0c0302"),
+        "13-16.1/wsj1/si_dt_05/4k0": ("4k0c0201",),
+        "11-6.1/wsj0/si_dt_20/050": ("050c0101",),  # WSJ0's own, not nov93dev
+        "11-14.1/wsj0/si_et_20/440": ("440c0401", "440o0401"),
+        "11-14.1/wsj0/si_et_05/440": ("440c0201",),
+    }.items():
+        for n, id in enumerate(ids):
+            suffix = ".WV1" if id.isupper() else ".wv1"
+            write(root / place / f"{id}{suffix}", 0.4 + 0.1 * n, format="NIST", seed=n)
+            write(root / place / f"{id[:-1]}9.wv2", 0.4, format="NIST")
+        corpus, subset, speaker = place.lower().split("/")[1:]
+        dot = root / "11-4.1" / corpus / "transcrp" / "dots" / subset / speaker
+        lines = [
+            f"THE {id[-1]} ,COMMA [noise] *{subset[3:5]}* .PERIOD ({id.lower()})" for id in ids
+        ]
+        write_text(dot / f"{ids[0][:6].lower()}.dot", *lines)
+    index = root / "11-13.1/wsj0/doc/indices"
+    write_text(
+        index / "train/tr_s_wv1.ndx",
+        "; SI-84",
+        *(f"11_1_1:wsj0/si_tr_s/011/011c020{n}.wv1" for n in (1, 2)),
+        "11_2_1:wsj0/si_tr_s/401/401c0201.wv1",
+    )
+    write_text(index / "test/nvp/si_et_20.ndx", "11_14_1:wsj0/si_et_20/440/440c0401")
+    write_text(index / "test/vp/si_et_20.ndx", "11_14_1:wsj0/si_et_20/440/440o0401")
+    h1 = "13-34.1/wsj1/doc/indices/h1_p0.ndx"
+    write_text(root / h1, *(f"13_16_1: wsj1/si_dt_20/4k0/4k0c030{n}.wv1" for n in (1, 2)))
+    write_text(  # of the evaluation, under the same name
+        root / "13-32.1/wsj1/doc/indices/wsj1/eval/h1_p0.ndx",
+        "13_32_1: wsj1/si_et_h1/4oa/4oac0201.wv1",
+    )
+    return root
+
+
+def test_wsj(ldc, tmp_path, capsys):
+    out = tmp_path / "out"
+    run("wsj", ldc, "--output", out)
+    assert texts(out, "train") == {
+        "011-011c0201": "the comma tr period",
+        "011-011c0202": "the comma tr period",
+        "46a-46ac0201": "the comma tr period",
+    }
+    assert list(texts(out, "valid")) == ["4k0-4k0c0301", "4k0-4k0c0302"]
+    assert texts(out, "test") == {"440-440c0401": "the comma et period"}  # not 440o0401
+    _, (_, audio, seconds, _) = rows(out / "test.tsv")
+    assert audio == str(ldc / "11-14.1/wsj0/si_et_20/440/440c0401.wv1")  # readable as it is
+    assert seconds == "0.4000"
+    output = capsys.readouterr().out
+    assert "si_tr_s.ndx is not there: all of wsj1/si_tr_s is used" in output
+    assert output.count("is not there") == 1
+
+
+def test_wsj_5k(ldc, tmp_path):
+    run("wsj", ldc, "--output", tmp_path / "out", "--vocabulary", "5k")
+    assert list(texts(tmp_path / "out", "valid")) == ["4k0-4k0c0201"]
+    assert list(texts(tmp_path / "out", "test")) == ["440-440c0201"]
+
+
+def test_wsj_transcripts(ldc, tmp_path):
+    """.dot, what was said, is preferred to .lsn, which stands in where there is no .dot."""
+    folder = ldc / "13-16.1/wsj1/si_dt_20/4k0"
+    write_text(folder / "4k0c03.lsn", "LSN ONE (4k0c0301)", "LSN TWO (4k0c0302)")
+    dot = ldc / "11-4.1/wsj1/transcrp/dots/si_dt_20/4k0/4k0c03.dot"
+    write_text(dot, "DOT ONE (4k0c0301)", "no id on this line")
+    run("wsj", ldc, "--output", tmp_path / "out")
+    assert list(texts(tmp_path / "out", "valid").values()) == ["dot one", "lsn two"]
+
+
+def compress(path):
+    """Like a recording compressed by shorten: its header, followed by a wav file for the test."""
+    samples, rate = soundfile.read(path, dtype="int16")
+    wav = path.with_suffix(".tmp")
+    soundfile.write(wav, samples, rate, format="WAV")
+    header = b"NIST_1A\n   1024\nsample_count -i 6400\nsample_rate -i 16000\nchannel_count -i 1\n"
+    header += b"sample_n_bytes -i 2\nsample_coding -s26 pcm,embedded-shorten-v2.00\nend_head\n"
+    path.write_bytes(header.ljust(1024, b"\n") + wav.read_bytes())
+    wav.unlink()
+    return samples
+
+
+def fake_tool(folder, name, script, monkeypatch):
+    folder.mkdir(exist_ok=True)
+    write_text(folder / name, "#!/bin/sh", script)
+    (folder / name).chmod(stat.S_IRWXU)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}/usr/bin{os.pathsep}/bin")
+
+
+@pytest.mark.parametrize(
+    ("tool", "script"),
+    [
+        # sph2pipe -f wav -c 1 IN OUT
+        ("sph2pipe", '[ "$1$2$3$4" = "-fwav-c1" ] && tail -c +1025 "$5" > "$6"'),
+        # ffmpeg -nostdin -v error -y -i IN -c:a pcm_s16le OUT
+        ("ffmpeg", '[ "$5$7$8" = "-i-c:apcm_s16le" ] && tail -c +1025 "$6" > "$9"'),
+    ],
+)
+def test_wsj_uncompresses(ldc, tmp_path, monkeypatch, tool, script):
+    path = ldc / "11-14.1/wsj0/si_et_20/440/440c0401.wv1"
+    samples = compress(path)
+    fake_tool(tmp_path / "bin", tool, script, monkeypatch)
+    run("wsj", ldc, "--output", tmp_path / "out")
+    _, (_, audio, _, _) = rows(tmp_path / "out" / "test.tsv")
+    assert audio == "audio/test/440-440c0401.flac"
+    assert np.array_equal(soundfile.read(tmp_path / "out" / audio, dtype="int16")[0], samples)
+
+
+def test_wsj_converter_that_fails_is_counted(ldc, tmp_path, monkeypatch, capsys):
+    compress(ldc / "13-16.1/wsj1/si_dt_20/4k0/4k0c0301.wv1")
+    fake_tool(tmp_path / "bin", "sph2pipe", "echo bad checksum >&2; exit 3", monkeypatch)
+    run("wsj", ldc, "--output", tmp_path / "out")
+    assert list(texts(tmp_path / "out", "valid")) == ["4k0-4k0c0302"]
+    assert "4k0c0301.wv1: sph2pipe failed (bad checksum)" in capsys.readouterr().out
+
+
+def test_wsj_without_a_converter(ldc, tmp_path, monkeypatch):
+    path = ldc / "11-14.1/wsj0/si_et_20/440/440c0401.wv1"
+    compress(path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CommandError, match=r"440c0401.wv1 is compressed .*needs sph2pipe.*ffmpeg"):
+        run("wsj", ldc, "--output", tmp_path / "out")
+    assert not list(tmp_path.glob("out*"))  # also no half-made folder
+    samples = write(path.with_suffix(".wav"), 0.7)  # the remedy that the message names
+    run("wsj", ldc, "--output", tmp_path / "out")
+    (entry,) = read_manifest(tmp_path / "out" / "test.tsv")
+    assert entry.audio == path.with_suffix(".wav")
+    assert entry.seconds == len(samples) / RATE
+
+
+def test_wsj_with_links_to_discs(ldc, tmp_path):
+    links = tmp_path / "links"
+    links.mkdir()
+    for disc in ldc.iterdir():
+        (links / disc.name).symlink_to(disc)
+    (links / "again").symlink_to(links)  # must not be followed for ever
+    run("wsj", links, "--output", tmp_path / "out")
+    assert len(texts(tmp_path / "out", "train")) == 3

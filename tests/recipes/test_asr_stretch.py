@@ -1,0 +1,184 @@
+"""Manifests of speech, and longer test sets by joining utterances."""
+
+import re
+
+import numpy as np
+import pytest
+import soundfile
+
+from recipes.asr import stretch
+from recipes.asr.manifest import Entry, read_manifest, write_manifest
+from recipes.steps import CommandError
+from tests.recipes.speech_data import rows
+
+# ---- manifests -----------------------------------------------------------------------------------
+
+
+def test_manifest_round_trip(tmp_path):
+    entries = [
+        Entry("a-1", tmp_path / "data/wavs/1.wav", 1.23456, "one two"),
+        Entry("a-2", tmp_path / "elsewhere/2.wav", 0.5, 'a "quoted" word'),
+    ]
+    path = tmp_path / "data" / "train.tsv"
+    write_manifest(path, entries)
+    assert [row[1] for row in rows(path)[1:]] == ["wavs/1.wav", str(tmp_path / "elsewhere/2.wav")]
+    read = read_manifest(path)
+    assert read == [entries[0]._replace(seconds=1.2346), entries[1]]
+    assert [path.name for path in path.parent.iterdir()] == ["train.tsv"]
+    # columns of others, in another order, with the line ends of Windows
+    table = "tgt_text\tspeaker\tid\tseconds\taudio\r\nhi\tann\tx\t1.5\tx.wav\r\n"
+    path.write_bytes(table.encode("utf-8-sig"))
+    assert read_manifest(path) == [Entry("x", path.parent / "x.wav", 1.5, "hi")]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no such file"),
+        ("", "lacks the column id, audio, seconds, tgt_text"),
+        ("id,audio,seconds,tgt_text\na,a.wav,1,x\n", "separated by tabs"),
+        ("id\taudio\ttgt_text\na\ta.wav\tx\n", "lacks the column seconds;"),
+        ("id\taudio\tseconds\ttgt_text\n", "lists no recording"),
+        ("id\taudio\tseconds\ttgt_text\na\ta.wav\t1\n", "line 2 has 3 columns"),
+        ("id\taudio\tseconds\ttgt_text\na\ta.wav\tlong\tx\n", "line 2: seconds 'long'"),
+        (b"\x89PNG\r\n\xff\xfe", "cannot be read as UTF-8"),
+    ],
+)
+def test_manifest_refuses(content, message, tmp_path):
+    path = tmp_path / "test.tsv"
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(CommandError, match=re.escape(message)):
+        stretch.main([str(path), "--seconds", "10"])
+
+
+def test_names_with_tabs_are_refused(tmp_path):
+    with pytest.raises(CommandError, match="tab or line break"):
+        write_manifest(tmp_path / "x.tsv", [Entry("a", tmp_path / "a\tb.wav", 1.0, "x")])
+    assert not list(tmp_path.iterdir())
+
+
+# ---- longer test sets ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def test_set(tmp_path):
+    """Two chapters, taking turns, whose utterances are constants of 1 to 5 s at 8 kHz."""
+    entries = []
+    for n in range(1, 6):
+        for chapter in ("84-1", "84-2"):
+            path = tmp_path / "wavs" / f"{chapter}-{n}.wav"
+            path.parent.mkdir(exist_ok=True)
+            soundfile.write(path, np.full(8000 * n, 0.1 * n), 8000, subtype="PCM_16")
+            entries.append(Entry(f"{chapter}-{n:04}", path, float(n), f"{chapter[-1]} {n}"))
+    write_manifest(tmp_path / "test.tsv", entries)
+    return tmp_path / "test.tsv"
+
+
+def test_stretch(test_set, capsys):
+    stretch.main([str(test_set), "--seconds", "6", "12.5"])
+    folder = test_set.parent
+    assert rows(folder / "test_6s.tsv") == [
+        ["id", "audio", "seconds", "tgt_text"],
+        *(
+            [f"84-{c}-{n:04}", f"audio/test_6s/84-{c}-{n:04}.flac", seconds, text.replace("c", c)]
+            for c in "12"
+            for n, (seconds, text) in enumerate(
+                [("6.0000", "c 1 c 2 c 3"), ("4.0000", "c 4"), ("5.0000", "c 5")]
+            )
+        ),
+    ]
+    longer = read_manifest(folder / "test_12.5s.tsv")
+    assert [entry.seconds for entry in longer] == [10.0, 5.0] * 2
+    samples, rate = soundfile.read(longer[2].audio)
+    assert rate == 16000
+    assert len(samples) == 160000
+    middles = [round(float(samples[t * 8000]), 2) for t in (1, 4, 9, 16)]  # half seconds
+    assert middles == [0.1, 0.2, 0.3, 0.4]
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines[1:]] == [
+        ["test", "10"],
+        ["test_6s", "6"],
+        ["test_12.5s", "4"],
+    ]
+    assert lines[2].split()[-2:] == ["5.00", "6.00"]  # mean, longest
+
+
+def test_stretch_with_gaps(test_set):
+    stretch.main([str(test_set), "--seconds", "6.5", "--gap", "0.5"])
+    one, two, *_ = read_manifest(test_set.parent / "test_6.5s.tsv")
+    assert (one.text, two.text) == ("1 1 1 2", "1 3")  # 1 + 0.5 + 2 + 0.5 + 3 are too long
+    assert one.seconds == 3.5
+    samples, _ = soundfile.read(one.audio)
+    assert np.abs(samples[16500:23500]).max() < 1e-3
+    assert samples[15500] > 0.09
+    assert samples[24500] > 0.19
+
+
+def test_stretch_any_group(test_set, tmp_path):
+    out = tmp_path / "longer"
+    stretch.main([str(test_set), "--seconds", "100", "--any-group", "--output", str(out)])
+    (entry,) = read_manifest(out / "test_100s.tsv")
+    assert entry.text == " ".join(f"{c} {n}" for n in range(1, 6) for c in "12")
+    assert entry.id == "test-0000"
+    assert entry.seconds == 30.0
+    assert entry.audio == out / "audio/test_100s/test-0000.flac"
+
+
+def test_no_utterance_is_lost_or_joined_twice(test_set):
+    stretch.main([str(test_set), "--seconds", "3", "4", "7", "9"])
+    for table in test_set.parent.glob("test_*s.tsv"):
+        joined = " ".join(entry.text for entry in read_manifest(table))
+        assert joined == " ".join(f"{c} {n}" for c in "12" for n in range(1, 6)), table
+
+
+def test_stretch_without_groups(test_set):
+    entries = [e._replace(id=f"x{n}") for n, e in enumerate(read_manifest(test_set))]
+    write_manifest(test_set, entries)
+    with pytest.raises(CommandError, match="every id is of another talk.* give --any-group"):
+        stretch.main([str(test_set), "--seconds", "6"])
+
+
+def test_stretch_leaves_out_what_cannot_be_read(test_set, capsys):
+    (test_set.parent / "wavs" / "84-1-2.wav").write_bytes(b"RIFF")
+    stretch.main([str(test_set), "--seconds", "6"])
+    first = read_manifest(test_set.parent / "test_6s.tsv")[0]
+    assert (first.text, first.seconds) == ("1 1 1 3", 4.0)
+    output = capsys.readouterr().out
+    assert "test_6s data: 1 of 10 skipped (1 unreadable)" in output
+    assert "84-1-2.wav cannot be decoded" in output
+
+
+def test_stretch_of_nothing_readable(test_set):
+    for path in (test_set.parent / "wavs").iterdir():
+        path.unlink()
+    with pytest.raises(CommandError, match="none of 10 recordings can be read"):
+        stretch.main([str(test_set), "--seconds", "6"])
+    assert not list((test_set.parent / "audio").iterdir())
+
+
+def test_stretched_set_is_reused(test_set, capsys):
+    command = [str(test_set), "--seconds", "6"]
+    stretch.main(command)
+    table = test_set.parent / "test_6s.tsv"
+    made = (test_set.parent / "audio/test_6s/84-1-0000.flac").stat().st_mtime_ns
+    before = capsys.readouterr().out
+    stretch.main(command)
+    assert capsys.readouterr().out == before
+    assert (test_set.parent / "audio/test_6s/84-1-0000.flac").stat().st_mtime_ns == made
+    with pytest.raises(CommandError, match=r"other settings \(gap 0.0, now 1.0\); .*--output"):
+        stretch.main([*command, "--gap", "1"])
+    content = table.read_text()
+    table.unlink()  # as after an interruption
+    stretch.main(command)
+    assert table.read_text() == content
+    write_manifest(test_set, read_manifest(test_set)[:-1])
+    with pytest.raises(CommandError, match="other settings .manifest"):
+        stretch.main(command)
+
+
+@pytest.mark.parametrize("seconds", ["0", "-3", "nan", "inf", "long"])
+def test_stretch_refuses_durations(test_set, seconds, capsys):
+    with pytest.raises(SystemExit):
+        stretch.main([str(test_set), f"--seconds={seconds}"])
+    assert "is not a number of seconds above 0" in capsys.readouterr().err
