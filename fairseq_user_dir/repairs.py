@@ -6,6 +6,9 @@
   equal length are put into batches by a random number of the epoch in which the *program* started.
 * Language models cannot be used through the hub, nor trained on ``--sample-break-mode eos``, with
   numpy 2: fairseq asks it for ``numpy.compat.long``, the ``int`` of Python 3.
+
+And a trap of torch: ``torch.serialization.safe_globals``, which transformers uses to resume, at
+its end also forgets what was declared harmless before; so it is declared before each loading.
 """
 
 from __future__ import annotations
@@ -17,11 +20,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from fairseq import utils
+from fairseq import checkpoint_utils, utils
 from fairseq.data import data_utils
 from fairseq.sequence_generator import SequenceGeneratorWithAlignment
 from fairseq.tasks.fairseq_task import FairseqTask
 from torch import Tensor
+
+from fairseq_user_dir.compat import allow_fairseq_checkpoints
 
 _NO_DICTIONARY = "@@ "  # what a bare --replace-unk becomes
 
@@ -34,8 +39,23 @@ def repair_fairseq() -> None:
     FairseqTask.build_generator = _with_alignment(FairseqTask.build_generator)
     utils.load_align_dict = _with_default(utils.load_align_dict)
     utils.post_process_prediction = _with_replacement(utils.post_process_prediction)
+    checkpoint_utils.load_checkpoint_to_cpu = _with_safe_types(
+        checkpoint_utils.load_checkpoint_to_cpu
+    )
     if not hasattr(np, "compat"):
         np.compat = SimpleNamespace(long=int)
+
+
+# --------------------------------------------------------------------------------------- loading
+
+
+def _with_safe_types(stock: Any) -> Any:
+    @functools.wraps(stock)
+    def load_checkpoint_to_cpu(*args: Any, **kwargs: Any) -> Any:
+        allow_fairseq_checkpoints()
+        return stock(*args, **kwargs)
+
+    return load_checkpoint_to_cpu
 
 
 # --------------------------------------------------------------------------------------- resuming
