@@ -95,9 +95,9 @@ TEDLIUM_SUFFIX = re.compile(r" '(?=(?:s|t|d|m|re|ve|ll)(?: |$))")
 
 
 def tedlium_words(text: str) -> str:
-    """The words of a segment: without unknown words and noises, with suffixes joined.
+    """The words of a segment: without label, unknown words and noises, with suffixes joined.
 
-    >>> tedlium_words("<unk> so it 's(2) [noise] what i don 't {UH} know <sil>")
+    >>> tedlium_words("<o,f0,male> <unk> so it 's(2) [noise] what i don 't {UH} know <sil>")
     "so it's what i don't know"
     """
     text = re.sub(r"<[^>]*>|\{[^}]*\}|\[[^]]*\]|\(\d+\)", " ", text)
@@ -158,8 +158,6 @@ def _segments(transcript: Path) -> Iterator[Utterance]:
         text = cells[5] if len(cells) > 5 else ""
         if "ignore_time_segment_in_scoring" in text:
             continue
-        if text.startswith("<") and not text.startswith(("<unk>", "<sil>")):
-            text = text.partition(">")[2]
         id = f"{talk}-{number:04}"
         make = partial(_cut, recordings / f"{talk}.sph", start, end)
         yield Utterance(id, Path(f"{id}.flac"), tedlium_words(text), make)

@@ -90,7 +90,10 @@ def _spaced(text: str) -> str:
 def write_audio(path: Path, samples: np.ndarray, sampling_rate: int) -> None:
     """Writes 16-bit samples, int16 or floats in -1 to 1; the suffix says whether wav or flac."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    soundfile.write(path, samples, sampling_rate, subtype="PCM_16")
+    try:
+        soundfile.write(path, samples, sampling_rate, subtype="PCM_16")
+    except (RuntimeError, OSError) as error:  # a full disk
+        raise CommandError(f"{path} cannot be written ({error})") from None
 
 
 def collect(

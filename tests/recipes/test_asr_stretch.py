@@ -7,7 +7,7 @@ import pytest
 import soundfile
 
 from recipes.asr import stretch
-from recipes.asr.manifest import Entry, read_manifest, write_manifest
+from recipes.asr.manifest import Entry, read_manifest, write_audio, write_manifest
 from recipes.steps import CommandError
 from tests.recipes.speech_data import rows
 
@@ -50,6 +50,12 @@ def test_manifest_refuses(content, message, tmp_path):
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(CommandError, match=re.escape(message)):
         stretch.main([str(path), "--seconds", "10"])
+
+
+def test_recording_that_cannot_be_written(tmp_path):
+    (tmp_path / "one.flac").mkdir()
+    with pytest.raises(CommandError, match="one.flac cannot be written"):
+        write_audio(tmp_path / "one.flac", np.zeros(10), 16000)
 
 
 def test_names_with_tabs_are_refused(tmp_path):
