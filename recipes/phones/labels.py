@@ -1,0 +1,188 @@
+"""Phones with times: TIMIT's ``.PHN``, Praat's ``.TextGrid``, and the label of each frame."""
+
+import bisect
+import codecs
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from recipes.asr.synthesis import Phone
+
+SILENCE = "sil"
+# names of silence in TIMIT, in Praat, of the Montreal Forced Aligner, of MAUS and of espeak-ng
+SILENT_NAMES = {"", "#", "_", "_:", "<p:>", "epi", "h#", "pau", "sil", "silence", "sp"}
+PHONE_TIERS = ("phones", "phone", "phonemes", "phoneme", "segments", "segment", "mau")
+
+_MARKED_STRESS = re.compile(r"([A-Z]{2})[012]")
+# Praat reads texts in quotes, numbers and flags that stand free, and takes all else for comment
+_TEXT_GRID_TOKEN = re.compile(
+    r'(?<!\S)(?:"((?:[^"]|"")*)"|([-+]?[\d.]+(?:[eE][-+]?\d+)?)|(<\w+>))(?!\S)'
+)
+
+
+class LabelError(ValueError):
+    """Labels that cannot be used; the message says why."""
+
+
+class Tier(NamedTuple):
+    """An interval tier of a TextGrid."""
+
+    name: str
+    phones: list[Phone]
+
+
+def read_labels(path: Path, sampling_rate: int, tier: str | None = None) -> list[Phone]:
+    """The phones of a ``.phn`` or ``.TextGrid`` file, in order.
+
+    Names of silence become "sil"; marks of stress go (``AH0`` is ``AH``).
+
+    Args:
+        path: The file; letter case of the suffix is free.
+        sampling_rate: Of the recording in Hz, the unit of ``.phn``.
+        tier: Of a TextGrid; default one with a usual name, or the only one.
+
+    Raises:
+        LabelError: if the file cannot be read or its times are not in order.
+    """
+    try:
+        text = _decode(path.read_bytes())
+    except OSError as error:
+        raise LabelError(f"{path}: {error.strerror}") from None
+    if path.suffix.lower() == ".phn":
+        phones = parse_phn(text, sampling_rate)
+    else:
+        phones = choose_tier(parse_text_grid(text), tier).phones
+    phones = sorted(Phone(start, end, _clean(name)) for start, end, name in phones)
+    for number, phone in enumerate(phones):
+        if phone.end < phone.start or (number and phone.start < phones[number - 1].end - 1e-3):
+            raise LabelError(f"the phone {phone} ends before it starts or overlaps the one before")
+    if not phones:
+        raise LabelError("no phone in it")
+    return phones
+
+
+def parse_phn(text: str, sampling_rate: int) -> list[Phone]:
+    """TIMIT's format: first sample, last sample and label in each line."""
+    phones = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        fields = line.split()
+        try:
+            start, end = (int(field) / sampling_rate for field in fields[:2])
+            (name,) = fields[2:]
+        except ValueError:
+            raise LabelError(
+                f"line {number}, {line.strip()!r}, is not: first sample, last sample, label"
+            ) from None
+        phones.append(Phone(start, end, name))
+    return phones
+
+
+def parse_text_grid(text: str) -> list[Tier]:
+    """The interval tiers of Praat's long and short text formats.
+
+    Raises:
+        LabelError: for another format, or a file that ends too early.
+    """
+    tokens = (_token(match) for match in _TEXT_GRID_TOKEN.finditer(text))
+    try:
+        if (next(tokens), next(tokens)) != ("ooTextFile", "TextGrid"):
+            raise LabelError("not a TextGrid in Praat's text format")
+        next(tokens), next(tokens)  # times of the whole
+        if next(tokens) != "<exists>":
+            raise LabelError("a TextGrid without tiers")
+        tiers = [_parse_tier(tokens) for _ in range(int(next(tokens)))]
+    except StopIteration:
+        raise LabelError("the TextGrid ends too early") from None
+    except (TypeError, ValueError) as error:
+        raise LabelError(f"a text or number is out of place in the TextGrid ({error})") from None
+    return [tier for tier in tiers if tier is not None]
+
+
+def choose_tier(tiers: Sequence[Tier], name: str | None = None) -> Tier:
+    """The tier of this name, else one with a usual name (also ``SPEAKER - phones``), else the only
+    one.
+
+    Raises:
+        LabelError: if there is no such tier, or more than one.
+    """
+    wanted = [name.lower()] if name is not None else PHONE_TIERS
+    found = [tier for tier in tiers if tier.name.lower() in wanted]
+    if name is None:
+        found = found or [tier for tier in tiers if tier.name.lower().endswith(" - phones")]
+        found = found or list(tiers)
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(repr(tier.name) for tier in tiers) or "none"
+    raise LabelError(
+        f"{len(found) or 'no'} tiers are {name or 'for phones'!r}; the TextGrid has {names}: name "
+        "one by --tier"
+    )
+
+
+def frame_labels(
+    phones: Sequence[Phone], num_frames: int, hop: float = 0.01, window: float = 0.025
+) -> list[str]:
+    """The phone at the centre of each frame, ``i * hop + window / 2`` seconds; "sil" where none is.
+
+    Args:
+        phones: In order of time, without overlap.
+        num_frames: T.
+        hop: Seconds between frames.
+        window: Seconds of a frame.
+    """
+    starts = [phone.start for phone in phones]
+    labels = []
+    for frame in range(num_frames):
+        centre = frame * hop + window / 2
+        index = bisect.bisect_right(starts, centre) - 1
+        inside = index >= 0 and centre < phones[index].end
+        labels.append(phones[index].name if inside else SILENCE)
+    return labels
+
+
+def _decode(data: bytes) -> str:
+    """UTF-16 by its mark, as Praat writes what ASCII cannot hold, else UTF-8 or Latin-1."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return data.decode("utf-16", errors="replace")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return data.decode("latin-1")
+
+
+def _clean(name: str) -> str:
+    name = name.strip()
+    if name.lower() in SILENT_NAMES:
+        return SILENCE
+    stressed = _MARKED_STRESS.fullmatch(name)
+    return stressed[1] if stressed else name
+
+
+def _token(match: re.Match[str]) -> str | float:
+    text, number, flag = match.groups()
+    if number is not None:
+        return float(number)
+    return flag if text is None else text.replace('""', '"')
+
+
+def _parse_tier(tokens: Iterator[str | float]) -> Tier | None:
+    """The next tier; None for a tier of points."""
+    kind, name = next(tokens), next(tokens)
+    next(tokens), next(tokens)
+    count = int(next(tokens))
+    if kind == "TextTier":
+        for _ in range(2 * count):
+            next(tokens)
+        return None
+    if kind != "IntervalTier":
+        raise LabelError(f"a tier of the unknown class {kind!r}")
+    phones = []
+    for _ in range(count):
+        start, end, label = next(tokens), next(tokens), next(tokens)
+        if isinstance(start, str) or isinstance(end, str) or not isinstance(label, str):
+            raise LabelError(f"tier {name!r}: {start!r}, {end!r}, {label!r} is no interval")
+        phones.append(Phone(start, end, label))
+    return Tier(name, phones)

@@ -1,0 +1,247 @@
+"""Training by SGD, one utterance per step, and tests, with positions in or out, frames scrambled or
+not."""
+
+import csv
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from cape_plugins import PositionConfig
+from recipes.phones.analysis import error_rate, near_attention
+from recipes.phones.data import Corpus, Utterance
+from recipes.phones.model import POSITION_PARAMETERS, PhoneClassifier, Sizes
+from recipes.steps import step, write_lines
+
+History = list[dict[str, float]]  # epoch, train_loss, dev_per, near_attention
+NEAR = 5  # frames; attention that is not farther is followed from epoch to epoch
+
+
+class Condition(NamedTuple):
+    """What a model is given, in training or in a test.
+
+    Attributes:
+        positions: False: the position channels are zero, relative attention is off.
+        scrambled: Frames, and their labels, are in random order.
+        with_positions: Each scrambled frame keeps its own position; otherwise the positions stay in
+            natural order.
+    """
+
+    positions: bool
+    scrambled: bool = False
+    with_positions: bool = False
+
+
+CONDITIONS = {
+    "inc": Condition(positions=True),
+    "exc": Condition(positions=False),
+    "inc-scram": Condition(positions=True, scrambled=True),
+    "exc-scram": Condition(positions=False, scrambled=True),
+    "inc-scram-both": Condition(positions=True, scrambled=True, with_positions=True),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """How long and how fast.
+
+    Attributes:
+        epochs: Passes over the training utterances.
+        learning_rate: Of the first seven eighths of them, and
+        final_learning_rate: of the rest.
+    """
+
+    epochs: int
+    learning_rate: float
+    final_learning_rate: float
+
+    def rate(self, epoch: int) -> float:
+        """Of the epoch with this index, from 0."""
+        first_part = max(1, self.epochs * 7 // 8)
+        return self.learning_rate if epoch < first_part else self.final_learning_rate
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One model to train.
+
+    Attributes:
+        condition: A key of :data:`CONDITIONS`.
+        config: Position embedding.
+        seed: Of weights, dropout, draws, order of utterances and of frames.
+    """
+
+    condition: str
+    config: PositionConfig
+    seed: int
+
+
+def run_model(
+    model: PhoneClassifier,
+    features: Tensor,
+    condition: Condition,
+    permutation: Tensor,
+    need_weights: bool = False,
+) -> tuple[Tensor, list[Tensor]]:
+    """Logits ``[T, classes]`` and weights ``[H, T, T]`` by layer of ``[T, 40]`` features.
+
+    With scrambled frames, row i belongs to frame ``permutation[i]``.
+    """
+    order = None
+    if condition.scrambled:
+        features = features[permutation]
+        order = permutation if condition.with_positions else None
+    output = model(features[None], condition.positions, order, need_weights)
+    return output.logits[0], [weights[0] for weights in output.weights]
+
+
+def permutations(utterances: Sequence[Utterance], seed: int) -> Iterator[Tensor]:
+    """A random order of frames for each utterance."""
+    generator = torch.Generator().manual_seed(seed)
+    for utterance in utterances:
+        yield torch.randperm(len(utterance.labels), generator=generator)
+
+
+@torch.no_grad()
+def predict(
+    model: PhoneClassifier, utterances: Sequence[Utterance], condition: Condition, seed: int = 0
+) -> list[np.ndarray]:
+    """Predicted classes of each utterance, in the natural order of its frames."""
+    model.eval()
+    device = next(model.parameters()).device
+    predictions = []
+    for utterance, permutation in zip(utterances, permutations(utterances, seed), strict=True):
+        permutation = permutation.to(device)
+        logits, _ = run_model(model, utterance.features.to(device), condition, permutation)
+        classes = logits.argmax(-1)
+        if condition.scrambled:
+            classes = torch.empty_like(classes).index_copy_(0, permutation, classes)
+        predictions.append(classes.cpu().numpy())
+    return predictions
+
+
+@torch.no_grad()
+def attention(
+    model: PhoneClassifier, utterance: Utterance, condition: Condition, seed: int = 0
+) -> np.ndarray:
+    """``[layers, H, T, T]`` weights of one utterance, in the order in which the model sees it."""
+    model.eval()
+    device = next(model.parameters()).device
+    (permutation,) = permutations([utterance], seed)
+    features = utterance.features.to(device)
+    _, weights = run_model(model, features, condition, permutation.to(device), need_weights=True)
+    return torch.stack(weights).cpu().numpy()
+
+
+def targets(utterances: Sequence[Utterance]) -> list[np.ndarray]:
+    """The labels."""
+    return [utterance.labels.numpy() for utterance in utterances]
+
+
+def build(corpus: Corpus, config: PositionConfig, sizes: Sizes, seed: int) -> PhoneClassifier:
+    """A model with the random weights of `seed`."""
+    torch.manual_seed(seed)
+    return PhoneClassifier(len(corpus.classes), config, sizes)
+
+
+def train_epoch(
+    model: PhoneClassifier,
+    utterances: Sequence[Utterance],
+    condition: Condition,
+    optimizer: torch.optim.Optimizer,
+    generator: torch.Generator,
+) -> Iterator[float]:
+    """One step for each utterance, in random order; yields its loss, the mean over its frames."""
+    model.train()
+    device = next(model.parameters()).device
+    for index in torch.randperm(len(utterances), generator=generator).tolist():
+        utterance = utterances[index]
+        # drawn also where it is not used, so that all models see the same order of utterances
+        permutation = torch.randperm(len(utterance.labels), generator=generator)
+        labels = utterance.labels[permutation] if condition.scrambled else utterance.labels
+        logits, _ = run_model(
+            model, utterance.features.to(device), condition, permutation.to(device)
+        )
+        loss = F.cross_entropy(logits, labels.to(device))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        yield loss.item()
+
+
+def train(
+    folder: Path, job: Job, corpus: Corpus, sizes: Sizes, training: Training, device: str
+) -> None:
+    """Trains a model; writes the weights of its best epoch on dev and ``history.csv``."""
+    condition = CONDITIONS[job.condition]
+    model = build(corpus, job.config, sizes, job.seed).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=training.learning_rate)
+    generator = torch.Generator().manual_seed(job.seed)
+    dev, best, history = corpus.splits["dev"], float("inf"), []
+    utterances = corpus.splits["train"]
+    name = f"{job.config.type} {job.condition} seed {job.seed}"
+    with tqdm(total=training.epochs * len(utterances), desc=name, disable=None) as progress:
+        for epoch in range(training.epochs):
+            for group in optimizer.param_groups:
+                group["lr"] = training.rate(epoch)
+            losses = []
+            for loss in train_epoch(model, utterances, condition, optimizer, generator):
+                losses.append(loss)
+                progress.update()
+            error = error_rate(targets(dev), predict(model, dev, condition))
+            near = near_attention(attention(model, dev[0], condition), NEAR)
+            history.append((epoch + 1, float(np.mean(losses)), error, near))
+            progress.set_postfix(loss=f"{history[-1][1]:.3f}", dev=f"{error:.2f} %")
+            if error < best:
+                best = error
+                torch.save(model.state_dict(), folder / "model.pt")
+    rows = (f"{epoch},{loss:.5f},{error:.3f},{near:.4f}" for epoch, loss, error, near in history)
+    write_lines(folder / "history.csv", ["epoch,train_loss,dev_per,near_attention", *rows])
+
+
+def trained(
+    work: Path, job: Job, corpus: Corpus, sizes: Sizes, training: Training, device: str
+) -> tuple[PhoneClassifier, History]:
+    """The model of a job and its history, trained unless `work` has it.
+
+    Raises:
+        CommandError: if `work` has a model of this name that was made otherwise.
+    """
+    settings = {
+        "condition": job.condition,
+        "position_embedding": job.config.to_dict(),
+        "seed": job.seed,
+        "data": corpus.fingerprint(),
+        **dataclasses.asdict(sizes),
+        **dataclasses.asdict(training),
+    }
+    folder = step(
+        work / f"{job.config.type}-{job.condition}-seed{job.seed}",
+        settings,
+        lambda partial: train(partial, job, corpus, sizes, training, device),
+    )
+    model = build(corpus, job.config, sizes, job.seed)
+    model.load_state_dict(torch.load(folder / "model.pt", map_location="cpu"))
+    with open(folder / "history.csv", encoding="utf-8") as file:
+        history = [
+            {key: float(value) for key, value in row.items()} for row in csv.DictReader(file)
+        ]
+    return model.to(device), history
+
+
+def with_positions_of(
+    config: PositionConfig, model: PhoneClassifier, corpus: Corpus, sizes: Sizes, seed: int
+) -> PhoneClassifier:
+    """A model trained without positions, with positions of another type put in: what was learned
+    stays, learned positions have their random initial values."""
+    other = build(corpus, config, sizes, seed)
+    missing, unexpected = other.load_state_dict(model.state_dict(), strict=False)
+    if unexpected or not all(name.startswith(POSITION_PARAMETERS) for name in missing):
+        raise ValueError(f"{unexpected} and {missing} of the two models do not fit")
+    return other.to(next(model.parameters()).device)
