@@ -66,6 +66,7 @@ class PaddingFreeBatches(Sampler[list[Hop]]):
         num_replicas: Number of processes; each gets as many batches as the others, so that up to
             num_replicas - 1 batches of an epoch are left out, at random.
         rank: Of this process.
+        max_recordings: Of a batch; default no limit.
 
     Raises:
         ValueError: if a duration is not positive or a setting is out of range.
@@ -82,6 +83,7 @@ class PaddingFreeBatches(Sampler[list[Hop]]):
         num_batches: int | None = None,
         num_replicas: int = 1,
         rank: int = 0,
+        max_recordings: int | None = None,
     ) -> None:
         self.seconds = np.asarray(seconds, dtype=np.float64)
         if self.seconds.ndim != 1 or not (self.seconds > WINDOW_SECONDS).all():
@@ -103,6 +105,7 @@ class PaddingFreeBatches(Sampler[list[Hop]]):
                 f"rank={rank} is not allowed; allowed: 0 to {num_replicas - 1} (num_replicas - 1)."
             )
         self.max_seconds, self.target_hop, self.hops = max_seconds, target_hop, hops
+        self.max_recordings = max_recordings or len(self.seconds)
         self.seed, self.shuffle = seed, shuffle
         self.num_batches, self.num_replicas, self.rank = num_batches, num_replicas, rank
         self.set_epoch(0)
@@ -124,7 +127,7 @@ class PaddingFreeBatches(Sampler[list[Hop]]):
         self.batches = [self.batches[place] for place in places[:whole]]
 
     def _cut(self, order: np.ndarray) -> Iterator[np.ndarray]:
-        """Batches of at most `max_seconds`, whose hops are in the allowed range."""
+        """Batches of at most `max_seconds` and `max_recordings`, whose hops are in the allowed range."""
         first, total, low, high = 0, 0.0, np.inf, 0.0
         for place, duration in enumerate(self.seconds[order]):
             new_total, new_low, new_high = (
@@ -135,6 +138,7 @@ class PaddingFreeBatches(Sampler[list[Hop]]):
             mean = new_total / (place - first + 1)
             fits = (
                 new_total <= self.max_seconds
+                and place - first < self.max_recordings
                 and new_low / mean >= self.hops[0] / self.target_hop
                 and new_high / mean <= self.hops[1] / self.target_hop
             )

@@ -1,4 +1,4 @@
-"""fairseq user directory: registers the ``cape_<arch>`` architectures.
+"""fairseq user directory: registers the ``cape_<arch>`` architectures and speech recognition.
 
 Load it by ``--user-dir cape_plugins`` or ``--user-dir fairseq_user_dir`` on any fairseq command, or
 import it in Python before building or loading a model.
@@ -11,6 +11,7 @@ import os
 import fairseq.utils
 
 import cape_plugins
+from fairseq_user_dir import asr
 from fairseq_user_dir.compat import allow_fairseq_checkpoints
 from fairseq_user_dir.models import (
     CLASSES,
@@ -19,7 +20,7 @@ from fairseq_user_dir.models import (
 )
 from fairseq_user_dir.repairs import repair_fairseq
 
-__all__ = ["CLASSES", "CapeTransformerLanguageModel", "CapeTransformerModel"]
+__all__ = ["CLASSES", "CapeTransformerLanguageModel", "CapeTransformerModel", "asr"]
 
 
 def _accept_fallback_path() -> None:

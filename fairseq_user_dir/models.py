@@ -65,18 +65,18 @@ class _CapeModel:
             ValueError: for settings that are not allowed, naming flag, value, range and remedy.
         """
         config = config_from_args(args, cls.architecture)
-        _check_stock_args(args, config)
+        check_stock_args(args, config)
         if config.source_scale == "auto":
             config = config.replace(source_scale=str(_count_tokens(task)))
-            _set(args, position_source_scale=config.source_scale)
+            set_args(args, position_source_scale=config.source_scale)
         _set_stock_args(args, config)
         model = super().build_model(args, task)
         if not isinstance(model, cls):  # transformer_align names its own class
             model.__class__ = cls
         model.position_config = config
         if hasattr(model, "encoder"):
-            _install(model.encoder, EncoderPositions, config, config.alpha)
-        _install(model.decoder, DecoderPositions, config, 1.0)
+            install(model.encoder, EncoderPositions, config, config.alpha)
+        install(model.decoder, DecoderPositions, config, 1.0)
         if getattr(args, "admin_init", False):
             _initialize_admin(model, args, task)
         logger.info("position embedding: %s", config)
@@ -87,7 +87,7 @@ class _CapeModel:
         sinusoid tables that old fairseq versions stored, as the stock model does."""
         for name in [n for n in state_dict if n.endswith(_OLD_TABLES)]:
             del state_dict[name]
-        _check_state_dict(state_dict, self)
+        check_state_dict(state_dict, self)
         super().upgrade_state_dict(state_dict)
 
 
@@ -106,7 +106,8 @@ class _CapeLanguageModel(_CapeModel):
     architecture = "decoder"
 
 
-def _check_stock_args(args: Any, config: PositionConfig) -> None:
+def check_stock_args(args: Any, config: PositionConfig) -> None:
+    """Refuses stock flags that contradict the position embedding."""
     if config.encoding != "none" and getattr(args, "no_token_positional_embeddings", False):
         raise ValueError(
             f"--no-token-positional-embeddings contradicts --position-embedding {config.type}; "
@@ -123,16 +124,17 @@ def _set_stock_args(args: Any, config: PositionConfig) -> None:
     }
     if config.architecture == "seq2seq":
         values["encoder_learned_pos"] = learned
-    _set(args, **values)
+    set_args(args, **values)
 
 
-def _set(args: Any, **values: Any) -> None:
+def set_args(args: Any, **values: Any) -> None:
+    """Sets attributes of a namespace or of a configuration with a fixed set of keys."""
     with open_dict(args) if OmegaConf.is_config(args) else nullcontext():
         for name, value in values.items():
             setattr(args, name, value)
 
 
-def _install(stack: nn.Module, mixin: type, config: PositionConfig, source_scale: float) -> None:
+def install(stack: nn.Module, mixin: type, config: PositionConfig, source_scale: float) -> None:
     """Replaces ``embed_positions`` of a built stack and puts `mixin` over its class."""
     stock = stack.embed_positions
     if (stock is None) != (config.encoding == "none"):
@@ -195,11 +197,11 @@ def _initialize_admin(model: nn.Module, args: Any, task: Any) -> None:
             "profile the model, and they are not there; give the binarised data folder."
         )
     constants = profile_admin(model, *batch, seed=ADMIN_SEED)
-    _set(args, admin_profiled=True)
+    set_args(args, admin_profiled=True)
     logger.info("ADMIN initial weights of the residual branches: %s", constants)
 
 
-def _check_state_dict(state_dict: dict[str, Tensor], model: nn.Module) -> None:
+def check_state_dict(state_dict: dict[str, Tensor], model: nn.Module) -> None:
     """Compares the positional parameters of a checkpoint with those of the model.
 
     Raises:
@@ -209,6 +211,7 @@ def _check_state_dict(state_dict: dict[str, Tensor], model: nn.Module) -> None:
     own = model.state_dict()
     for part, flag in (
         ("embed_positions.weight", "--position-embedding"),
+        (".positions.encoding.", "--position-embedding"),
         (".relative.", "--position-relative-context"),
         (".admin.", "--admin-init"),
     ):

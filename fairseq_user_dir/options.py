@@ -71,18 +71,21 @@ def dataclass_with_positions(name: str, base: type) -> type:
     )
 
 
-def config_from_args(args: Any, architecture: str) -> PositionConfig:
+def config_from_args(args: Any, architecture: str, domain: str = "text") -> PositionConfig:
     """The complete configuration of a model from its arguments.
 
     Args:
         args: Namespace, DictConfig or dataclass with the flags as attributes.
-        architecture: "decoder" for language models, "seq2seq" for encoder-decoders.
+        architecture: "decoder" for language models, "seq2seq" for encoder-decoders, "encoder".
+        domain: "text" or "audio".
 
     Raises:
         ValueError: naming the option, its value, the allowed range and what to do.
     """
     try:
-        return PositionConfig(getattr(args, TYPE_ARG), "text", architecture, **given_settings(args))
+        return PositionConfig(
+            getattr(args, TYPE_ARG), domain, architecture, **given_settings(args, domain)
+        )
     except ValueError as error:
         raise ValueError(f"position flags (--position-embedding, --position-*): {error}") from None
 

@@ -35,17 +35,22 @@ SKINS = ("fairseq_user_dir", "hf_models")
 ALLOWED = {
     CORE: {"numpy", "torch"},
     "fairseq_user_dir": {CORE, "numpy", "torch"}
-    | {"fairseq", "fairseq_cli", "hydra", "omegaconf", "tqdm"},
+    | {"fairseq", "fairseq_cli", "hydra", "omegaconf", "tqdm"}
+    | {"jiwer", "sentencepiece", "yaml"},
     "hf_models": {CORE, "numpy", "torch"}
     | {"accelerate", "huggingface_hub", "peft", "safetensors", "sentencepiece"}
     | {"tqdm", "transformers"},
 }
-# files that read what torch cannot, for those who call them
-READERS = {"cape_plugins/audio.py": {"scipy", "soundfile"}}
+# files that do what torch cannot, for those who call them
+READERS = {
+    "cape_plugins/audio.py": {"scipy", "soundfile"},
+    "cape_plugins/ctc.py": {"flashlight"},
+}
 # A core module imports core modules of lower levels only; level 0 does without torch.
 CORE_LEVELS = {
     "registry": -1,
     "config": 0,
+    "ctc": 1,
     "alpha": 0,
     "arguments": 1,
     "audio": 1,

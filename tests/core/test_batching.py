@@ -43,6 +43,12 @@ def test_hops_give_the_frames_of_the_mean_duration(seconds):
         assert all(HOPS[0] <= hop.seconds <= HOPS[1] for hop in batch)
 
 
+def test_batches_of_few_recordings(seconds):
+    sizes = [len(batch) for batch in PaddingFreeBatches(seconds, 60, max_recordings=4)]
+    assert max(sizes) == 4
+    assert sum(sizes) == 500
+
+
 def test_a_ragged_rest_is_cut_where_hops_would_leave_the_range():
     batches = list(PaddingFreeBatches([10.0, 9.0, 1.0, 0.9, 0.1], 100, shuffle=False))
     assert [[hop.index for hop in batch] for batch in batches] == [[0, 1], [2, 3], [4]]

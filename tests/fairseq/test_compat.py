@@ -83,7 +83,8 @@ def test_types_that_other_code_took_off_the_list(tmp_path):
 
     path = tmp_path / "checkpoint.pt"
     state = {"extra_state": {"counts": np.arange(4), "train_iterator": {"epoch": 1}}}
-    state |= {"args": None, "cfg": None, "optimizer_history": [{"num_updates": 0, "lr_scheduler_state": {}}]}
+    state["optimizer_history"] = [{"num_updates": 0, "lr_scheduler_state": {}}]
+    state |= {"args": None, "cfg": None}
     torch.save(state, path)
     with torch.serialization.safe_globals([np.ndarray]):
         pass

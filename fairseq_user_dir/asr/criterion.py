@@ -1,0 +1,128 @@
+"""CTC loss over the true lengths, with word and letter error rates in validation."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from fairseq import utils
+from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.logging import metrics
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from cape_plugins.ctc import best_path
+from fairseq_user_dir.asr.scoring import count_errors
+
+_SUMS = ("frames", "padding", "word_errors", "words", "letter_errors", "letters")
+
+
+@register_criterion("cape_ctc")
+class CapeCtcCriterion(FairseqCriterion):
+    """CTC over the outputs of the model without padding; the blank is ``<s>``.
+
+    Args:
+        task: With the dictionary.
+        target_norm: Divide the loss of a sample by the square root of its target's length, as the
+            paper's code does; such losses are averaged over samples, others over units.
+    """
+
+    def __init__(self, task: Any, target_norm: bool = False) -> None:
+        super().__init__(task)
+        self.target_norm = target_norm
+        dictionary = task.target_dictionary
+        self.blank, self.dictionary = dictionary.bos(), dictionary
+        self.pad, self.eos = dictionary.pad(), dictionary.eos()
+
+    @staticmethod
+    def add_args(parser: ArgumentParser) -> None:
+        """Adds ``--target-norm``."""
+        parser.add_argument(
+            "--target-norm",
+            action="store_true",
+            help="divide the CTC loss of a sample by the square root of its target's length",
+        )
+
+    @classmethod
+    def build_criterion(cls, args: Any, task: Any) -> CapeCtcCriterion:
+        """See fairseq."""
+        return cls(task, getattr(args, "target_norm", False))
+
+    def forward(
+        self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
+    ) -> tuple[Tensor, int, dict[str, Any]]:
+        """Loss summed over the batch, what to divide it by, and what to log."""
+        output = model(**sample["net_input"])
+        if "lengths" not in output:
+            raise ValueError(
+                f"criterion cape_ctc needs a CTC model such as cape_ctc_transformer, not "
+                f"{type(model).__name__}; train that one with label_smoothed_cross_entropy."
+            )
+        log_probs = model.get_normalized_probs(output, log_probs=True)  # [T, B, V]
+        lengths, target = output["lengths"], sample["target"]
+        real = target.ne(self.pad) & target.ne(self.eos)
+        sizes = real.sum(1)
+        with torch.backends.cudnn.flags(enabled=False):
+            losses = F.ctc_loss(
+                log_probs,
+                target.masked_select(real),
+                lengths,
+                sizes,
+                blank=self.blank,
+                reduction="none",
+                zero_infinity=True,  # more units than outputs
+            )
+        if self.target_norm:
+            losses = losses / sizes.clamp(min=1).sqrt()
+        count = int(sizes.sum())
+        sample_size = sample["nsentences"] if self.target_norm else count
+        log = {
+            "loss": utils.item(losses.sum().data),
+            "ntokens": count,
+            "nsentences": sample["nsentences"],
+            "sample_size": sample_size,
+            "frames": int(sample["net_input"]["src_lengths"].sum()),
+            "padding": sample["net_input"]["src_tokens"].shape[:2].numel(),
+        }
+        if not model.training:
+            log.update(self._errors(log_probs, lengths, target, real))
+        return losses.sum(), sample_size, log
+
+    def _errors(
+        self, log_probs: Tensor, lengths: Tensor, target: Tensor, real: Tensor
+    ) -> dict[str, int]:
+        found = best_path(log_probs.transpose(0, 1), lengths, self.blank)
+        hypotheses = [self.dictionary.string(torch.tensor(one.tokens)) for one in found]
+        references = [
+            self.dictionary.string(row[mask]) for row, mask in zip(target, real, strict=True)
+        ]
+        return count_errors(references, hypotheses)
+
+    @classmethod
+    def reduce_metrics(cls, logging_outputs: Sequence[dict[str, Any]]) -> None:
+        """Loss in nats, `wer` and `ler` in percent, and the share of padding in percent."""
+        total = {
+            key: sum(log.get(key, 0) for log in logging_outputs)
+            for key in ("loss", "sample_size", *_SUMS)
+        }
+        size = total["sample_size"]
+        metrics.log_scalar("loss", total["loss"] / max(size, 1), size, round=3)
+        for name in _SUMS:
+            metrics.log_scalar_sum(f"_{name}", total[name])
+        metrics.log_derived("padded_percent", lambda m: 100 - _percent(m, "frames", "padding"))
+        if any("words" in log for log in logging_outputs):
+            metrics.log_derived("wer", lambda m: _percent(m, "word_errors", "words"))
+            metrics.log_derived("ler", lambda m: _percent(m, "letter_errors", "letters"))
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        """All are numbers."""
+        return True
+
+
+def _percent(meters: Any, part: str, whole: str) -> float:
+    """From the sums that were logged."""
+    total = meters[f"_{whole}"].sum
+    return round(float(100 * meters[f"_{part}"].sum / total), 3) if total else float("nan")

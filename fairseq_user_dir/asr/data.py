@@ -1,0 +1,206 @@
+"""Batches of speech for fairseq, padded or without padding."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from fairseq.data import Dictionary, FairseqDataset, data_utils
+from torch import Tensor
+
+from cape_plugins.audio import AudioError, TolerantReader
+from cape_plugins.batching import PaddingFreeBatches, equal_length, frame_nanoseconds, hops_of
+from cape_plugins.features import WINDOW_SECONDS, log_mel
+from fairseq_user_dir.asr.manifest import FEATURE_HOP, SAMPLING_RATE, Utterance, load
+from fairseq_user_dir.asr.text import Targets
+
+logger = logging.getLogger(__name__)
+
+
+class Sample(NamedTuple):
+    """What was read for one utterance: samples ``[N]`` or features ``[T, bins]``."""
+
+    index: int
+    content: Tensor
+    target: Tensor
+    seconds: float
+
+
+class SpeechDataset(FairseqDataset):
+    """Recordings with their texts.
+
+    In training, a recording that cannot be read is replaced by one of like duration; elsewhere it
+    is left out of its batch. Both are reported.
+
+    Args:
+        utterances: Lines of a manifest.
+        dictionary: Of the units.
+        targets: From text to units.
+        hop_seconds: Distance of frames; in batches without padding that of a recording of mean
+            duration.
+        num_mel_bins: Features of a frame.
+        training: As above.
+        padding_free: Make batches without padding (CAPE Appendix C.3); in training only.
+        seed: Of these batches.
+    """
+
+    def __init__(
+        self,
+        utterances: Sequence[Utterance],
+        dictionary: Dictionary,
+        targets: Targets,
+        hop_seconds: float = 0.010,
+        num_mel_bins: int = 80,
+        training: bool = False,
+        padding_free: bool = False,
+        seed: int = 1,
+    ) -> None:
+        self.utterances, self.dictionary = list(utterances), dictionary
+        self.targets = [targets.encode(one.text, dictionary) for one in utterances]
+        self.seconds = np.array([one.seconds for one in utterances])
+        frames = (self.seconds - WINDOW_SECONDS) / hop_seconds + 1e-6
+        lengths = [len(target) + 1 for target in self.targets]  # with EOS
+        self.sizes = np.stack([frames.astype(np.int64) + 1, np.array(lengths)], axis=1)
+        self.hop_seconds, self.num_mel_bins = hop_seconds, num_mel_bins
+        self.training, self.padding_free = training, padding_free and training
+        self.seed, self.epoch = seed, 1
+        self._reader = TolerantReader(lambda index: load(self.utterances[index]), self.seconds)
+
+    # ---- what fairseq asks for -------------------------------------------------------------------
+
+    @property
+    def can_reuse_epoch_itr_across_epochs(self) -> bool:
+        """Batches without padding are made anew for each epoch."""
+        return not self.padding_free
+
+    def set_epoch(self, epoch: int) -> None:
+        """See fairseq."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.utterances)
+
+    def num_tokens(self, index: int) -> int:
+        """Frames at the common hop; what ``--max-tokens`` counts."""
+        return self.sizes[index, 0]
+
+    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
+        """The same for many."""
+        return self.sizes[indices, 0]
+
+    def size(self, index: int) -> tuple[int, int]:
+        """Frames and units."""
+        return tuple(self.sizes[index].tolist())
+
+    def ordered_indices(self) -> np.ndarray:
+        """The longest first, so that what needs most memory is met at once."""
+        return np.argsort(-self.seconds, kind="stable")
+
+    def batch_by_size(
+        self,
+        indices: np.ndarray,
+        max_tokens: int | None = None,
+        max_sentences: int | None = None,
+        required_batch_size_multiple: int = 1,
+    ) -> list[np.ndarray]:
+        """Batches of at most `max_tokens` frames and `max_sentences` recordings. The multiple,
+        8 by default, is ignored: fairseq would leave the last recordings out."""
+        if not self.padding_free:
+            return super().batch_by_size(indices, max_tokens, max_sentences, 1)
+        indices = np.sort(indices)
+        settings = {
+            "seconds": self.seconds[indices],
+            "max_seconds": max_tokens * self.hop_seconds if max_tokens else np.inf,
+            "max_recordings": max_sentences,
+            "seed": self.seed,
+            "target_hop": self.hop_seconds,
+        }
+        batches = PaddingFreeBatches(**settings)
+        batches.set_epoch(self.epoch)
+        padded = PaddingFreeBatches(**settings, shuffle=False)
+        logger.info(
+            "%d batches without padding; sorted batches of the same size would have %.1f %%",
+            len(batches),
+            100 * padded.padding(),
+        )
+        return [indices[batch] for batch in batches.batches]
+
+    def __getitem__(self, index: int) -> Sample | None:
+        index = int(index)
+        if self.training:
+            place, content = self._reader(index)
+        else:
+            try:
+                place, content = index, load(self.utterances[index])
+            except AudioError as error:
+                logger.warning("skipped: %s", error)
+                return None
+        return Sample(index, content, self.targets[place], float(self.seconds[place]))
+
+    def collater(self, samples: Sequence[Sample | None]) -> dict[str, Any]:
+        """A batch; empty if none of its recordings could be read.
+
+        Returns:
+            In `net_input` the features ``[B, T, bins]`` as `src_tokens`, their lengths ``[B]``,
+            the distance of frames ``[B]`` and, where frames were skipped, the time of each
+            ``[B, T]`` in nanoseconds; besides, targets with EOS, padded on the right.
+        """
+        read = [sample for sample in samples if sample is not None]
+        if not read:
+            return {}
+        hops = np.full(len(read), self.hop_seconds)
+        if self.padding_free:
+            hops = hops_of(np.array([sample.seconds for sample in read]), self.hop_seconds)
+        net_input = self._features(read, hops)
+        dictionary = self.dictionary
+        ended = [torch.cat((one.target, torch.tensor([dictionary.eos()]))) for one in read]
+        pad, eos = dictionary.pad(), dictionary.eos()
+        target = data_utils.collate_tokens(ended, pad)
+        net_input["prev_output_tokens"] = data_utils.collate_tokens(
+            ended, pad, eos, move_eos_to_beginning=True
+        )
+        lengths = torch.tensor([len(one) for one in ended])
+        return {
+            "id": torch.tensor([sample.index for sample in read]),
+            "net_input": net_input,
+            "target": target,
+            "target_lengths": lengths,
+            "ntokens": int(lengths.sum()),
+            "nsentences": len(read),
+        }
+
+    def _features(self, samples: Sequence[Sample], hops: np.ndarray) -> dict[str, Tensor]:
+        frames = [self._frames(one, hop) for one, hop in zip(samples, hops.tolist(), strict=True)]
+        nanoseconds = torch.from_numpy(np.rint(hops * 1e9).astype(np.int64))
+        lengths = torch.tensor([len(one) for one in frames])
+        if not self.padding_free:
+            features = torch.nn.utils.rnn.pad_sequence(frames, batch_first=True)
+            return {
+                "src_tokens": features,
+                "src_lengths": lengths,
+                "hop_nanoseconds": nanoseconds,
+            }
+        with data_utils.numpy_seed(self.seed, self.epoch, samples[0].index):
+            generator = torch.Generator().manual_seed(int(np.random.randint(2**31)))
+        features, kept = equal_length(frames, generator)
+        return {
+            "src_tokens": features,
+            "src_lengths": torch.full_like(lengths, features.shape[1]),
+            "hop_nanoseconds": nanoseconds,
+            "frame_nanoseconds": frame_nanoseconds(kept, hops.tolist()),
+        }
+
+    def _frames(self, sample: Sample, hop: float) -> Tensor:
+        if sample.content.dim() == 1:
+            return log_mel(sample.content, SAMPLING_RATE, self.num_mel_bins, hop)
+        bins = sample.content.shape[1]
+        if self.padding_free or self.hop_seconds != FEATURE_HOP or bins != self.num_mel_bins:
+            raise ValueError(
+                f"{self.utterances[sample.index].audio} holds {bins} features of frames at "
+                f"{FEATURE_HOP} s; allowed: {self.num_mel_bins} features, without --padding-free "
+                "and --hop-seconds, which need recordings. Give a manifest of audio files."
+            )
+        return sample.content

@@ -1,0 +1,149 @@
+"""Manifests of recordings with their texts, one line each: ours, and those of fairseq's S2T task.
+
+Tab-separated columns with a header: `audio` and `tgt_text` (or `text`), and if known `id` and
+`seconds`. `audio` is a file, relative to the folder of the manifest, or ``ARCHIVE.zip:OFFSET:SIZE``
+in an uncompressed zip; either holds audio, or frames of features as a numpy array.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+import os
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from cape_plugins.audio import AudioError, audio_seconds, read_audio
+from cape_plugins.features import WINDOW_SECONDS
+
+logger = logging.getLogger(__name__)
+
+SAMPLING_RATE = 16000
+FEATURE_HOP = 0.010  # of features that were computed before
+_NUMPY = b"\x93NUMPY"
+TEXT_COLUMNS = ("tgt_text", "text")
+
+
+class Utterance(NamedTuple):
+    """A line of a manifest."""
+
+    name: str
+    audio: str
+    text: str
+    seconds: float
+
+
+def read_manifest(path: str, audio_root: str | None = None) -> list[Utterance]:
+    """The usable lines of a manifest; the others are counted and reported.
+
+    Args:
+        path: TSV file.
+        audio_root: What relative recordings are relative to; default the folder of the manifest.
+
+    Raises:
+        ValueError: if there is no such file, a column is missing, or no line is usable.
+    """
+    root = audio_root or os.path.dirname(path)
+    if not os.path.isfile(path):
+        raise ValueError(
+            f"{path}: no such manifest; give the data folder with train.tsv, valid.tsv ... "
+            "(columns audio and tgt_text), and name the others by --gen-subset or --valid-subset."
+        )
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+        columns = rows[0].keys() if rows else ()
+    text = next((name for name in TEXT_COLUMNS if name in columns), None)
+    if text is None or "audio" not in columns:
+        raise ValueError(
+            f"{path} has the columns {', '.join(map(str, columns)) or 'none'}; needed: audio and "
+            "tgt_text, tab-separated, named in the first line, and at least one line below."
+        )
+    found: list[Utterance] = []
+    skipped: Counter[str] = Counter()
+    first = ""
+    for number, row in enumerate(tqdm(rows, os.path.basename(path), leave=False, delay=2)):
+        try:
+            found.append(_utterance(row, number, root, text))
+        except AudioError as error:
+            reason, _, detail = str(error).partition(": ")
+            skipped[reason] += 1
+            first = first or f"line {number + 2}: {detail}"
+    if skipped:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in skipped.items())
+        count = sum(skipped.values())
+        logger.warning("%s: %d of %d skipped (%s); %s", path, count, len(rows), reasons, first)
+    if not found:
+        raise ValueError(f"{path}: none of its {len(rows)} recordings can be used. {first}")
+    return found
+
+
+def _utterance(row: Mapping[str, str | None], number: int, root: str, column: str) -> Utterance:
+    audio, text = (row["audio"] or "").strip(), " ".join((row[column] or "").split())
+    if not text:
+        raise AudioError(f"without a text: {audio}")
+    if not audio:
+        raise AudioError("without a recording: the column audio is empty")
+    audio = os.path.join(root, audio)
+    try:
+        seconds = float(row["seconds"]) if row.get("seconds") else _seconds(audio)
+    except (ValueError, OSError) as error:
+        raise AudioError(f"unreadable: {error}") from None
+    if not seconds > WINDOW_SECONDS:
+        raise AudioError(f"of no more than {WINDOW_SECONDS} s: {audio}")
+    return Utterance(row.get("id") or str(number), audio, text, seconds)
+
+
+def _seconds(audio: str) -> float:
+    source = _source(audio)
+    frames = _features(source)
+    if frames is not None:
+        return len(frames) * FEATURE_HOP + WINDOW_SECONDS
+    return audio_seconds(source)
+
+
+def load(utterance: Utterance) -> Tensor:
+    """``[samples]`` at 16 kHz, or features ``[T, bins]`` that were computed before.
+
+    Raises:
+        AudioError: if it cannot be read.
+    """
+    try:
+        source = _source(utterance.audio)
+        frames = _features(source)
+    except (OSError, ValueError) as error:
+        raise AudioError(f"{utterance.audio}: {error}; repair or leave it out.") from None
+    return read_audio(source, SAMPLING_RATE) if frames is None else frames
+
+
+def _source(audio: str) -> str | bytes:
+    """A path, or the bytes of a part of a zip file."""
+    path, *place = audio.rsplit(":", 2)
+    if len(place) != 2 or not all(part.isdecimal() for part in place):
+        return audio
+    offset, size = map(int, place)
+    with open(path, "rb") as file:
+        file.seek(offset)
+        return file.read(size)
+
+
+def _features(source: str | bytes) -> Tensor | None:
+    """``[T, bins]`` of a numpy array, mean and variance normalised as log_mel does."""
+    if isinstance(source, bytes):
+        if not source.startswith(_NUMPY):
+            return None
+        array = np.load(io.BytesIO(source))
+    elif source.endswith(".npy"):
+        array = np.load(source)
+    else:
+        return None
+    frames = torch.from_numpy(array.astype(np.float32))
+    if frames.dim() != 2 or not len(frames):
+        raise ValueError(f"features have shape {tuple(frames.shape)}, not [frames, bins]")
+    return (frames - frames.mean()) / frames.std(correction=0).clamp(min=1e-5)

@@ -1,0 +1,32 @@
+"""What the speech encoders share: the distance of frames, and positions that are added to them."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from cape_plugins import PositionEncoder, Positions
+from fairseq_user_dir.asr.manifest import FEATURE_HOP
+from fairseq_user_dir.embedding import rank_generator
+
+
+class TimedEncoder:
+    """Over a fairseq encoder of frames.
+
+    Attributes:
+        positions: Position encoder.
+    """
+
+    positions: PositionEncoder
+
+    def hop_seconds(self, hop_nanoseconds: Tensor | None) -> Tensor | float:
+        """Distance of frames; 10 ms where the task does not say."""
+        return FEATURE_HOP if hop_nanoseconds is None else hop_nanoseconds.float() * 1e-9
+
+    def add_positions(self, hidden: Tensor, positions: Positions) -> Tensor:
+        """``[B, T, C]``; draws in training, differently on each rank."""
+        generator = draw = None
+        if self.training and self.positions.config.random:
+            generator = rank_generator(hidden.device)
+            draw = self.positions.draw(hidden.shape[0], hidden.device, generator)
+        embedding = self.positions(positions, draw, dtype=hidden.dtype, generator=generator)
+        return hidden if embedding is None else hidden + embedding

@@ -1,0 +1,190 @@
+"""fairseq's Speech2Text Transformer with any position embedding.
+
+Stock checkpoints fit: frames are counted as there, from ``padding_idx + 1`` on, in steps of the
+encoder; seconds of the settings are turned into such steps. The position flags are those of the
+encoder; the decoder has the same type with its defaults for text.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+import torch
+from fairseq.data.data_utils import lengths_to_padding_mask
+from fairseq.models import (
+    ARCH_CONFIG_REGISTRY,
+    ARCH_MODEL_INV_REGISTRY,
+    register_model,
+    register_model_architecture,
+)
+from fairseq.models.speech_to_text.s2t_transformer import (
+    S2TTransformerEncoder,
+    S2TTransformerModel,
+)
+from torch import Tensor
+
+from cape_plugins import PositionConfig, build_position_encoder
+from cape_plugins.arguments import TYPE_ARG
+from cape_plugins.subsampling import ConvSubsampler, subsampled_positions
+from fairseq_user_dir.asr.manifest import FEATURE_HOP
+from fairseq_user_dir.asr.positions import TimedEncoder
+from fairseq_user_dir.attention import add_relative_positions
+from fairseq_user_dir.models import check_stock_args, install, set_args
+from fairseq_user_dir.options import add_position_args, config_from_args, set_missing
+from fairseq_user_dir.stacks import DecoderPositions
+
+NAME, STOCK = "cape_s2t_transformer", "s2t_transformer"
+ABSPOS_FRAMES = 1500
+
+
+@register_model(NAME)
+class CapeS2TTransformerModel(S2TTransformerModel):
+    """Recognition or translation of speech by encoder and decoder."""
+
+    @staticmethod
+    def add_args(parser: ArgumentParser) -> None:
+        """Adds the stock arguments and the position flags."""
+        S2TTransformerModel.add_args(parser)
+        add_position_args(parser, "audio")
+
+    @classmethod
+    def build_model(cls, args: Any, task: Any) -> CapeS2TTransformerModel:
+        """See fairseq.
+
+        Raises:
+            ValueError: for settings that are not allowed, naming flag, value, range and remedy.
+        """
+        config = config_from_args(args, "encoder", "audio")
+        check_stock_args(args, config)
+        set_args(
+            args,
+            no_token_positional_embeddings=config.encoding == "none",
+            decoder_learned_pos=config.encoding == "table",
+        )
+        model = super().build_model(args, task)
+        text = PositionConfig(getattr(args, TYPE_ARG), "text", "decoder")
+        install(model.decoder, DecoderPositions, text, 1.0)
+        model.position_config = config
+        return model
+
+    @classmethod
+    def build_encoder(cls, args: Any) -> S2TTransformerEncoder:
+        """The stock encoder, whose convolutions and layers are kept."""
+        encoder = super().build_encoder(args)
+        encoder.__class__ = CapeS2TEncoder
+        encoder.take_over(args, config_from_args(args, "encoder", "audio"))
+        return encoder
+
+    def forward(
+        self, src_tokens: Tensor, src_lengths: Tensor, prev_output_tokens: Tensor, **times: Tensor
+    ) -> Any:
+        """See fairseq; `times` are those of :class:`CapeS2TEncoder`."""
+        encoder_out = self.encoder(src_tokens=src_tokens, src_lengths=src_lengths, **times)
+        return self.decoder(prev_output_tokens=prev_output_tokens, encoder_out=encoder_out)
+
+
+class CapeS2TEncoder(TimedEncoder, S2TTransformerEncoder):
+    """Over the stock encoder."""
+
+    def take_over(self, args: Any, config: PositionConfig) -> None:
+        """Puts cape positions into a built stock encoder."""
+        if self.conv_version != "s2t_transformer":
+            raise ValueError(
+                f"--conv-version {self.conv_version} is not allowed with {NAME}; allowed: "
+                "s2t_transformer, whose outputs have a place in time."
+            )
+        stock = self.subsample
+        layers = [(conv.kernel_size[0], conv.stride[0]) for conv in stock.conv_layers]
+        with torch.device("meta"):  # consumes no random numbers
+            self.subsample = ConvSubsampler([1] * (len(layers) + 1), layers)
+        self.subsample.conv_layers = stock.conv_layers
+        self.unit = FEATURE_HOP * self.subsample.stride
+        settings = config
+        if config.max_global_shift:
+            settings = config.replace(max_global_shift=config.max_global_shift / self.unit)
+        self.positions = build_position_encoder(
+            settings,
+            args.encoder_embed_dim,
+            frequencies="fairseq",
+            layout="sin_cos_blocks",
+            table_size=ABSPOS_FRAMES,
+            table_std=0.02,
+        )
+        self.embed_positions = None
+        self.position_config = config
+        if config.relative_context:
+            add_relative_positions(self.transformer_layers, config)
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor,
+        return_all_hiddens: bool = False,
+        hop_nanoseconds: Tensor | None = None,
+        frame_nanoseconds: Tensor | None = None,
+    ) -> dict[str, Any]:
+        """See fairseq.
+
+        Args:
+            src_tokens: Features ``[B, T, bins]``, padded on the right.
+            src_lengths: ``[B]`` frames.
+            return_all_hiddens: Also the outputs of all layers.
+            hop_nanoseconds: ``[B]`` distance of frames; default 10 ms.
+            frame_nanoseconds: ``[B, T]`` centre of each frame where some were skipped.
+        """
+        frozen = self.num_updates < self.encoder_freezing_updates
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
+            return self._encode(
+                src_tokens, src_lengths, return_all_hiddens, hop_nanoseconds, frame_nanoseconds
+            )
+
+    def _encode(
+        self,
+        features: Tensor,
+        lengths: Tensor,
+        return_all_hiddens: bool,
+        hop_nanoseconds: Tensor | None,
+        frame_nanoseconds: Tensor | None,
+    ) -> dict[str, Any]:
+        hidden, lengths = self.subsample.subsample(features, lengths)
+        hidden = self.embed_scale * hidden
+        positions = subsampled_positions(
+            lengths,
+            hidden.shape[1],
+            self.subsample.stride,
+            self.hop_seconds(hop_nanoseconds),
+            frame_nanoseconds,
+            unit=self.unit,
+            first=self.padding_idx + 1,
+        )
+        hidden = self.dropout_module(self.add_positions(hidden, positions)).transpose(0, 1)
+        mask = lengths_to_padding_mask(lengths)
+        states = []
+        for layer in self.transformer_layers:
+            hidden = layer(hidden, mask)
+            if return_all_hiddens:
+                states.append(hidden)
+        if self.layer_norm is not None:
+            hidden = self.layer_norm(hidden)
+        return {
+            "encoder_out": [hidden],
+            "encoder_padding_mask": [mask] if mask.any() else [],
+            "encoder_embedding": [],
+            "encoder_states": states,
+            "src_tokens": [],
+            "src_lengths": [],
+        }
+
+
+def _architecture(stock: Any) -> Any:
+    def arch(args: Any) -> None:
+        set_missing(args)
+        stock(args)
+
+    return arch
+
+
+for _arch in ARCH_MODEL_INV_REGISTRY[STOCK]:
+    _function = _architecture(ARCH_CONFIG_REGISTRY[_arch])
+    register_model_architecture(NAME, f"cape_{_arch}")(_function)

@@ -1,0 +1,227 @@
+"""fairseq task for speech recognition from recordings."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from typing import Any
+
+import torch
+import yaml
+from fairseq.tasks import LegacyFairseqTask, register_task
+from torch import nn
+
+from cape_plugins.features import spec_augment
+from fairseq_user_dir.asr.ctc_model import CapeCtcTransformerModel
+from fairseq_user_dir.asr.data import SpeechDataset
+from fairseq_user_dir.asr.decoding import CtcGenerator
+from fairseq_user_dir.asr.manifest import read_manifest
+from fairseq_user_dir.asr.text import (
+    DICTIONARY,
+    SUBWORD_MODEL,
+    Targets,
+    TextDictionary,
+    save,
+)
+from fairseq_user_dir.embedding import rank_generator
+
+logger = logging.getLogger(__name__)
+
+MEL_BINS = 80
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0.001 <= value <= 0.1:
+        raise argparse.ArgumentTypeError(
+            f"{text} is not allowed; allowed: 0.001 to 0.1 seconds, such as 0.01"
+        )
+    return value
+
+
+def _count(low: int) -> Any:
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < low:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {low}")
+        return int(text)
+
+    return parse
+
+
+@register_task("cape_asr")
+class CapeAsrTask(LegacyFairseqTask):
+    """Recordings and texts from manifests, in padded batches or without padding.
+
+    ``--max-tokens`` counts frames of 10 ms: ``--max-tokens 12000`` are batches of 120 seconds.
+    """
+
+    @staticmethod
+    def add_args(parser: argparse.ArgumentParser) -> None:
+        """Adds the flags of data, SpecAugment and decoding."""
+        add = parser.add_argument
+        add("data", help="folder with train.tsv, valid.tsv ...: columns audio and tgt_text")
+        add("--config-yaml", default="config.yaml", help="of fairseq's S2T data; used if it exists")
+        add("--subword-model", metavar="FILE", help="sentencepiece model; default: spm.model of "
+            "the data folder, letters if there is none")  # fmt: skip
+        add("--padding-free", action="store_true", help="training batches without padding: a hop "
+            "for each recording, surplus frames skipped (CAPE App. C.3)")  # fmt: skip
+        add("--hop-seconds", type=_seconds, default=0.010, help="distance of frames; longer ones "
+            "trade accuracy for speed in inference (default: 0.01)")  # fmt: skip
+        add("--max-source-positions", type=_count(1), default=10**6, metavar="N",
+            help="leave out longer recordings, in frames (default: none)")  # fmt: skip
+        add("--max-target-positions", type=_count(1), default=4096, metavar="N",
+            help="leave out longer texts, in units (default: 4096)")  # fmt: skip
+        add("--no-spec-augment", action="store_true", help="do not mask features in training")
+        add("--spec-augment-start", type=_count(0), default=0, metavar="UPDATE",
+            help="first update with masks (default: 0)")  # fmt: skip
+        add("--frequency-masks", type=_count(0), default=2, metavar="N", help="(default: 2)")
+        add("--frequency-mask-width", type=_count(0), default=30, metavar="BINS",
+            help="widest (default: 30)")  # fmt: skip
+        add("--time-masks", type=_count(0), default=10, metavar="N", help="(default: 10)")
+        add("--time-mask-width", type=_count(0), default=50, metavar="FRAMES",
+            help="longest, at most a tenth of the recording (default: 50)")  # fmt: skip
+        add("--ctc-beam", type=_count(1), default=1, metavar="N",
+            help="of the beam of flashlight-text; 1: best path (default: 1)")  # fmt: skip
+        add("--ctc-lm", metavar="FILE", help="n-gram model, ARPA or binary of KenLM: of words with "
+            "--ctc-lexicon, else of units")  # fmt: skip
+        add("--ctc-lexicon", metavar="FILE", help="lines with a word and its units")
+        add("--ctc-lm-weight", type=float, default=1.0, help="(default: 1.0)")
+        add("--ctc-word-score", type=float, default=0.0, help="(default: 0.0)")
+
+    def __init__(self, args: Any, dictionary: TextDictionary, targets: Targets) -> None:
+        super().__init__(args)
+        self.dictionary, self.targets = dictionary, targets
+        self.config = _read_config(args)
+
+    @classmethod
+    def setup_task(cls, args: Any, **kwargs: Any) -> CapeAsrTask:
+        """Reads the dictionary; if there is none, makes it of the subword model or of the letters
+        of the training texts.
+
+        Raises:
+            ValueError: if it cannot be made, or a file is missing.
+        """
+        config = _read_config(args)
+        subwords = args.subword_model or config.get("subword_model")
+        standard = os.path.join(args.data, SUBWORD_MODEL)
+        if subwords is None and os.path.isfile(standard):
+            subwords = standard
+        targets = Targets(subwords)
+        path = os.path.join(args.data, config.get("vocab_filename", DICTIONARY))
+        if not os.path.isfile(path):
+            train = os.path.join(args.data, "train.tsv")
+            texts = (one.text for one in read_manifest(train, config.get("audio_root")))
+            save(targets.dictionary(texts), path)
+            logger.info("made %s", path)
+        dictionary = TextDictionary.load(path)
+        logger.info("dictionary: %d units", len(dictionary))
+        return cls(args, dictionary, targets)
+
+    def build_model(self, args: Any, from_checkpoint: bool = False) -> nn.Module:
+        """See fairseq."""
+        args.input_feat_per_channel = getattr(args, "input_feat_per_channel", None) or MEL_BINS
+        args.input_channels = 1
+        args.tgt_dict_size = len(self.dictionary)
+        return super().build_model(args, from_checkpoint)
+
+    def load_dataset(
+        self, split: str, combine: bool = False, task_cfg: Any | None = None, **kwargs: Any
+    ) -> None:
+        """Reads ``SPLIT.tsv``; see fairseq. `task_cfg` has the settings of the checkpoint."""
+        bins = getattr(task_cfg or self.args, "input_feat_per_channel", None) or MEL_BINS
+        path = os.path.join(self.args.data, f"{split}.tsv")
+        self.datasets[split] = SpeechDataset(
+            read_manifest(path, self.config.get("audio_root")),
+            self.dictionary,
+            self.targets,
+            self.args.hop_seconds,
+            bins,
+            training=split.startswith("train"),
+            padding_free=self.args.padding_free,
+            seed=getattr(self.args, "seed", 1),
+        )
+
+    @property
+    def source_dictionary(self) -> None:
+        """There is none."""
+
+    @property
+    def target_dictionary(self) -> TextDictionary:
+        """Letters or subwords."""
+        return self.dictionary
+
+    def max_positions(self) -> tuple[int, int]:
+        """Frames and units."""
+        return self.args.max_source_positions, self.args.max_target_positions
+
+    def train_step(
+        self,
+        sample: dict[str, Any],
+        model: nn.Module,
+        criterion: nn.Module,
+        optimizer: Any,
+        update_num: int,
+        ignore_grad: bool = False,
+    ) -> tuple[Any, Any, Any]:
+        """With SpecAugment, drawn here, so that the update is known and resuming is exact."""
+        args = self.args
+        if not args.no_spec_augment and update_num >= args.spec_augment_start:
+            sample = {**sample, "net_input": self._masked(sample["net_input"])}
+        return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
+
+    def _masked(self, net_input: dict[str, Any]) -> dict[str, Any]:
+        args, features = self.args, net_input["src_tokens"].clone()
+        generator = rank_generator(features.device)
+        for row, length in zip(features, net_input["src_lengths"].tolist(), strict=True):
+            row[:length] = spec_augment(
+                row[:length],
+                frequency_masks=args.frequency_masks,
+                frequency_width=args.frequency_mask_width,
+                time_masks=args.time_masks,
+                time_width=args.time_mask_width,
+                generator=generator,
+            )
+        return {**net_input, "src_tokens": features}
+
+    def build_generator(self, models: Any, args: Any, **kwargs: Any) -> Any:
+        """CTC decoding for CTC models, fairseq's beam search for those with a decoder."""
+        if not isinstance(models[0], CapeCtcTransformerModel):
+            return super().build_generator(models, args, **kwargs)
+        settings = self.args
+        return CtcGenerator(
+            self.dictionary,
+            settings.ctc_beam,
+            settings.ctc_lm,
+            settings.ctc_lexicon,
+            settings.ctc_lm_weight,
+            settings.ctc_word_score,
+        )
+
+    def inference_step(
+        self,
+        generator: Any,
+        models: Any,
+        sample: dict[str, Any],
+        prefix_tokens: Any | None = None,
+        constraints: Any | None = None,
+    ) -> Any:
+        """See fairseq."""
+        with torch.no_grad():
+            return generator.generate(
+                models, sample, prefix_tokens=prefix_tokens, constraints=constraints
+            )
+
+
+def _read_config(args: Any) -> dict[str, Any]:
+    """What we use of the configuration of fairseq's S2T data: names of files."""
+    path = os.path.join(args.data, args.config_yaml)
+    if not os.path.isfile(path):
+        return {}
+    with open(path, encoding="utf-8") as file:
+        config = yaml.safe_load(file) or {}
+    used = {name: config[name] for name in ("vocab_filename", "audio_root") if name in config}
+    bpe = config.get("bpe_tokenizer") or {}
+    if bpe.get("bpe") == "sentencepiece":
+        used["subword_model"] = os.path.join(args.data, bpe["sentencepiece_model"])
+    return used

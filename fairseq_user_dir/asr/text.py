@@ -1,0 +1,97 @@
+"""Texts as letters or subwords, and back."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from fairseq.data import Dictionary
+from torch import Tensor
+
+SPACE = "|"  # between words
+SUBWORD_SPACE = "\u2581"  # sentencepiece's mark at the beginning of words
+DICTIONARY, SUBWORD_MODEL = "dict.txt", "spm.model"
+
+
+class TextDictionary(Dictionary):
+    """fairseq's dictionary of letters or subwords, whose strings are words. The CTC blank is the
+    symbol ``<s>``, as in fairseq's own criterion."""
+
+    def string(
+        self,
+        tensor: Tensor,
+        bpe_symbol: str | None = None,
+        escape_unk: bool = False,
+        extra_symbols_to_ignore: Any | None = None,
+        unk_string: str | None = None,
+        include_eos: bool = False,
+        separator: str = " ",
+    ) -> str:
+        """Words, whatever the units are; see fairseq."""
+        if tensor.dim() == 2:
+            return "\n".join(
+                self.string(row, bpe_symbol, escape_unk, extra_symbols_to_ignore) for row in tensor
+            )
+        ignored = {self.bos(), self.eos(), self.pad(), *(extra_symbols_to_ignore or ())}
+        names = [self[int(index)] for index in tensor if int(index) not in ignored]
+        text = "".join(names)
+        return " ".join(text.replace(SUBWORD_SPACE, " ").replace(SPACE, " ").split())
+
+
+class Targets:
+    """Turns words into the units of a model: subwords of a sentencepiece model, else letters."""
+
+    def __init__(self, subword_model: str | None = None) -> None:
+        self.subwords = None
+        if subword_model is not None:
+            from sentencepiece import SentencePieceProcessor
+
+            if not os.path.isfile(subword_model):
+                raise ValueError(f"--subword-model {subword_model}: no such file")
+            self.subwords = SentencePieceProcessor(model_file=subword_model)
+
+    def units(self, text: str) -> list[str]:
+        """Names of the units of a text."""
+        if self.subwords is not None:
+            return self.subwords.encode(text, out_type=str)
+        return list(text.replace(" ", SPACE))
+
+    def encode(self, text: str, dictionary: Dictionary) -> Tensor:
+        """``[U]`` int64, without EOS; units that the dictionary lacks are ``<unk>``."""
+        return torch.tensor([dictionary.index(unit) for unit in self.units(text)])
+
+    def dictionary(self, texts: Iterable[str]) -> TextDictionary:
+        """All subwords of the model, or all letters of the texts, in sorted order."""
+        dictionary = TextDictionary()
+        if self.subwords is not None:
+            size = self.subwords.get_piece_size()
+            pieces = map(self.subwords.id_to_piece, range(size))
+            names = [name for name in pieces if name not in ("<s>", "</s>", "<pad>", "<unk>")]
+        else:
+            letters = {letter for text in texts for letter in text.replace(" ", SPACE)}
+            names = sorted(letters | {SPACE})
+        for name in names:
+            dictionary.add_symbol(name)
+        return dictionary
+
+
+def save(dictionary: Dictionary, path: str) -> None:
+    """Writes a dictionary, whole or not at all: other processes may be reading.
+
+    Raises:
+        ValueError: if the folder cannot be written to.
+    """
+    folder = os.path.dirname(path)
+    try:
+        with tempfile.NamedTemporaryFile("w", dir=folder, encoding="utf-8", delete=False) as file:
+            dictionary.save(file)
+        os.chmod(file.name, 0o644)
+        os.replace(file.name, path)
+    except OSError as error:
+        raise ValueError(
+            f"{path} does not exist and cannot be made ({error.strerror}); put a dictionary there, "
+            "or make the folder writable."
+        ) from None

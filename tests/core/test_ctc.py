@@ -1,0 +1,121 @@
+"""CTC decoding: best path and beams, against searches by hand."""
+
+import itertools
+
+import pytest
+import torch
+
+from cape_plugins.ctc import BeamDecoder, best_path, collapse, read_lexicon
+
+TOKENS = ["<b>", "|", "o", "n", "e", "t", "w"]
+# "two" is likelier than "one" after "<s>", and never after "one"
+ARPA = """\\data\\
+ngram 1=5
+ngram 2=3
+
+\\1-grams:
+-1.0\t<unk>\t0
+0\t<s>\t-0.3
+-1.0\t</s>\t0
+-0.7\tone\t-3.0
+-0.7\ttwo\t-0.3
+
+\\2-grams:
+-1.5\t<s> one\t0
+-0.1\t<s> two\t0
+-0.1\ttwo one\t0
+
+\\end\\
+"""
+
+
+def emissions(text, strength=4.0, seed=0):
+    """Log probabilities that favour a path, with noise."""
+    scores = torch.randn(len(text), len(TOKENS), generator=torch.Generator().manual_seed(seed))
+    for frame, name in enumerate(text):
+        scores[frame, TOKENS.index("<b>" if name == "_" else name)] += strength
+    return scores.log_softmax(-1)[None]
+
+
+def spell(hypothesis):
+    return "".join(TOKENS[token] for token in hypothesis.tokens)
+
+
+def test_repetitions_and_blanks_are_removed():
+    assert collapse([0, 2, 2, 0, 2, 3, 3, 0, 0], blank=0) == [2, 2, 3]
+    assert collapse([], 0) == []
+
+
+def test_best_path_stops_at_the_length():
+    log_probs = torch.cat([emissions("oonn_e"), emissions("t_twoo")])
+    first, second = best_path(log_probs, torch.tensor([6, 3]))
+    assert (spell(first), spell(second)) == ("one", "tt")
+    assert second.score == pytest.approx(float(log_probs[1, :3].max(-1).values.sum()), abs=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_beam_finds_the_most_probable_text(seed):
+    """Sum over all alignments of each text, by enumeration."""
+    log_probs = torch.randn(1, 5, 3, generator=torch.Generator().manual_seed(seed))
+    log_probs = (1.5 * log_probs).log_softmax(-1)
+    totals = {}
+    for path in itertools.product(range(3), repeat=5):
+        score = log_probs[0, range(5), path].sum()
+        text = tuple(collapse(path, 0))
+        totals[text] = torch.logaddexp(totals.get(text, torch.tensor(-1e9)), score)
+    best = max(totals, key=totals.get)
+    (found,) = BeamDecoder(["<b>", "a", "c"], beam=200)(log_probs, torch.tensor([5]))
+    assert tuple(found.tokens) == best
+    assert found.score == pytest.approx(float(totals[best]), abs=1e-4)
+
+
+def test_language_model_of_words_decides(tmp_path):
+    (tmp_path / "lm.arpa").write_text(ARPA)
+    (tmp_path / "lexicon.txt").write_text("one o n e |\n\ntwo t w o |\n")
+    lexicon = read_lexicon(tmp_path / "lexicon.txt")
+    assert lexicon == {"one": [["o", "n", "e", "|"]], "two": [["t", "w", "o", "|"]]}
+    # both words fit alike
+    log_probs = torch.full((1, 4, len(TOKENS)), -20.0)
+    for frame, names in enumerate(("ot", "nw", "eo", "|")):
+        for name in names:
+            log_probs[0, frame, TOKENS.index(name)] = -0.7 + (0.01 if name in "one" else 0)
+    beam = BeamDecoder(TOKENS, lm=tmp_path / "lm.arpa", lexicon=lexicon, separator="|")
+    assert spell(beam(log_probs, torch.tensor([4]))[0]) == "two|"
+    free = BeamDecoder(TOKENS, separator="|")
+    assert spell(free(log_probs, torch.tensor([4]))[0]) == "one|"
+
+
+def test_language_model_of_tokens(tmp_path):
+    arpa = ARPA.replace("one", "o").replace("two", "t")
+    (tmp_path / "lm.arpa").write_text(arpa)
+    log_probs = torch.full((1, 1, len(TOKENS)), -20.0)
+    log_probs[0, 0, TOKENS.index("o")], log_probs[0, 0, TOKENS.index("t")] = -0.6, -0.8
+    assert (
+        spell(BeamDecoder(TOKENS, lm=tmp_path / "lm.arpa")(log_probs, torch.tensor([1]))[0]) == "t"
+    )
+
+
+def test_nothing_fits_the_lexicon(tmp_path):
+    (tmp_path / "lm.arpa").write_text(ARPA)
+    beam = BeamDecoder(TOKENS, lm=tmp_path / "lm.arpa", lexicon={"one": [["o", "n", "e"]]})
+    assert beam(emissions("t"), torch.tensor([1]))[0].tokens in ([], [5])
+
+
+BAD = [
+    (lambda path: BeamDecoder(TOKENS, beam=0), "beam=0"),
+    (lambda path: BeamDecoder(TOKENS, lm=path / "gone"), "no such file"),
+    (lambda path: BeamDecoder(TOKENS, lexicon={"one": [["o"]]}), "needs a language model"),
+    (
+        lambda path: BeamDecoder(TOKENS, lm=path / "lm", lexicon={"x": [["x"]]}),
+        "spells 'x' with 'x'",
+    ),
+    (lambda path: read_lexicon(path / "bad"), "line 2: the word 'two' has no tokens"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), BAD, ids=[message for _, message in BAD])
+def test_bad_input(call, message, tmp_path):
+    (tmp_path / "lm").write_text(ARPA)
+    (tmp_path / "bad").write_text("one o n e\ntwo\n")
+    with pytest.raises(ValueError, match=message):
+        call(tmp_path)

@@ -1,0 +1,162 @@
+"""Speech recognition through fairseq's own commands."""
+
+import re
+
+import pytest
+
+pytest.importorskip("soundfile")
+import jiwer
+import numpy as np
+
+from tests.fairseq.helpers import USER_DIR, differences, lines, parameters
+from tests.fairseq.speech import durations, write_manifest
+
+SMALL = (
+    *("--encoder-embed-dim", 16, "--encoder-ffn-embed-dim", 16, "--encoder-layers", 1),
+    *("--encoder-attention-heads", 2, "--dropout", 0.1),
+)
+DECODER = ("--decoder-layers", 1, "--decoder-attention-heads", 2, "--conv-channels", 16)
+TASK = ("--user-dir", USER_DIR, "--task", "cape_asr", "--cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("speech")
+    for seed, (split, count) in enumerate((("train", 24), ("valid", 5), ("test", 11))):
+        write_manifest(path, split, durations(count, seed), seed)
+    return path
+
+
+def train(run_cli, folder, save_dir, *extra, arch="cape_ctc_transformer_tiny", **kwargs):
+    more = () if "ctc" not in arch else ("--criterion", "cape_ctc")
+    return run_cli(
+        "fairseq-train", folder, *TASK, "--arch", arch, *SMALL, *more, "--optimizer", "adam",
+        "--lr", 0.01, "--max-tokens", 500, "--save-dir", save_dir, "--no-progress-bar",
+        "--num-workers", 1, "--seed", 5, *extra, **kwargs,
+    )  # fmt: skip
+
+
+def generate(run_cli, folder, checkpoint, *extra, **kwargs):
+    """Nothing about positions, hops or batches."""
+    return run_cli(
+        "fairseq-generate", folder, *TASK, "--path", checkpoint, "--gen-subset", "test",
+        "--scoring", "cape_wer", "--max-tokens", 2000, *extra, **kwargs,
+    ).stdout  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def checkpoint(folder, tmp_path_factory, run_cli):
+    out = tmp_path_factory.mktemp("checkpoint")
+    train(
+        run_cli, folder, out, "--max-update", 12, "--padding-free", "--position-embedding", "cape"
+    )
+    return out / "checkpoint_last.pt"
+
+
+@pytest.mark.slow
+def test_resumed_training_ends_alike(run_cli, folder, tmp_path, checkpoint):
+    """Stopped in the middle of an epoch: positions, masks, hops, skipped frames, dropout."""
+    words = ("--padding-free", "--position-embedding", "cape")
+    for updates in (5, 12):
+        log = train(run_cli, folder, tmp_path, "--max-update", updates, *words)
+    assert "Loaded checkpoint" in log.stderr + log.stdout
+    assert not differences(parameters(checkpoint), parameters(tmp_path / "checkpoint_last.pt"))
+
+
+@pytest.mark.slow
+def test_error_rates_are_jiwers(run_cli, folder, checkpoint):
+    output = generate(run_cli, folder, checkpoint)
+    references, hypotheses = lines(output, "T"), lines(output, "H")
+    assert len(references) == 11, "every recording is decoded"
+    pairs = [(references[i][0][0], hypotheses[i][0][1]) for i in references]
+    wer, ler = map(float, re.search(r"WER ([\d.]+) LER ([\d.]+)", output).groups())
+    truth, found = map(list, zip(*pairs, strict=True))
+    assert wer == pytest.approx(100 * jiwer.wer(truth, found), abs=0.006)
+    assert ler == pytest.approx(100 * jiwer.cer(truth, found), abs=0.006)
+    log = run_cli(
+        "fairseq-validate", folder, *TASK, "--path", checkpoint, "--valid-subset", "test",
+        "--max-tokens", 2000,
+    )  # fmt: skip
+    valid = re.search(r"wer ([\d.]+) \| ler ([\d.]+)", log.stdout + log.stderr).groups()
+    assert tuple(map(float, valid)) == pytest.approx((wer, ler), abs=0.006)
+
+
+@pytest.mark.slow
+def test_hop_beam_and_language_model(run_cli, folder, checkpoint, tmp_path):
+    """Each changes what is decoded or how it is scored, and none is needed."""
+    plain = lines(generate(run_cli, folder, checkpoint), "H")
+    beam = ("--ctc-beam", 8)
+    names = ("<unk>", "<s>", "</s>", "a", "b", "c", "|")
+    counts = f"\\data\\\nngram 1={len(names)}\nngram 2=1\n\n"
+    unigrams = "\\1-grams:\n" + "".join(f"-1.0\t{name}\t0\n" for name in names)
+    bigrams = "\n\\2-grams:\n-0.1\ta b\n\n\\end\\\n"
+    (tmp_path / "lm.arpa").write_text(counts + unigrams + bigrams)
+    outputs = [
+        lines(generate(run_cli, folder, checkpoint, *words), "H")
+        for words in (("--hop-seconds", 0.014), beam, (*beam, "--ctc-lm", tmp_path / "lm.arpa"))
+    ]
+    for output in outputs:
+        assert output.keys() == plain.keys()
+        assert output != plain
+    failed = run_cli(
+        "fairseq-generate", folder, *TASK, "--path", checkpoint, "--gen-subset", "test",
+        "--ctc-lm", tmp_path / "lm.arpa", check=False,
+    )  # fmt: skip
+    assert "--ctc-lm and --ctc-lexicon need a beam" in failed.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["cape_asr", "speech_to_text"])
+def test_encoder_and_decoder(run_cli, folder, tmp_path, task):
+    """With our task, and with the stock task on features, whose recipe changes by one flag."""
+    arch = "cape_s2t_transformer_xs"
+    flags = (*DECODER, "--position-embedding", "cape", "--max-update", 3)
+    if task == "cape_asr":
+        train(run_cli, folder, tmp_path, *flags, "--padding-free", arch=arch)
+        output = generate(
+            run_cli, folder, tmp_path / "checkpoint_last.pt", "--beam", 2, "--max-len-b", 9
+        )
+        assert len(lines(output, "H")) == 11
+        return
+    data = tmp_path / "data"
+    (data / "features").mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for split in ("train", "valid", "test"):
+        rows = ["id\taudio\tn_frames\ttgt_text\tspeaker"]
+        for n in range(10):
+            np.save(data / f"features/{split}{n}.npy", rng.normal(size=(40 + n, 80)).astype("f"))
+            rows.append(f"{n}\tfeatures/{split}{n}.npy\t{40 + n}\ta b\tnobody")
+        (data / f"{split}.tsv").write_text("\n".join(rows) + "\n")
+    (data / "dict.txt").write_text("a 1\nb 1\n")
+    (data / "config.yaml").write_text(
+        f"vocab_filename: dict.txt\ninput_feat_per_channel: 80\naudio_root: {data}\n"
+    )
+    run_cli(
+        "fairseq-train", data, "--user-dir", USER_DIR, "--task", "speech_to_text", "--cpu",
+        "--arch", arch, *SMALL, *flags, "--optimizer", "adam", "--max-tokens", 500,
+        "--save-dir", tmp_path / "out", "--criterion", "label_smoothed_cross_entropy",
+    )  # fmt: skip
+    output = run_cli(
+        "fairseq-generate", data, "--user-dir", USER_DIR, "--task", "speech_to_text", "--cpu",
+        "--path", tmp_path / "out/checkpoint_last.pt", "--max-tokens", 2000, "--max-len-b", 5,
+        "--required-batch-size-multiple", 1,
+    ).stdout  # fmt: skip
+    assert len(lines(output, "H")) == 10
+
+
+BAD = [
+    (("--hop-seconds", 5), "5 is not allowed; allowed: 0.001 to 0.1 seconds"),
+    (("--time-masks", -1), "is not a whole number of at least 0"),
+    (("--subword-model", "gone"), "--subword-model gone: no such file"),
+    (("--position-embedding", "nopos", "--position-max-offset", 3), "max_offset=3 has no effect"),
+    (("--train-subset", "gone"), "gone.tsv: no such manifest"),
+    (("--criterion", "cape_ctc", "--arch", "cape_s2t_transformer_xs"), "needs a CTC model"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("words", "message"), BAD, ids=[message for _, message in BAD])
+def test_bad_command_lines(run_cli, folder, tmp_path, words, message):
+    failed = train(run_cli, folder, tmp_path, *words, "--max-update", 1, check=False)
+    assert failed.returncode
+    assert message in failed.stderr

@@ -1,0 +1,209 @@
+"""Speech models in fairseq: batches and their samples, times, stock checkpoints."""
+
+import argparse
+
+import pytest
+
+pytest.importorskip("soundfile")
+import torch
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+from fairseq.models.speech_to_text.s2t_transformer import S2TTransformerModel
+
+from fairseq_user_dir.asr.criterion import CapeCtcCriterion
+from fairseq_user_dir.asr.decoding import CtcGenerator
+from tests.fairseq.speech import (
+    CTC,
+    S2T,
+    SIZES,
+    TYPES,
+    durations,
+    make_model,
+    make_task,
+    part,
+    write_manifest,
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("speech")
+    write_manifest(path, "train", durations(12))
+    return path
+
+
+def batch(folder, *words):
+    task = make_task(folder, *words)
+    task.load_dataset("train")
+    dataset = task.dataset("train")
+    return task, dataset.collater([dataset[index] for index in range(4)])
+
+
+@pytest.mark.parametrize("mode", [(), ("--padding-free",)], ids=["padded", "padding-free"])
+@pytest.mark.parametrize("arch", [CTC, S2T])
+@pytest.mark.parametrize("name", TYPES)
+def test_batch_equals_its_samples(folder, name, arch, mode):
+    """Outputs and, by CTC, the loss."""
+    task, sample = batch(folder, *mode)
+    model = make_model(task, arch, name).eval()
+    with torch.no_grad():
+        together = model(**sample["net_input"])
+        rows = [part(sample, row) for row in range(4)]
+        alone = [model(**row["net_input"]) for row in rows]
+    if arch == S2T:
+        for row, one in enumerate(alone):
+            units = one[0].shape[1]
+            torch.testing.assert_close(together[0][row, :units], one[0][0], atol=2e-5, rtol=1e-4)
+        return
+    for row, one in enumerate(alone):
+        length = len(one["encoder_out"])
+        assert int(together["lengths"][row]) == length
+        torch.testing.assert_close(
+            together["encoder_out"][:length, row], one["encoder_out"][:, 0], atol=2e-5, rtol=1e-4
+        )
+    criterion = CapeCtcCriterion(task)
+    loss, size, log = criterion(model, sample)
+    losses = [criterion(model, row) for row in rows]
+    torch.testing.assert_close(loss, sum(one[0] for one in losses), atol=1e-3, rtol=1e-4)
+    assert size == sum(one[1] for one in losses) == log["letters"]
+    assert (log["frames"] == log["padding"]) == bool(mode), "no padding frame"
+
+
+def test_loss_is_ctc_without_eos(folder):
+    task, sample = batch(folder)
+    model = make_model(task, CTC).eval()
+    loss, size, _ = CapeCtcCriterion(task)(model, sample)
+    out = model(**sample["net_input"])
+    texts = [task.dataset("train").targets[row] for row in range(4)]
+    expected = torch.nn.functional.ctc_loss(
+        out["encoder_out"].log_softmax(-1),
+        torch.cat(texts),
+        out["lengths"],
+        torch.tensor([len(one) for one in texts]),
+        reduction="sum",
+    )
+    torch.testing.assert_close(loss, expected)
+    normed, count, _ = CapeCtcCriterion(task, target_norm=True)(model, sample)
+    assert count == 4
+    assert size == sum(map(len, texts))
+    assert normed < loss
+
+
+def seen_coordinates(model, inputs):
+    seen, encoding = [], model.encoder.positions.encoding
+    for method in ("forward", "grid"):
+        stock = getattr(type(encoding), method)
+        setattr(encoding, method, lambda c, stock=stock: (seen.append(c), stock(encoding, c))[1])
+    with torch.no_grad():
+        model(**inputs)
+    return seen[0].reshape(-1, seen[0].shape[-2]) if seen[0].dim() == 3 else seen[0].T
+
+
+def test_positions_are_true_times(folder):
+    task, sample = batch(folder, "--padding-free")
+    inputs = sample["net_input"]
+    model = make_model(task, CTC, "sinpos").eval()
+    times = inputs["frame_nanoseconds"][:, ::3] * 1e-9
+    torch.testing.assert_close(seen_coordinates(model, inputs), times.float())
+    # 10 ms, without a word about it; then other hops
+    plain = {key: inputs[key] for key in ("src_tokens", "src_lengths")}
+    regular = 0.0125 + 0.03 * torch.arange(times.shape[1])
+    torch.testing.assert_close(seen_coordinates(model, plain)[0], regular)
+    hops = torch.full((4,), 20_000_000)
+    slow = seen_coordinates(model, {**plain, "hop_nanoseconds": hops})
+    torch.testing.assert_close(slow[0], 0.0125 + 0.06 * torch.arange(times.shape[1]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_keeps_times(folder, dtype):
+    task, sample = batch(folder, "--padding-free")
+    model, exact = (make_model(task, CTC, "sinpos").eval() for _ in range(2))
+    inputs = dict(sample["net_input"])
+    expected = seen_coordinates(exact, inputs)
+    inputs["src_tokens"] = inputs["src_tokens"].to(dtype)
+    torch.testing.assert_close(seen_coordinates(model.to(dtype), inputs), expected)
+
+
+@pytest.mark.parametrize("arch", [CTC, S2T])
+def test_augmentation_in_training_only(folder, arch):
+    task, sample = batch(folder)
+    model = make_model(task, arch, "cape")
+
+    def output():
+        out = model.encoder(**{k: v for k, v in sample["net_input"].items() if "prev" not in k})
+        return out["encoder_out"][0] if arch == S2T else out["encoder_out"]
+
+    assert not torch.allclose(output(), output())
+    torch.manual_seed(5)
+    first = output()
+    torch.manual_seed(5)
+    assert torch.equal(output(), first)
+    model.eval()
+    before = torch.get_rng_state()
+    assert torch.equal(output(), output())
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_unaugmented_speech_to_text_is_the_stock_model(folder):
+    """Bit for bit without padding, and its checkpoint fits."""
+    task, _ = batch(folder)
+    stock_args = argparse.Namespace(**{**SIZES, "input_channels": 1, "input_feat_per_channel": 8})
+    stock_args.max_source_positions, stock_args.max_target_positions = 1000, 100
+    ARCH_CONFIG_REGISTRY["s2t_transformer_xs"](stock_args)
+    torch.manual_seed(1)
+    stock = S2TTransformerModel.build_model(stock_args, task).eval()
+    model = make_model(task, S2T, "sinpos").eval()
+    for name, value in stock.state_dict().items():
+        assert torch.equal(value, model.state_dict()[name]), f"{name} starts alike"
+    model.load_state_dict(stock.state_dict())
+    features, tokens = torch.randn(2, 60, 8), torch.tensor([[2, 5, 6], [2, 7, 5]])
+    lengths = torch.tensor([60, 60])
+    with torch.no_grad():
+        expected, _ = stock(features, lengths, tokens)
+        found, _ = model(features, lengths, tokens)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+
+
+def test_sizes():
+    """The paper's model, and smaller ones."""
+    sizes = {}
+    for arch in (CTC, *(f"{CTC}_{size}" for size in ("base", "small", "tiny"))):
+        args = argparse.Namespace(arch=arch)
+        ARCH_CONFIG_REGISTRY[arch](args)
+        sizes[arch] = args.encoder_layers, args.encoder_embed_dim, args.encoder_normalize_before
+    assert sizes[CTC] == (36, 768, False)
+    assert sizes[f"{CTC}_tiny"] == (3, 96, True)
+    assert all(arch in ARCH_MODEL_REGISTRY for arch in sizes)
+
+
+def test_ensemble_is_the_mean_of_probabilities(folder):
+    task, sample = batch(folder)
+    models = [make_model(task, CTC, name).eval() for name in ("sinpos", "nopos")]
+    (first, *_), (both, *_) = (
+        CtcGenerator(task.target_dictionary).generate(group, sample)
+        for group in (models[:1], models)
+    )
+    assert first[0]["score"] != both[0]["score"]
+    probs = sum(m.get_normalized_probs(m(**sample["net_input"]), False) for m in models) / 2
+    length = int(models[0](**sample["net_input"])["lengths"][0])
+    expected = probs[:length, 0].max(-1).values.log().sum()
+    assert both[0]["score"] == pytest.approx(float(expected), rel=1e-4)
+
+
+BAD = [
+    ({"position_embedding": "cape", "position_max_local_shift": "0.7"}, "max_local_shift='0.7'"),
+    ({"position_embedding": "sinpos", "position_max_global_shift": 3.0}, "has no effect"),
+    ({"position_embedding": "cape", "position_synchronize": "true"}, "synchronize"),
+    ({"conv_kernel_size": 4}, "kernel size 4"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), BAD, ids=[message for _, message in BAD])
+def test_bad_settings(folder, given, message):
+    task = make_task(folder)
+    with pytest.raises(ValueError, match=message):
+        make_model(task, CTC, "", **given)
+
+
+def test_other_convolutions_are_refused(folder):
+    with pytest.raises(ValueError, match="--conv-version convtransformer is not allowed"):
+        make_model(make_task(folder), S2T, conv_version="convtransformer", conv_out_channels=4)
