@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from cape_plugins.audio import read_audio
 from cape_plugins.features import WINDOW_SECONDS, log_mel
-from recipes.asr.synthesis import Phone, make_speech
+from recipes.asr.synthesis import PITCHES, SPEEDS, VOICES, Phone, Synthesizer
 from recipes.phones.labels import SILENCE, frame_labels, read_labels
 from recipes.steps import CommandError
 
@@ -37,15 +37,18 @@ _WORDS = """the quick brown fox jumps lazy dog measure pleasure vision treasure 
     join, seven, buzz, peace, cheese, bulb, mug,"""
 WORDS = _WORDS.split()
 WORDS_PER_UTTERANCE = (1, 3)
+STEADY_VOICES = [voice for voice in VOICES if voice != "en-us+f2"]  # its breath differs in each run
 NOISE_DB = (0.0, 20.0)  # speech above noise; without noise single frames tell nearly all
 # espeak-ng's names in the voices of synthesis.py, in those of the thesis
 ESPEAK = {
     **dict.fromkeys(("@", "@2", "V", "a#"), "ah"),
-    **dict.fromkeys(("I", "I#"), "ih"),
+    **dict.fromkeys(("I", "I#", "I2"), "ih"),
     **dict.fromkeys(("i:", "i"), "iy"),
     **dict.fromkeys(("A:", "0"), "aa"),
     **dict.fromkeys(("3", "3:"), "er"),
+    **dict.fromkeys(("r", "r-"), "r"),
     **dict.fromkeys(("t", "t2"), "t"),
+    **dict.fromkeys(("j", ";"), "y"),
     **dict.fromkeys(("_", "_:"), SILENCE),
     "a": "ae",
     "aI": "ay",
@@ -55,7 +58,6 @@ ESPEAK = {
     "E": "eh",
     "eI": "ey",
     "h": "hh",
-    "j": "y",
     "N": "ng",
     "O:": "ao",
     "OI": "oy",
@@ -161,16 +163,21 @@ def synthetic(sizes: Sequence[int], seed: int = 0) -> Corpus:
         )
     splits = {}
     for number, (split, count) in enumerate(zip(SPLITS, sizes, strict=True)):
-        speech = make_speech(len(SPLITS) * seed + number, count, WORDS_PER_UTTERANCE, WORDS)
         rng = np.random.default_rng((seed, number))
-        splits[split] = [
-            label(
-                f"{split}{index} ({item.text})",
-                torch.from_numpy(add_noise(item.waveform, rng)),
-                [phone._replace(name=ESPEAK.get(phone.name, phone.name)) for phone in item.phones],
+        synthesizer = Synthesizer()
+        splits[split] = []
+        for index in range(count):
+            speech = synthesizer.speak(
+                " ".join(rng.choice(WORDS, rng.integers(*WORDS_PER_UTTERANCE, endpoint=True))),
+                str(rng.choice(STEADY_VOICES)),
+                speed=int(rng.integers(*SPEEDS, endpoint=True)),
+                pitch=int(rng.integers(*PITCHES, endpoint=True)),
             )
-            for index, item in enumerate(speech)
-        ]
+            waveform = torch.from_numpy(add_noise(speech.waveform, rng))
+            phones = [
+                phone._replace(name=ESPEAK.get(phone.name, phone.name)) for phone in speech.phones
+            ]
+            splits[split].append(label(f"{split}{index} ({speech.text})", waveform, phones))
     return _corpus(splits, f"random words by espeak-ng, seed {seed}")
 
 

@@ -22,17 +22,18 @@ from recipes.phones.model import PhoneClassifier, Sizes
 from recipes.phones.report import Measurement, Result, head_rows
 from recipes.phones.train import (
     CONDITIONS,
+    NO_POSITIONS,
     History,
     Job,
     Training,
     attention,
+    long_utterance,
     predict,
     targets,
     trained,
     with_positions_of,
 )
 
-NO_POSITIONS = PositionConfig("nopos", "audio")
 BY_DISTANCE = 50  # frames
 
 
@@ -81,7 +82,7 @@ def run_type(
     """
     folder = output / config.type
     test = experiment.corpus.splits["test"]
-    names = [name for name in models if _exists(config, name)]
+    names = [name for name in models if name in conditions_of(config)]
     result = Result(config.type, class_changes(targets(test)))
     for seed in seeds:
         for name in names:
@@ -94,12 +95,15 @@ def run_type(
             result.confusions[name] = confusions(
                 targets(test), predictions, len(experiment.corpus.classes)
             )
-            # neither the shortest nor the longest
-            utterance = sorted(test, key=lambda item: len(item.labels))[len(test) // 2]
+            utterance = long_utterance(test)
             weights = attention(model, utterance, CONDITIONS[name])
             result.heads += [(name, *row) for row in head_rows(weights)]
-            title = f"M-{name}, {config.type}: attention, {utterance.name}"
-            plots.draw_attention(folder / f"attention-{name}.png", weights, title)
+            kind = config.type if CONDITIONS[name].positions else NO_POSITIONS.type
+            plots.draw_attention(
+                output / kind / f"attention-{name}.png",
+                weights,
+                f"M-{name}, {kind}: {utterance.name}",
+            )
             if name == "inc" or (name == names[0] and "inc" not in names):
                 _compare_positions(model, folder, result, similarity_length)
     titles = {f"M-{name}": matrix for name, matrix in result.confusions.items()}
@@ -108,10 +112,10 @@ def run_type(
     return result
 
 
-def _exists(config: PositionConfig, condition: str) -> bool:
-    """Without positions of any kind there is nothing to put in."""
+def conditions_of(config: PositionConfig) -> list[str]:
+    """Those that make sense: without positions of any kind there is nothing to put in."""
     having = config.encoding != "none" or config.relative_context > 0
-    return having or not CONDITIONS[condition].positions
+    return [name for name, condition in CONDITIONS.items() if having or not condition.positions]
 
 
 def _measure(
@@ -119,15 +123,14 @@ def _measure(
 ) -> Iterator[Measurement]:
     """One model under all test conditions."""
     test = corpus.splits["test"]
-    for name, condition in CONDITIONS.items():
-        if _exists(config, name):
-            predictions = predict(model, test, condition)
-            yield Measurement(
-                *(config.type, trained_as, name, seed),
-                error_rate(targets(test), predictions),
-                class_changes(predictions),
-                *error_types(targets(test), predictions),
-            )
+    for name in conditions_of(config):
+        predictions = predict(model, test, CONDITIONS[name])
+        yield Measurement(
+            *(config.type, trained_as, name, seed),
+            error_rate(targets(test), predictions),
+            class_changes(predictions),
+            *error_types(targets(test), predictions),
+        )
 
 
 def _compare_positions(model: PhoneClassifier, folder: Path, result: Result, length: int) -> None:

@@ -94,6 +94,8 @@ def parse_text_grid(text: str) -> list[Tier]:
         if next(tokens) != "<exists>":
             raise LabelError("a TextGrid without tiers")
         tiers = [_parse_tier(tokens) for _ in range(int(next(tokens)))]
+    except LabelError:
+        raise
     except StopIteration:
         raise LabelError("the TextGrid ends too early") from None
     except (TypeError, ValueError) as error:

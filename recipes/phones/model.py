@@ -134,7 +134,11 @@ class PhoneClassifier(nn.Module):
         self.classify = nn.Linear(width, num_classes)
         # last, so that one seed draws the same other weights whatever the position embedding
         self.positions = build_position_encoder(
-            in_frames(config), sizes.dim, frequencies="marian", table_size=sizes.table
+            in_frames(config),
+            sizes.dim,
+            frequencies="marian",
+            table_size=sizes.table,
+            table_std=0.5**0.5,  # as large as sines are
         )
         having = sizes.layers if config.relative_layers == "all" else 1
         self.relative = nn.ModuleList(

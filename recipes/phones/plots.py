@@ -1,5 +1,6 @@
 """Pictures of training, confusions, attention and similarities."""
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,20 +10,24 @@ mpl.use("Agg")
 import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
+from PIL import Image
 
 from recipes.phones.analysis import similarity, similarity_by_distance
 from recipes.steps import writing
 
-DPI = 90
+DPI = 72
 ZOOM = 50  # frames
 PIXELS = 300  # of long similarity maps; more positions are thinned out
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a PNG file atomically."""
-    with writing(path, "wb") as file:
-        figure.savefig(file, format="png", dpi=DPI)
+    """Write a PNG file atomically, of few colours, which makes maps several times smaller."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=DPI)
     plt.close(figure)
+    with writing(path, "wb") as file:
+        image = Image.open(buffer).convert("RGB").quantize(64, dither=Image.Dither.NONE)
+        image.save(file, format="PNG", optimize=True)
 
 
 def draw_histories(path: Path, histories: Mapping[str, Sequence[Mapping[str, float]]]) -> None:

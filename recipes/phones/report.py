@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from recipes.phones.analysis import attention_by_distance, near_attention, top_confusions
-from recipes.phones.train import NEAR, History
+from recipes.phones.train import CONDITIONS, NEAR, NO_POSITIONS, History
 from recipes.steps import write_lines, writing
 
 PACKAGES = ("torch", "numpy", "scikit-learn", "matplotlib", "espeakng-loader")
@@ -149,8 +149,10 @@ def write_results(
 def _section(result: Result, classes: Sequence[str]) -> list[str]:
     """The page's part on one type, of its first seed."""
     lines = [f"## {result.type}", ""]
-    for name in ("training", "confusions", *(f"attention-{name}" for name in result.confusions)):
-        lines.append(f"![{name}]({result.type}/{name}.png)")
+    lines += [f"![{name}]({result.type}/{name}.png)" for name in ("training", "confusions")]
+    for name in result.confusions:
+        kind = result.type if CONDITIONS[name].positions else NO_POSITIONS.type
+        lines.append(f"![attention-{name}]({kind}/attention-{name}.png)")
     if result.similarities:
         lines.append(f"![similarity]({result.type}/similarity.png)")
     seed = result.measurements[0].seed
@@ -158,7 +160,7 @@ def _section(result: Result, classes: Sequence[str]) -> list[str]:
         [f"M-{one.trained}", *one[2:3], *one[4:]] for one in result.measurements if one.seed == seed
     ]
     lines += [
-        *("", "Smoothness (class changes between consecutive frames; the labels have "),
+        *("", "Smoothness (class changes between consecutive frames; the labels have"),
         f"{result.target_changes}) and wrong frames by type of error:",
         *("", *markdown(["trained", "tested", *Measurement._fields[4:]], rows)),
         *("Largest confusions, in percent of the frames of the target:", ""),

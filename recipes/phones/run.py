@@ -23,7 +23,7 @@ import torch
 from cape_plugins import TYPES, PositionConfig
 from cape_plugins.arguments import TYPE_ARG, add_position_args, given_settings
 from recipes.phones.data import Corpus, read_folder, synthetic
-from recipes.phones.experiment import Experiment, run_type
+from recipes.phones.experiment import Experiment, conditions_of, run_type
 from recipes.phones.model import Sizes
 from recipes.phones.report import PACKAGES, write_results
 from recipes.phones.train import CONDITIONS, Training
@@ -97,6 +97,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
             raise CommandError(
                 f"--{option.replace('_', '-')} is for the built-in speech; --data has its own sizes"
             )
+    args.models, args.seeds = list(dict.fromkeys(args.models)), list(dict.fromkeys(args.seeds))
     check(args)
     return args
 
@@ -128,9 +129,14 @@ def position_configs(args: argparse.Namespace) -> list[PositionConfig]:
     configs = []
     for name in dict.fromkeys(args.compare or [chosen or "sinpos"]):
         try:
-            configs.append(PositionConfig.from_dict({"type": name, **given}, "audio"))
+            config = PositionConfig.from_dict({"type": name, **given}, "audio")
         except ValueError as error:
             raise CommandError(str(error)) from None
+        if not {*args.models} & {*conditions_of(config)}:
+            raise CommandError(
+                f"--models {' '.join(args.models)}: {name} has no positions to put in; give exc"
+            )
+        configs.append(config)
     return configs
 
 

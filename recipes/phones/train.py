@@ -3,6 +3,7 @@ not."""
 
 import csv
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from cape_plugins import PositionConfig
 from recipes.phones.analysis import error_rate, near_attention
 from recipes.phones.data import Corpus, Utterance
 from recipes.phones.model import POSITION_PARAMETERS, PhoneClassifier, Sizes
-from recipes.steps import step, write_lines
+from recipes.steps import CommandError, step, write_lines
 
 History = list[dict[str, float]]  # epoch, train_loss, dev_per, near_attention
 NEAR = 5  # frames; attention that is not farther is followed from epoch to epoch
@@ -45,6 +46,8 @@ CONDITIONS = {
     "exc-scram": Condition(positions=False, scrambled=True),
     "inc-scram-both": Condition(positions=True, scrambled=True, with_positions=True),
 }
+
+NO_POSITIONS = PositionConfig("nopos", "audio")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,6 +142,11 @@ def attention(
     return torch.stack(weights).cpu().numpy()
 
 
+def long_utterance(utterances: Sequence[Utterance]) -> Utterance:
+    """The longest of the first ten, to look at its attention."""
+    return max(utterances[:10], key=lambda utterance: len(utterance.labels))
+
+
 def targets(utterances: Sequence[Utterance]) -> list[np.ndarray]:
     """The labels."""
     return [utterance.labels.numpy() for utterance in utterances]
@@ -184,6 +192,7 @@ def train(
     optimizer = torch.optim.SGD(model.parameters(), lr=training.learning_rate)
     generator = torch.Generator().manual_seed(job.seed)
     dev, best, history = corpus.splits["dev"], float("inf"), []
+    shown = long_utterance(dev)
     utterances = corpus.splits["train"]
     name = f"{job.config.type} {job.condition} seed {job.seed}"
     with tqdm(total=training.epochs * len(utterances), desc=name, disable=None) as progress:
@@ -192,10 +201,15 @@ def train(
                 group["lr"] = training.rate(epoch)
             losses = []
             for loss in train_epoch(model, utterances, condition, optimizer, generator):
+                if not math.isfinite(loss):
+                    raise CommandError(
+                        f"{name}: the loss is {loss}; give a smaller --learning-rate than "
+                        f"{training.learning_rate}"
+                    )
                 losses.append(loss)
                 progress.update()
             error = error_rate(targets(dev), predict(model, dev, condition))
-            near = near_attention(attention(model, dev[0], condition), NEAR)
+            near = near_attention(attention(model, shown, condition), NEAR)
             history.append((epoch + 1, float(np.mean(losses)), error, near))
             progress.set_postfix(loss=f"{history[-1][1]:.3f}", dev=f"{error:.2f} %")
             if error < best:
@@ -230,7 +244,8 @@ def trained(
     model.load_state_dict(torch.load(folder / "model.pt", map_location="cpu"))
     with open(folder / "history.csv", encoding="utf-8") as file:
         history = [
-            {key: float(value) for key, value in row.items()} for row in csv.DictReader(file)
+            {key: float(value) for key, value in row.items()} | {"epoch": int(row["epoch"])}
+            for row in csv.DictReader(file)
         ]
     return model.to(device), history
 

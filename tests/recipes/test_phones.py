@@ -1,0 +1,354 @@
+"""Phone classification: model, training with positions in and out, and the command."""
+
+import csv
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("sklearn")
+pytest.importorskip("matplotlib")
+from cape_plugins import TYPES, PositionConfig
+from recipes.phones import run
+from recipes.phones.analysis import error_rate, similarity, similarity_by_distance
+from recipes.phones.data import BANDS, Corpus, Utterance
+from recipes.phones.experiment import Experiment, run_type
+from recipes.phones.model import PhoneClassifier, Sizes, in_frames
+from recipes.phones.train import (
+    CONDITIONS,
+    Job,
+    Training,
+    build,
+    permutations,
+    predict,
+    run_model,
+    train_epoch,
+    trained,
+    with_positions_of,
+)
+from recipes.steps import CommandError
+
+SIZES = Sizes(dim=8, layers=2, heads=4, ffn=16, dropout=0.0, table=30)
+# relative contexts as long as the utterances here
+OPTIONS = {"relpos": {"relative_context": 20}}
+
+
+def config(name):
+    return PositionConfig(name, "audio", **OPTIONS.get(name, {}))
+
+
+def make_corpus(seed=0, count=(6, 2, 3), length=20, classes=3):
+    """Each class has its mean; the frames of a class follow each other."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(classes, BANDS, generator=generator)
+    splits = {}
+    for split, number in zip(("train", "dev", "test"), count, strict=True):
+        splits[split] = []
+        for index in range(number):
+            labels = torch.randint(classes, (length // 4,), generator=generator)
+            labels = labels.repeat_interleave(4)
+            noise = torch.randn(length, BANDS, generator=generator)
+            splits[split].append(Utterance(f"{split}{index}", centres[labels] + noise, labels))
+    return Corpus(list("abcdefgh")[:classes], splits, "made up")
+
+
+def make_model(name="sinpos", seed=1):
+    torch.manual_seed(seed)
+    return PhoneClassifier(3, config(name), SIZES).eval()
+
+
+# ---- model ---------------------------------------------------------------------------------------
+
+
+def test_sinpos_is_the_thesis_on_frame_numbers():
+    """10000^(-2i/d) radians per frame, i from 0."""
+    rows = make_model("sinpos").embed(5)[0]
+    phase = torch.arange(5.0)[:, None] * 10000.0 ** (-torch.arange(0, 8, 2) / 8)
+    assert torch.allclose(rows[:, 1::2], phase.sin(), atol=1e-5)
+    assert torch.allclose(rows[:, ::2], phase.cos(), atol=1e-5)
+
+
+def test_similarities_of_the_sinusoid_depend_on_the_distance():
+    embeddings = make_model().embed(300)[0].numpy()
+    maps = similarity(embeddings)
+    frequencies = 10000.0 ** (-np.arange(0, 8, 2) / 8)
+    for distance in (0, 1, 7):
+        expected = np.cos(frequencies * distance).sum()
+        dots = similarity_by_distance(maps["dot product"], 10)[distance]
+        assert np.allclose(dots, expected, atol=1e-4)
+        cosines = similarity_by_distance(maps["cosine"], 10)[distance]
+        assert np.allclose(cosines, expected / 4, atol=1e-4)
+
+
+def test_shifts_given_in_seconds_become_frames():
+    assert in_frames(config("cape")).max_global_shift == pytest.approx(3000)
+    assert in_frames(config("cape")).replace(max_global_shift=30.0) == config("cape")
+    assert in_frames(config("shape")) == config("shape")
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_without_positions_their_channels_are_zero(name):
+    model, features = make_model(name), torch.randn(1, 20, BANDS)
+    inputs = []
+    model.project.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+    without = model(features, positions=False).logits
+    assert torch.equal(inputs[0], torch.nn.functional.pad(features, (0, 8)))
+    assert torch.equal(without, make_model("nopos")(features).logits)  # the same other weights
+    changed = not torch.allclose(without, model(features).logits, atol=1e-4)
+    assert changed == (name != "nopos")
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_order_of_the_frames(name):
+    """Frames that take their positions along give the same; positions in natural order do not."""
+    model, features = make_model(name), torch.randn(20, BANDS)
+    order = torch.randperm(20)
+    natural = {key: run_model(model, features, CONDITIONS[key], order)[0] for key in CONDITIONS}
+    assert torch.allclose(natural["inc-scram-both"], natural["inc"][order], atol=1e-5)
+    assert torch.allclose(natural["exc-scram"], natural["exc"][order], atol=1e-5)
+    moved = torch.allclose(natural["inc-scram"], natural["inc"][order], atol=1e-4)
+    assert moved == (name == "nopos")
+
+
+@pytest.mark.parametrize("name", ["sinpos", "relpos"])
+def test_attention_weights_follow_the_frames(name):
+    model, features = make_model(name), torch.randn(20, BANDS)
+    order = torch.randperm(20)
+    logits, weights = run_model(model, features, CONDITIONS["inc"], order, need_weights=True)
+    assert [tuple(layer.shape) for layer in weights] == [(4, 20, 20)] * 2
+    assert torch.allclose(weights[0].sum(-1), torch.ones(4, 20), atol=1e-5)
+    assert torch.allclose(logits, model(features[None]).logits[0], atol=1e-5)
+    _, moved = run_model(model, features, CONDITIONS["inc-scram-both"], order, need_weights=True)
+    for a, b in zip(moved, weights, strict=True):
+        assert torch.allclose(a, b[:, order][..., order], atol=1e-5)
+
+
+def test_relative_positions_in_the_first_layer_only():
+    positions = PositionConfig("relpos", "audio", relative_context=4, relative_layers="first")
+    model = PhoneClassifier(3, positions, SIZES)
+    assert len(model.relative) == 1
+    model(torch.randn(1, 20, BANDS)).logits.sum().backward()
+    assert model.relative[0].keys.grad.abs().sum() > 0
+
+
+def test_predictions_of_scrambled_frames_stand_in_natural_order():
+    model, corpus = make_model(), make_corpus()
+    utterances = corpus.splits["test"]
+    natural = predict(model, utterances, CONDITIONS["exc"])
+    scrambled = predict(model, utterances, CONDITIONS["exc-scram"])
+    assert all(np.array_equal(a, b) for a, b in zip(natural, scrambled, strict=True))
+    assert any(len(set(classes)) > 1 for classes in natural)
+    orders = list(permutations(utterances, 3))
+    assert [order.tolist() for order in permutations(utterances, 3)] == [o.tolist() for o in orders]
+    assert orders[0].tolist() != orders[1].tolist()
+
+
+# ---- training ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+@pytest.mark.parametrize("name", TYPES)
+def test_every_type_learns_under_every_condition(name, condition):
+    corpus = make_corpus()
+    model = build(corpus, config(name), SIZES, 1)
+    before = {key: value.clone() for key, value in model.named_parameters()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    generator = torch.Generator().manual_seed(1)
+    utterances, given = corpus.splits["train"], CONDITIONS[condition]
+    losses = [
+        float(np.mean(list(train_epoch(model, utterances, given, optimizer, generator))))
+        for _ in range(6)
+    ]
+    assert losses[-1] < 0.8 * losses[0]
+    learned = ("positions.", "relative.")
+    for key, value in model.named_parameters():
+        used = given.positions or not key.startswith(learned)
+        assert torch.equal(value, before[key]) != used, key
+
+
+def test_scrambled_labels_follow_their_frames():
+    """A class is a matter of its frame here, so scrambling does not hinder learning."""
+    corpus = make_corpus()
+    rates = {}
+    for condition in ("exc", "exc-scram"):
+        model = build(corpus, config("nopos"), SIZES, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(8):
+            list(
+                train_epoch(
+                    model, corpus.splits["train"], CONDITIONS[condition], optimizer, generator
+                )
+            )
+        test = corpus.splits["test"]
+        predictions = predict(model, test, CONDITIONS["exc"])
+        rates[condition] = error_rate([item.labels.numpy() for item in test], predictions)
+    assert rates["exc"] == pytest.approx(rates["exc-scram"], abs=1e-3)
+    assert rates["exc"] < 20
+
+
+def test_learning_rate_falls_for_the_last_eighth():
+    training = Training(80, 0.05, 0.001)
+    assert [training.rate(epoch) for epoch in (0, 69, 70, 79)] == [0.05, 0.05, 0.001, 0.001]
+    assert Training(1, 0.05, 0.001).rate(0) == 0.05
+
+
+def test_finished_models_are_reused_and_others_refused(tmp_path):
+    corpus, job = make_corpus(), Job("inc", config("abspos"), 1)
+    training = Training(3, 0.05, 0.001)
+    first, history = trained(tmp_path, job, corpus, SIZES, training, "cpu")
+    file = tmp_path / "abspos-inc-seed1" / "model.pt"
+    stamp = file.stat().st_mtime_ns
+    again, same = trained(tmp_path, job, corpus, SIZES, training, "cpu")
+    assert file.stat().st_mtime_ns == stamp
+    assert same == history
+    assert [row["epoch"] for row in history] == [1, 2, 3]
+    for a, b in zip(first.parameters(), again.parameters(), strict=True):
+        assert torch.equal(a, b)
+    with pytest.raises(CommandError, match="other settings .*learning_rate 0.05, now 0.1"):
+        trained(tmp_path, job, corpus, SIZES, Training(3, 0.1, 0.001), "cpu")
+    with pytest.raises(CommandError, match="other settings .*data"):
+        trained(tmp_path, job, make_corpus(1), SIZES, training, "cpu")
+
+
+def test_the_best_epoch_on_dev_is_kept(tmp_path):
+    corpus = make_corpus()
+    job = Job("exc", config("nopos"), 1)
+    model, history = trained(tmp_path, job, corpus, SIZES, Training(8, 0.2, 0.2), "cpu")
+    dev = corpus.splits["dev"]
+    rate = error_rate([u.labels.numpy() for u in dev], predict(model, dev, CONDITIONS["exc"]))
+    assert rate == pytest.approx(min(row["dev_per"] for row in history), abs=1e-3)
+
+
+def test_a_diverging_training_says_so(tmp_path):
+    corpus = make_corpus()
+    for utterance in corpus.splits["train"]:
+        utterance.features[0] = torch.inf
+    job = Job("inc", config("sinpos"), 1)
+    with pytest.raises(CommandError, match="--learning-rate"):
+        trained(tmp_path, job, corpus, SIZES, Training(1, 0.05, 0.001), "cpu")
+    assert not (tmp_path / "sinpos-inc-seed1").exists()
+
+
+@pytest.mark.parametrize("name", ["sinpos", "abspos", "relpos"])
+def test_positions_put_into_a_model_without(name):
+    corpus = make_corpus()
+    without = build(corpus, config("nopos"), SIZES, 5)
+    model = with_positions_of(config(name), without, corpus, SIZES, 1)
+    features = torch.randn(1, 20, BANDS)
+    expected = without.eval()(features).logits
+    assert torch.equal(model.eval()(features, positions=False).logits, expected)
+    assert not torch.allclose(model(features).logits, expected, atol=1e-4)
+
+
+# ---- everything about one type -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_all_measurements_of_a_type(tmp_path, name):
+    experiment = Experiment(make_corpus(), SIZES, Training(1, 0.05, 0.001), tmp_path / "w", "cpu")
+    models = ("inc", "exc", "inc-scram", "exc-scram")
+    result = run_type(experiment, config(name), models, [1, 2], tmp_path / "o", 60)
+    having = name != "nopos"
+    tests = set(CONDITIONS) if having else {"exc", "exc-scram"}
+    expected = {
+        (a, b, c) for a in (models if having else models[1::2]) for b in tests for c in (1, 2)
+    }
+    assert {(one.trained, one.tested, one.seed) for one in result.measurements} == expected
+    frames = sum(len(item.labels) for item in experiment.corpus.splits["test"])
+    for one in result.measurements:
+        assert sum(one[6:]) == round(one.per * frames / 100)
+    rates = {(one.trained, one.tested): one.per for one in result.measurements if one.seed == 1}
+    assert rates["exc", "exc"] == pytest.approx(rates["exc", "exc-scram"], abs=1e-3)
+    if having:
+        assert rates["inc", "inc"] == pytest.approx(rates["inc", "inc-scram-both"], abs=1e-3)
+    assert len(result.heads) == len(result.confusions) * 2 * 4
+    assert bool(result.similarities) == (TYPES[name].encoding != "none")
+    pictures = {path.stem for path in (tmp_path / "o" / name).glob("*.png")}
+    assert pictures >= {"training", "confusions"}
+    assert ("similarity" in pictures) == bool(result.similarities)
+    assert ("attention-inc" in pictures) == having
+    assert (tmp_path / "o" / "nopos" / "attention-exc.png").exists()
+
+
+# ---- command line --------------------------------------------------------------------------------
+
+TINY = (
+    *("--train-size", 6, "--dev-size", 2, "--test-size", 3, "--epochs", 1, "--dim", 24),
+    *("--layers", 1, "--similarity-length", 40),
+)
+
+
+@pytest.mark.slow
+def test_the_command(tmp_path, run_cli):
+    command = ("python", "-m", "recipes.phones.run", *TINY, "--compare", "sinpos", "relpos")
+    first = run_cli(*command, cwd=tmp_path)
+    output = tmp_path / "results" / "phones"
+    assert {path.name for path in output.iterdir()} == {
+        *("measurements.csv", "results.md", "nopos", "sinpos", "relpos"),
+    }
+    with open(output / "measurements.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * 4 * 5
+    page = (output / "results.md").read_text()
+    for words in ("Machine", "torch", "| sinpos | M-inc-scram |", "| relpos | M-exc |", "type3"):
+        assert words in page
+    for link in page.split("](")[1:]:
+        assert (output / link.partition(")")[0]).read_bytes().startswith(b"\x89PNG")
+    matrix = np.loadtxt(
+        output / "sinpos" / "confusions-inc.csv", delimiter=",", skiprows=1, dtype=str
+    )[:, 1:].astype(float)
+    assert set(matrix.sum(1).round(1)) <= {0.0, 100.0}
+    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.glob("build/phones/*/model.pt")}
+    assert len(stamps) == 6  # models without positions are shared
+    second = run_cli(*command, cwd=tmp_path)
+    assert second.stdout == first.stdout
+    assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())
+    other = run_cli(*command, "--seeds", 1, "--ffn", 128, cwd=tmp_path, check=False)
+    assert other.returncode == 2
+    assert "ffn 256, now 128" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--dim 90", "--dim 90: 40 features and 90 position channels make 130"),
+        ("--dim 3 --heads 43", "--dim 3: allowed: even numbers"),
+        ("--dropout 1", "--dropout 1.0: allowed: 0 to less than 1"),
+        ("--learning-rate 0", "--learning-rate 0.0: allowed: numbers above 0"),
+        ("--final-learning-rate nan", "--final-learning-rate nan: allowed"),
+        ("--data nowhere", "--data nowhere: no such folder"),
+        ("--data nowhere --train-size 3", "--train-size is for the built-in speech"),
+        ("--tier phones", "--tier needs --data"),
+        ("--compare sinpos rope", "position_embedding='rope' is unknown"),
+        ("--compare sinpos --position-max-offset 3", "--compare trains the defaults"),
+        ("--position-max-offset 3", "has no effect on position embedding 'sinpos'"),
+        ("--position-embedding nopos --models inc", "nopos has no positions to put in"),
+        ("--device abacus", "--device abacus cannot be used"),
+    ],
+)
+def test_mistakes_of_the_caller(tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CommandError) as error:
+        run.main(words.split())
+    assert message in str(error.value)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", ["--epochs 0", "--models ink", "--layers -1", "--seeds x"])
+def test_values_that_the_parser_refuses(words, capsys):
+    with pytest.raises(SystemExit):
+        run.main(words.split())
+    assert words.split()[0] in capsys.readouterr().err
+
+
+def test_sizes_of_the_thesis():
+    args = run.parse_arguments(["--paper", "--layers", "2"])
+    assert (args.dim, args.layers, args.heads, args.ffn, args.dropout) == (768, 2, 8, 2048, 0.1)
+    assert (args.epochs, args.learning_rate, args.final_learning_rate) == (80, 0.05, 0.001)
+    assert Sizes(512, 6, 8, 2048, 0.1, 1).dim + BANDS == 552
+
+
+def test_the_report_names_no_folder_of_the_machine():
+    words = ["--data", "/" + "data/TIMIT", "--work", "w", "--output", "o", "--epochs", "3"]
+    assert run.shown_command(words) == "python -m recipes.phones.run --data TIMIT --epochs 3"

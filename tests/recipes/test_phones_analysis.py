@@ -1,0 +1,108 @@
+"""Metrics of phone classification against examples that were worked out by hand."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn")
+from recipes.phones.analysis import (
+    attention_by_distance,
+    class_changes,
+    confusions,
+    error_rate,
+    error_types,
+    frame_error_types,
+    near_attention,
+    similarity,
+    similarity_by_distance,
+    top_confusions,
+)
+from recipes.phones.report import Measurement, head_rows, per_table
+
+
+def numbered(text):
+    """``"uh k:sil"`` to targets and predictions; a frame without colon is right."""
+    frames = [frame.partition(":")[::2] for frame in text.split()]
+    names = sorted({name for frame in frames for name in frame if name})
+    target = np.array([names.index(a) for a, _ in frames])
+    return target, np.array([names.index(b or a) for a, b in frames])
+
+
+@pytest.mark.parametrize(
+    ("text", "types"),
+    [
+        # the examples of the thesis
+        ("uh uh uh:k k k", "0 0 1 0 0"),
+        ("v dh:v dh:v dh:v ah", "0 1 1 1 0"),
+        ("ah ah ah:v r:v r", "0 0 2 2 0"),
+        ("k k:sil k:sil k:sil k", "0 3 3 3 0"),
+        # single frames of a run may differ: n stands before d, not beside l
+        ("n d:n d:n l:n l", "0 1 1 2 0"),
+        # the other side of a boundary that the run does not reach
+        ("v dh dh dh:v ah", "0 0 0 2 0"),
+        ("v dh dh:v dh dh ah", "0 0 3 0 0 0"),
+        # both sides of one boundary exchanged
+        ("a a:b b:a b", "0 1 1 0"),
+        # reaching a boundary from the right, and both ends of the utterance
+        ("a:b b b:a", "1 0 3"),
+        ("a:b a b", "3 0 0"),
+        # four wrong frames in a row have no type, two runs with a right frame between have
+        ("a b:a b:a b:a b:a c", "0 -1 -1 -1 -1 0"),
+        ("a b:a b b:c c", "0 1 0 1 0"),
+    ],
+)
+def test_types_of_errors(text, types):
+    target, prediction = numbered(text)
+    assert " ".join(map(str, frame_error_types(target, prediction))) == types
+
+
+def test_errors_are_counted_over_utterances():
+    pairs = [
+        numbered("uh uh uh:k k k"),
+        numbered("k k:a k:a k:a k"),
+        numbered("a b:a b:a b:a b:a c"),
+    ]
+    targets, predictions = zip(*pairs, strict=True)
+    assert error_types(targets, predictions) == (1, 0, 3, 4)
+    assert error_types(targets, targets) == (0, 0, 0, 0)
+    assert error_rate(targets, predictions) == pytest.approx(100 * 8 / 16)
+
+
+def test_smoothness_counts_changes_inside_utterances():
+    assert class_changes([np.array([1, 1, 2, 2, 1]), np.array([3, 3]), np.array([4])]) == 2
+
+
+def test_confusions_are_percent_of_the_target():
+    targets = [np.array([0, 0, 0, 1]), np.array([1, 0])]
+    predictions = [np.array([0, 1, 1, 1]), np.array([1, 2])]
+    matrix = confusions(targets, predictions, 4)
+    assert matrix.tolist() == [[25, 50, 25, 0], [0, 100, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
+    assert top_confusions(matrix, "abcd", 2) == [("a", "b", 50.0), ("a", "c", 25.0)]
+
+
+def test_attention_by_distance():
+    weights = np.array([[0.5, 0.5, 0.0], [0.2, 0.3, 0.5], [0.0, 0.9, 0.1]])
+    assert np.allclose(attention_by_distance(weights, 2), [0.0, 0.55, 0.3, 0.5, 0.0])
+    assert near_attention(weights, 0) == pytest.approx(0.3)
+    assert near_attention(weights, 1) == pytest.approx(1.0)
+    shifted = np.eye(12, k=-3)[None, None]  # each query looks three frames back
+    assert head_rows(shifted)[0][:4] == (1, 1, -3, 1.0)
+
+
+def test_similarities():
+    maps = similarity(np.array([[3.0, 0.0], [4.0, 3.0], [0.0, 5.0]]))
+    assert maps["dot product"].tolist() == [[9, 12, 0], [12, 25, 15], [0, 15, 25]]
+    assert maps["cosine"].round(9).tolist() == [[1, 0.8, 0], [0.8, 1, 0.6], [0, 0.6, 1]]
+    rows = similarity_by_distance(maps["dot product"], 2)
+    assert rows.tolist() == [[pytest.approx(59 / 3), 9, 25], [13.5, 12, 15], [0, 0, 0]]
+
+
+def test_table_of_error_rates():
+    rows = [
+        Measurement("sinpos", "inc", "inc", seed, per, 0, 0, 0, 0, 0)
+        for seed, per in ((1, 10.0), (2, 12.0))
+    ]
+    rows.append(Measurement("sinpos", "exc", "exc", 1, 20.0, 0, 0, 0, 0, 0))
+    assert per_table(rows)[2:4] == [
+        "| sinpos | M-inc | 11.00 ± 1.41 |  |",
+        "| sinpos | M-exc |  | 20.00 |",
+    ]

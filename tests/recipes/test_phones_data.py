@@ -1,0 +1,311 @@
+"""Data of phone classification: TIMIT's and Praat's labels, labels of frames, folders, speech."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("soundfile")
+import soundfile
+
+from recipes.asr.synthesis import Phone, Synthesizer
+from recipes.phones.data import (
+    BANDS,
+    ESPEAK,
+    WORDS,
+    add_noise,
+    extract,
+    read_folder,
+    synthetic,
+)
+from recipes.phones.labels import (
+    LabelError,
+    choose_tier,
+    frame_labels,
+    parse_phn,
+    parse_text_grid,
+    read_labels,
+)
+from recipes.steps import CommandError
+
+LONG = """File type = "ooTextFile"
+Object class = "TextGrid"
+
+xmin = 0
+xmax = 1.5
+tiers? <exists>
+size = 3
+item []:
+    item [1]:
+        class = "IntervalTier"
+        name = "words"
+        xmin = 0
+        xmax = 1.5
+        intervals: size = 1
+        intervals [1]:
+            xmin = 0
+            xmax = 1.5
+            text = "say ""3 7"" <exists>"
+    item [2]:
+        class = "TextTier"
+        name = "clicks"
+        xmin = 0
+        xmax = 1.5
+        points: size = 1
+        points [1]:
+            number = 0.25
+            mark = "x"
+    item [3]:
+        class = "IntervalTier"
+        name = "Phones"
+        xmin = 0
+        xmax = 1.5
+        intervals: size = 3
+        intervals [1]:
+            xmin = 0
+            xmax = 0.5
+            text = ""
+        intervals [2]:
+            xmin = 0.5
+            xmax = 7.5e-1
+            text = "AH0"
+        intervals [3]:
+            xmin = 0.75
+            xmax = 1.5
+            text = "ʃ"
+"""
+SHORT = """File type = "ooTextFile"
+"TextGrid"
+
+0
+1.5
+<exists>
+3
+"IntervalTier"
+"words"
+0
+1.5
+1
+0
+1.5
+"say ""3 7"" <exists>"
+"TextTier"
+"clicks"
+0
+1.5
+1
+0.25
+"x"
+"IntervalTier"
+"Phones"
+0
+1.5
+3
+0
+0.5
+""
+0.5
+7.5e-1
+"AH0"
+0.75
+1.5
+"ʃ"
+"""
+PHONES = [Phone(0.0, 0.5, "sil"), Phone(0.5, 0.75, "AH"), Phone(0.75, 1.5, "ʃ")]
+
+
+# ---- labels --------------------------------------------------------------------------------------
+
+
+def test_timit_counts_samples(tmp_path):
+    text = "0 3050 h#\n3050 4559 sh\n4559 5723 ix\n\n"
+    assert parse_phn(text, 16000)[1] == Phone(3050 / 16000, 4559 / 16000, "sh")
+    (tmp_path / "SA1.PHN").write_text(text)
+    phones = read_labels(tmp_path / "SA1.PHN", 8000)
+    assert [phone.name for phone in phones] == ["sil", "sh", "ix"]
+    assert phones[1].start == 3050 / 8000
+
+
+@pytest.mark.parametrize("text", [LONG, SHORT], ids=["long", "short"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be"])
+def test_text_grids(tmp_path, text, encoding):
+    path = tmp_path / "a.TextGrid"
+    mark = "\ufeff" if encoding == "utf-16-be" else ""  # Praat on a Mac of old
+    path.write_bytes((mark + text).encode(encoding))
+    assert read_labels(path, 16000) == PHONES
+    assert read_labels(path, 16000, "WORDS") == [Phone(0.0, 1.5, 'say "3 7" <exists>')]
+
+
+def test_tiers_by_name():
+    words, phones = parse_text_grid(LONG)
+    assert [words.name, phones.name] == ["words", "Phones"]
+    assert choose_tier([words, phones]) is phones
+    assert choose_tier([words]) is words
+    speaker = phones._replace(name="Anna - phones")
+    assert choose_tier([words, speaker]) is speaker
+    assert choose_tier([words, phones], "words") is words
+    with pytest.raises(LabelError, match="no tiers are 'x'; the TextGrid has 'words', 'Phones'"):
+        choose_tier([words, phones], "x")
+    with pytest.raises(LabelError, match="2 tiers are 'for phones'"):
+        choose_tier([words, words])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.phn", "0 100\n", "line 1, '0 100', is not: first sample, last sample, label"),
+        ("a.phn", "0 100 a\n100 x b\n", "line 2"),
+        ("a.phn", "", "no phone"),
+        ("a.phn", "0 100 a\n50 200 b\n", "overlaps"),
+        ("a.phn", "0 100 a\n200 150 b\n", "ends before it starts"),
+        ("a.TextGrid", "0 100 a\n200 300 b\n", "not a TextGrid in"),
+        ("a.TextGrid", "", "ends too early"),
+        ("a.TextGrid", SHORT.replace("ooTextFile", "ooBinaryFile"), "not a TextGrid"),
+        ("a.TextGrid", SHORT[: SHORT.index("7.5e-1")], "ends too early"),
+        ("a.TextGrid", SHORT.replace('"AH0"\n', ""), "no interval"),
+        ("a.TextGrid", SHORT.replace("<exists>\n3", "<absent>\n"), "without tiers"),
+        ("a.TextGrid", SHORT.replace("IntervalTier", "OtherTier"), "unknown class 'OtherTier'"),
+    ],
+)
+def test_labels_that_cannot_be_used(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(LabelError, match=re.escape(message)):
+        read_labels(tmp_path / name, 1000)
+
+
+def test_a_frame_has_the_phone_at_its_centre():
+    """Centres are at 12.5, 22.5, 32.5 ... ms; an end belongs to the next phone."""
+    phones = [Phone(0.0125, 0.0225, "a"), Phone(0.0225, 0.04, "b"), Phone(0.05, 0.0624, "c")]
+    assert frame_labels(phones, 7) == ["a", "b", "b", "sil", "c", "sil", "sil"]
+    # centres at 20, 40 and 60 ms
+    assert frame_labels(phones, 3, hop=0.02, window=0.04) == ["a", "sil", "c"]
+    assert frame_labels([], 2) == ["sil", "sil"]
+
+
+# ---- folders -------------------------------------------------------------------------------------
+
+
+def write_recording(folder, name="one", rate=16000, suffix=".wav", seconds=0.5):
+    """Noise with the phones a and b, each of half the recording."""
+    folder.mkdir(parents=True, exist_ok=True)
+    count = int(seconds * rate)
+    rng = np.random.default_rng(0)
+    soundfile.write(folder / f"{name}{suffix}", rng.normal(0, 0.1, count), rate, format="WAV")
+    text = f"0 {count // 2} a\n{count // 2} {count} b\n"
+    (folder / f"{name.partition('.')[0]}.PHN").write_text(text)
+
+
+def test_folder_of_the_shape_of_timit(tmp_path):
+    """Splits by folder, mixed letter case, WAV twice, and labels in samples of the file."""
+    for number in range(4):
+        write_recording(tmp_path / "TRAIN" / f"DR{number}", "SA1", suffix=".WAV")
+    write_recording(tmp_path / "TRAIN" / "DR5", "SA2.WAV")  # SA2.WAV.wav
+    write_recording(tmp_path / "test" / "DR1", "SI3", rate=8000)
+    corpus = read_folder(tmp_path)
+    assert [len(items) for items in corpus.splits.values()] == [4, 1, 1]
+    (test,) = corpus.splits["test"]
+    assert test.name == "test/DR1/SI3.wav"
+    assert corpus.classes == ["a", "b", "sil"]
+    assert test.features.shape == (48, BANDS)
+    # 8 kHz: the change at sample 2000 is at 0.25 s, between the centres of frames 23 and 24
+    assert test.labels.tolist() == [0] * 24 + [1] * 24
+    assert not corpus.skipped
+
+
+def test_other_folders_are_split_reproducibly(tmp_path):
+    for number in range(20):
+        write_recording(tmp_path / "corpus", f"r{number}", seconds=0.1 + number / 100)
+    first, second = read_folder(tmp_path), read_folder(tmp_path)
+    assert [len(items) for items in first.splits.values()] == [17, 1, 2]
+    names = [item.name for items in first.splits.values() for item in items]
+    assert len(set(names)) == 20
+    assert names == [item.name for items in second.splits.values() for item in items]
+    assert first.fingerprint() == second.fingerprint()
+    write_recording(tmp_path / "corpus", "r3", seconds=0.5)
+    assert read_folder(tmp_path).fingerprint() != first.fingerprint()
+
+
+def test_a_folder_with_test_alone_is_split_like_any_other(tmp_path):
+    for number in range(4):
+        write_recording(tmp_path / "test", f"r{number}")
+    assert [len(items) for items in read_folder(tmp_path).splits.values()] == [2, 1, 1]
+
+
+def test_what_cannot_be_used_is_counted(tmp_path):
+    for number in range(3):
+        write_recording(tmp_path, f"good{number}")
+    write_recording(tmp_path, "broken")
+    (tmp_path / "broken.wav").write_bytes(b"RIFF nothing")
+    write_recording(tmp_path, "short", seconds=0.01)
+    write_recording(tmp_path, "unlabelled")
+    (tmp_path / "unlabelled.PHN").unlink()
+    (tmp_path / "unheard.TextGrid").write_text(SHORT)
+    write_recording(tmp_path, "strange")
+    (tmp_path / "strange.PHN").write_text("a b c")
+    corpus = read_folder(tmp_path)
+    assert sum(map(len, corpus.splits.values())) == 3
+    reasons = dict(sorted(line.split(": ", 1) for line in corpus.skipped))
+    assert list(reasons) == [
+        *("broken.wav", "short.wav", "strange.wav", "unheard.TextGrid", "unlabelled.wav"),
+    ]
+    assert "cannot be decoded" in reasons["broken.wav"]
+    assert "at least 400" in reasons["short.wav"]
+    assert "first sample" in reasons["strange.wav"]
+    assert reasons["unheard.TextGrid"] == "no recording of this name"
+    assert reasons["unlabelled.wav"] == "no labels of this name"
+
+
+def test_folders_that_cannot_be_used(tmp_path):
+    with pytest.raises(CommandError, match="no such folder"):
+        read_folder(tmp_path / "nothing")
+    with pytest.raises(CommandError, match="0 recordings .* with labels .* can be used"):
+        read_folder(tmp_path)
+    for name in "abc":
+        write_recording(tmp_path, name)
+        (tmp_path / f"{name}.PHN").unlink()
+        (tmp_path / f"{name}.TextGrid").write_text(SHORT)
+    with pytest.raises(CommandError, match="no tiers are 'tones'; .* 'words', 'Phones'"):
+        read_folder(tmp_path, "tones")
+    assert read_folder(tmp_path, "phones").classes == ["sil"]  # silent for the first 0.5 s
+
+
+# ---- features and synthetic speech ---------------------------------------------------------------
+
+
+def test_each_band_is_normalised():
+    features = extract(torch.randn(16000).cumsum(0) / 100)
+    assert features.shape == (98, BANDS)
+    assert torch.allclose(features.mean(0), torch.zeros(BANDS), atol=1e-5)
+    assert torch.allclose(features.std(0, correction=0), torch.ones(BANDS), atol=1e-4)
+
+
+def test_noise_has_the_level_that_is_drawn():
+    speech = np.sin(np.arange(16000) / 10).astype(np.float32)
+    noise = add_noise(speech, np.random.default_rng(1)) - speech
+    ratio = 10 * np.log10((speech**2).mean() / (noise**2).mean())
+    assert ratio == pytest.approx(np.random.default_rng(1).uniform(0, 20), abs=0.2)
+
+
+def test_speech_is_reproducible_and_splits_differ(run_cli):
+    first, second = synthetic((4, 3, 3)), synthetic((4, 3, 3))
+    assert first.fingerprint() == second.fingerprint() != synthetic((4, 3, 3), 1).fingerprint()
+    program = "from recipes.phones import data; print(data.synthetic((4, 3, 3)).fingerprint())"
+    assert run_cli("python", "-c", program).stdout.strip() == first.fingerprint()
+    assert [len(items) for items in first.splits.values()] == [4, 3, 3]
+    names = [item.name.partition(" ")[2] for items in first.splits.values() for item in items]
+    assert len(set(names)) > 7
+    for items in first.splits.values():
+        for item in items:
+            assert len(item.features) == len(item.labels)
+
+
+def test_the_words_have_the_phones_of_the_thesis():
+    between = "treasure out the among lazy azure"  # espeak-ng links these words
+    phones = Synthesizer().speak(f"{' '.join(WORDS)} {between}").phones
+    names = {ESPEAK.get(phone.name, phone.name) for phone in phones}
+    expected = (
+        "aa ae ah ao aw ay b ch d dh eh er ey f g hh ih iy jh k l m n ng ow oy p r s sh sil t th "
+        "uh uw v w y z zh"
+    )
+    assert names == set(expected.split())
