@@ -166,8 +166,8 @@ def build_position_encoder(
 def combine(
     content: Tensor, embedding: Tensor | None, mode: str = "add", dim: int | None = None
 ) -> Tensor:
-    """Content with its position embeddings: added (Vaswani et al.), or behind the content in
-    channels of their own (the thesis of recipes/phones, Eq. 2.4 and what follows).
+    """Content with its position embeddings: added (Vaswani et al.), or behind it in channels of
+    their own, as in the phone classifier of recipes/phones.
 
     Args:
         content: ``[B, T, C]``.

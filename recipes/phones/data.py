@@ -214,7 +214,12 @@ def read_folder(folder: Path, tier: str | None = None, seed: int = 0) -> Corpus:
             f"--data {folder}: {len(items)} recordings ({', '.join(AUDIO)}) with labels "
             f"({', '.join(LABELS)}) of the same name can be used, at least 3 are needed{why}"
         )
-    corpus = _corpus(_split(items, seed), folder.name)
+    splits = _split(items, seed)
+    if not splits["train"]:
+        raise CommandError(
+            f"--data {folder}: nothing is left for training; add recordings to train"
+        )
+    corpus = _corpus(splits, folder.name)
     corpus.skipped = skipped
     return corpus
 

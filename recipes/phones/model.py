@@ -36,7 +36,6 @@ class Sizes:
         heads: Of each.
         ffn: Width of the hidden layer of the feed-forward parts.
         dropout: Of attention weights, of hidden layers and of what is added to the residual.
-        table: Rows of a learned position table, in frames.
     """
 
     dim: int
@@ -44,7 +43,6 @@ class Sizes:
     heads: int
     ffn: int
     dropout: float
-    table: int
 
     def __post_init__(self) -> None:
         width = self.dim + BANDS
@@ -123,9 +121,12 @@ class PhoneClassifier(nn.Module):
         num_classes: Number of phones.
         config: Position embedding, domain "audio".
         sizes: Of the model.
+        table_size: Rows of a learned position table, in frames.
     """
 
-    def __init__(self, num_classes: int, config: PositionConfig, sizes: Sizes) -> None:
+    def __init__(
+        self, num_classes: int, config: PositionConfig, sizes: Sizes, table_size: int
+    ) -> None:
         super().__init__()
         width = BANDS + sizes.dim
         self.dim = sizes.dim
@@ -137,7 +138,7 @@ class PhoneClassifier(nn.Module):
             in_frames(config),
             sizes.dim,
             frequencies="marian",
-            table_size=sizes.table,
+            table_size=table_size,
             table_std=0.5**0.5,  # as large as sines are
         )
         having = sizes.layers if config.relative_layers == "all" else 1

@@ -166,11 +166,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse_arguments(argv)
     configs = position_configs(args)
     options = {name: getattr(args, name) for name in ("dim", "layers", "heads", "ffn", "dropout")}
-    sizes = Sizes(**options, table=1)  # refused before the data are read
+    sizes = Sizes(**options)
     training = Training(args.epochs, args.learning_rate, args.final_learning_rate)
     corpus = load(args)
-    longest = max(len(utterance.labels) for utterance in corpus.splits["train"])
-    sizes = Sizes(**options, table=longest)
     experiment = Experiment(corpus, sizes, training, args.work, args.device)
     print(f"{corpus.description}: {corpus.sizes()}; {len(corpus.classes)} classes", flush=True)
     results = [

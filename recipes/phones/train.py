@@ -153,9 +153,11 @@ def targets(utterances: Sequence[Utterance]) -> list[np.ndarray]:
 
 
 def build(corpus: Corpus, config: PositionConfig, sizes: Sizes, seed: int) -> PhoneClassifier:
-    """A model with the random weights of `seed`."""
+    """A model with the random weights of `seed`; a learned table has a row for each frame of the
+    longest training utterance."""
     torch.manual_seed(seed)
-    return PhoneClassifier(len(corpus.classes), config, sizes)
+    longest = max(len(utterance.labels) for utterance in corpus.splits["train"])
+    return PhoneClassifier(len(corpus.classes), config, sizes, table_size=longest)
 
 
 def train_epoch(

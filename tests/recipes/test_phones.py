@@ -28,7 +28,7 @@ from recipes.phones.train import (
 )
 from recipes.steps import CommandError
 
-SIZES = Sizes(dim=8, layers=2, heads=4, ffn=16, dropout=0.0, table=30)
+SIZES = Sizes(dim=8, layers=2, heads=4, ffn=16, dropout=0.0)
 # relative contexts as long as the utterances here
 OPTIONS = {"relpos": {"relative_context": 20}}
 
@@ -54,7 +54,7 @@ def make_corpus(seed=0, count=(6, 2, 3), length=20, classes=3):
 
 def make_model(name="sinpos", seed=1):
     torch.manual_seed(seed)
-    return PhoneClassifier(3, config(name), SIZES).eval()
+    return PhoneClassifier(3, config(name), SIZES, 30).eval()
 
 
 # ---- model ---------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def test_attention_weights_follow_the_frames(name):
 
 def test_relative_positions_in_the_first_layer_only():
     positions = PositionConfig("relpos", "audio", relative_context=4, relative_layers="first")
-    model = PhoneClassifier(3, positions, SIZES)
+    model = PhoneClassifier(3, positions, SIZES, 30)
     assert len(model.relative) == 1
     model(torch.randn(1, 20, BANDS)).logits.sum().backward()
     assert model.relative[0].keys.grad.abs().sum() > 0
@@ -346,7 +346,7 @@ def test_sizes_of_the_thesis():
     args = run.parse_arguments(["--paper", "--layers", "2"])
     assert (args.dim, args.layers, args.heads, args.ffn, args.dropout) == (768, 2, 8, 2048, 0.1)
     assert (args.epochs, args.learning_rate, args.final_learning_rate) == (80, 0.05, 0.001)
-    assert Sizes(512, 6, 8, 2048, 0.1, 1).dim + BANDS == 552
+    assert Sizes(512, 6, 8, 2048, 0.1).dim + BANDS == 552
 
 
 def test_the_report_names_no_folder_of_the_machine():

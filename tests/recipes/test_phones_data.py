@@ -186,20 +186,22 @@ def test_a_frame_has_the_phone_at_its_centre():
 # ---- folders -------------------------------------------------------------------------------------
 
 
-def write_recording(folder, name="one", rate=16000, suffix=".wav", seconds=0.5):
+def write_recording(folder, name, rate=16000, suffix=".wav", seconds=0.5, kind="WAV"):
     """Noise with the phones a and b, each of half the recording."""
     folder.mkdir(parents=True, exist_ok=True)
     count = int(seconds * rate)
     rng = np.random.default_rng(0)
-    soundfile.write(folder / f"{name}{suffix}", rng.normal(0, 0.1, count), rate, format="WAV")
+    soundfile.write(
+        folder / f"{name}{suffix}", rng.normal(0, 0.1, count), rate, "PCM_16", format=kind
+    )
     text = f"0 {count // 2} a\n{count // 2} {count} b\n"
     (folder / f"{name.partition('.')[0]}.PHN").write_text(text)
 
 
 def test_folder_of_the_shape_of_timit(tmp_path):
-    """Splits by folder, mixed letter case, WAV twice, and labels in samples of the file."""
+    """Splits by folder, NIST headers, any letter case, .WAV.wav, labels in samples of the file."""
     for number in range(4):
-        write_recording(tmp_path / "TRAIN" / f"DR{number}", "SA1", suffix=".WAV")
+        write_recording(tmp_path / "TRAIN" / f"DR{number}", "SA1", suffix=".WAV", kind="NIST")
     write_recording(tmp_path / "TRAIN" / "DR5", "SA2.WAV")  # SA2.WAV.wav
     write_recording(tmp_path / "test" / "DR1", "SI3", rate=8000)
     corpus = read_folder(tmp_path)
@@ -230,6 +232,14 @@ def test_a_folder_with_test_alone_is_split_like_any_other(tmp_path):
     for number in range(4):
         write_recording(tmp_path / "test", f"r{number}")
     assert [len(items) for items in read_folder(tmp_path).splits.values()] == [2, 1, 1]
+
+
+def test_a_folder_without_enough_for_training(tmp_path):
+    write_recording(tmp_path / "train", "a")
+    write_recording(tmp_path / "test", "b")
+    write_recording(tmp_path / "test", "c")
+    with pytest.raises(CommandError, match="nothing is left for training"):
+        read_folder(tmp_path)
 
 
 def test_what_cannot_be_used_is_counted(tmp_path):
