@@ -80,6 +80,14 @@ def test_similarities_of_the_sinusoid_depend_on_the_distance():
         assert np.allclose(cosines, expected / 4, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["sinpos", "abspos", "shape", "cape"])
+def test_positions_are_augmented_in_training_only(name):
+    model = make_model(name)
+    assert torch.equal(model.embed(5), model.embed(5))
+    model.train()
+    assert torch.equal(model.embed(5), model.embed(5)) == (name in ("sinpos", "abspos"))
+
+
 def test_shifts_given_in_seconds_become_frames():
     assert in_frames(config("cape")).max_global_shift == pytest.approx(3000)
     assert in_frames(config("cape")).replace(max_global_shift=30.0) == config("cape")
@@ -193,6 +201,16 @@ def test_learning_rate_falls_for_the_last_eighth():
     assert Training(1, 0.05, 0.001).rate(0) == 0.05
 
 
+def test_the_optimizer_follows_the_learning_rate(tmp_path):
+    """With a rate of nearly 0 the last of eight epochs changes nothing."""
+    job = Job("inc", config("sinpos"), 1)
+    _, still = trained(tmp_path / "a", job, make_corpus(), SIZES, Training(8, 0.1, 1e-9), "cpu")
+    _, moving = trained(tmp_path / "b", job, make_corpus(), SIZES, Training(8, 0.1, 0.1), "cpu")
+    assert still[:7] == moving[:7]
+    assert still[7]["near_attention"] == still[6]["near_attention"]
+    assert moving[7]["near_attention"] != moving[6]["near_attention"]
+
+
 def test_finished_models_are_reused_and_others_refused(tmp_path):
     corpus, job = make_corpus(), Job("inc", config("abspos"), 1)
     training = Training(3, 0.05, 0.001)
@@ -203,8 +221,10 @@ def test_finished_models_are_reused_and_others_refused(tmp_path):
     assert file.stat().st_mtime_ns == stamp
     assert same == history
     assert [row["epoch"] for row in history] == [1, 2, 3]
-    for a, b in zip(first.parameters(), again.parameters(), strict=True):
+    anew, _ = trained(tmp_path / "elsewhere", job, corpus, SIZES, training, "cpu")
+    for a, b, c in zip(first.parameters(), again.parameters(), anew.parameters(), strict=True):
         assert torch.equal(a, b)
+        assert torch.equal(a, c)
     with pytest.raises(CommandError, match="other settings .*learning_rate 0.05, now 0.1"):
         trained(tmp_path, job, corpus, SIZES, Training(3, 0.1, 0.001), "cpu")
     with pytest.raises(CommandError, match="other settings .*data"):
