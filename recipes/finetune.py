@@ -272,7 +272,14 @@ def batches(lengths: Sequence[float], batch_size: int) -> list[list[int]]:
 # ---- results -----------------------------------------------------------------------------------
 
 
-def report(folder: Path, scores: Scores, metric: str, group: str, trained: Sequence[str]) -> None:
+def report(
+    folder: Path,
+    scores: Scores,
+    metric: str,
+    group: str,
+    trained: Sequence[str],
+    more: Mapping[str, Scores] | None = None,
+) -> None:
     """Writes ``scores.json``, ``.csv``, ``.md`` and ``.png``, and prints the table; the last thing
     that the processes of a training do.
 
@@ -281,7 +288,9 @@ def report(folder: Path, scores: Scores, metric: str, group: str, trained: Seque
         metric: What the numbers are.
         group: What the groups are.
         trained: Groups that occur in training, marked in the plot.
+        more: Scores by other metrics, for the tables.
     """
+    metrics = {metric: scores, **(more or {})}
     state = accelerate.PartialState()
     main_process = state.is_main_process
     state.destroy_process_group()
@@ -292,18 +301,22 @@ def report(folder: Path, scores: Scores, metric: str, group: str, trained: Seque
         json.dump(scores, file, indent=1)
     with writing(folder / "scores.csv") as file:
         table = csv.writer(file, lineterminator="\n")
-        table.writerow(["variant", group, metric])
-        for name, row in scores.items():
-            table.writerows((name, key, f"{value:.4f}") for key, value in row.items())
-    lines = [f"{metric} by {group}", "", f"| variant | {' | '.join(groups)} |"]
-    lines.append("|---" * (len(groups) + 1) + "|")
-    lines += [
-        f"| {name} | {' | '.join(f'{row[key]:.2f}' for key in groups)} |"
-        for name, row in scores.items()
-    ]
+        table.writerow(["variant", group, *metrics])
+        for name in scores:
+            for key in scores[name]:
+                values = (f"{by_name[name][key]:.4f}" for by_name in metrics.values())
+                table.writerow([name, key, *values])
+    lines = []
+    for title, by_name in metrics.items():
+        lines += [f"{title} by {group}", "", f"| variant | {' | '.join(groups)} |"]
+        lines.append("|---" * (len(groups) + 1) + "|")
+        lines += [
+            f"| {name} | {' | '.join(f'{row[key]:.2f}' for key in groups)} |"
+            for name, row in by_name.items()
+        ]
+        lines.append("")
     script = "/".join(Path(sys.argv[0]).parts[-3:])
     lines += [
-        "",
         f"`{shlex.join(['python', script, *sys.argv[1:]])}`",
         f"{machine()}; {versions(('torch', 'transformers', 'accelerate'))}",
     ]

@@ -155,6 +155,13 @@ class CapeAsrTask(LegacyFairseqTask):
         """Frames and units."""
         return self.args.max_source_positions, self.args.max_target_positions
 
+    def get_batch_iterator(self, dataset: Any, **kwargs: Any) -> Any:
+        """See fairseq. Without worker processes nothing is loaded ahead: that would happen in a
+        thread, which aborts the program if it computes features while the interpreter ends."""
+        if not kwargs.get("num_workers"):
+            kwargs["data_buffer_size"] = 0
+        return super().get_batch_iterator(dataset, **kwargs)
+
     def train_step(
         self,
         sample: dict[str, Any],

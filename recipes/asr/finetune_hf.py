@@ -37,6 +37,7 @@ from transformers import (
 )
 
 from cape_plugins.audio import AudioError
+from cape_plugins.ctc import BeamDecoder, best_path, read_lexicon
 from hf_models import (
     CapeSpeech2TextConfig,
     CapeSpeech2TextForConditionalGeneration,
@@ -152,6 +153,9 @@ def build_model(
         return load_model(kind, path, settings)
     sizes = dict(sizes)
     sizes |= {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    if not seq2seq:
+        # batches without padding may have fewer outputs than labels
+        sizes.setdefault("ctc_zero_infinity", True)
     if seq2seq:
         for name in ("bos_token_id", "eos_token_id"):
             sizes[name] = getattr(tokenizer, name)
@@ -186,11 +190,12 @@ def fitting(data: Labelled, model: Any) -> Labelled:
 
 
 def recognise(
-    model: Any, processor: Any, data: Recordings, batch_size: int, beams: int
+    model: Any, processor: Any, data: Recordings, batch_size: int, args: argparse.Namespace
 ) -> list[str | None]:
-    """Texts by greedy CTC, or by the decoder, in the order of the data; None for what cannot be
-    read."""
-    collate = Collator(processor.feature_extractor)
+    """Texts by CTC, or by the decoder, in the order of the data; None for what cannot be read."""
+    collate = Collator(processor.feature_extractor, args.hop_seconds)
+    ctc = isinstance(model, CapeSpeechForCTC)
+    decode = ctc_decoder(processor.tokenizer, args) if ctc else None
 
     def run(rows: Sequence[int]) -> list[str | None]:
         waveforms = [_read(data, row) for row in rows]
@@ -201,18 +206,35 @@ def recognise(
         if not waveforms:
             return []
         batch = collate.features(waveforms).to(model.device)
-        if not isinstance(model, CapeSpeechForCTC):
-            out = model.generate(**batch, num_beams=beams, max_new_tokens=500)
+        if not ctc:
+            out = model.generate(**batch, num_beams=args.beams, max_new_tokens=500)
             return processor.batch_decode(out, skip_special_tokens=True)
-        best = model(**batch).logits.argmax(-1)
         lengths = model._get_feat_extract_output_lengths(batch["attention_mask"].sum(-1))
-        return [
-            processor.tokenizer.decode(row[:length])
-            for row, length in zip(best, lengths, strict=True)
-        ]
+        found = decode(model(**batch).logits.log_softmax(-1), lengths)
+        # repetitions that are left are meant
+        return [processor.tokenizer.decode(one.tokens, group_tokens=False) for one in found]
 
     work = batches([item.seconds for item in data.items], batch_size)
     return share(work, run, "recognise", len(data))
+
+
+def ctc_decoder(tokenizer: Any, args: argparse.Namespace) -> Any:
+    """From log probabilities ``[B, T, V]`` and lengths to hypotheses."""
+    blank = tokenizer.pad_token_id
+    if args.ctc_beam == 1:
+        if args.ctc_lm or args.ctc_lexicon:
+            raise CommandError(
+                "--ctc-lm and --ctc-lexicon need a beam; give --ctc-beam of 2 or more, such as 50"
+            )
+        return lambda log_probs, lengths: best_path(log_probs, lengths, blank)
+    tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    try:
+        lexicon = read_lexicon(args.ctc_lexicon) if args.ctc_lexicon else None
+        return BeamDecoder(
+            tokens, blank, args.ctc_beam, args.ctc_lm, lexicon, args.ctc_lm_weight, separator="|"
+        )
+    except (ValueError, OSError, ImportError) as error:
+        raise CommandError(f"--ctc-beam {args.ctc_beam}: {error}") from None
 
 
 def _read(data: Recordings, index: int) -> torch.Tensor | None:
@@ -223,8 +245,10 @@ def _read(data: Recordings, index: int) -> torch.Tensor | None:
         return None
 
 
-def error_rates(hypotheses: Sequence[str | None], data: Recordings) -> dict[str, float]:
-    """Word error rate (jiwer) in percent by duration, of what could be read."""
+def error_rates(
+    hypotheses: Sequence[str | None], data: Recordings, rate: Any = jiwer.wer
+) -> dict[str, float]:
+    """Word error rate (jiwer), or another, in percent by duration, of what could be read."""
     groups: dict[int, list[int]] = {}
     for index, item in enumerate(data.items):
         if hypotheses[index] is None:
@@ -235,7 +259,7 @@ def error_rates(hypotheses: Sequence[str | None], data: Recordings) -> dict[str,
     rows = {names[group]: groups[group] for group in sorted(groups)}
     rows["all"] = [index for part in rows.values() for index in part]
     return {
-        name: 100 * jiwer.wer([data.items[i].text for i in part], [hypotheses[i] for i in part])
+        name: 100 * rate([data.items[i].text for i in part], [hypotheses[i] for i in part])
         for name, part in rows.items()
     }
 
@@ -254,6 +278,14 @@ def make_options() -> argparse.ArgumentParser:
     add("--padding-free", type=float, metavar="SECONDS", help=text + "hop of its own; by CTC")
     add("--no-spec-augment", action="store_true", help="do not mask features in training")
     add("--beams", type=positive, default=1, help="of a model with decoder")
+    text = "of a model trained by CTC: hypotheses of the beam of flashlight-text (default: 1, the "
+    add("--ctc-beam", type=positive, default=1, metavar="N", help=text + "best path)")
+    text = "n-gram model, ARPA or binary of KenLM: of words with --ctc-lexicon, else of units"
+    add("--ctc-lm", metavar="FILE", help=text)
+    add("--ctc-lexicon", metavar="FILE", help="lines with a word and its units")
+    add("--ctc-lm-weight", type=float, default=1.0, help="(default: 1.0)")
+    text = "distance of frames in the test, by CTC; longer is faster (default: that of the model)"
+    add("--hop-seconds", type=float, metavar="SECONDS", help=text)
     parser.set_defaults(output=Path("results/asr_hf"))
     return parser
 
@@ -270,6 +302,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise CommandError(
             f"--padding-free {args.padding_free}: allowed: > 0 seconds, such as 120, for a model "
             "trained by CTC, whose features have any hop"
+        )
+    if args.hop_seconds is not None and (seq2seq or not 0.001 <= args.hop_seconds <= 0.1):
+        raise CommandError(
+            f"--hop-seconds {args.hop_seconds}: allowed: 0.001 to 0.1, such as 0.01, for a model "
+            "trained by CTC"
         )
     splits = synthetic() if builtin else given(args)
     if args.max_seconds is not None:
@@ -303,12 +340,13 @@ def main(argv: Sequence[str] | None = None) -> None:
             trainer.masks = DIGIT_MASKS if builtin else {}
         return trainer
 
-    scores = {}
+    scores, letters = {}, {}
     for name, settings in variants(args, "audio", COMPARED, {}).items():
         trainer = train(name, settings, args, training, make_trainer)
         batch_size = training.per_device_eval_batch_size
-        hypotheses = recognise(trainer.model, processor, splits["test"], batch_size, args.beams)
+        hypotheses = recognise(trainer.model, processor, splits["test"], batch_size, args)
         scores[name] = error_rates(hypotheses, splits["test"])
+        letters[name] = error_rates(hypotheses, splits["test"], jiwer.cer)
         if training.process_index == 0:
             rows = zip((item.text for item in splits["test"].items), hypotheses, strict=True)
             lines = ("\t".join((text, hypothesis or "")) for text, hypothesis in rows)
@@ -317,7 +355,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     longest = max(item.seconds for item in splits["train"].items)
     groups = next(iter(scores.values()))
     trained = [g for g in groups if g[0].isdigit() and float(g.split("-")[0]) < longest]
-    report(args.output, scores, "word error rate %", "seconds", trained)
+    more = {"letter error rate %": letters}
+    report(args.output, scores, "word error rate %", "seconds", trained, more)
 
 
 if __name__ == "__main__":

@@ -150,16 +150,22 @@ class _SetEpoch(TrainerCallback):
 
 
 class Collator:
-    """Waveforms and labels to a batch of features, without padding where each has a hop."""
+    """Waveforms and labels to a batch of features, without padding where each has a hop.
 
-    def __init__(self, extractor: Any) -> None:
+    Args:
+        extractor: Feature extractor.
+        hop_seconds: Distance of frames in padded batches; default that of the extractor.
+    """
+
+    def __init__(self, extractor: Any, hop_seconds: float | None = None) -> None:
         self.extractor = extractor
+        self.more = {} if hop_seconds is None else {"hop_seconds": hop_seconds}
 
     def features(self, waveforms: Sequence[torch.Tensor]) -> Any:
         """``input_features`` and ``attention_mask``."""
         recordings = [waveform.numpy() for waveform in waveforms]
         return self.extractor(
-            recordings, sampling_rate=SAMPLING_RATE, padding=True, return_tensors="pt"
+            recordings, sampling_rate=SAMPLING_RATE, padding=True, return_tensors="pt", **self.more
         )
 
     def without_padding(

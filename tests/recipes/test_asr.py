@@ -245,6 +245,7 @@ def test_built_in_speech(run_cli, repo_root, tmp_path):
     command += ("--model-config", json.dumps(TINY), "--compare", "sinpos", "cape")
     output = run_cli(*command, cwd=tmp_path).stdout
     assert "word error rate % by seconds" in output
+    assert "letter error rate % by seconds" in output
     found = scores(tmp_path / "out")
     assert list(found["cape"]) == ["0-1", "1-2", "2-4", "4-8", "8-16", "16-32", "all"]
     assert (tmp_path / "out/scores.png").stat().st_size > 5000
@@ -258,7 +259,13 @@ def test_built_in_speech(run_cli, repo_root, tmp_path):
     path = str(tmp_path / "out/cape")
     model, processor = AutoModelForCTC.from_pretrained(path), AutoProcessor.from_pretrained(path)
     one = Recordings(speech.items[7:8])
-    (hypothesis,) = asr.recognise(model, processor, one, 1, 1)
+    plain, beam, slow = (
+        asr.recognise(model, processor, one, 1, arguments(*words))
+        for words in ((), ("--ctc-beam", 20), ("--hop-seconds", 0.013))
+    )
+    assert isinstance(beam[0], str)
+    assert slow != plain
+    (hypothesis,) = plain
     recogniser = pipeline("automatic-speech-recognition", model=path)
     assert recogniser(one[0].numpy())["text"] == hypothesis
     # another type in the same folder, or other data, is not taken for it
@@ -358,6 +365,7 @@ def test_two_processes_share_the_evaluation(run_cli, repo_root, tmp_path, folder
 
 
 BAD = [
+    (["--hop-seconds", "3"], "--hop-seconds 3.0: allowed: 0.001 to 0.1"),
     (["--padding-free", "0"], "--padding-free 0.0: allowed: > 0"),
     (["--padding-free", "9", "--model-config", '{"model_type": "speech_to_text"}'], "by CTC"),
     (["--max-seconds", "0.01"], "--max-seconds 0.01"),
