@@ -19,7 +19,7 @@ from recipes.phones.analysis import (
 )
 from recipes.phones.data import Corpus
 from recipes.phones.model import PhoneClassifier, Sizes
-from recipes.phones.report import Measurement, Result, head_rows
+from recipes.phones.report import Measurement, Result, head_rows, shown_with
 from recipes.phones.train import (
     CONDITIONS,
     NO_POSITIONS,
@@ -98,13 +98,13 @@ def run_type(
             utterance = long_utterance(test)
             weights = attention(model, utterance, CONDITIONS[name])
             result.heads += [(name, *row) for row in head_rows(weights)]
-            kind = config.type if CONDITIONS[name].positions else NO_POSITIONS.type
+            kind = shown_with(config.type, name)
             plots.draw_attention(
                 output / kind / f"attention-{name}.png",
                 weights,
                 f"M-{name}, {kind}: {utterance.name}",
             )
-            if name == "inc" or (name == names[0] and "inc" not in names):
+            if name == ("inc" if "inc" in names else names[0]):
                 _compare_positions(model, folder, result, similarity_length)
     titles = {f"M-{name}": matrix for name, matrix in result.confusions.items()}
     plots.draw_confusions(folder / "confusions.png", titles, experiment.corpus.classes)

@@ -89,7 +89,7 @@ def per_table(measurements: Sequence[Measurement]) -> list[str]:
     for one in measurements:
         row = cells.setdefault((one.type, one.trained), {})
         row.setdefault(one.tested, []).append(one.per)
-    tests = list(dict.fromkeys(one.tested for one in measurements))
+    tests = [name for name in CONDITIONS if any(one.tested == name for one in measurements)]
     rows = []
     for (kind, trained), row in cells.items():
         texts = [_mean(row[test]) if test in row else "" for test in tests]
@@ -101,6 +101,12 @@ def _mean(values: Sequence[float]) -> str:
     if len(values) == 1:
         return f"{values[0]:.2f}"
     return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
+
+
+def shown_with(kind: str, condition: str) -> str:
+    """The type whose folder has what is shown of one model: models trained without positions are
+    shared by all types."""
+    return kind if CONDITIONS[condition].positions else NO_POSITIONS.type
 
 
 def head_rows(weights: np.ndarray, farthest: int = 10) -> list[tuple[int, int, int, float, float]]:
@@ -135,7 +141,8 @@ def write_results(
         folder = output / result.type
         for name, matrix in result.confusions.items():
             rows = ([a, *map(float, row)] for a, row in zip(classes, matrix, strict=True))
-            write_csv(folder / f"confusions-{name}.csv", ["target", *classes], rows)
+            place = output / shown_with(result.type, name)
+            write_csv(place / f"confusions-{name}.csv", ["target", *classes], rows)
         rows = ((name, *row.values()) for name, rows in result.histories.items() for row in rows)
         write_csv(folder / "training.csv", ["trained", *HISTORY], rows)
         write_csv(folder / "heads.csv", ["trained", *HEADS], result.heads)
@@ -150,14 +157,17 @@ def _section(result: Result, classes: Sequence[str]) -> list[str]:
     """The page's part on one type, of its first seed."""
     lines = [f"## {result.type}", ""]
     lines += [f"![{name}]({result.type}/{name}.png)" for name in ("training", "confusions")]
-    for name in result.confusions:
-        kind = result.type if CONDITIONS[name].positions else NO_POSITIONS.type
-        lines.append(f"![attention-{name}]({kind}/attention-{name}.png)")
+    lines += [
+        f"![attention-{name}]({shown_with(result.type, name)}/attention-{name}.png)"
+        for name in result.confusions
+    ]
     if result.similarities:
         lines.append(f"![similarity]({result.type}/similarity.png)")
     seed = result.measurements[0].seed
     rows = [
-        [f"M-{one.trained}", *one[2:3], *one[4:]] for one in result.measurements if one.seed == seed
+        [f"M-{one.trained}", one.tested, *one[4:]]
+        for one in result.measurements
+        if one.seed == seed
     ]
     lines += [
         *("", "Smoothness (class changes between consecutive frames; the labels have"),

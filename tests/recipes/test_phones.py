@@ -8,6 +8,7 @@ import torch
 
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
+pytest.importorskip("soundfile")
 from cape_plugins import TYPES, PositionConfig
 from recipes.phones import run
 from recipes.phones.analysis import error_rate, similarity, similarity_by_distance
@@ -310,7 +311,7 @@ def test_the_command(tmp_path, run_cli):
     with open(output / "measurements.csv") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 2 * 4 * 5
-    page = (output / "results.md").read_text()
+    page = (output / "results.md").read_text("utf-8")
     for words in ("Machine", "torch", "| sinpos | M-inc-scram |", "| relpos | M-exc |", "type3"):
         assert words in page
     for link in page.split("](")[1:]:

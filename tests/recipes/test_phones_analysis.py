@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("sklearn")
+pytest.importorskip("soundfile")
 from recipes.phones.analysis import (
     attention_by_distance,
     class_changes,

@@ -7,9 +7,13 @@ import pytest
 import torch
 
 pytest.importorskip("soundfile")
+pytest.importorskip("sklearn")
+pytest.importorskip("matplotlib")
+pytest.importorskip("espeakng_loader")
 import soundfile
 
 from recipes.asr.synthesis import Phone, Synthesizer
+from recipes.phones import run
 from recipes.phones.data import (
     BANDS,
     ESPEAK,
@@ -169,7 +173,7 @@ def test_tiers_by_name():
     ],
 )
 def test_labels_that_cannot_be_used(tmp_path, name, text, message):
-    (tmp_path / name).write_text(text)
+    (tmp_path / name).write_text(text, "utf-8")
     with pytest.raises(LabelError, match=re.escape(message)):
         read_labels(tmp_path / name, 1000)
 
@@ -250,7 +254,7 @@ def test_what_cannot_be_used_is_counted(tmp_path):
     write_recording(tmp_path, "short", seconds=0.01)
     write_recording(tmp_path, "unlabelled")
     (tmp_path / "unlabelled.PHN").unlink()
-    (tmp_path / "unheard.TextGrid").write_text(SHORT)
+    (tmp_path / "unheard.TextGrid").write_text(SHORT, "utf-8")
     write_recording(tmp_path, "strange")
     (tmp_path / "strange.PHN").write_text("a b c")
     corpus = read_folder(tmp_path)
@@ -274,10 +278,27 @@ def test_folders_that_cannot_be_used(tmp_path):
     for name in "abc":
         write_recording(tmp_path, name)
         (tmp_path / f"{name}.PHN").unlink()
-        (tmp_path / f"{name}.TextGrid").write_text(SHORT)
+        (tmp_path / f"{name}.TextGrid").write_text(SHORT, "utf-8")
     with pytest.raises(CommandError, match="no tiers are 'tones'; .* 'words', 'Phones'"):
         read_folder(tmp_path, "tones")
     assert read_folder(tmp_path, "phones").classes == ["sil"]  # silent for the first 0.5 s
+
+
+def test_a_folder_through_the_whole_recipe(tmp_path, capsys):
+    for number in range(6):
+        write_recording(tmp_path / "speech", f"r{number}", seconds=1.0 + number / 10)
+        (tmp_path / "speech" / f"r{number}.PHN").unlink()
+        (tmp_path / "speech" / f"r{number}.TextGrid").write_text(SHORT, "utf-8")
+    write_recording(tmp_path / "speech", "unlabelled")
+    (tmp_path / "speech" / "unlabelled.PHN").unlink()
+    words = f"--data {tmp_path}/speech --epochs 1 --layers 1 --dim 8 --similarity-length 20"
+    run.main([*words.split(), "--work", f"{tmp_path}/work", "--output", f"{tmp_path}/out"])
+    assert "1 files left out, such as unlabelled.wav: no labels" in capsys.readouterr().err
+    page = (tmp_path / "out" / "results.md").read_text("utf-8")
+    assert "speech; train 4 utterances" in page
+    assert "3 classes: AH sil ʃ" in page
+    assert "Left out: 1 files" in page
+    assert str(tmp_path) not in page
 
 
 # ---- features and synthetic speech ---------------------------------------------------------------
