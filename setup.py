@@ -24,6 +24,7 @@ FAIRSEQ = [
     "numpy",
     "omegaconf==2.3.0",
     "packaging",
+    "PyYAML",
     "regex",
     "sacrebleu>=2.0",
     "scikit-learn",
@@ -31,18 +32,16 @@ FAIRSEQ = [
     "tqdm",
     "wheel",
 ]
+SPEECH = ["flashlight-text", "jiwer", "scipy", "sentencepiece", "soundfile"]
 HF = ["accelerate", "datasets", "safetensors", "sentencepiece", "transformers>=5.17,<6"]
 RECIPES = [
+    *SPEECH,
     "espeakng-loader",
-    "jiwer",
     "matplotlib",
     "num2words",
     "sacrebleu>=2.0",
     "sacremoses",
     "scikit-learn",
-    "scipy",
-    "sentencepiece",
-    "soundfile",
     "subword-nmt",
     "tqdm",
 ]
@@ -60,7 +59,7 @@ setup(
     author="cape-plugins authors",
     license="MIT",
     license_files=["LICENSE"],
-    keywords="position embedding, CAPE, SHAPE, transformer, fairseq, translation",
+    keywords="position embedding, CAPE, SHAPE, transformer, fairseq, translation, speech",
     classifiers=[
         "Development Status :: 3 - Alpha",
         "Intended Audience :: Science/Research",
@@ -75,7 +74,13 @@ setup(
     packages=find_packages(include=[f"{name}{end}" for name in PACKAGES for end in ("", ".*")]),
     package_data={"cape_plugins": ["py.typed"]},
     install_requires=["numpy", "torch>=2.6"],
-    extras_require={"fairseq": FAIRSEQ, "hf": HF, "recipes": RECIPES, "dev": DEV},
+    extras_require={
+        "fairseq": FAIRSEQ,
+        "hf": HF,
+        "speech": SPEECH,
+        "recipes": RECIPES,
+        "dev": DEV,
+    },
     entry_points={
         "console_scripts": [
             "cape-plugins = cape_plugins.cli:main",

@@ -10,11 +10,13 @@ class Recipe(NamedTuple):
         train: Flags of fairseq-train.
         updates: Their number.
         bins: Upper ends of the bins of durations in seconds.
+        cape: Flags of CAPE among the types, beside its defaults.
     """
 
     train: str
     updates: int
     bins: tuple[float, ...]
+    cape: str = ""
 
 
 SEED_STEP = 100003  # fairseq seeds update n with seed + n
@@ -38,9 +40,10 @@ TEDLIUM = f"""{PAPER} --attention-dropout 0.1 --activation-dropout 0.1 --encoder
 
 RECIPES = {
     "small": Recipe(SMALL, 600, (1, 2, 4, 8, 16)),
-    "wsj": Recipe(WSJ, 200000, (10, 15, 20)),
-    "tedlium3": Recipe(TEDLIUM, 500000, (10, 15, 20)),
-    "librispeech": Recipe(TEDLIUM, 500000, (10, 15, 20)),  # not in the paper; settings of TED-LIUM
+    "wsj": Recipe(WSJ, 200000, (10, 15, 20), "--position-max-global-scale 1.1"),
+    "tedlium3": Recipe(TEDLIUM, 500000, (10, 15, 20), "--position-max-global-scale 2"),
+    # not in the paper; settings of TED-LIUM
+    "librispeech": Recipe(TEDLIUM, 500000, (10, 15, 20), "--position-max-global-scale 2"),
 }
 
 _CAPE = "--position-embedding cape"
@@ -51,9 +54,11 @@ STUDIES = {
         for name in ("nopos", "sinpos", "abspos", "relpos", "shape", "cape")
     },
     "relpos": {  # Figures 4, 20 and 21: contexts of 27 and 6 seconds at 30 ms
-        "relpos": "--position-embedding relpos --position-relative-context 919",
-        "relpos-6s": "--position-embedding relpos --position-relative-context 199",
-        "relpos-first": "--position-embedding relpos --position-relative-layers first",
+        "relpos": "--position-embedding relpos --position-relative-beyond zero",
+        "relpos-6s": "--position-embedding relpos --position-relative-context 199 "
+        "--position-relative-beyond zero",
+        "relpos-first": "--position-embedding relpos --position-relative-layers first "
+        "--position-relative-beyond zero",
         "cape": _CAPE,
     },
     "augmentation": {  # Figure 7

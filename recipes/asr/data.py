@@ -180,9 +180,9 @@ def _folder(folder: Path) -> dict[str, Recordings]:
         for split, allowed in names.items()
     }
     if all(found.values()):
-        pairs = {split: _pairs(part) for split, part in found.items()}
+        pairs = {split: pairs_in(part) for split, part in found.items()}
     else:
-        both = _pairs(found["train"] or folder)
+        both = pairs_in(found["train"] or folder)
         order = np.random.default_rng(0).permutation(len(both))
         cut = min(1000, max(1, len(both) // 10))
         pairs = {
@@ -199,7 +199,8 @@ def _recordings(folder: Path) -> list[Path]:
     return sorted(p for p in folder.rglob("*") if p.suffix.lower() in AUDIO_SUFFIXES)
 
 
-def _pairs(folder: Path) -> list[tuple[Path, str]]:
+def pairs_in(folder: Path) -> list[tuple[Path, str]]:
+    """Recordings of a folder with their texts."""
     table, lines = folder / "metadata.csv", folder / "metadata.jsonl"
     if table.is_file() or lines.is_file():
         table = table if table.is_file() else lines

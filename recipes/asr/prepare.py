@@ -27,7 +27,7 @@ from cape_plugins.audio import AudioError, audio_seconds, read_audio
 from cape_plugins.features import WINDOW_SECONDS
 from recipes.asr import corpora
 from recipes.asr.corpora import Sets
-from recipes.asr.data import SAMPLING_RATE, TEST_WORDS, TRAIN_WORDS, _pairs
+from recipes.asr.data import SAMPLING_RATE, TEST_WORDS, TRAIN_WORDS, pairs_in
 from recipes.asr.manifest import (
     Entry,
     Utterance,
@@ -204,7 +204,7 @@ def folder(source: Path) -> Sets:
     sets = {
         split: [
             Utterance(_id(path, part), path, unicode_words(text or ""))
-            for path, text in _pairs(part)
+            for path, text in pairs_in(part)
         ]
         for split, part in (found | {"train": found["train"] or source}).items()
         if part

@@ -49,7 +49,9 @@ class Model(NamedTuple):
 
 def models(args: argparse.Namespace) -> list[Model]:
     """What is to be trained."""
-    study = STUDIES[args.study]
+    study = dict(STUDIES[args.study])
+    if args.study == "types":
+        study["cape"] = f"{study['cape']} {RECIPES[args.recipe].cape}".strip()
     found = []
     for seed in args.seeds:
         for name in args.models or study:

@@ -1,0 +1,178 @@
+"""Comparisons of speech models: bins of durations, reports, and the commands."""
+
+import csv
+import re
+import shlex
+
+import jiwer
+import pytest
+
+pytest.importorskip("soundfile")
+from recipes.asr import evaluate, run
+from recipes.asr.catalog import BATCHES, RECIPES, STUDIES
+from recipes.asr.report import ALL, Text, by_duration, rates
+from recipes.mt.report import Result
+from recipes.steps import CommandError
+from tests.fairseq.speech import durations, write_manifest
+
+SMALL = (
+    *("--encoder-embed-dim", 16, "--encoder-ffn-embed-dim", 16, "--encoder-layers", 1),
+    *("--encoder-attention-heads", 2, "--max-tokens", 500, "--lr", 0.01),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("speech")
+    for seed, (split, count) in enumerate((("train", 16), ("valid", 3), ("test", 9))):
+        write_manifest(path, split, durations(count, seed), seed)
+    return path
+
+
+# ---- rates ---------------------------------------------------------------------------------------
+
+TEXTS = [
+    Text(0.5, "a b c", "a b c"),
+    Text(1.0, "a b", "a x"),
+    Text(1.5, "one two", ""),
+    Text(9.0, "x", "x y"),
+]
+
+
+def test_rates_are_jiwers():
+    found = rates(TEXTS)
+    references, hypotheses = [t.reference for t in TEXTS], [t.hypothesis for t in TEXTS]
+    assert found.wer == pytest.approx(100 * jiwer.wer(references, hypotheses))
+    assert found.ler == pytest.approx(100 * jiwer.cer(references, hypotheses))
+    assert (found.words, found.count) == (8, 4)
+
+
+def test_bins_include_their_upper_end():
+    found = by_duration(TEXTS, (1, 2, 4))
+    assert {name: (one.count, one.wer) for name, one in found.items()} == {
+        "0-1 s": (2, 20.0),
+        "1-2 s": (1, 100.0),
+        "over 4 s": (1, 100.0),
+        ALL: (4, 50.0),
+    }
+
+
+# ---- what is compared ----------------------------------------------------------------------------
+
+
+def test_every_study_has_its_models_and_flags():
+    from cape_plugins.registry import TYPES
+
+    assert list(STUDIES["types"]) == list(TYPES)
+    assert len(STUDIES["augmentation"]) == 4
+    for models in STUDIES.values():
+        flags = list(models.values())
+        assert len(flags) == len(set(flags)) >= 2
+    assert list(BATCHES) == ["padded", "padding-free"]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("study", STUDIES)
+def test_flags_of_recipes_are_known(folder, recipe, study):
+    """Parsed as fairseq-train parses them."""
+    from fairseq import options
+
+    import fairseq_user_dir  # noqa: F401
+
+    words = shlex.split(f"{RECIPES[recipe].train} {next(reversed(STUDIES[study].values()))}")
+    parser = options.get_training_parser()
+    args = options.parse_args_and_arch(
+        parser, [str(folder), "--task", "cape_asr", "--criterion", "cape_ctc", *words]
+    )
+    assert args.task == "cape_asr"
+    if recipe != "small":
+        assert (args.encoder_layers, args.encoder_embed_dim) == (36, 768)
+
+
+# ---- commands ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_comparison_from_training_to_plot(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    command = ["--data", str(folder), "--models", "cape", "--updates", "3", "--bins", "1"]
+    command += [
+        "--batches",
+        *BATCHES,
+        "--seeds",
+        "1",
+        "2",
+        "--hops",
+        "10",
+        "16",
+        "--",
+        *map(str, SMALL),
+    ]
+    run.main(command)
+    out = tmp_path / "results/asr/types"
+    with open(out / "scores.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    names = {"cape", "cape (padding-free)"}
+    assert {(row["model"], row["seed"]) for row in rows} == {(n, s) for n in names for s in "12"}
+    assert {row["duration"] for row in rows} == {"0-1 s", "over 1 s", "all"}
+    assert all(float(row["wer"]) > 0 for row in rows)
+    text = (out / "scores.md").read_text()
+    assert "Mean of seeds 1, 2" in text
+    assert "--padding-free" in text
+    assert str(tmp_path) not in text
+    with open(out / "hops.csv", newline="") as file:
+        hops = list(csv.DictReader(file))
+    assert [(row["model"], row["hop_ms"]) for row in hops] == [
+        (name, hop) for name in sorted(names) for hop in ("10", "16")
+    ]
+    assert all(float(row["audio_seconds_per_second"]) > 0 for row in hops)
+    for name in ("scores.png", "hops.png"):
+        assert (out / name).read_bytes().startswith(b"\x89PNG")
+    # the same decoding, of a checkpoint alone
+    checkpoint = tmp_path / "build/asr/types/runs/cape-seed1/checkpoint_last.pt"
+    evaluate.main([str(checkpoint), "--data", str(folder), "--bins", "1", "--output", "again"])
+    with open("again/test/scores.csv", newline="") as file:
+        again = [(row["duration"], row["wer"]) for row in csv.DictReader(file)]
+    first = [(r["duration"], r["wer"]) for r in rows if (r["model"], r["seed"]) == ("cape", "1")]
+    assert again == first
+    capsys.readouterr()
+    run.main(command)  # all is reused
+    assert "4 trainings" in capsys.readouterr().out
+
+
+BAD_RUN = [
+    (["--models", "foo"], "--models foo: study types has nopos"),
+    (["--data", "gone"], "there is no train.tsv"),
+    (["--test", "gone"], "there is no gone.tsv"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), BAD_RUN, ids=[message for _, message in BAD_RUN])
+def test_bad_comparisons(folder, words, message):
+    data = [] if "--data" in words else ["--data", str(folder)]
+    with pytest.raises(CommandError, match=message):
+        run.main([*data, *words])
+
+
+BAD_EVALUATION = [
+    (["gone.pt"], CommandError, "gone.pt: no such checkpoint"),
+    ([__file__, "--sets", "gone"], CommandError, "there is no .*gone.tsv"),
+    ([__file__, "--hops", "500"], SystemExit, "is not a hop of 1 to 100 ms"),
+]
+
+
+@pytest.mark.parametrize(("words", "kind", "message"), BAD_EVALUATION, ids=["none", "set", "hop"])
+def test_bad_evaluations(folder, words, kind, message, capsys):
+    with pytest.raises(kind) as error:
+        evaluate.main([*words, "--data", str(folder)])
+    assert re.search(message, f"{error.value} {capsys.readouterr().err}")
+
+
+def test_results_are_those_of_the_translation_reports():
+    """The shared table: mean and range over seeds."""
+    from recipes.mt.report import markdown_table
+
+    results = [
+        Result("cape", seed, 1.0, by_duration(TEXTS[:n], (1,))) for seed, n in ((1, 1), (2, 2))
+    ]
+    assert markdown_table(results, "wer", ["0-1 s"])[-1] == "| cape | 10.00 (0.00-20.00) |"
