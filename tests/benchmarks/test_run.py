@@ -89,6 +89,23 @@ def test_hugging_face_families(results):
 
 
 @pytest.mark.slow
+def test_speech(results):
+    """Types, batches with and without padding, features."""
+    rows = read_rows(only(results, "speech-cpu-torch*.csv"))
+    types = [(row["B x T"], row["variant"]) for row in rows if row["B x T"]]
+    assert sorted(types) == sorted((size, name) for size in ("2 x 60", "2 x 90") for name in TYPES)
+    batches = {row["variant"]: row for row in rows if row["part"] == "batches"}
+    assert list(batches) == ["sorted, padded", "perturbed, padded", "padding-free"]
+    padding = [float(row["padding_percent"]) for row in batches.values()]
+    assert padding[1] >= padding[0] > padding[2] == 0
+    for row in rows:
+        for column in ("ratio", "frames_per_second", "times_real_time"):
+            assert not row[column] or float(row[column]) > 0
+    features = [row for row in rows if row["part"] == "features"]
+    assert len(features) == 9
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "count"), [("embedding", 2 * len(EMBEDDINGS)), ("relative", 3)])
 def test_memory_is_measured(results, name, count):
     rows = read_rows(only(results, f"{name}-cpu-torch*.csv"))
