@@ -9,6 +9,7 @@ Several checkpoints are compared, not averaged. Tables (CSV, Markdown) and plots
 
 import argparse
 import csv
+import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -152,6 +153,11 @@ def write_hops(
     write_hop_plot(output / "hops.png", curves)
 
 
+def calm_logging() -> None:
+    """Warnings only: importing fairseq makes every library of the program log all it does."""
+    logging.getLogger().setLevel(logging.WARNING)
+
+
 def milliseconds(text: str) -> float:
     """Argument type: a hop of 1 to 100 ms, in seconds."""
     try:
@@ -197,6 +203,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command; see the module docstring."""
+    calm_logging()
     args = parse_arguments(argv)
     options = {"flags": args.flags, "max_tokens": args.max_tokens, "threads": args.threads}
     facts = {"Machine": f"{machine()}; threads {args.threads}", "Versions": versions(PACKAGES)}

@@ -23,7 +23,14 @@ from typing import NamedTuple
 from fairseq_user_dir.asr.manifest import read_manifest
 from recipes.asr import prepare
 from recipes.asr.catalog import BATCHES, RECIPES, SEED_STEP, STUDIES
-from recipes.asr.evaluate import PACKAGES, decode, hop_curve, milliseconds, write_hops
+from recipes.asr.evaluate import (
+    PACKAGES,
+    calm_logging,
+    decode,
+    hop_curve,
+    milliseconds,
+    write_hops,
+)
 from recipes.asr.report import ALL, by_duration, write_csv, write_markdown, write_plot
 from recipes.mt.pipeline import train
 from recipes.mt.quickstart import run_all
@@ -160,6 +167,7 @@ def shown_command(argv: Sequence[str]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command; see the module docstring."""
+    calm_logging()
     argv = sys.argv[1:] if argv is None else argv
     args = parse_arguments(argv)
     wanted = models(args)
