@@ -15,18 +15,18 @@ from PIL import Image
 from recipes.phones.analysis import similarity, similarity_by_distance
 from recipes.steps import writing
 
-DPI = 72
+DPI = 80
 ZOOM = 50  # frames
 PIXELS = 300  # of long similarity maps; more positions are thinned out
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a PNG file atomically, of few colours, which makes maps several times smaller."""
+    """Write a PNG file atomically, of 256 colours, which makes maps several times smaller."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI)
     plt.close(figure)
     with writing(path, "wb") as file:
-        image = Image.open(buffer).convert("RGB").quantize(64, dither=Image.Dither.NONE)
+        image = Image.open(buffer).convert("RGB").quantize(256, dither=Image.Dither.NONE)
         image.save(file, format="PNG", optimize=True)
 
 
