@@ -67,7 +67,7 @@ class SpeechDataset(FairseqDataset):
         self.hop_seconds, self.num_mel_bins = hop_seconds, num_mel_bins
         self.training, self.padding_free = training, padding_free and training
         self.seed, self.epoch = seed, 1
-        self._reader = TolerantReader(lambda index: load(self.utterances[index]), self.seconds)
+        self._reader = TolerantReader(self._load, self.seconds)
 
     # ---- what fairseq asks for -------------------------------------------------------------------
 
@@ -134,11 +134,14 @@ class SpeechDataset(FairseqDataset):
             place, content = self._reader(index)
         else:
             try:
-                place, content = index, load(self.utterances[index])
+                place, content = index, self._load(index)
             except AudioError as error:
                 logger.warning("skipped: %s", error)
                 return None
         return Sample(index, content, self.targets[place], float(self.seconds[place]))
+
+    def _load(self, index: int) -> Tensor:
+        return load(self.utterances[index])
 
     def collater(self, samples: Sequence[Sample | None]) -> dict[str, Any]:
         """A batch; empty if none of its recordings could be read.

@@ -53,7 +53,7 @@ def _count(low: int) -> Any:
 class CapeAsrTask(LegacyFairseqTask):
     """Recordings and texts from manifests, in padded batches or without padding.
 
-    ``--max-tokens`` counts frames of 10 ms: ``--max-tokens 12000`` are batches of 120 seconds.
+    ``--max-tokens`` counts frames: ``--max-tokens 12000`` are 120 seconds at a hop of 10 ms.
     """
 
     @staticmethod
