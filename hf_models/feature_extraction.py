@@ -53,6 +53,9 @@ class CapeSpeechFeatureExtractor(SequenceFeatureExtractor):
         hop_seconds: float | Sequence[float] | None = None,
         padding: bool | str = True,
         return_tensors: str | None = None,
+        max_length: int | None = None,
+        truncation: bool = False,
+        pad_to_multiple_of: int | None = None,
         **kwargs: Any,
     ) -> BatchFeature:
         """Features of one recording or of several.
@@ -65,6 +68,9 @@ class CapeSpeechFeatureExtractor(SequenceFeatureExtractor):
                 floating-point inputs of a model in half precision.
             padding: As in transformers; default to the longest.
             return_tensors: "pt" or "np".
+            max_length: As in transformers, in frames; it cuts with `truncation`.
+            truncation: As in transformers.
+            pad_to_multiple_of: As in transformers, in frames.
 
         Raises:
             ValueError: for another sampling rate, empty, too short, many-channel or non-finite
@@ -101,6 +107,9 @@ class CapeSpeechFeatureExtractor(SequenceFeatureExtractor):
         batch = self.pad(
             BatchFeature({"input_features": features}),
             padding=padding,
+            max_length=max_length,
+            truncation=truncation,
+            pad_to_multiple_of=pad_to_multiple_of,
             return_attention_mask=True,
             return_tensors=return_tensors,
         )

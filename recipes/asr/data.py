@@ -3,6 +3,7 @@
 import argparse
 import csv
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -117,8 +118,8 @@ def usable(rows: Iterator[tuple[Any, Any, str]], total: int, name: str) -> list[
 
 
 def report_skipped(name: str, skipped: Mapping[str, int], total: int, first: str = "") -> None:
-    """Says how many recordings are left out, and why."""
-    if any(skipped.values()):
+    """Says how many recordings are left out, and why; the first process alone does."""
+    if any(skipped.values()) and os.environ.get("RANK", "0") == "0":
         parts = ", ".join(f"{count} {reason}" for reason, count in skipped.items() if count)
         print(f"{name} data: {sum(skipped.values())} of {total} skipped ({parts})", flush=True)
         if first:
