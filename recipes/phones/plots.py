@@ -15,7 +15,7 @@ from PIL import Image
 from recipes.phones.analysis import similarity, similarity_by_distance
 from recipes.steps import writing
 
-DPI = 80
+DPI = 72
 ZOOM = 50  # frames
 PIXELS = 300  # of long similarity maps; more positions are thinned out
 

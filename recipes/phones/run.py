@@ -153,7 +153,6 @@ def shown_command(argv: Sequence[str]) -> str:
 def load(args: argparse.Namespace) -> Corpus:
     """The data, with a word about what was left out."""
     if not args.data:
-        torch.set_num_threads(1)  # so small a model gains nothing by more
         return synthetic([getattr(args, option) for option in BUILTIN_SIZES])
     corpus = read_folder(args.data, args.tier)
     if corpus.skipped:
@@ -168,6 +167,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = {name: getattr(args, name) for name in ("dim", "layers", "heads", "ffn", "dropout")}
     sizes = Sizes(**options)
     training = Training(args.epochs, args.learning_rate, args.final_learning_rate)
+    if not args.paper:
+        torch.set_num_threads(1)  # so small a model gains nothing by more
     corpus = load(args)
     experiment = Experiment(corpus, sizes, training, args.work, args.device)
     print(f"{corpus.description}: {corpus.sizes()}; {len(corpus.classes)} classes", flush=True)
