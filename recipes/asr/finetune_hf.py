@@ -290,14 +290,8 @@ def make_options() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """The recipe; see the module docstring."""
-    parser = make_options()
-    builtin = not has_data(parser.parse_known_args(argv)[0])
-    args, training = parse(parser, DIGIT_TRAINING if builtin else (), argv)
-    if builtin:
-        torch.set_num_threads(1)  # so small a model gains nothing by more
-    seq2seq = is_seq2seq(args)
+def check_hops(args: argparse.Namespace, seq2seq: bool) -> None:
+    """Features of models with decoder have one hop, that of transformers."""
     if args.padding_free is not None and (seq2seq or args.padding_free <= 0):
         raise CommandError(
             f"--padding-free {args.padding_free}: allowed: > 0 seconds, such as 120, for a model "
@@ -308,6 +302,17 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"--hop-seconds {args.hop_seconds}: allowed: 0.001 to 0.1, such as 0.01, for a model "
             "trained by CTC"
         )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The recipe; see the module docstring."""
+    parser = make_options()
+    builtin = not has_data(parser.parse_known_args(argv)[0])
+    args, training = parse(parser, DIGIT_TRAINING if builtin else (), argv)
+    if builtin:
+        torch.set_num_threads(1)  # so small a model gains nothing by more
+    seq2seq = is_seq2seq(args)
+    check_hops(args, seq2seq)
     splits = synthetic() if builtin else given(args)
     if args.max_seconds is not None:
         kept = [item for item in splits["train"].items if item.seconds <= args.max_seconds]

@@ -93,6 +93,8 @@ class Synthesizer:
             self._library = ctypes.CDLL(copy)
         data = espeakng_loader.get_data_path().encode()
         self.native_rate = self._library.espeak_Initialize(_SYNCHRONOUS, 0, data, _PHONEME_EVENTS)
+        # breath is noise whose seed would be the time
+        self._library.espeak_ng_SetRandSeed(ctypes.c_long(0))
         self._samples: list[np.ndarray] = []
         self._phones: list[tuple[int, str]] = []
         self._callback = _Callback(self._collect)  # kept alive for the library

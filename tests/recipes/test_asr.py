@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 from recipes.asr import finetune_hf as asr
 from recipes.asr import training
 from recipes.asr.data import Recording, Recordings, given, synthetic, usable
-from recipes.asr.synthesis import Synthesizer, make_speech
 from recipes.steps import CommandError
 
 QUICK = ("--max_steps", 4, "--save_steps", 2, "--per_device_eval_batch_size", 16)
@@ -28,64 +27,6 @@ TINY_SEQ2SEQ = {
     "decoder_attention_heads": 2,
     "conv_channels": 16,
 }
-
-
-# ---- synthetic speech ----------------------------------------------------------------------------
-
-
-def test_speech_is_reproducible():
-    first, second = make_speech(1, 5, (1, 6)), make_speech(1, 5, (1, 6))
-    assert all(np.array_equal(a.waveform, b.waveform) for a, b in zip(first, second, strict=True))
-    assert [a[::2] for a in first] == [b[::2] for b in second]
-    assert [a.text for a in make_speech(2, 5, (1, 6))] != [a.text for a in first]
-
-
-def test_phones_stand_where_the_sound_is():
-    """Phones follow each other and end with the speech; pauses are silent, vowels are loud."""
-    speech = Synthesizer().speak("four, two", speed=120)
-    assert [phone.name for phone in speech.phones if phone.name[0] not in "_"] == [
-        *("f", "o@", "t", "u:"),
-    ]
-    for one, two in zip(speech.phones, speech.phones[1:], strict=False):
-        assert one.start < one.end == two.start
-    assert speech.phones[-1].end == pytest.approx(len(speech.waveform) / 16000, abs=1e-3)
-
-    def loudness(name):
-        phone = next(p for p in speech.phones if p.name == name)
-        part = speech.waveform[int(phone.start * 16000) : int(phone.end * 16000)]
-        return float(np.sqrt((part**2).mean()))
-
-    assert loudness("u:") > 20 * loudness("_:")
-
-
-def test_voice_speed_and_pitch_change_the_speech():
-    synthesizer = Synthesizer()
-    slow, fast = (synthesizer.speak("one two three", speed=s) for s in (100, 300))
-    assert len(slow.waveform) > 1.8 * len(fast.waveform)
-    low, high = (synthesizer.speak("one two three", pitch=p) for p in (0, 99))
-
-    def zero_crossings(speech):
-        return np.count_nonzero(np.diff(np.signbit(speech.waveform)))
-
-    assert zero_crossings(low) != zero_crossings(high)
-
-
-@pytest.mark.parametrize(
-    "bad", [{"speed": 5}, {"pitch": 100}, {"voice": "klingon-opera"}, {"text": " "}]
-)
-def test_speech_refuses(bad):
-    (name, value), *_ = bad.items()
-    with pytest.raises(ValueError, match=re.escape(f"{name}={value!r}")):
-        Synthesizer().speak(**{"text": "one", **bad})
-
-
-def test_training_speech_is_short_and_tests_are_long():
-    splits = synthetic()
-    longest = max(item.seconds for item in splits["train"].items)
-    assert longest < 3
-    assert max(item.seconds for item in splits["test"].items) > 8 * longest
-    assert splits["train"][0].dtype == torch.float32
-    assert len(splits["train"][0]) == splits["train"].items[0].seconds * 16000
 
 
 # ---- data ----------------------------------------------------------------------------------------
