@@ -24,10 +24,9 @@ from torch.utils.data import Sampler
 from cape_plugins.features import WINDOW_SECONDS
 
 PERTURBATION = 0.15  # durations are multiplied by U(1 - 0.15, 1 + 0.15) before they are sorted
-HOPS = (
-    0.005,
-    0.020,
-)  # the papers' code has hops from 1 to 12 ms; the lowest come from ragged batches
+# Shortest and longest hop as factors of the target; the papers' code has hops from 1 to 12 ms, the
+# lowest of which come from ragged batches.
+HOP_RANGE = (0.5, 2.0)
 
 
 class Hop(NamedTuple):
@@ -59,7 +58,7 @@ class PaddingFreeBatches(Sampler[list[Hop]]):
         max_seconds: Of a batch in sum; a longer recording is a batch by itself.
         seed: Of the perturbation and of the order of batches.
         target_hop: Of a recording of mean duration, in seconds.
-        hops: Shortest and longest allowed hop in seconds.
+        hops: Shortest and longest allowed hop in seconds; default half and twice the target.
         shuffle: Perturb, and batches in random order; without, the order is by duration.
         num_batches: Of each epoch, for hosts that count epochs by batches; surplus ones are left
             out and missing ones repeated, both at random. Default as many as there are.
@@ -78,7 +77,7 @@ class PaddingFreeBatches(Sampler[list[Hop]]):
         max_seconds: float = 120.0,
         seed: int = 0,
         target_hop: float = 0.010,
-        hops: tuple[float, float] = HOPS,
+        hops: tuple[float, float] | None = None,
         shuffle: bool = True,
         num_batches: int | None = None,
         num_replicas: int = 1,
@@ -86,11 +85,14 @@ class PaddingFreeBatches(Sampler[list[Hop]]):
         max_recordings: int | None = None,
     ) -> None:
         self.seconds = np.asarray(seconds, dtype=np.float64)
-        if self.seconds.ndim != 1 or not (self.seconds > WINDOW_SECONDS).all():
+        known = np.isfinite(self.seconds) & (self.seconds > WINDOW_SECONDS)
+        if self.seconds.ndim != 1 or not known.all():
             raise ValueError(
-                f"seconds must be [recordings] of more than {WINDOW_SECONDS} (one window); leave "
-                "out recordings that are empty or too short."
+                f"seconds must be [recordings] of more than {WINDOW_SECONDS} (one window), finite; "
+                "leave out recordings that are empty or too short."
             )
+        low, high = HOP_RANGE
+        hops = hops or (low * target_hop, high * target_hop)
         if not max_seconds > 0:
             raise ValueError(
                 f"max_seconds={max_seconds} is not allowed; allowed: > 0, such as 120."
@@ -127,7 +129,7 @@ class PaddingFreeBatches(Sampler[list[Hop]]):
         self.batches = [self.batches[place] for place in places[:whole]]
 
     def _cut(self, order: np.ndarray) -> Iterator[np.ndarray]:
-        """Batches of at most `max_seconds` and `max_recordings`, whose hops are in the allowed range."""
+        """Batches of at most `max_seconds` and `max_recordings` with hops in the allowed range."""
         first, total, low, high = 0, 0.0, np.inf, 0.0
         for place, duration in enumerate(self.seconds[order]):
             new_total, new_low, new_high = (

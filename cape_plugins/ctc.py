@@ -51,7 +51,8 @@ class BeamDecoder:
         words: Names of the words.
         lm_weight: Factor on the score of the language model.
         word_score: Added for each word of a lexicon.
-        separator: Token between words, if there is one.
+        separator: Token between words, if there is one. It ends each word of a lexicon, whether its
+            spelling has it or not, and the text, whether the model says so or not.
 
     Raises:
         ImportError: without the package flashlight-text.
@@ -74,14 +75,15 @@ class BeamDecoder:
             raise ValueError(f"beam={beam} is not allowed; allowed: >= 1 hypotheses, such as 50.")
         if lm is not None and not os.path.isfile(lm):
             raise ValueError(f"lm={str(lm)!r}: no such file; give an ARPA or KenLM binary file.")
-        if lexicon is not None and lm is None:
-            raise ValueError("a lexicon needs a language model of its words; give lm.")
+        if lexicon is not None and (lm is None or not lexicon):
+            raise ValueError("a lexicon needs words, and a language model of them; give both.")
         self.blank = blank
         silence = tokens.index(separator) if separator in tokens else blank
-        names = dictionary.Dictionary(list(lexicon or tokens))
+        self._end = silence if lexicon is not None and silence != blank else None
+        names = dictionary.Dictionary(list(tokens if lexicon is None else lexicon))
         if lexicon is not None and "<unk>" not in lexicon:
             names.add_entry("<unk>")
-        model = decoder.ZeroLM() if lm is None else _kenlm()(os.fspath(lm), names)
+        model = decoder.ZeroLM() if lm is None else _language_model(lm, names)
         common = {
             "beam_size": beam,
             "beam_size_token": len(tokens),
@@ -95,7 +97,7 @@ class BeamDecoder:
             options = decoder.LexiconFreeDecoderOptions(**common)
             self._decoder = decoder.LexiconFreeDecoder(options, model, silence, blank, [])
             return
-        trie = _trie(decoder, model, names, lexicon, list(tokens), silence)
+        trie = _trie(decoder, model, names, lexicon, list(tokens), silence, self._end is not None)
         options = decoder.LexiconDecoderOptions(
             **common, word_score=word_score, unk_score=float("-inf")
         )
@@ -106,25 +108,40 @@ class BeamDecoder:
 
     def __call__(self, log_probs: Tensor, lengths: Tensor) -> list[Hypothesis]:
         """The best hypothesis of each sample, for ``[B, T, V]`` and ``[B]``."""
-        emissions = log_probs.detach().float().cpu().contiguous()
+        emissions = log_probs.detach().float().cpu()
         found = []
         for row, length in zip(emissions, lengths.tolist(), strict=True):
-            results = self._decoder.decode(row.data_ptr(), length, row.shape[1])
+            row = self._ended(row[:length])
+            results = self._decoder.decode(row.data_ptr(), *row.shape)
             if not results:  # no word of the lexicon fits
                 found.append(Hypothesis([], float("-inf")))
                 continue
             # the decoder puts a separator at either end
             path = [token for token in results[0].tokens[1:-1] if token >= 0]
-            found.append(Hypothesis(collapse(path, self.blank), results[0].score))
+            tokens = collapse(path, self.blank)
+            while self._end is not None and tokens and tokens[-1] == self._end:
+                tokens.pop()
+            found.append(Hypothesis(tokens, results[0].score))
         return found
+
+    def _ended(self, row: Tensor) -> Tensor:
+        """With one more output, a separator: words of a lexicon are complete at a separator only,
+        and models are trained without one behind the last word."""
+        if self._end is None:
+            return row.contiguous()
+        last = row.new_full((1, row.shape[1]), -1e3)
+        last[0, self._end] = 0.0
+        return torch.cat((row, last))
 
 
 def read_lexicon(path: str | os.PathLike) -> dict[str, list[list[str]]]:
     """A file with a word and its tokens in each line; a word may have several spellings.
 
     Raises:
-        ValueError: naming the line without tokens.
+        ValueError: if there is no such file, naming the line without tokens, or without any word.
     """
+    if not os.path.isfile(path):
+        raise ValueError(f"lexicon {os.fspath(path)!r}: no such file.")
     lexicon: dict[str, list[list[str]]] = {}
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
@@ -136,6 +153,8 @@ def read_lexicon(path: str | os.PathLike) -> dict[str, list[list[str]]]:
                 )
             if word:
                 lexicon.setdefault(word, []).append(tokens)
+    if not lexicon:
+        raise ValueError(f"lexicon {os.fspath(path)!r} is empty; write lines such as: two t w o |")
     return lexicon
 
 
@@ -146,6 +165,7 @@ def _trie(
     lexicon: Mapping[str, Sequence[Sequence[str]]],
     tokens: Sequence[str],
     silence: int,
+    separated: bool,
 ) -> Any:
     index = {token: place for place, token in enumerate(tokens)}
     trie, start = decoder.Trie(len(tokens), silence), model.start(False)
@@ -159,7 +179,10 @@ def _trie(
                     f"the lexicon spells {word!r} with {unknown[0]!r}, which is no class of this "
                     "model; make the lexicon of the model's own tokens."
                 )
-            trie.insert([index[token] for token in spelling], place, score)
+            path = [index[token] for token in spelling]
+            if separated and path[-1] != silence:
+                path.append(silence)
+            trie.insert(path, place, score)
     trie.smear(decoder.SmearingMode.MAX)
     return trie
 
@@ -175,7 +198,26 @@ def _flashlight() -> tuple[Any, Any]:
     return decoder, dictionary
 
 
-def _kenlm() -> Any:
+def _language_model(path: str | os.PathLike, names: Any) -> Any:
+    """KenLM's model of a file.
+
+    Raises:
+        ValueError: if it cannot be read, or knows none of the names.
+    """
     from flashlight.lib.text.decoder.kenlm import KenLM
 
-    return KenLM
+    try:
+        model = KenLM(os.fspath(path), names)
+    except RuntimeError as error:
+        raise ValueError(
+            f"lm={os.fspath(path)!r} is no n-gram model of order 2 or more, ARPA or KenLM binary "
+            f"({error})."
+        ) from None
+    start = model.start(False)
+    scores = {model.score(start, index)[1] for index in range(names.index_size())}
+    if len(scores) == 1:
+        raise ValueError(
+            f"lm={os.fspath(path)!r} knows none of the {names.index_size()} units or words it is "
+            "given; a model of words needs a lexicon, a model of units the units of this model."
+        )
+    return model

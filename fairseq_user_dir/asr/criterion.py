@@ -16,7 +16,10 @@ from torch.nn import functional as F
 from cape_plugins.ctc import best_path
 from fairseq_user_dir.asr.scoring import count_errors
 
-_SUMS = ("frames", "padding", "word_errors", "words", "letter_errors", "letters")
+_SUMS = (
+    *("frames", "padding", "recordings", "unaligned"),
+    *("word_errors", "words", "letter_errors", "letters"),
+)
 
 
 @register_criterion("cape_ctc")
@@ -76,8 +79,12 @@ class CapeCtcCriterion(FairseqCriterion):
             )
         if self.target_norm:
             losses = losses / sizes.clamp(min=1).sqrt()
-        count = int(sizes.sum())
-        sample_size = sample["nsentences"] if self.target_norm else count
+        # what cannot be aligned has no loss and does not count
+        repeats = ((target[:, 1:] == target[:, :-1]) & real[:, 1:]).sum(1)
+        aligned = (sizes + repeats <= lengths) & (sizes > 0)
+        losses = losses * aligned
+        count = int((sizes * aligned).sum())
+        sample_size = int(aligned.sum()) if self.target_norm else count
         log = {
             "loss": utils.item(losses.sum().data),
             "ntokens": count,
@@ -85,24 +92,22 @@ class CapeCtcCriterion(FairseqCriterion):
             "sample_size": sample_size,
             "frames": int(sample["net_input"]["src_lengths"].sum()),
             "padding": sample["net_input"]["src_tokens"].shape[:2].numel(),
+            "recordings": sample["nsentences"],
+            "unaligned": int(((sizes > 0) & ~aligned).sum()),
         }
         if not model.training:
-            log.update(self._errors(log_probs, lengths, target, real))
+            log.update(self._errors(log_probs, lengths, sample["texts"]))
         return losses.sum(), sample_size, log
 
-    def _errors(
-        self, log_probs: Tensor, lengths: Tensor, target: Tensor, real: Tensor
-    ) -> dict[str, int]:
+    def _errors(self, log_probs: Tensor, lengths: Tensor, texts: list[str]) -> dict[str, int]:
         found = best_path(log_probs.transpose(0, 1), lengths, self.blank)
         hypotheses = [self.dictionary.string(torch.tensor(one.tokens)) for one in found]
-        references = [
-            self.dictionary.string(row[mask]) for row, mask in zip(target, real, strict=True)
-        ]
-        return count_errors(references, hypotheses)
+        return count_errors(texts, hypotheses[: len(texts)])
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: Sequence[dict[str, Any]]) -> None:
-        """Loss in nats, `wer` and `ler` in percent, and the share of padding in percent."""
+        """Loss in nats; `wer`, `ler`, the share of padding and of recordings with more units than
+        outputs (`unaligned_percent`), all in percent."""
         total = {
             key: sum(log.get(key, 0) for log in logging_outputs)
             for key in ("loss", "sample_size", *_SUMS)
@@ -112,6 +117,10 @@ class CapeCtcCriterion(FairseqCriterion):
         for name in _SUMS:
             metrics.log_scalar_sum(f"_{name}", total[name])
         metrics.log_derived("padded_percent", lambda m: 100 - _percent(m, "frames", "padding"))
+        if total["unaligned"]:
+            metrics.log_derived(
+                "unaligned_percent", lambda m: _percent(m, "unaligned", "recordings")
+            )
         if any("words" in log for log in logging_outputs):
             metrics.log_derived("wer", lambda m: _percent(m, "word_errors", "words"))
             metrics.log_derived("ler", lambda m: _percent(m, "letter_errors", "letters"))

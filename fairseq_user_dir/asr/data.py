@@ -20,6 +20,11 @@ from fairseq_user_dir.asr.text import Targets
 logger = logging.getLogger(__name__)
 
 
+MAX_UNKNOWN = 0.1  # share of units of training that the dictionary may lack
+TOLERANCE = 0.02  # of a duration in a manifest, and at least
+SLACK = 0.05  # seconds
+
+
 class Sample(NamedTuple):
     """What was read for one utterance: samples ``[N]`` or features ``[T, bins]``."""
 
@@ -27,6 +32,7 @@ class Sample(NamedTuple):
     content: Tensor
     target: Tensor
     seconds: float
+    text: str
 
 
 class SpeechDataset(FairseqDataset):
@@ -67,7 +73,28 @@ class SpeechDataset(FairseqDataset):
         self.hop_seconds, self.num_mel_bins = hop_seconds, num_mel_bins
         self.training, self.padding_free = training, padding_free and training
         self.seed, self.epoch = seed, 1
+        self._check_units()
         self._reader = TolerantReader(self._load, self.seconds)
+
+    def _check_units(self) -> None:
+        """Says how many units the dictionary lacks.
+
+        Raises:
+            ValueError: if these are more than a tenth of the training data.
+        """
+        unknown = [int((one == self.dictionary.unk()).sum()) for one in self.targets]
+        total = sum(map(len, self.targets))
+        if not any(unknown):
+            return
+        worst = self.utterances[int(np.argmax(unknown))]
+        message = (
+            f"{sum(unknown)} of {total} units of the texts are not in the dictionary, such as in "
+            f"{worst.text!r} ({worst.name}). Do case, subword model and dict.txt belong together? "
+            "Without dict.txt one is made of the training texts."
+        )
+        if self.training and sum(unknown) > MAX_UNKNOWN * total:
+            raise ValueError(message)
+        logger.warning("%s", message)
 
     # ---- what fairseq asks for -------------------------------------------------------------------
 
@@ -108,7 +135,16 @@ class SpeechDataset(FairseqDataset):
     ) -> list[np.ndarray]:
         """Batches of at most `max_tokens` frames and `max_sentences` recordings. The multiple,
         8 by default, is ignored: fairseq would leave the last recordings out."""
+        longest = int(self.sizes[indices, 0].max(initial=0))
+        if max_tokens and longest > max_tokens and not self.training:
+            max_tokens = longest  # whatever can be decoded is
         if not self.padding_free:
+            if max_tokens and longest > max_tokens:
+                raise ValueError(
+                    f"--max-tokens {max_tokens}: the longest training recording has {longest} "
+                    f"frames ({longest * self.hop_seconds:.1f} s); give more, or leave longer ones "
+                    f"out by --max-source-positions {max_tokens}."
+                )
             return super().batch_by_size(indices, max_tokens, max_sentences, 1)
         indices = np.sort(indices)
         settings = {
@@ -138,13 +174,24 @@ class SpeechDataset(FairseqDataset):
             except AudioError as error:
                 logger.warning("skipped: %s", error)
                 return None
-        return Sample(index, content, self.targets[place], float(self.seconds[place]))
+        text = self.utterances[place].text
+        return Sample(index, content, self.targets[place], float(self.seconds[place]), text)
 
     def _load(self, index: int) -> Tensor:
-        return load(self.utterances[index])
+        utterance = self.utterances[index]
+        content = load(utterance)
+        if content.dim() == 1:
+            seconds = len(content) / SAMPLING_RATE
+            if abs(seconds - utterance.seconds) > max(SLACK, TOLERANCE * utterance.seconds):
+                raise AudioError(
+                    f"{utterance.audio} has {seconds:.2f} s, its manifest says "
+                    f"{utterance.seconds:.2f}; correct the column seconds, or leave it out."
+                )
+        return content
 
     def collater(self, samples: Sequence[Sample | None]) -> dict[str, Any]:
-        """A batch; empty if none of its recordings could be read.
+        """A batch. If none of its recordings could be read, it has no id, and silence without
+        a text, which counts for nothing: an empty one fairseq would replace by another.
 
         Returns:
             In `net_input` the features ``[B, T, bins]`` as `src_tokens`, their lengths ``[B]``,
@@ -152,27 +199,32 @@ class SpeechDataset(FairseqDataset):
             ``[B, T]`` in nanoseconds; besides, targets with EOS, padded on the right.
         """
         read = [sample for sample in samples if sample is not None]
-        if not read:
+        if not samples:
             return {}
+        if not read:
+            silence = torch.zeros(SAMPLING_RATE)
+            read = [Sample(-1, silence, torch.zeros(0, dtype=torch.long), 1.0, "")]
         hops = np.full(len(read), self.hop_seconds)
         if self.padding_free:
             hops = hops_of(np.array([sample.seconds for sample in read]), self.hop_seconds)
         net_input = self._features(read, hops)
-        dictionary = self.dictionary
-        ended = [torch.cat((one.target, torch.tensor([dictionary.eos()]))) for one in read]
-        pad, eos = dictionary.pad(), dictionary.eos()
+        pad, eos = self.dictionary.pad(), self.dictionary.eos()
+        ends = [torch.tensor([pad if one.index < 0 else eos]) for one in read]
+        ended = [torch.cat((one.target, end)) for one, end in zip(read, ends, strict=True)]
         target = data_utils.collate_tokens(ended, pad)
         net_input["prev_output_tokens"] = data_utils.collate_tokens(
             ended, pad, eos, move_eos_to_beginning=True
         )
-        lengths = torch.tensor([len(one) for one in ended])
+        lengths = target.ne(pad).sum(1)
+        kept = [sample for sample in read if sample.index >= 0]
         return {
-            "id": torch.tensor([sample.index for sample in read]),
+            "id": torch.tensor([sample.index for sample in kept], dtype=torch.long),
+            "texts": [sample.text for sample in kept],
             "net_input": net_input,
             "target": target,
             "target_lengths": lengths,
             "ntokens": int(lengths.sum()),
-            "nsentences": len(read),
+            "nsentences": len(kept),
         }
 
     def _features(self, samples: Sequence[Sample], hops: np.ndarray) -> dict[str, Tensor]:

@@ -45,16 +45,22 @@ class CtcGenerator:
                 "--ctc-lm and --ctc-lexicon need a beam; give --ctc-beam of 2 or more, such as 50."
             )
         if beam != 1:
-            self._beam = BeamDecoder(
-                dictionary.symbols,
-                self.blank,
-                beam,
-                lm,
-                read_lexicon(lexicon) if lexicon else None,
-                lm_weight,
-                word_score,
-                SPACE,
-            )
+            try:
+                spellings = read_lexicon(lexicon) if lexicon else None
+                self._beam = BeamDecoder(
+                    dictionary.symbols,
+                    self.blank,
+                    beam,
+                    lm,
+                    spellings,
+                    lm_weight,
+                    word_score,
+                    SPACE,
+                )
+            except ValueError as error:
+                raise ValueError(
+                    f"--ctc-beam {beam} with --ctc-lm {lm}, --ctc-lexicon {lexicon}: {error}"
+                ) from None
 
     @torch.no_grad()
     def generate(

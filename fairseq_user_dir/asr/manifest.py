@@ -10,13 +10,15 @@ from __future__ import annotations
 import csv
 import io
 import logging
+import math
 import os
 from collections import Counter
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import yaml
 from torch import Tensor
 from tqdm import tqdm
 
@@ -29,6 +31,7 @@ SAMPLING_RATE = 16000
 FEATURE_HOP = 0.010  # of features that were computed before
 _NUMPY = b"\x93NUMPY"
 TEXT_COLUMNS = ("tgt_text", "text")
+_USED = ("vocab_filename", "audio_root", "input_feat_per_channel")
 
 
 class Utterance(NamedTuple):
@@ -95,6 +98,8 @@ def _utterance(row: Mapping[str, str | None], number: int, root: str, column: st
         seconds = float(row["seconds"]) if row.get("seconds") else _seconds(audio)
     except (ValueError, OSError) as error:
         raise AudioError(f"unreadable: {error}") from None
+    if not math.isfinite(seconds):
+        raise AudioError(f"without a duration: {audio} has {seconds} seconds")
     if not seconds > WINDOW_SECONDS:
         raise AudioError(f"of no more than {WINDOW_SECONDS} s: {audio}")
     return Utterance(row.get("id") or str(number), audio, text, seconds)
@@ -104,8 +109,31 @@ def _seconds(audio: str) -> float:
     source = _source(audio)
     frames = _features(source)
     if frames is not None:
-        return len(frames) * FEATURE_HOP + WINDOW_SECONDS
+        return (len(frames) - 1) * FEATURE_HOP + WINDOW_SECONDS
     return audio_seconds(source)
+
+
+def read_config(folder: str, name: str = "config.yaml") -> dict[str, Any]:
+    """What is used of the configuration of fairseq's S2T data, if there is one: `vocab_filename`,
+    `audio_root`, `input_feat_per_channel` and the sentencepiece model; a warning names the rest."""
+    path = os.path.join(folder, name)
+    if not os.path.isfile(path):
+        return {}
+    with open(path, encoding="utf-8") as file:
+        config = yaml.safe_load(file) or {}
+    used = {key: config.pop(key) for key in _USED if key in config}
+    bpe = config.get("bpe_tokenizer") or {}
+    if bpe.get("bpe") == "sentencepiece":
+        model = config.pop("bpe_tokenizer")["sentencepiece_model"]
+        used["subword_model"] = os.path.join(folder, model)
+    if config:
+        logger.warning(
+            "%s: %s not used; recordings become log-mel features, normalised by recording, "
+            "and are masked by the flags of the task",
+            path,
+            ", ".join(sorted(config)),
+        )
+    return used
 
 
 def load(utterance: Utterance) -> Tensor:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
 import os
 from typing import Any
 
 import torch
-import yaml
 from fairseq.tasks import LegacyFairseqTask, register_task
 from torch import nn
 
@@ -16,7 +16,7 @@ from cape_plugins.features import spec_augment
 from fairseq_user_dir.asr.ctc_model import CapeCtcTransformerModel
 from fairseq_user_dir.asr.data import SpeechDataset
 from fairseq_user_dir.asr.decoding import CtcGenerator
-from fairseq_user_dir.asr.manifest import read_manifest
+from fairseq_user_dir.asr.manifest import read_config, read_manifest
 from fairseq_user_dir.asr.text import (
     DICTIONARY,
     SUBWORD_MODEL,
@@ -31,8 +31,11 @@ logger = logging.getLogger(__name__)
 MEL_BINS = 80
 
 
-def _seconds(text: str) -> float:
-    value = float(text)
+def _hop(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0.001 <= value <= 0.1:
         raise argparse.ArgumentTypeError(
             f"{text} is not allowed; allowed: 0.001 to 0.1 seconds, such as 0.01"
@@ -66,7 +69,7 @@ class CapeAsrTask(LegacyFairseqTask):
             "the data folder, letters if there is none")  # fmt: skip
         add("--padding-free", action="store_true", help="training batches without padding: a hop "
             "for each recording, surplus frames skipped (CAPE App. C.3)")  # fmt: skip
-        add("--hop-seconds", type=_seconds, default=0.010, help="distance of frames; longer ones "
+        add("--hop-seconds", type=_hop, default=0.010, help="distance of frames; longer ones "
             "trade accuracy for speed in inference (default: 0.01)")  # fmt: skip
         add("--max-source-positions", type=_count(1), default=10**6, metavar="N",
             help="leave out longer recordings, in frames (default: none)")  # fmt: skip
@@ -92,7 +95,7 @@ class CapeAsrTask(LegacyFairseqTask):
     def __init__(self, args: Any, dictionary: TextDictionary, targets: Targets) -> None:
         super().__init__(args)
         self.dictionary, self.targets = dictionary, targets
-        self.config = _read_config(args)
+        self.config = read_config(args.data, args.config_yaml)
 
     @classmethod
     def setup_task(cls, args: Any, **kwargs: Any) -> CapeAsrTask:
@@ -102,7 +105,7 @@ class CapeAsrTask(LegacyFairseqTask):
         Raises:
             ValueError: if it cannot be made, or a file is missing.
         """
-        config = _read_config(args)
+        config = read_config(args.data, args.config_yaml)
         subwords = args.subword_model or config.get("subword_model")
         standard = os.path.join(args.data, SUBWORD_MODEL)
         if subwords is None and os.path.isfile(standard):
@@ -110,8 +113,10 @@ class CapeAsrTask(LegacyFairseqTask):
         targets = Targets(subwords)
         path = os.path.join(args.data, config.get("vocab_filename", DICTIONARY))
         if not os.path.isfile(path):
-            train = os.path.join(args.data, "train.tsv")
-            texts = (one.text for one in read_manifest(train, config.get("audio_root")))
+            names = (getattr(args, "train_subset", None) or "train").split(",")
+            paths = [os.path.join(args.data, f"{name}.tsv") for name in names]
+            root = config.get("audio_root")
+            texts = [one.text for train in paths for one in read_manifest(train, root)]
             save(targets.dictionary(texts), path)
             logger.info("made %s", path)
         dictionary = TextDictionary.load(path)
@@ -120,27 +125,42 @@ class CapeAsrTask(LegacyFairseqTask):
 
     def build_model(self, args: Any, from_checkpoint: bool = False) -> nn.Module:
         """See fairseq."""
-        args.input_feat_per_channel = getattr(args, "input_feat_per_channel", None) or MEL_BINS
+        bins = getattr(args, "input_feat_per_channel", None)
+        args.input_feat_per_channel = bins or self.config.get("input_feat_per_channel", MEL_BINS)
         args.input_channels = 1
         args.tgt_dict_size = len(self.dictionary)
-        return super().build_model(args, from_checkpoint)
+        model = super().build_model(args, from_checkpoint)
+        _check_pair(model, args)
+        return model
 
     def load_dataset(
         self, split: str, combine: bool = False, task_cfg: Any | None = None, **kwargs: Any
     ) -> None:
-        """Reads ``SPLIT.tsv``; see fairseq. `task_cfg` has the settings of the checkpoint."""
-        bins = getattr(task_cfg or self.args, "input_feat_per_channel", None) or MEL_BINS
-        path = os.path.join(self.args.data, f"{split}.tsv")
+        """Reads ``SPLIT.tsv``, several of them for ``one,two``, and with `combine` also
+        ``SPLIT1.tsv`` ...; see fairseq. `task_cfg` has the settings of a checkpoint that is
+        evaluated, and is None in training."""
+        args = task_cfg or self.args
+        bins = getattr(args, "input_feat_per_channel", None)
+        names = []
+        for name in split.split(","):
+            names.append(name)
+            more = (f"{name}{number}" for number in itertools.count(1))
+            if combine:
+                names += itertools.takewhile(lambda one: os.path.isfile(self._path(one)), more)
+        root = self.config.get("audio_root")
         self.datasets[split] = SpeechDataset(
-            read_manifest(path, self.config.get("audio_root")),
+            [one for name in names for one in read_manifest(self._path(name), root)],
             self.dictionary,
             self.targets,
             self.args.hop_seconds,
-            bins,
-            training=split.startswith("train"),
+            bins or self.config.get("input_feat_per_channel", MEL_BINS),
+            training=task_cfg is None and split == getattr(self.args, "train_subset", "train"),
             padding_free=self.args.padding_free,
             seed=getattr(self.args, "seed", 1),
         )
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.args.data, f"{name}.tsv")
 
     @property
     def source_dictionary(self) -> None:
@@ -156,10 +176,9 @@ class CapeAsrTask(LegacyFairseqTask):
         return self.args.max_source_positions, self.args.max_target_positions
 
     def get_batch_iterator(self, dataset: Any, **kwargs: Any) -> Any:
-        """See fairseq. Without worker processes nothing is loaded ahead: that would happen in a
-        thread, which aborts the program if it computes features while the interpreter ends."""
-        if not kwargs.get("num_workers"):
-            kwargs["data_buffer_size"] = 0
+        """See fairseq. Worker processes alone load ahead: fairseq's thread for that aborts the
+        program if it is at work while the interpreter ends."""
+        kwargs["data_buffer_size"] = 0
         return super().get_batch_iterator(dataset, **kwargs)
 
     def train_step(
@@ -193,9 +212,20 @@ class CapeAsrTask(LegacyFairseqTask):
 
     def build_generator(self, models: Any, args: Any, **kwargs: Any) -> Any:
         """CTC decoding for CTC models, fairseq's beam search for those with a decoder."""
-        if not isinstance(models[0], CapeCtcTransformerModel):
-            return super().build_generator(models, args, **kwargs)
         settings = self.args
+        ctc = [isinstance(model, CapeCtcTransformerModel) for model in models]
+        if any(ctc) != all(ctc):
+            raise ValueError(
+                "--path names CTC models and models with decoder; give one kind, whose "
+                "probabilities can be averaged."
+            )
+        if not all(ctc):
+            if settings.ctc_beam != 1 or settings.ctc_lm or settings.ctc_lexicon:
+                raise ValueError(
+                    "--ctc-beam, --ctc-lm and --ctc-lexicon are for CTC models; this one has a "
+                    "decoder, whose beam is --beam."
+                )
+            return super().build_generator(models, args, **kwargs)
         return CtcGenerator(
             self.dictionary,
             settings.ctc_beam,
@@ -220,15 +250,23 @@ class CapeAsrTask(LegacyFairseqTask):
             )
 
 
-def _read_config(args: Any) -> dict[str, Any]:
-    """What we use of the configuration of fairseq's S2T data: names of files."""
-    path = os.path.join(args.data, args.config_yaml)
-    if not os.path.isfile(path):
-        return {}
-    with open(path, encoding="utf-8") as file:
-        config = yaml.safe_load(file) or {}
-    used = {name: config[name] for name in ("vocab_filename", "audio_root") if name in config}
-    bpe = config.get("bpe_tokenizer") or {}
-    if bpe.get("bpe") == "sentencepiece":
-        used["subword_model"] = os.path.join(args.data, bpe["sentencepiece_model"])
-    return used
+def _check_pair(model: nn.Module, args: Any) -> None:
+    """Raises ValueError for a model with a criterion or metric that is not for its kind."""
+    ctc = isinstance(model, CapeCtcTransformerModel)
+    criterion = getattr(args, "criterion", None)
+    if ctc and criterion not in (None, "cape_ctc"):
+        raise ValueError(
+            f"--criterion {criterion} is not for CTC models; allowed with --arch {args.arch}: "
+            "cape_ctc."
+        )
+    if not ctc and criterion == "cape_ctc":
+        raise ValueError(
+            f"--criterion cape_ctc needs a CTC model such as cape_ctc_transformer; with --arch "
+            f"{getattr(args, 'arch', None)} allowed: label_smoothed_cross_entropy."
+        )
+    metric = getattr(args, "best_checkpoint_metric", None)
+    if not ctc and metric in ("wer", "ler"):
+        raise ValueError(
+            f"--best-checkpoint-metric {metric} is measured by --criterion cape_ctc; allowed for "
+            "models with decoder: loss."
+        )

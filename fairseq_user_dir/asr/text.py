@@ -14,11 +14,13 @@ from torch import Tensor
 SPACE = "|"  # between words
 SUBWORD_SPACE = "\u2581"  # sentencepiece's mark at the beginning of words
 DICTIONARY, SUBWORD_MODEL = "dict.txt", "spm.model"
+UNKNOWN = ("\u2047", "\ufffd")  # in references and in hypotheses
 
 
 class TextDictionary(Dictionary):
     """fairseq's dictionary of letters or subwords, whose strings are words. The CTC blank is the
-    symbol ``<s>``, as in fairseq's own criterion."""
+    symbol ``<s>``, as in fairseq's own criterion. An unknown unit is one letter, and never the
+    same in a hypothesis as in a reference."""
 
     def string(
         self,
@@ -36,7 +38,12 @@ class TextDictionary(Dictionary):
                 self.string(row, bpe_symbol, escape_unk, extra_symbols_to_ignore) for row in tensor
             )
         ignored = {self.bos(), self.eos(), self.pad(), *(extra_symbols_to_ignore or ())}
-        names = [self[int(index)] for index in tensor if int(index) not in ignored]
+        unknown = UNKNOWN[0] if escape_unk else UNKNOWN[1]  # fairseq sets it for references
+        names = [
+            unknown if index == self.unk() else self[index]
+            for index in tensor.tolist()
+            if index not in ignored
+        ]
         text = "".join(names)
         return " ".join(text.replace(SUBWORD_SPACE, " ").replace(SPACE, " ").split())
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq_user_dir.asr.manifest import read_manifest
+from fairseq_user_dir.asr.manifest import read_config, read_manifest
 from recipes.asr.report import (
     ALL,
     Text,
@@ -44,6 +44,7 @@ from recipes.steps import (
 PACKAGES = ("torch", "fairseq-fixed", "jiwer", "soundfile")
 BINS = (10, 15, 20)
 DECODED = "decoded.tsv"
+OWN_FLAGS = ("--hop-seconds", "--gen-subset", "--path", "--scoring", "--task", "--user-dir")
 _TIMING = re.compile(r"Translated [\d,]+ sentences .* in ([\d.]+)s")
 
 
@@ -105,10 +106,11 @@ def _decoded(log: Path, manifest: Path) -> list[str]:
                 seconds = match[1]
     if seconds is None or found["T"].keys() != found["H"].keys() or not found["T"]:
         raise ChildError(f"{log}: not a complete log of fairseq-generate")
-    utterances = read_manifest(str(manifest))
+    root = read_config(str(manifest.parent)).get("audio_root")
+    utterances = read_manifest(str(manifest), root)
     rows = (
-        (f"{utterances[index].seconds:.3f}", reference, found["H"][index])
-        for index, reference in sorted(found["T"].items())
+        (f"{utterances[index].seconds:.3f}", utterances[index].text, hypothesis)
+        for index, hypothesis in sorted(found["H"].items())
     )
     return [seconds, *("\t".join(row) for row in rows)]
 
@@ -153,6 +155,13 @@ def write_hops(
     write_hop_plot(output / "hops.png", curves)
 
 
+def check_bins(bins: Sequence[float]) -> None:
+    """Upper ends of bins must increase."""
+    if list(bins) != sorted(set(bins)) or not all(0 < end < float("inf") for end in bins):
+        shown = " ".join(f"{end:g}" for end in bins)
+        raise CommandError(f"--bins {shown}: allowed: increasing seconds above 0, such as 10 15 20")
+
+
 def calm_logging() -> None:
     """Warnings only: importing fairseq makes every library of the program log all it does."""
     logging.getLogger().setLevel(logging.WARNING)
@@ -190,6 +199,11 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--work", type=Path, default=Path("build/asr/decoded"), help="(default: %(default)s)")
     add("--output", type=Path, default=Path("results/asr"), help="(default: %(default)s)")
     args, args.flags = parser.parse_known_args(argv)
+    if given := [flag for flag in OWN_FLAGS if flag in args.flags]:
+        raise CommandError(
+            f"{given[0]} is set by this command; see --sets, --hops and --max-tokens"
+        )
+    check_bins(args.bins)
     for path in args.checkpoints:
         if not path.is_file():
             raise CommandError(f"{path}: no such checkpoint")
@@ -208,15 +222,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = {"flags": args.flags, "max_tokens": args.max_tokens, "threads": args.threads}
     facts = {"Machine": f"{machine()}; threads {args.threads}", "Versions": versions(PACKAGES)}
     facts["Flags"] = f"`{' '.join(args.flags)}`"
-    models = {str(path): path.parent.name for path in args.checkpoints}
+    names = [path.parent.name for path in args.checkpoints]
+    names = names if len(set(names)) == len(names) else list(map(str, args.checkpoints))
+    models = {name: str(path) for name, path in zip(names, args.checkpoints, strict=True)}
     for name in args.sets:
         results, curves = [], {}
-        for path in args.checkpoints:
+        for model, path in zip(names, args.checkpoints, strict=True):
             folder = args.work / digest(path) / name
-            texts, _ = decode(args.data, name, path, folder / "10ms", **options)
-            results.append(Result(str(path), 0, 0.0, by_duration(texts, args.bins)))
+            texts, _ = decode(args.data, name, path, folder / "hop-10ms", **options)
+            results.append(Result(model, 0, 0.0, by_duration(texts, args.bins)))
             if args.hops:
-                curves[str(path)] = hop_curve(args.data, name, path, folder, args.hops, **options)
+                curves[model] = hop_curve(args.data, name, path, folder, args.hops, **options)
         labels = list(results[0].scores)
         output = args.output / name
         write_csv(output / "scores.csv", results)

@@ -290,8 +290,11 @@ def make_options() -> argparse.ArgumentParser:
     return parser
 
 
-def check_hops(args: argparse.Namespace, seq2seq: bool) -> None:
-    """Features of models with decoder have one hop, that of transformers."""
+def check_flags(args: argparse.Namespace, seq2seq: bool) -> None:
+    """Beams are of one kind; features of models with decoder have one hop, that of transformers."""
+    ctc_flags = args.ctc_beam != 1 or args.ctc_lm or args.ctc_lexicon
+    if ctc_flags if seq2seq else args.beams != 1:
+        raise CommandError("--beams is for models with decoder, --ctc-beam for those without")
     if args.padding_free is not None and (seq2seq or args.padding_free <= 0):
         raise CommandError(
             f"--padding-free {args.padding_free}: allowed: > 0 seconds, such as 120, for a model "
@@ -312,7 +315,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if builtin:
         torch.set_num_threads(1)  # so small a model gains nothing by more
     seq2seq = is_seq2seq(args)
-    check_hops(args, seq2seq)
+    check_flags(args, seq2seq)
     splits = synthetic() if builtin else given(args)
     if args.max_seconds is not None:
         kept = [item for item in splits["train"].items if item.seconds <= args.max_seconds]
@@ -331,6 +334,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             processor = make_processor(
                 args.output / "processor", texts, args.vocab_size, seq2seq, sizes
             )
+    if not seq2seq:
+        ctc_decoder(processor.tokenizer, args)  # mistakes are found before the training
     train_set = Labelled(splits["train"], processor.tokenizer)
 
     def make_trainer(settings: Any, own: Seq2SeqTrainingArguments) -> SpeechTrainer:

@@ -78,10 +78,11 @@ def write_markdown(
     for metric, name in (("wer", "Word error rate, %"), ("ler", "Letter error rate, %")):
         lines += ["", f"## {name}", "", *([spread.strip(), ""] if spread else [])]
         lines += markdown_table(results, metric, labels)
-    lines += ["", "## Models", "", "| model | flags | training (s, mean) |", "|---|---|---|"]
+    lines += ["", "## Models", ""]
     for variant in dict.fromkeys(result.variant for result in results):
         seconds = mean(result.seconds for result in results if result.variant == variant)
-        lines.append(f"| {variant} | `{models[variant]}` | {seconds:.0f} |")
+        trained = f", trained in {seconds:.0f} s (mean)" if seconds else ""
+        lines.append(f"- **{variant}**: `{models[variant]}`{trained}")
     write_lines(path, lines)
 
 

@@ -26,6 +26,7 @@ from recipes.asr.catalog import BATCHES, RECIPES, SEED_STEP, STUDIES
 from recipes.asr.evaluate import (
     PACKAGES,
     calm_logging,
+    check_bins,
     decode,
     hop_curve,
     milliseconds,
@@ -93,10 +94,11 @@ def run_model(args: argparse.Namespace, model: Model) -> tuple[Result, list | No
         "flags": [flag for flag in ("--cpu", "--fp16") if flag in flags],
         "threads": args.threads,
     }
-    texts, _ = decode(args.data, args.test, checkpoint, folder / f"{args.test}-10ms", **options)
+    decoded = folder / args.test
+    texts, _ = decode(args.data, args.test, checkpoint, decoded / "hop-10ms", **options)
     curve = None
     if args.hops and model.seed == args.seeds[0]:
-        curve = hop_curve(args.data, args.test, checkpoint, folder, args.hops, **options)
+        curve = hop_curve(args.data, args.test, checkpoint, decoded, args.hops, **options)
     scores = by_duration(texts, args.bins or recipe.bins)
     return Result(model.name, model.seed, seconds, scores), curve
 
@@ -140,6 +142,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     if unknown:
         names = ", ".join(STUDIES[args.study])
         raise CommandError(f"--models {unknown[0]}: study {args.study} has {names}")
+    check_bins(args.bins or ())
     args.updates = args.updates or RECIPES[args.recipe].updates
     args.work = args.work or Path("build/asr") / args.study
     args.output = args.output or Path("results/asr") / args.study

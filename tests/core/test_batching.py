@@ -6,7 +6,6 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from cape_plugins.batching import (
-    HOPS,
     PaddingFreeBatches,
     equal_length,
     frame_nanoseconds,
@@ -40,13 +39,22 @@ def test_hops_give_the_frames_of_the_mean_duration(seconds):
         durations = np.array([seconds[hop.index] for hop in batch])
         frames = durations / [hop.seconds for hop in batch]
         np.testing.assert_allclose(frames, durations.mean() / 0.01)
-        assert all(HOPS[0] <= hop.seconds <= HOPS[1] for hop in batch)
+        assert all(0.005 <= hop.seconds <= 0.02 for hop in batch)
 
 
 def test_batches_of_few_recordings(seconds):
     sizes = [len(batch) for batch in PaddingFreeBatches(seconds, 60, max_recordings=4)]
     assert max(sizes) == 4
     assert sum(sizes) == 500
+
+
+@pytest.mark.parametrize("target", [0.005, 0.02, 0.03])
+def test_hops_follow_the_target(seconds, target):
+    batches = PaddingFreeBatches(seconds, 60, target_hop=target)
+    assert max(len(batch) for batch in batches) > 5
+    hops = [hop.seconds for batch in batches for hop in batch]
+    assert target / 2 <= min(hops) < max(hops) <= 2 * target
+    assert np.mean(hops) == pytest.approx(target, rel=0.05)
 
 
 def test_a_ragged_rest_is_cut_where_hops_would_leave_the_range():
@@ -163,8 +171,9 @@ def test_times_show_where_a_click_is():
 BAD = [
     (lambda: PaddingFreeBatches([1.0, 0.0]), "seconds must be"),
     (lambda: PaddingFreeBatches([[1.0]]), "seconds must be"),
+    (lambda: PaddingFreeBatches([1.0, np.inf]), "finite"),
     (lambda: PaddingFreeBatches([1.0], 0), "max_seconds=0"),
-    (lambda: PaddingFreeBatches([1.0], target_hop=0.5), "target_hop=0.5"),
+    (lambda: PaddingFreeBatches([1.0], target_hop=0.7), "target_hop=0.7"),
     (lambda: PaddingFreeBatches([1.0], hops=(0.0, 0.02)), "hops="),
     (lambda: PaddingFreeBatches([1.0], num_replicas=2, rank=2), "rank=2"),
     (lambda: equal_length([]), "no recording"),

@@ -80,9 +80,25 @@ def test_language_model_of_words_decides(tmp_path):
         for name in names:
             log_probs[0, frame, TOKENS.index(name)] = -0.7 + (0.01 if name in "one" else 0)
     beam = BeamDecoder(TOKENS, lm=tmp_path / "lm.arpa", lexicon=lexicon, separator="|")
-    assert spell(beam(log_probs, torch.tensor([4]))[0]) == "two|"
+    assert spell(beam(log_probs, torch.tensor([4]))[0]) == "two"
     free = BeamDecoder(TOKENS, separator="|")
     assert spell(free(log_probs, torch.tensor([4]))[0]) == "one|"
+
+
+@pytest.mark.parametrize("end", ["", "|"], ids=["without separator", "with separator"])
+@pytest.mark.parametrize("last", [0.95, 0.6])
+def test_last_word_needs_no_separator(tmp_path, end, last):
+    """Models are trained without one at the end; also where the last letter is not sure."""
+    (tmp_path / "lm.arpa").write_text(ARPA)
+    lexicon = {word: [list(word + end)] for word in ("one", "two")}
+    text = "two|one__"
+    log_probs = torch.full((1, len(text), len(TOKENS)), -12.0)
+    for frame, name in enumerate(text):
+        log_probs[0, frame, TOKENS.index("<b>" if name == "_" else name)] = -0.01
+    log_probs[0, text.rindex("e"), TOKENS.index("e")] = torch.tensor(last).log()
+    beam = BeamDecoder(TOKENS, lm=tmp_path / "lm.arpa", lexicon=lexicon, separator="|")
+    (found,) = beam(log_probs, torch.tensor([len(text)]))
+    assert spell(found) == "two|one"
 
 
 def test_language_model_of_tokens(tmp_path):
@@ -104,10 +120,15 @@ def test_nothing_fits_the_lexicon(tmp_path):
 BAD = [
     (lambda path: BeamDecoder(TOKENS, beam=0), "beam=0"),
     (lambda path: BeamDecoder(TOKENS, lm=path / "gone"), "no such file"),
-    (lambda path: BeamDecoder(TOKENS, lexicon={"one": [["o"]]}), "needs a language model"),
+    (lambda path: BeamDecoder(TOKENS, lexicon={"one": [["o"]]}), "a lexicon needs words, and"),
+    (lambda path: BeamDecoder(TOKENS, lm=path / "lm", lexicon={}), "a lexicon needs words, and"),
+    (lambda path: BeamDecoder(TOKENS, lm=path / "lm"), "knows none of the 7 units"),
+    (lambda path: BeamDecoder(TOKENS, lm=path / "bad"), "is no n-gram model of order 2"),
+    (lambda path: read_lexicon(path / "gone"), "gone': no such file"),
+    (lambda path: read_lexicon(path / "empty"), "empty' is empty"),
     (
-        lambda path: BeamDecoder(TOKENS, lm=path / "lm", lexicon={"x": [["x"]]}),
-        "spells 'x' with 'x'",
+        lambda path: BeamDecoder(TOKENS, lm=path / "lm", lexicon={"one": [["x"]]}),
+        "spells 'one' with 'x'",
     ),
     (lambda path: read_lexicon(path / "bad"), "line 2: the word 'two' has no tokens"),
 ]
@@ -117,5 +138,6 @@ BAD = [
 def test_bad_input(call, message, tmp_path):
     (tmp_path / "lm").write_text(ARPA)
     (tmp_path / "bad").write_text("one o n e\ntwo\n")
+    (tmp_path / "empty").write_text("\n")
     with pytest.raises(ValueError, match=message):
         call(tmp_path)

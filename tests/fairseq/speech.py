@@ -65,8 +65,16 @@ def make_task(folder: Path, *words: str, **given: Any) -> CapeAsrTask:
     parser = argparse.ArgumentParser()
     CapeAsrTask.add_args(parser)
     args = parser.parse_args([str(folder), *words])
-    vars(args).update({"seed": 1, "input_feat_per_channel": 8, **given})
+    vars(args).update({"seed": 1, "input_feat_per_channel": 8, "train_subset": "train", **given})
     return CapeAsrTask.setup_task(args)
+
+
+def training_set(folder: Path, *words: str, epoch: int = 1) -> Any:
+    """The training data of a task with these flags."""
+    task = make_task(folder, *words)
+    task.load_dataset("train")
+    task.dataset("train").set_epoch(epoch)
+    return task.dataset("train")
 
 
 def make_model(task: CapeAsrTask, arch: str, name: str = "cape", **given: Any) -> Any:
@@ -90,7 +98,7 @@ def part(sample: dict[str, Any], row: int) -> dict[str, Any]:
             one[key] = one[key][:, :length]
     one["prev_output_tokens"] = one["prev_output_tokens"][:, :units]
     return {
-        **{key: sample[key][rows] for key in ("id", "target_lengths")},
+        **{key: sample[key][rows] for key in ("id", "target_lengths", "texts")},
         "net_input": one,
         "target": sample["target"][rows, :units],
         "ntokens": units,

@@ -151,6 +151,8 @@ BAD = [
     (("--position-embedding", "nopos", "--position-max-offset", 3), "max_offset=3 has no effect"),
     (("--train-subset", "gone"), "gone.tsv: no such manifest"),
     (("--criterion", "cape_ctc", "--arch", "cape_s2t_transformer_xs"), "needs a CTC model"),
+    (("--criterion", "cross_entropy"), "--criterion cross_entropy is not for CTC models"),
+    (("--max-tokens", 50), "--max-tokens 50: the longest training recording"),
 ]
 
 

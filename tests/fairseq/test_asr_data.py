@@ -12,8 +12,8 @@ import soundfile
 import torch
 
 from cape_plugins.features import log_mel
-from fairseq_user_dir.asr.manifest import load, read_manifest
-from tests.fairseq.speech import RATE, durations, make_task, write_manifest
+from fairseq_user_dir.asr.manifest import load
+from tests.fairseq.speech import RATE, durations, make_task, training_set, write_manifest
 
 
 @pytest.fixture(scope="module")
@@ -22,13 +22,6 @@ def folder(tmp_path_factory):
     write_manifest(path, "train", durations(40))
     write_manifest(path, "valid", durations(5, seed=1), seed=1)
     return path
-
-
-def training_set(folder, *words, epoch=1):
-    task = make_task(folder, *words)
-    task.load_dataset("train")
-    task.dataset("train").set_epoch(epoch)
-    return task.dataset("train")
 
 
 def make_batches(dataset, max_tokens=600):
@@ -199,7 +192,7 @@ def test_manifest_of_fairseq(tmp_path):
     assert not (tmp_path / "dict.txt").exists()
     task.load_dataset("train")
     dataset = task.dataset("train")
-    assert dataset.sizes[:, 0].tolist() == [98, 51]
+    assert dataset.sizes[:, 0].tolist() == [98, 50]
     inputs = dataset.collater([dataset[0], dataset[1]])["net_input"]
     assert inputs["src_lengths"].tolist() == [98, 50]
     expected = log_mel(torch.from_numpy(tone), RATE, 8)
@@ -210,124 +203,50 @@ def test_manifest_of_fairseq(tmp_path):
         free.collater([free[0], free[1]])
 
 
-# ---- what is broken ------------------------------------------------------------------------------
+# ---- sets ----------------------------------------------------------------------------------------
 
 
-def break_body(path):
-    """A flac file whose header is right and whose body ends early."""
-    samples, rate = soundfile.read(path)
-    flac = path.with_suffix(".flac")
-    soundfile.write(flac, samples, rate)
-    flac.write_bytes(flac.read_bytes()[: flac.stat().st_size // 2])
-    path.unlink()
-    return flac
+def test_training_sets_of_any_name(tmp_path):
+    """Several, too; the dictionary is of all of them."""
+    for seed, name in enumerate(("one", "two")):
+        write_manifest(tmp_path, name, durations(5, seed), seed)
+    (tmp_path / "two.tsv").write_text((tmp_path / "two.tsv").read_text().replace("ab", "xy"))
+    task = make_task(tmp_path, "--padding-free", train_subset="one,two")
+    assert "x" in task.target_dictionary.symbols
+    task.load_dataset("one,two", combine=True)
+    assert len(task.dataset("one,two")) == 10
+    assert task.dataset("one,two").padding_free
+    task.load_dataset("two")
+    assert not task.dataset("two").training
+    task.load_dataset("one,two", task_cfg=task.args)
+    assert not task.dataset("one,two").training, "a training set that is decoded"
 
 
-def broken_set(tmp_path, split):
-    manifest = write_manifest(tmp_path, split, [1.0, 0.5, 0.9])
-    break_body(tmp_path / split / "000.wav")
-    manifest.write_text(manifest.read_text().replace("000.wav", "000.flac"))
-    if split != "train":
-        write_manifest(tmp_path, "train", [1.0])
+def test_combined_validation_sets(tmp_path):
+    for name, count in (("train", 3), ("valid", 2), ("valid1", 4), ("valid3", 5)):
+        write_manifest(tmp_path, name, durations(count))
     task = make_task(tmp_path)
-    task.load_dataset(split)
-    return task.dataset(split)
+    for combine, count in ((False, 2), (True, 6)):
+        task.load_dataset("valid", combine=combine)
+        assert len(task.dataset("valid")) == count
 
 
-def test_in_training_it_is_replaced(tmp_path, caplog):
-    dataset = broken_set(tmp_path, "train")
-    sample = dataset.collater([dataset[0], dataset[1]])
-    assert sample["nsentences"] == 2
-    assert sample["net_input"]["src_lengths"].tolist() == [88, 48]
-    assert torch.equal(sample["target"][0, :2], dataset.targets[2][:2]), "text of the substitute"
-    dataset[0]
-    assert sum("000.flac" in record.message for record in caplog.records) == 1, "reported once"
+def test_recordings_longer_than_a_batch(tmp_path):
+    """Decoded whatever their length; in training the limit is said."""
+    write_manifest(tmp_path, "train", [1.0, 3.0])
+    dataset = training_set(tmp_path)
+    with pytest.raises(ValueError, match="--max-tokens 200: the longest .* 298 frames .3.0 s."):
+        make_batches(dataset, max_tokens=200)
+    dataset.training = False
+    assert sorted(np.concatenate(make_batches(dataset, max_tokens=200))) == [0, 1]
+    free = training_set(tmp_path, "--padding-free")
+    assert [len(batch) for batch in make_batches(free, max_tokens=200)] == [1, 1]
 
 
-def test_in_evaluation_it_is_left_out(tmp_path, caplog):
-    dataset = broken_set(tmp_path, "test")
-    assert dataset.collater([dataset[0], dataset[1]])["id"].tolist() == [1]
-    assert dataset.collater([dataset[0]]) == {}
-    assert "skipped" in caplog.text
-    assert "000.flac" in caplog.text
-
-
-def _file(write):
-    def make(folder):
-        path = folder / "bad.wav"
-        write(path)
-        return "bad.wav\ta"
-
-    return make
-
-
-def _wav(samples, rate=RATE, **more):
-    return _file(lambda path: soundfile.write(path, samples, rate, **more))
-
-
-SKIPPED = {
-    "no such file": lambda folder: "gone.wav\ta",
-    "empty file": _file(lambda path: path.write_bytes(b"")),
-    "not audio": _file(lambda path: path.write_bytes(b"hello, this is a text" * 50)),
-    "no samples": _wav(np.zeros(0)),
-    "too short": _wav(np.zeros(300)),
-    "no text": lambda folder: "train/000.wav\t",
-    "blank text": lambda folder: "train/000.wav\t   ",
-    "column missing": lambda folder: "train/000.wav",
-    "no audio": lambda folder: "\ta",
-    "a folder": lambda folder: "train\ta",
-    "zip that is gone": lambda folder: "gone.zip:3:9\ta",
-    "cut header": _file(lambda path: path.write_bytes(b"RIFF\x10\x00\x00\x00WAVE")),
-}
-
-
-@pytest.mark.parametrize("make", SKIPPED.values(), ids=SKIPPED)
-def test_bad_lines_are_counted_and_reported(tmp_path, make, caplog):
-    manifest = write_manifest(tmp_path, "train", [1.0, 0.5])
-    lines = ["audio\ttgt_text", "train/000.wav\tb", make(tmp_path), "train/001.wav\tc"]
-    manifest.write_text("\n".join(lines) + "\n")
-    found = read_manifest(str(manifest))
-    assert [one.text for one in found] == ["b", "c"]
-    (message,) = [record.message for record in caplog.records]
-    assert "1 of 3 skipped (1 " in message
-    assert "line 3" in message
-
-
-GOOD = {
-    "stereo": (np.random.default_rng(0).normal(0, 0.1, (RATE, 2)), RATE),
-    "8 kHz": (np.random.default_rng(0).normal(0, 0.1, RATE // 2), RATE // 2),
-    "44.1 kHz": (np.random.default_rng(0).normal(0, 0.1, 44100), 44100),
-}
-
-
-@pytest.mark.parametrize(("samples", "rate"), GOOD.values(), ids=GOOD)
-def test_other_formats_are_converted(tmp_path, samples, rate):
-    manifest = write_manifest(tmp_path, "train", [1.0])
-    soundfile.write(tmp_path / "other.wav", samples, rate)
-    manifest.write_text("audio\ttext\nother.wav\ta\n")
-    (one,) = read_manifest(str(manifest))
-    assert one.seconds == pytest.approx(1.0)
-    assert load(one).shape == (RATE,)
-
-
-REFUSED = {
-    "no manifest": (None, "no such manifest"),
-    "empty manifest": ("", "has the columns none"),
-    "header only": ("audio\ttgt_text\n", "has the columns none"),
-    "no text column": ("audio\twords\na.wav\thello\n", "needed: audio and tgt_text"),
-    "commas": ("audio,tgt_text\na.wav,hello\n", "tab-separated"),
-    "nothing usable": ("audio\ttext\ngone.wav\ta\n", "none of its 1 recordings"),
-}
-
-
-@pytest.mark.parametrize(("text", "message"), REFUSED.values(), ids=REFUSED)
-def test_bad_manifests(tmp_path, text, message):
-    if text is not None:
-        (tmp_path / "train.tsv").write_text(text)
-    with pytest.raises(ValueError, match=message):
-        make_task(tmp_path)
-
-
-def test_missing_subword_model(folder):
-    with pytest.raises(ValueError, match="--subword-model gone.model: no such file"):
-        make_task(folder, "--subword-model", "gone.model")
+def test_configuration_that_is_not_used_is_named(tmp_path, caplog):
+    write_manifest(tmp_path, "train", [1.0])
+    (tmp_path / "config.yaml").write_text("input_feat_per_channel: 40\nspecaugment: {a: 1}\n")
+    task = make_task(tmp_path, input_feat_per_channel=None)
+    assert "specaugment not used" in caplog.text
+    task.load_dataset("train")
+    assert task.dataset("train").num_mel_bins == 40

@@ -64,7 +64,8 @@ def test_batch_equals_its_samples(folder, name, arch, mode):
     loss, size, log = criterion(model, sample)
     losses = [criterion(model, row) for row in rows]
     torch.testing.assert_close(loss, sum(one[0] for one in losses), atol=1e-3, rtol=1e-4)
-    assert size == sum(one[1] for one in losses) == log["letters"]
+    assert size == sum(one[1] for one in losses)
+    assert log["letters"] == sum(len(text) for text in sample["texts"])
     assert (log["frames"] == log["padding"]) == bool(mode), "no padding frame"
 
 
@@ -86,6 +87,32 @@ def test_loss_is_ctc_without_eos(folder):
     assert count == 4
     assert size == sum(map(len, texts))
     assert normed < loss
+
+
+def test_what_cannot_be_aligned_does_not_count(folder):
+    """More units than outputs: no loss, and no share in what the loss is divided by."""
+    task, sample = batch(folder)
+    model = make_model(task, CTC).eval()
+    longer = dict(sample)
+    units = task.targets.encode("abc" * 40, task.target_dictionary)
+    target = torch.full((4, 120), task.target_dictionary.pad())
+    target[:, : sample["target"].shape[1]] = sample["target"]
+    target[1] = units
+    longer["target"] = target
+    loss, size, log = CapeCtcCriterion(task)(model, longer)
+    rows = [CapeCtcCriterion(task)(model, part(sample, row)) for row in (0, 2, 3)]
+    torch.testing.assert_close(loss, sum(one[0] for one in rows), atol=1e-3, rtol=1e-4)
+    assert size == sum(one[1] for one in rows)
+    assert (log["unaligned"], log["recordings"]) == (1, 4)
+
+
+def test_batch_of_unreadable_recordings_counts_for_nothing(folder):
+    task, _ = batch(folder)
+    model = make_model(task, CTC).eval()
+    empty = task.dataset("train").collater([None, None])
+    loss, size, log = CapeCtcCriterion(task)(model, empty)
+    assert float(loss) == size == log["words"] == log["word_errors"] == log["nsentences"] == 0
+    assert CtcGenerator(task.target_dictionary).generate([model], empty)
 
 
 def seen_coordinates(model, inputs):
@@ -187,6 +214,16 @@ def test_ensemble_is_the_mean_of_probabilities(folder):
     length = int(models[0](**sample["net_input"])["lengths"][0])
     expected = probs[:length, 0].max(-1).values.log().sum()
     assert both[0]["score"] == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_models_of_both_kinds_are_not_averaged(folder):
+    task, _ = batch(folder)
+    models = [make_model(task, arch) for arch in (CTC, S2T)]
+    with pytest.raises(ValueError, match="CTC models and models with decoder"):
+        task.build_generator(models, None)
+    task.args.ctc_beam = 5
+    with pytest.raises(ValueError, match="--ctc-beam, --ctc-lm and --ctc-lexicon are for CTC"):
+        task.build_generator(models[1:], None)
 
 
 BAD = [

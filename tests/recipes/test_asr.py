@@ -306,6 +306,9 @@ def test_two_processes_share_the_evaluation(run_cli, repo_root, tmp_path, folder
 
 
 BAD = [
+    (["--beams", "3"], "--beams is for models with decoder"),
+    (["--ctc-lm", "gone"], "need a beam; give --ctc-beam"),
+    (["--ctc-lm", "gone", "--ctc-beam", "9"], "lm='gone': no such file"),
     (["--hop-seconds", "3"], "--hop-seconds 3.0: allowed: 0.001 to 0.1"),
     (["--padding-free", "0"], "--padding-free 0.0: allowed: > 0"),
     (["--padding-free", "9", "--model-config", '{"model_type": "speech_to_text"}'], "by CTC"),

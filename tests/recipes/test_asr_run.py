@@ -143,6 +143,7 @@ def test_comparison_from_training_to_plot(folder, tmp_path, monkeypatch, capsys)
 BAD_RUN = [
     (["--models", "foo"], "--models foo: study types has nopos"),
     (["--data", "gone"], "there is no train.tsv"),
+    (["--bins", "3", "2"], "--bins 3 2: allowed: increasing"),
     (["--test", "gone"], "there is no gone.tsv"),
 ]
 
@@ -157,11 +158,13 @@ def test_bad_comparisons(folder, words, message):
 BAD_EVALUATION = [
     (["gone.pt"], CommandError, "gone.pt: no such checkpoint"),
     ([__file__, "--sets", "gone"], CommandError, "there is no .*gone.tsv"),
+    ([__file__, "--hop-seconds", "0.02"], CommandError, "--hop-seconds is set by this command"),
+    ([__file__, "--bins", "-1"], CommandError, "--bins -1: allowed: increasing"),
     ([__file__, "--hops", "500"], SystemExit, "is not a hop of 1 to 100 ms"),
 ]
 
 
-@pytest.mark.parametrize(("words", "kind", "message"), BAD_EVALUATION, ids=["none", "set", "hop"])
+@pytest.mark.parametrize(("words", "kind", "message"), BAD_EVALUATION, ids=list("abcde"))
 def test_bad_evaluations(folder, words, kind, message, capsys):
     with pytest.raises(kind) as error:
         evaluate.main([*words, "--data", str(folder)])

@@ -1,0 +1,177 @@
+"""Recordings, manifests and texts that are broken: reported, replaced, left out or refused."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("soundfile")
+import soundfile
+import torch
+
+from fairseq_user_dir.asr.manifest import load, read_manifest
+from tests.fairseq.speech import RATE, make_task, training_set, write_manifest
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("speech")
+    write_manifest(path, "train", [1.0])
+    return path
+
+
+def break_body(path):
+    """A flac file whose header is right and whose body ends early."""
+    samples, rate = soundfile.read(path)
+    flac = path.with_suffix(".flac")
+    soundfile.write(flac, samples, rate)
+    flac.write_bytes(flac.read_bytes()[: flac.stat().st_size // 2])
+    path.unlink()
+    return flac
+
+
+def broken_set(tmp_path, split):
+    manifest = write_manifest(tmp_path, split, [1.0, 0.5, 0.9])
+    break_body(tmp_path / split / "000.wav")
+    manifest.write_text(manifest.read_text().replace("000.wav", "000.flac"))
+    if split != "train":
+        write_manifest(tmp_path, "train", [1.0])
+    task = make_task(tmp_path)
+    task.load_dataset(split)
+    return task.dataset(split)
+
+
+def test_in_training_it_is_replaced(tmp_path, caplog):
+    dataset = broken_set(tmp_path, "train")
+    sample = dataset.collater([dataset[0], dataset[1]])
+    assert sample["nsentences"] == 2
+    assert sample["net_input"]["src_lengths"].tolist() == [88, 48]
+    assert torch.equal(sample["target"][0, :2], dataset.targets[2][:2]), "text of the substitute"
+    dataset[0]
+    assert sum("000.flac" in record.message for record in caplog.records) == 1, "reported once"
+
+
+def test_in_evaluation_it_is_left_out(tmp_path, caplog):
+    dataset = broken_set(tmp_path, "test")
+    assert dataset.collater([dataset[0], dataset[1]])["id"].tolist() == [1]
+    empty = dataset.collater([dataset[0]])
+    assert (empty["id"].tolist(), empty["texts"], empty["nsentences"]) == ([], [], 0)
+    assert dataset.collater([]) == {}, "what fairseq fills shards with"
+    assert "skipped" in caplog.text
+    assert "000.flac" in caplog.text
+
+
+def _file(write):
+    def make(folder):
+        path = folder / "bad.wav"
+        write(path)
+        return "bad.wav\ta"
+
+    return make
+
+
+def _wav(samples, rate=RATE, **more):
+    return _file(lambda path: soundfile.write(path, samples, rate, **more))
+
+
+SKIPPED = {
+    "no such file": lambda folder: "gone.wav\ta",
+    "empty file": _file(lambda path: path.write_bytes(b"")),
+    "not audio": _file(lambda path: path.write_bytes(b"hello, this is a text" * 50)),
+    "no samples": _wav(np.zeros(0)),
+    "too short": _wav(np.zeros(300)),
+    "no text": lambda folder: "train/000.wav\t",
+    "blank text": lambda folder: "train/000.wav\t   ",
+    "column missing": lambda folder: "train/000.wav",
+    "no audio": lambda folder: "\ta",
+    "a folder": lambda folder: "train\ta",
+    "zip that is gone": lambda folder: "gone.zip:3:9\ta",
+    "cut header": _file(lambda path: path.write_bytes(b"RIFF\x10\x00\x00\x00WAVE")),
+}
+
+
+@pytest.mark.parametrize("make", SKIPPED.values(), ids=SKIPPED)
+def test_bad_lines_are_counted_and_reported(tmp_path, make, caplog):
+    manifest = write_manifest(tmp_path, "train", [1.0, 0.5])
+    lines = ["audio\ttgt_text", "train/000.wav\tb", make(tmp_path), "train/001.wav\tc"]
+    manifest.write_text("\n".join(lines) + "\n")
+    found = read_manifest(str(manifest))
+    assert [one.text for one in found] == ["b", "c"]
+    (message,) = [record.message for record in caplog.records]
+    assert "1 of 3 skipped (1 " in message
+    assert "line 3" in message
+
+
+GOOD = {
+    "stereo": (np.random.default_rng(0).normal(0, 0.1, (RATE, 2)), RATE),
+    "8 kHz": (np.random.default_rng(0).normal(0, 0.1, RATE // 2), RATE // 2),
+    "44.1 kHz": (np.random.default_rng(0).normal(0, 0.1, 44100), 44100),
+}
+
+
+@pytest.mark.parametrize(("samples", "rate"), GOOD.values(), ids=GOOD)
+def test_other_formats_are_converted(tmp_path, samples, rate):
+    manifest = write_manifest(tmp_path, "train", [1.0])
+    soundfile.write(tmp_path / "other.wav", samples, rate)
+    manifest.write_text("audio\ttext\nother.wav\ta\n")
+    (one,) = read_manifest(str(manifest))
+    assert one.seconds == pytest.approx(1.0)
+    assert load(one).shape == (RATE,)
+
+
+REFUSED = {
+    "no manifest": (None, "no such manifest"),
+    "empty manifest": ("", "has the columns none"),
+    "header only": ("audio\ttgt_text\n", "has the columns none"),
+    "no text column": ("audio\twords\na.wav\thello\n", "needed: audio and tgt_text"),
+    "commas": ("audio,tgt_text\na.wav,hello\n", "tab-separated"),
+    "nothing usable": ("audio\ttext\ngone.wav\ta\n", "none of its 1 recordings"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), REFUSED.values(), ids=REFUSED)
+def test_bad_manifests(tmp_path, text, message):
+    if text is not None:
+        (tmp_path / "train.tsv").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        make_task(tmp_path)
+
+
+DURATIONS = {"inf": "without a duration", "nan": "without a duration", "x": "unreadable"}
+
+
+@pytest.mark.parametrize(("seconds", "reason"), DURATIONS.items())
+def test_bad_durations(tmp_path, seconds, reason, caplog):
+    manifest = write_manifest(tmp_path, "train", [1.0])
+    lines = ["audio\ttext\tseconds", f"train/000.wav\ta\t{seconds}", "train/000.wav\ta\t1.0"]
+    manifest.write_text("\n".join(lines) + "\n")
+    assert len(read_manifest(str(manifest))) == 1
+    assert f"1 of 2 skipped (1 {reason})" in caplog.text
+
+
+def test_duration_that_is_not_true(tmp_path, caplog):
+    """Its hop would be wrong, and its batch cut to pieces."""
+    manifest = write_manifest(tmp_path, "train", [1.0, 1.1])
+    lines = ["audio\ttext\tseconds", "train/000.wav\ta\t5.0", "train/001.wav\tb\t1.1"]
+    manifest.write_text("\n".join(lines) + "\n")
+    dataset = training_set(tmp_path, "--padding-free")
+    assert dataset[0].text == "b"
+    assert "has 1.00 s, its manifest says 5.00" in caplog.text
+
+
+def test_units_that_the_dictionary_lacks(tmp_path, caplog):
+    write_manifest(tmp_path, "train", [1.0])
+    (tmp_path / "train.tsv").write_text("audio\ttext\ntrain/000.wav\tabc abc abc abc\n")
+    (tmp_path / "test.tsv").write_text("audio\ttext\ntrain/000.wav\tabé\n")
+    task = make_task(tmp_path)
+    task.load_dataset("test")
+    assert "1 of 3 units of the texts are not in the dictionary, such as in 'abé'" in caplog.text
+    reference = task.target_dictionary.string(task.dataset("test").targets[0], escape_unk=True)
+    assert len(reference) == 3, "one letter"
+    assert reference != task.target_dictionary.string(task.dataset("test").targets[0])
+    (tmp_path / "train.tsv").write_text("audio\ttext\ntrain/000.wav\tABC\n")
+    with pytest.raises(ValueError, match="3 of 3 units .* Do case, subword model and dict.txt"):
+        task.load_dataset("train")
+
+
+def test_missing_subword_model(folder):
+    with pytest.raises(ValueError, match="--subword-model gone.model: no such file"):
+        make_task(folder, "--subword-model", "gone.model")
