@@ -2,7 +2,8 @@
 
     python -m recipes.asr.run                                # synthetic speech; six types
     python -m recipes.asr.run --batches padded padding-free --seeds 1 2 3
-    python -m recipes.asr.run --data data/digits --study shift --hops 5 8 10 12 16 20
+    python -m recipes.asr.run --data data/digits --recipe digits --study shift
+    python -m recipes.asr.run --models cape sinpos --hops 5 8 10 12 16 20
     python -m recipes.asr.run --data data/wsj --recipe wsj --study types -- --fp16 \\
         --distributed-world-size 16
 
@@ -116,7 +117,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--data", type=Path, help="folder of recipes.asr.prepare (default: synthetic speech)")
-    text = "settings of the models (default: small; wsj, tedlium3 and librispeech need GPUs)"
+    text = "settings of the models (default: small; digits; wsj, tedlium3, librispeech need GPUs)"
     add("--recipe", choices=RECIPES, default="small", help=text)
     add("--study", choices=STUDIES, default="types", help="(default: types)")
     add("--models", nargs="+", metavar="NAME", help="only these models of the study")
