@@ -139,12 +139,6 @@ class SpeechDataset(FairseqDataset):
         if max_tokens and longest > max_tokens and not self.training:
             max_tokens = longest  # whatever can be decoded is
         if not self.padding_free:
-            if max_tokens and longest > max_tokens:
-                raise ValueError(
-                    f"--max-tokens {max_tokens}: the longest training recording has {longest} "
-                    f"frames ({longest * self.hop_seconds:.1f} s); give more, or leave longer ones "
-                    f"out by --max-source-positions {max_tokens}."
-                )
             return super().batch_by_size(indices, max_tokens, max_sentences, 1)
         indices = np.sort(indices)
         settings = {
