@@ -15,7 +15,7 @@ import cape_plugins
 import hf_models
 
 # Modules that a model does not need.
-_COMMANDS = ("cli", "__main__", "run", "convert", "export")
+_COMMANDS = ("cli", "__main__", "run", "convert", "export", "audio", "batching", "ctc")
 _IMPORT = re.compile(r"^(\s*)from (cape_plugins|hf_models)(?:\.(\w+))? import ", re.MULTILINE)
 
 
