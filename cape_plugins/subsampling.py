@@ -38,15 +38,11 @@ class ConvSubsampler(nn.Module):
                     "stands at a frame. Take one more or one less."
                 )
         self.layers = [tuple(layer) for layer in layers]
+        self.stride = total_stride(self.layers)  # frames per output
         self.conv_layers = nn.ModuleList(
             nn.Conv1d(channels[i], 2 * channels[i + 1], kernel, stride, padding=kernel // 2)
             for i, (kernel, stride) in enumerate(self.layers)
         )
-
-    @property
-    def stride(self) -> int:
-        """Frames per output."""
-        return total_stride(self.layers)
 
     def subsample(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs ``[B, T', C]`` and their lengths ``[B]``, for ``[B, T, bins]`` and ``[B]``;
