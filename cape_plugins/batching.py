@@ -166,8 +166,9 @@ class PaddingFreeBatches(Sampler[list[Hop]]):
     def padding(self) -> float:
         """Share of frames that would be padding in these batches, were all hops the same; sorted
         batches without perturbation are what padded training would use: ``shuffle=False``."""
+        real = sum(self.seconds[b].sum() for b in self.batches)
         longest = sum(self.seconds[b].max() * len(b) for b in self.batches)
-        return float(1 - self.seconds.sum() / longest) if longest else 0.0
+        return float(1 - real / longest) if longest else 0.0
 
 
 def hops_of(seconds: np.ndarray, target_hop: float = 0.010) -> np.ndarray:

@@ -112,6 +112,8 @@ def test_seeds_differ_between_recordings_and_epochs(seconds):
 def test_padding_that_is_saved():
     assert PaddingFreeBatches([4.0, 2.0], 10, shuffle=False).padding() == pytest.approx(0.25)
     assert PaddingFreeBatches([4.0, 4.0], 10).padding() == 0
+    twice = PaddingFreeBatches([4.0, 2.0], 10, shuffle=False, num_batches=2)
+    assert twice.padding() == pytest.approx(0.25), "also of batches that are repeated"
     assert PaddingFreeBatches([], 10).padding() == 0
 
 
