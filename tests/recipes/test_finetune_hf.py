@@ -14,7 +14,7 @@ from PIL import Image
 from recipes import data, finetune
 from recipes.mt import finetune_hf as mt
 from recipes.steps import CommandError
-from recipes.vit import finetune_hf as vit
+from recipes.vit import data as vit_data
 
 QUICK = ("--max_steps", 4, "--save_steps", 2, "--per_device_eval_batch_size", 128)
 TINY_MT = {"d_model": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "encoder_layers": 1}
@@ -161,7 +161,7 @@ def test_labels_without_names(labels, names, tmp_path, monkeypatch):
         dataset=str(tmp_path / "data"), dataset_config=None, train_split="train", test_split=None,
         image_column="image", label_column="label",
     )  # fmt: skip
-    train, test = vit.given_data(args, 1)
+    train, test = vit_data.given_data(args, 1)
     assert train.names == names
     assert [test[index][1] for index in range(len(labels))] == list(range(len(labels)))
     assert test[0][0].shape == (1, 8, 8)
@@ -169,7 +169,7 @@ def test_labels_without_names(labels, names, tmp_path, monkeypatch):
 
 def test_crops_cover_shares_and_places_and_come_back():
     image = torch.arange(40 * 30.0).reshape(1, 40, 30)
-    data = vit.Images([image] * 200, lambda item: (item, 0), ["a"])
+    data = vit_data.Images([image] * 200, lambda item: (item, 0), ["a"])
     data.crop = (0.25, 1.0)
     crops = [data[index][0] for index in range(200)]
     shares = [crop[0].numel() / 1200 for crop in crops]
