@@ -1,12 +1,15 @@
 """Speech recognition through fairseq's own commands."""
 
 import re
+import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 pytest.importorskip("soundfile")
 import jiwer
 import numpy as np
+import torch
 
 from tests.fairseq.helpers import USER_DIR, differences, lines, parameters
 from tests.fairseq.speech import durations, write_manifest
@@ -61,6 +64,49 @@ def test_resumed_training_ends_alike(run_cli, folder, tmp_path, checkpoint):
         log = train(run_cli, folder, tmp_path, "--max-update", updates, *words)
     assert "Loaded checkpoint" in log.stderr + log.stdout
     assert not differences(parameters(checkpoint), parameters(tmp_path / "checkpoint_last.pt"))
+
+
+def train_on_two(run_cli, folder, save_dir, *extra):
+    """The same in two processes; the log of the first."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    distributed = (
+        *("--distributed-world-size", 2, "--distributed-no-spawn", "--ddp-backend", "legacy_ddp"),
+        *("--distributed-init-method", address, "--distributed-backend", "gloo"),
+    )
+    with ThreadPoolExecutor(2) as pool:
+        ranks = [
+            pool.submit(
+                train, run_cli, folder, save_dir, *extra, *distributed, "--distributed-rank", rank
+            )
+            for rank in range(2)
+        ]
+        log, _ = [rank.result() for rank in ranks]
+    return log
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_batches_of_one(run_cli, folder, tmp_path):
+    """Without random numbers in the model, two processes learn what one learns from two batches an
+    update, over the end of an epoch; interrupted in its middle, they go on as if they had not been.
+    """
+    words = ("--padding-free", "--position-embedding", "sinpos", "--dropout", 0)
+    words += ("--optimizer", "sgd", "--lr", 0.1, "--frequency-masks", 0, "--time-masks", 0)
+    train(run_cli, folder, tmp_path / "one", *words, "--update-freq", 2, "--max-update", 9)
+    train_on_two(run_cli, folder, tmp_path / "two", *words, "--max-update", 9)
+    for updates in (4, 9):
+        log = train_on_two(run_cli, folder, tmp_path / "again", *words, "--max-update", updates)
+    assert re.search(r"Loaded checkpoint .*@ 4 updates", log.stdout + log.stderr)
+    one, two, again = (
+        parameters(tmp_path / name / "checkpoint_last.pt") for name in ("one", "two", "again")
+    )
+    assert not differences(two, again)
+    start = parameters(tmp_path / "one/checkpoint1.pt")
+    moved = max(float((one[name] - start[name]).abs().max()) for name in one)
+    assert moved > 0.01
+    for name in one:
+        assert torch.allclose(one[name], two[name], atol=1e-6), name
 
 
 @pytest.mark.slow
