@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
 import logging
 import os
@@ -129,9 +130,22 @@ class CapeAsrTask(LegacyFairseqTask):
         args.input_feat_per_channel = bins or self.config.get("input_feat_per_channel", MEL_BINS)
         args.input_channels = 1
         args.tgt_dict_size = len(self.dictionary)
+        args.dictionary_digest = self._check_dictionary(getattr(args, "dictionary_digest", None))
         model = super().build_model(args, from_checkpoint)
         _check_pair(model, args)
         return model
+
+    def _check_dictionary(self, trained: str | None) -> str:
+        """Of the units and their order. A checkpoint carries it, because one of as many other
+        units would load, and spell nonsense."""
+        digest = hashlib.sha256("\n".join(self.dictionary.symbols).encode()).hexdigest()[:16]
+        if trained not in (None, digest):
+            raise ValueError(
+                f"{self.args.data}: the checkpoint was trained with other units, or in another "
+                "order, than those of this dictionary; give the folder with the dict.txt of "
+                "training."
+            )
+        return digest
 
     def load_dataset(
         self, split: str, combine: bool = False, task_cfg: Any | None = None, **kwargs: Any

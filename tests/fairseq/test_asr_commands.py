@@ -128,6 +128,25 @@ def test_error_rates_are_jiwers(run_cli, folder, checkpoint):
 
 
 @pytest.mark.slow
+def test_another_dictionary_is_refused(run_cli, folder, checkpoint, tmp_path):
+    """One of the same size, which would load."""
+    for name in ("test.tsv", "dict.txt"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    for path in folder.iterdir():
+        if path.name not in ("test.tsv", "dict.txt"):
+            (tmp_path / path.name).symlink_to(path)
+    assert len(lines(generate(run_cli, tmp_path, checkpoint), "H")) == 11
+    units = (folder / "dict.txt").read_text().splitlines()
+    (tmp_path / "dict.txt").write_text("\n".join(units[::-1]) + "\n")
+    failed = run_cli(
+        "fairseq-generate", tmp_path, *TASK, "--path", checkpoint, "--gen-subset", "test",
+        check=False,
+    )  # fmt: skip
+    assert failed.returncode
+    assert "trained with other units" in failed.stderr
+
+
+@pytest.mark.slow
 def test_hop_beam_and_language_model(run_cli, folder, checkpoint, tmp_path):
     """Each changes what is decoded or how it is scored, and none is needed."""
     plain = lines(generate(run_cli, folder, checkpoint), "H")
