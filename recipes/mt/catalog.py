@@ -103,6 +103,58 @@ _WMT16 = Recipe(
     keep="update",
 )
 
+_MULTI30K = Recipe(
+    title="Multi30k English-German image captions (small, no paper)",
+    languages=("en", "de"),
+    train=f"--arch cape_transformer_iwslt_de_en {_COMMON} --adam-betas (0.9,0.98)"
+    " --lr 1e-3 --warmup-updates 2000 --dropout 0.3 --weight-decay 1e-4"
+    " --encoder-layers 4 --decoder-layers 4 --encoder-embed-dim 256 --decoder-embed-dim 256"
+    " --encoder-ffn-embed-dim 512 --decoder-ffn-embed-dim 512 --seed 1111",
+    epochs=40,
+    tokens_per_update=4096,
+    max_tokens=4096,
+    beam=5,
+    length_penalty=1.0,
+    position="cape",
+    positions=_CAPE_PAPER,
+    segmentation="sentencepiece",
+    vocab_size=8000,
+    hold_out_every=30,
+    first_epoch=11,
+)
+
+# For two CPU cores: a training takes a few minutes.
+_MULTI30K_SMALL = replace(
+    _MULTI30K,
+    title="Multi30k English-German by a small model, for CPUs (no paper)",
+    train="--arch cape_transformer --share-all-embeddings --dropout 0.1"
+    " --encoder-normalize-before --decoder-normalize-before"
+    " --encoder-layers 2 --encoder-attention-heads 4 --encoder-embed-dim 128"
+    " --decoder-layers 2 --decoder-attention-heads 4 --decoder-embed-dim 128"
+    " --encoder-ffn-embed-dim 512 --decoder-ffn-embed-dim 512"
+    f" {LOSS} --optimizer adam --adam-betas (0.9,0.98) --lr 2e-3"
+    " --lr-scheduler inverse_sqrt --warmup-updates 300 --warmup-init-lr 1e-7"
+    " --required-batch-size-multiple 1 --skip-invalid-size-inputs-valid-test"
+    " --disable-validation --num-workers 0 --seed 1",
+    # as wide as most captions are long, either side of the middle
+    positions={
+        "cape": "--position-max-global-shift 50",
+        "shape": "--position-max-offset 100",
+        "relpos": "--position-relative-context 16",
+    },
+    epochs=None,
+    updates=2500,
+    tokens_per_update=1500,
+    max_tokens=1500,
+    vocab_size=4000,
+    beam=4,
+    select="average",
+    average=5,
+    keep="update",
+    save_every=100,
+)
+
+
 RECIPES: dict[str, Recipe] = {
     "wmt14_en_de": _WMT14,
     "wmt14_en_de_18l": replace(
@@ -161,24 +213,17 @@ RECIPES: dict[str, Recipe] = {
         title="WMT16 English-German, ten neighbouring sentences joined (SHAPE table 2)",
         join=10,
     ),
-    "multi30k_en_de": Recipe(
-        title="Multi30k English-German image captions (small, no paper)",
-        languages=("en", "de"),
-        train=f"--arch cape_transformer_iwslt_de_en {_COMMON} --adam-betas (0.9,0.98)"
-        " --lr 1e-3 --warmup-updates 2000 --dropout 0.3 --weight-decay 1e-4"
-        " --encoder-layers 4 --decoder-layers 4 --encoder-embed-dim 256 --decoder-embed-dim 256"
-        " --encoder-ffn-embed-dim 512 --decoder-ffn-embed-dim 512 --seed 1111",
-        epochs=40,
-        tokens_per_update=4096,
-        max_tokens=4096,
-        beam=5,
-        length_penalty=1.0,
-        position="cape",
-        positions=_CAPE_PAPER,
-        segmentation="sentencepiece",
-        vocab_size=8000,
-        hold_out_every=30,
-        first_epoch=11,
+    "multi30k_en_de": _MULTI30K,
+    "multi30k_small": _MULTI30K_SMALL,
+    "multi30k_small_interpolate": replace(
+        _MULTI30K_SMALL,
+        title="Multi30k English-German, ten neighbouring captions joined (after SHAPE table 2)",
+        positions={
+            "cape": "--position-max-global-shift 100",
+            "shape": "--position-max-offset 200",
+            "relpos": "--position-relative-context 16",
+        },
+        join=10,
     ),
 }
 
