@@ -144,13 +144,27 @@ class CapeMarianConfig(PositionEmbeddingMixin, MarianConfig):
 
 @strict
 class CapeViTConfig(PositionEmbeddingMixin, ViTConfig):
-    """Images of any height and width; positions are patch centres in the [-1, 1] square."""
+    """Images of any height and width; positions are patch centres in the [-1, 1] square.
+
+    Args:
+        drop_path_rate: Stochastic depth in training: probability that a sample goes past a branch
+            of the last layer; it grows linearly from 0 at the first layer.
+    """
 
     model_type = "cape_vit"
     position_fields: ClassVar = {FIELD: ("image", "encoder")}
     guarded_field: ClassVar = "num_channels"
 
+    drop_path_rate: float | int = 0.0
     position_embedding: dict | None = None
+
+    def validate_drop_path_rate(self) -> None:
+        """Part of strict validation."""
+        if not 0 <= self.drop_path_rate < 1:
+            raise ValueError(
+                f"drop_path_rate={self.drop_path_rate} is not allowed; allowed: 0 to less than 1, "
+                "such as 0.1."
+            )
 
 
 @strict

@@ -130,7 +130,7 @@ def _stock_model(source: str, name: str) -> PreTrainedModel:
             f"{source} cannot become a stock {name}: its output depends on {', '.join(reasons)}, "
             "which the stock model does not have. Keep the cape checkpoint."
         )
-    for own in ("model_type", "hop_seconds", "window_seconds"):
+    for own in ("model_type", "hop_seconds", "window_seconds", "drop_path_rate"):
         settings.pop(own, None)
     stock_class = getattr(transformers, name)
     stock = stock_class(stock_class.config_class(**settings)).to(cape.dtype)

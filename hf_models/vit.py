@@ -97,12 +97,59 @@ class CapeViTEmbeddings(ViTEmbeddings):
             )
         return rows, columns
 
+    def resize_images(self, height: int, width: int) -> None:
+        """See :meth:`CapeViTModel.resize_images`."""
+        size = self.patches(height, width)
+        if self.position_embeddings is not None:
+            with torch.no_grad():
+                table = self._resized_table(*size).clone()
+            self.position_embeddings = nn.Parameter(table, self.position_embeddings.requires_grad)
+        self.image_size, self.table_size = (height, width), size
+        self.patch_embeddings.image_size = self.image_size
+        self.patch_embeddings.num_patches = size[0] * size[1]
+
     def _resized_table(self, height: int, width: int) -> Tensor:
         table = self.position_embeddings
         if (height, width) == self.table_size:
             return table
         rows = resize_grid(table[0, 1:], self.table_size, (height, width))
         return torch.cat((table[:, :1], rows[None]), dim=1)
+
+
+class DropPath(nn.Module):
+    """Stochastic depth (Huang et al., 2016), at the end of a branch that a residual is added to.
+
+    In training each sample keeps the branch with probability ``1 - rate`` and is then divided by
+    it, so that the expectation stays what it is without. The released code of CAPE divides by the
+    share of the batch that was kept instead, which is 0/0 where nobody keeps it.
+
+    Args:
+        rate: Probability that a sample goes without the branch, 0 to less than 1.
+        dropout: The dropout in whose place this module is put; applied before.
+    """
+
+    def __init__(self, rate: float, dropout: nn.Module) -> None:
+        super().__init__()
+        self.rate = rate
+        self.dropout = dropout
+
+    def forward(self, branch: Tensor) -> Tensor:
+        """``[B, ...]`` to the same shape."""
+        branch = self.dropout(branch)
+        if not self.training:
+            return branch
+        shape = (branch.shape[0],) + (1,) * (branch.dim() - 1)
+        kept = branch.new_empty(shape).bernoulli_(1 - self.rate)
+        return branch * (kept / (1 - self.rate))
+
+
+def add_drop_path(layers: nn.ModuleList, rate: float) -> None:
+    """Puts stochastic depth into both branches of each layer, linearly from 0 in the first layer
+    to `rate` in the last. A layer of rate 0 stays as it is, down to the random numbers it draws."""
+    for depth, layer in enumerate(layers):
+        own = rate * depth / max(1, len(layers) - 1)
+        if own:
+            layer.dropout = DropPath(own, layer.dropout)
 
 
 class CapeViTModel(PositionModelMixin, ViTModel):
@@ -116,11 +163,26 @@ class CapeViTModel(PositionModelMixin, ViTModel):
         ViTPreTrainedModel.__init__(self, config)
         self.embeddings = CapeViTEmbeddings(config, use_mask_token)
         self.layers = nn.ModuleList([ViTLayer(config) for _ in range(config.num_hidden_layers)])
+        add_drop_path(self.layers, config.drop_path_rate)
         self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.pooler = ViTPooler(config) if add_pooling_layer else None
         self.has_relative_positions = config.position_config.relative_context > 0
         add_relative_positions((layer.attention for layer in self.layers), config.position_config)
         self.post_init()
+
+    def resize_images(self, height: int, width: int) -> None:
+        """Makes `height` x `width` pixels the image size of the configuration.
+
+        Every size is welcome before and after. But a learned table keeps the size of the
+        configuration and is resized in each forward; to finetune at another size it is resized
+        here once, bicubically, and then learns at its own size (DeiT). The row of the class token
+        and all other weights stay as they are. To be called before an optimizer is made.
+
+        Raises:
+            ValueError: if the size is smaller than a patch.
+        """
+        self.embeddings.resize_images(height, width)
+        self.config.image_size = height if height == width else (height, width)
 
     def forward(
         self,

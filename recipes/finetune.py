@@ -1,4 +1,4 @@
-"""What the Hugging Face recipes share: options, training of one model after the other, tables.
+"""What the Hugging Face recipes share: options, training of one model after the other, evaluation.
 
 Training is transformers' Trainer, and so accelerate: any of its flags may be given (``--bf16``,
 ``--gradient_accumulation_steps 4``, ``--fsdp full_shard``, ``--learning_rate 1e-4`` ...), under
@@ -7,11 +7,8 @@ last checkpoint.
 """
 
 import argparse
-import csv
 import dataclasses
 import json
-import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,15 +17,13 @@ import accelerate
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from tqdm import tqdm
-from transformers import HfArgumentParser, Seq2SeqTrainingArguments, Trainer
+from transformers import HfArgumentParser, Seq2SeqTrainingArguments, Trainer, TrainerCallback
 
-from cape_plugins import TYPES
+from cape_plugins import TYPES, PositionConfig
 from cape_plugins.arguments import TYPE_ARG, add_position_args, given_settings
+from cape_plugins.config import options, parse_option
 from hf_models import RankSeedCallback
-from recipes.steps import CommandError, machine, matches, record, versions, writing
-
-# name of the variant: scores by group (length, duration, size ...)
-Scores = Mapping[str, Mapping[str, float]]
+from recipes.steps import CommandError, matches, record
 
 TRAINER_DEFAULTS = (
     *("--report_to", "none", "--save_strategy", "steps", "--save_total_limit", "1"),
@@ -41,13 +36,16 @@ DATA_AND_MODEL = (
     *("model", "model_config", "dataset", "dataset_config", "train_file", "source_lang"),
     *("target_lang", "vocab_size", "max_length", "train_sizes", "univit", "max_seconds", "crop"),
     *("no_spec_augment", "train_split", "audio_column", "text_column", "image_column"),
-    *("label_column", "padding_free"),
+    *("label_column", "padding_free", "image_size", "drop_path", "flip", "rand_augment"),
+    *("random_erasing", "repeats", "mixup", "cutmix"),
 )
 HYPERPARAMETERS = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "seed"),
     *("weight_decay", "label_smoothing_factor", "lr_scheduler_type", "warmup_steps", "optim"),
     *("adam_beta1", "adam_beta2", "max_grad_norm"),
 )
+# How long a finished run was trained; it is trained on if more is asked for.
+DURATION = ("max_steps", "num_train_epochs")
 
 
 def make_parser(description: str, domain: str) -> argparse.ArgumentParser:
@@ -64,7 +62,8 @@ def make_parser(description: str, domain: str) -> argparse.ArgumentParser:
     add("--model-config", metavar="JSON", help="sizes of a model trained from scratch, a file or "
         """such as '{"hidden_size": 192}'""")  # fmt: skip
     add("--compare", nargs="+", metavar="TYPE", help="train several types, one after the other, "
-        "with the defaults of each; default without --position-embedding")  # fmt: skip
+        "with the defaults of each, or with others such as cape:max_global_scale=1,gamma=2; "
+        "default without --position-embedding")  # fmt: skip
     add("--output", type=Path, help="folder for models, tables and plot")
     add_position_args(parser, domain)
     return parser
@@ -155,20 +154,55 @@ def variants(
     given, chosen = given_settings(args, domain), getattr(args, TYPE_ARG)
     if args.compare and (chosen or given):
         raise CommandError(
-            "--compare trains the defaults of each type; leave it out to train one type with "
-            "--position-... options"
+            "--compare trains the types with their defaults, or with options of their own such as "
+            "cape:max_global_scale=1; leave it out to train one type with --position-... options"
         )
-    if chosen or given:
-        names = [chosen or "cape"]
-    else:
-        names = args.compare or default
-    unknown = [name for name in names if name not in TYPES]
-    if unknown:
-        raise CommandError(f"--compare {unknown[0]} is unknown; allowed: {', '.join(TYPES)}")
-    return {name: {"type": name, **defaults.get(name, {}), **given} for name in names}
+    names = [chosen or "cape"] if chosen or given else args.compare or default
+    found = {}
+    for name in names:
+        kind, own = _parse_variant(name, domain)
+        found[name] = {"type": kind, **defaults.get(kind, {}), **own, **given}
+        try:
+            architecture = "seq2seq" if domain == "text" else "encoder"
+            PositionConfig.from_dict(found[name], domain, architecture)
+        except ValueError as error:
+            raise CommandError(f"position embedding {name}: {error}") from None
+    return found
+
+
+def _parse_variant(text: str, domain: str) -> tuple[str, dict[str, Any]]:
+    """``TYPE`` or ``TYPE:option=value,...``."""
+    kind, colon, rest = text.partition(":")
+    if kind not in TYPES:
+        raise CommandError(f"--compare {kind} is unknown; allowed: {', '.join(TYPES)}")
+    known = [option.name for option in options(domain)]
+    settings = {}
+    for part in rest.split(",") if colon else ():
+        name, equals, value = part.partition("=")
+        if name not in known or not equals:
+            raise CommandError(
+                f"--compare {text}: {part!r} is no option=value; options: {', '.join(known)}"
+            )
+        try:
+            settings[name] = parse_option(name, value)
+        except ValueError as error:
+            raise CommandError(f"--compare {text}: {error}") from None
+    return kind, settings
 
 
 # ---- training ----------------------------------------------------------------------------------
+
+
+class SetEpoch(TrainerCallback):
+    """Tells a sampler which epoch begins, also one that is resumed in its middle: accelerate does
+    not reach the sampler of a resumed training of several processes."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Before the first batch is loaded."""
+        self.sampler.set_epoch(int(state.epoch or 0))
 
 
 def train(
@@ -178,7 +212,11 @@ def train(
     training: Seq2SeqTrainingArguments,
     make_trainer: Callable[[Mapping[str, Any], Seq2SeqTrainingArguments], Trainer],
 ) -> Trainer:
-    """Trains one variant in ``output/name``, or goes on where it was interrupted.
+    """Trains one variant in ``output/name``, goes on where it was interrupted, or takes what is
+    finished.
+
+    Args:
+        name: Of the variant; a colon becomes a hyphen in the name of the folder.
 
     Returns:
         The trainer. Its model is that of the saved folder, whole on each process also where
@@ -187,7 +225,7 @@ def train(
     Raises:
         CommandError: if the folder has a model of other settings.
     """
-    folder = Path(training.output_dir) / name
+    folder = Path(training.output_dir) / name.replace(":", "-")
     own = Seq2SeqTrainingArguments(**{**_init_fields(training), "output_dir": str(folder)})
     accelerate.utils.set_seed(own.seed)
     made_with = {
@@ -203,14 +241,22 @@ def train(
     trainer.add_callback(RankSeedCallback())
     if own.process_index == 0:
         record(folder, made_with)
-    resume = _last_whole_checkpoint(folder)
-    result = trainer.train(resume_from_checkpoint=own.resume_from_checkpoint or resume)
-    trainer.save_model()
-    trainer.save_metrics("train", result.metrics)
+    duration = {key: getattr(own, key) for key in DURATION}
+    if not _finished(folder, duration):
+        resume = _last_whole_checkpoint(folder)
+        result = trainer.train(resume_from_checkpoint=own.resume_from_checkpoint or resume)
+        trainer.save_model()
+        trainer.save_metrics("train", {**result.metrics, **duration})
     trainer.accelerator.wait_for_everyone()
     kind = type(trainer.accelerator.unwrap_model(trainer.model))
     trainer.model = kind.from_pretrained(folder).to(own.device).eval()
     return trainer
+
+
+def _finished(folder: Path, duration: Mapping[str, Any]) -> bool:
+    """The metrics are written after the model. Resuming would train one more step."""
+    path = folder / "train_results.json"
+    return path.exists() and duration.items() <= json.loads(path.read_text("utf-8")).items()
 
 
 def _last_whole_checkpoint(folder: Path) -> str | None:
@@ -267,81 +313,3 @@ def batches(lengths: Sequence[float], batch_size: int) -> list[list[int]]:
     """Batches of indices, those of similar length together, so that there is little padding."""
     order = sorted(range(len(lengths)), key=lambda index: lengths[index])
     return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
-
-
-# ---- results -----------------------------------------------------------------------------------
-
-
-def report(
-    folder: Path,
-    scores: Scores,
-    metric: str,
-    group: str,
-    trained: Sequence[str],
-    more: Mapping[str, Scores] | None = None,
-) -> None:
-    """Writes ``scores.json``, ``.csv``, ``.md`` and ``.png``, and prints the table; the last thing
-    that the processes of a training do.
-
-    Args:
-        scores: By variant and group.
-        metric: What the numbers are.
-        group: What the groups are.
-        trained: Groups that occur in training, marked in the plot.
-        more: Scores by other metrics, for the tables.
-    """
-    metrics = {metric: scores, **(more or {})}
-    state = accelerate.PartialState()
-    main_process = state.is_main_process
-    state.destroy_process_group()
-    if not main_process:
-        return
-    groups = list(next(iter(scores.values())))
-    with writing(folder / "scores.json") as file:
-        json.dump(scores, file, indent=1)
-    with writing(folder / "scores.csv") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(["variant", group, *metrics])
-        for name in scores:
-            for key in scores[name]:
-                values = (f"{by_name[name][key]:.4f}" for by_name in metrics.values())
-                table.writerow([name, key, *values])
-    lines = []
-    for title, by_name in metrics.items():
-        lines += [f"{title} by {group}", "", f"| variant | {' | '.join(groups)} |"]
-        lines.append("|---" * (len(groups) + 1) + "|")
-        lines += [
-            f"| {name} | {' | '.join(f'{row[key]:.2f}' for key in groups)} |"
-            for name, row in by_name.items()
-        ]
-        lines.append("")
-    script = "/".join(Path(sys.argv[0]).parts[-3:])
-    lines += [
-        f"`{shlex.join(['python', script, *sys.argv[1:]])}`",
-        f"{machine()}; {versions(('torch', 'transformers', 'accelerate'))}",
-    ]
-    with writing(folder / "scores.md") as file:
-        file.write("\n".join(lines) + "\n")
-    print("\n".join(lines))
-    _plot(folder / "scores.png", scores, metric, group, trained)
-    print(f"tables and plot: {folder}/scores.md, scores.csv, scores.json, scores.png")
-
-
-def _plot(path: Path, scores: Scores, metric: str, group: str, trained: Sequence[str]) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # needs no display
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    groups = list(next(iter(scores.values())))
-    for name, row in scores.items():
-        axes.plot(groups, [row[key] for key in groups], marker="o", label=name)
-    for index, key in enumerate(groups):
-        if key in trained:
-            axes.axvspan(index - 0.5, index + 0.5, color="0.92")
-    axes.set(xlabel=f"{group} (grey: in training)", ylabel=metric)
-    axes.legend()
-    axes.grid(alpha=0.3)
-    with writing(path, "wb") as file:
-        figure.savefig(file, format="png", dpi=120)

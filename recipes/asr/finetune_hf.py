@@ -55,12 +55,12 @@ from recipes.finetune import (
     make_config,
     make_parser,
     parse,
-    report,
     share,
     train,
     variants,
 )
 from recipes.mt.subwords import SentencePiece
+from recipes.scores import report
 from recipes.steps import CommandError, positive, run_main, step, write_lines, writing
 
 COMPARED = ("abspos", "sinpos", "cape")

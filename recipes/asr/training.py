@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer
 
 from cape_plugins.audio import TolerantReader
 from cape_plugins.batching import Hop, PaddingFreeBatches, equal_length, frame_nanoseconds
 from cape_plugins.features import spec_augment
 from recipes.asr.data import SAMPLING_RATE, Recordings
+from recipes.finetune import SetEpoch
 
 
 class Labelled(Dataset):
@@ -117,7 +118,7 @@ class SpeechTrainer(Trainer):
             num_replicas=self.args.world_size,
             rank=self.args.process_index,
         )
-        self.add_callback(_SetEpoch(batches))
+        self.add_callback(SetEpoch(batches))
         return DataLoader(
             self.train_dataset,
             batch_sampler=batches,
@@ -136,17 +137,6 @@ class SpeechTrainer(Trainer):
                 row[:length] = spec_augment(row[:length], **self.masks)
             inputs = {**inputs, "input_features": features}
         return super().compute_loss(model, inputs, *args, **kwargs)
-
-
-class _SetEpoch(TrainerCallback):
-    """Tells the batches which epoch begins, also one that is resumed in its middle."""
-
-    def __init__(self, batches: PaddingFreeBatches) -> None:
-        self.batches = batches
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Before the first batch is loaded."""
-        self.batches.set_epoch(int(state.epoch or 0))
 
 
 class Collator:

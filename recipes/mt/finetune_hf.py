@@ -49,7 +49,6 @@ from recipes.finetune import (
     make_config,
     make_parser,
     parse,
-    report,
     share,
     train,
     variants,
@@ -57,6 +56,7 @@ from recipes.finetune import (
 from recipes.mt.number_lists import MAX_TRAIN_LENGTH, make_number_lists, spell
 from recipes.mt.scoring import score
 from recipes.mt.subwords import SentencePiece
+from recipes.scores import report
 from recipes.steps import CommandError, positive, run_main, step, write_lines
 
 COMPARED = ("sinpos", "cape")

@@ -5,47 +5,98 @@ import contextlib
 import io
 import math
 import random
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
 from torch.nn import functional as F
 from torch.utils.data import Dataset
+from tqdm import tqdm
 from transformers import ViTImageProcessor
 
 from recipes.data import check_columns, open_dataset, train_and_test
 from recipes.steps import CommandError
 
+# Where the caller names no columns, the first of these that the data have.
+COLUMNS = {
+    "image_column": ("image", "img", "picture"),
+    "label_column": ("label", "labels", "fine_label", "target", "class"),
+}
+HELD_BYTES = 2**28  # CIFAR-10 takes 150 MB
 
-class Images(Dataset):
-    """Images ``[channels, height, width]`` in 0 to 1 with labels.
+
+class Request(NamedTuple):
+    """An image as an epoch of training asks for it.
 
     Attributes:
-        names: Names of the classes.
-        crop: Smallest and largest share of the image in a random crop; None for whole images.
-        seed: Crops depend on it, the epoch and the index alone, so that resuming repeats them.
+        index: Of the image in the data.
+        size: Height and width of the result in pixels; None for what is left after the crop.
+        epoch: Number of the epoch.
+        place: Number in the order of the epoch. Its augmentation depends on seed, epoch and place
+            alone, so that neither resuming nor the number of workers or processes changes it.
     """
 
-    def __init__(self, items: Any, load: Any, names: Sequence[str]) -> None:
+    index: int
+    size: int | None
+    epoch: int
+    place: int
+
+
+class Images(Dataset):
+    """Images ``[channels, height, width]`` in 0 to 1 with labels, asked for by an index or, in
+    training, by a :class:`Request`.
+
+    Args:
+        items: One for each image.
+        load: From an item to image and label; images are float32 in 0 to 1, or uint8.
+        names: Names of the classes.
+
+    Attributes:
+        crop: Smallest and largest share of the image in a random crop; None for whole images.
+        augment: What else is done to an image of its final size, given a random generator.
+        seed: Of crops and augmentation.
+    """
+
+    def __init__(self, items: Any, load: Callable, names: Sequence[str]) -> None:
         self.items, self.load, self.names = items, load, list(names)
         self.crop: tuple[float, float] | None = None
+        self.augment: Callable[[torch.Tensor, random.Random], torch.Tensor] | None = None
         self.seed = self.epoch = 0
 
     def __len__(self) -> int:
         return len(self.items)
 
     def set_epoch(self, epoch: int) -> None:
-        """Called by accelerate."""
+        """Of what is asked for by index; called by accelerate."""
         self.epoch = epoch
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        image, label = self.load(self.items[index])
+    def hold(self, limit: int = HELD_BYTES) -> None:
+        """Decodes all images once, if they will take no more than `limit` bytes together."""
+        sample = [self.load(self.items[index])[0] for index in range(min(16, len(self)))]
+        if len(self) * sum(image.nbytes for image in sample) <= limit * len(sample):
+            numbers = tqdm(range(len(self)), "decode", leave=False, disable=len(self) < 1000)
+            self.items = [self.load(self.items[index]) for index in numbers]
+            self.load = _itself
+
+    def __getitem__(self, key: int | Request) -> tuple[torch.Tensor, int]:
+        request = key if isinstance(key, Request) else Request(key, None, self.epoch, key)
+        image, label = self.load(self.items[request.index])
+        if image.dtype == torch.uint8:
+            image = image.float() / 255
+        rng = random.Random(f"{self.seed} {request.epoch} {request.place}")
         if self.crop is not None:
-            rng = random.Random(f"{self.seed} {self.epoch} {index}")
             image = random_crop(image, self.crop, rng)
+        if request.size is not None:
+            image = resize(image, request.size)
+        if self.augment is not None:
+            image = self.augment(image, rng)
         return image, label
+
+
+def _itself(item: Any) -> Any:  # a lambda could not be sent to worker processes
+    return item
 
 
 def random_crop(
@@ -62,58 +113,87 @@ def random_crop(
 
 
 def resize(image: torch.Tensor, size: int) -> torch.Tensor:
-    """``[C, size, size]``."""
+    """``[C, size, size]`` from ``[C, H, W]``, or a batch of such, bilinear."""
+    if image.shape[-2:] == (size, size):
+        return image
     options = {"size": (size, size), "mode": "bilinear", "align_corners": False, "antialias": True}
-    return F.interpolate(image[None], **options)[0]
+    return F.interpolate(image if image.dim() == 4 else image[None], **options).reshape(
+        *image.shape[:-2], size, size
+    )
 
 
-def digits() -> tuple[Images, Images]:
+def digits(channels: int = 1) -> tuple[Images, Images]:
     """scikit-learn's 1797 digits of 8 x 8 pixels, four fifths for training."""
     from sklearn.datasets import load_digits
 
     data = load_digits()
     order = np.random.default_rng(0).permutation(len(data.images))
     images = torch.tensor(data.images[order] / 16, dtype=torch.float32)[:, None]
+    images = images.expand(-1, channels, -1, -1)
     items = list(zip(images, data.target[order].tolist(), strict=True))
     names = [str(name) for name in data.target_names]
     cut = len(items) * 4 // 5
-    return tuple(Images(part, lambda item: item, names) for part in (items[:cut], items[cut:]))
+    return tuple(Images(part, _itself, names) for part in (items[:cut], items[cut:]))
 
 
 def given_data(args: argparse.Namespace, channels: int) -> tuple[Images, Images]:
-    """A data set of the hub, a local folder of images or parquet, csv or json files."""
+    """A data set of the hub, a local folder of images or parquet, csv or json files. Small data
+    sets are decoded at once and held in memory."""
     data = open_dataset(args.dataset, args.dataset_config)
     parts = train_and_test(data, args.train_split, args.test_split)
-    check_columns(args, parts["train"], "image_column", "label_column")
-    names = getattr(parts["train"].features[args.label_column], "names", None)
+    pixels, target = (_column(args, option, parts["train"]) for option in COLUMNS)
+    names = getattr(parts["train"].features[target], "names", None)
     # plain numbers or words have no names
-    values = sorted(set(parts["train"][args.label_column])) if names is None else range(len(names))
+    values = sorted(set(parts["train"][target])) if names is None else range(len(names))
     classes = {value: place for place, value in enumerate(values)}
-    unknown = set(parts["test"][args.label_column]) - set(classes)
+    unknown = set(parts["test"][target]) - set(classes)
     if unknown:
         raise CommandError(
-            f"--label-column {args.label_column}: the test has {min(unknown, key=str)!r}, which "
-            "training does not have"
+            f"--label-column {target}: the test has {min(unknown, key=str)!r}, which "
+            "training does not have; a test without labels needs another --test-split"
         )
 
     def load(row: Any) -> tuple[torch.Tensor, int]:
-        image = row[args.image_column]
+        image = row[pixels]
         if isinstance(image, dict):  # bytes of a parquet file without a declared feature
             image = Image.open(io.BytesIO(image["bytes"]))
-        image = image.convert("L" if channels == 1 else "RGB")
-        pixels = torch.from_numpy(np.asarray(image, dtype=np.float32) / 255)
-        pixels = pixels[None] if channels == 1 else pixels.permute(2, 0, 1)
-        return pixels, classes[row[args.label_column]]
+        # a copy, because the pixels of an image are read-only
+        array = torch.from_numpy(np.array(image.convert("L" if channels == 1 else "RGB")))
+        array = array[None] if channels == 1 else array.permute(2, 0, 1).contiguous()
+        return array, classes[row[target]]
 
-    return tuple(
-        Images(parts[name], load, list(map(str, names or values))) for name in ("train", "test")
-    )
+    found = [Images(parts[name], load, list(map(str, names or values))) for name in parts]
+    for part in found:
+        part.hold()
+    return tuple(found)
+
+
+def _column(args: argparse.Namespace, option: str, data: Any) -> str:
+    """The column that is named, or one of a usual name."""
+    if getattr(args, option) is not None:
+        check_columns(args, data, option)
+        return getattr(args, option)
+    usual = [name for name in COLUMNS[option] if name in data.column_names]
+    if not usual:
+        raise CommandError(
+            f"--{option.replace('_', '-')} is missing: the data have the columns "
+            f"{', '.join(data.column_names)}; name one of them"
+        )
+    return usual[0]
 
 
 def make_processor(path: str | None, size: int, channels: int) -> ViTImageProcessor:
-    """What the images are normalised by; saved with the model."""
+    """What the images are normalised by; saved with the model, of images of `size`.
+
+    Args:
+        path: Checkpoint whose mean and standard deviation are used; None for 0.5 and 0.5.
+    """
+    processor = None
     if path:
         with contextlib.suppress(OSError):  # a checkpoint without one
-            return ViTImageProcessor.from_pretrained(path)
-    half = [0.5] * channels
-    return ViTImageProcessor(size={"height": size, "width": size}, image_mean=half, image_std=half)
+            processor = ViTImageProcessor.from_pretrained(path)
+    if processor is None:
+        half = [0.5] * channels
+        processor = ViTImageProcessor(image_mean=half, image_std=half)
+    processor.size = {"height": size, "width": size}
+    return processor

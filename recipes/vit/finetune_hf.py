@@ -3,16 +3,16 @@
     python recipes/vit/finetune_hf.py              # built-in digits, about a minute a type
     accelerate launch recipes/vit/finetune_hf.py --position-embedding cape \\
         --model google/vit-base-patch16-224 --dataset food101 --test-sizes 160 224 384
-    accelerate launch recipes/vit/finetune_hf.py --univit ...    # one random size per batch
+    accelerate launch recipes/vit/finetune_hf.py --univit ...    # one random size per update
+    accelerate launch recipes/vit/finetune_hf.py --preset vit_s --recipe deit --dataset IMAGENET
 
-Without --model a ViT is trained from scratch, of the sizes of --model-config. Without --dataset the
-data are scikit-learn's handwritten digits, enlarged, and the model is small.
+Without --model a ViT is trained from scratch, of the sizes of --preset and --model-config. Without
+--dataset the data are scikit-learn's handwritten digits, enlarged, and the model is small.
 """
 
 import argparse
-import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ if __name__ == "__main__":  # as a script, so that it also runs under `accelerat
 
 import numpy as np
 import torch
-from transformers import AutoConfig, Seq2SeqTrainingArguments, Trainer
+from transformers import AutoConfig, Seq2SeqTrainingArguments
 
 from hf_models import CapeViTConfig, CapeViTForImageClassification
 from recipes.data import add_data_args, has_data
@@ -31,63 +31,174 @@ from recipes.finetune import (
     make_config,
     make_parser,
     parse,
-    report,
     share,
     train,
     variants,
 )
+from recipes.scores import report
 from recipes.steps import CommandError, positive, run_main
+from recipes.vit.augment import Augment, Mixing, rand_augment
+from recipes.vit.catalog import PRESETS, RECIPES, Recipe
 from recipes.vit.data import Images, digits, given_data, make_processor, resize
+from recipes.vit.training import ImageTrainer
 
 COMPARED = ("abspos", "sinpos", "cape")
-UNIVIT_SIZES = tuple(range(128, 321, 32))  # CAPE section 5.1
-DIGIT_SIZES = (16, 20, 24, 32, 48)
-DIGIT_CROP = (0.25, 1.0)
-# The paper's shift is half an image, and its training 300 epochs of ImageNet.
-DIGIT_SETTINGS = {"cape": {"max_global_shift": 0.1}}
-DIGIT_MODEL = {
-    "image_size": 24,
-    "patch_size": 4,
-    "num_channels": 1,
-    "hidden_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 128,
-}
-DIGIT_TRAINING = (
-    *("--max_steps", "1200", "--per_device_train_batch_size", "64", "--learning_rate", "2e-3"),
-    *("--warmup_steps", "50", "--lr_scheduler_type", "cosine", "--weight_decay", "0.05"),
-)
+
+
+# ---- options -----------------------------------------------------------------------------------
+
+
+def number(low: float, high: float, below: bool = False) -> Callable[[str], float]:
+    """Argument type: a number from `low` to `high`, or below `high`."""
+
+    def parse_number(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not low <= value <= high or (below and value == high):
+            end = "less than" if below else ""
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not allowed; allowed: {low:g} to {end} {high:g}".replace("  ", " ")
+            )
+        return value
+
+    return parse_number
+
+
+def make_options() -> argparse.ArgumentParser:
+    """The options of this recipe."""
+    parser = make_parser(__doc__, "image")
+    add = parser.add_argument
+    add_data_args(parser, files=False)
+    add("--image-column", metavar="NAME", help="default: image or img")
+    add("--label-column", metavar="NAME", help="default: label, labels or fine_label")
+    add("--preset", choices=PRESETS, help="sizes of a model from scratch")
+    text = "settings of a training; other options win (default: digits without --dataset)"
+    add("--recipe", choices=RECIPES, help=text)
+    text = "train each type with several seeds, one after the other"
+    add("--seeds", nargs="+", type=positive, metavar="N", help=text)
+    pixels = {"nargs": "+", "type": positive, "metavar": "PIXELS"}
+    add("--train-sizes", **pixels, help="default: that of the model")
+    add("--test-sizes", **pixels, help="default: that of training; of the digits: 16 to 48")
+    text = "one random size per update, of --train-sizes; default: 128 to 320 in steps of 32"
+    add("--univit", action="store_true", help=f"{text}, of the digits: 16 to 48")
+    text = "train on random crops of this share of the image; default: whole, of the digits 0.25 1"
+    add("--crop", nargs=2, type=float, metavar=("LOW", "HIGH"), help=text)
+    add("--flip", action=argparse.BooleanOptionalAction, default=False, help="mirror half")
+    text = "deit (its 15 operations), none, or a setting of timm such as rand-m9-mstd0.5-inc1"
+    add("--rand-augment", metavar="NAME", help=text)
+    text = "share of the images of which a part becomes noise"
+    add("--random-erasing", type=number(0, 1), default=0.0, metavar="P", help=text)
+    text = "mix pairs of images, lambda of Beta(A, A); with --cutmix one of them per batch"
+    add("--mixup", type=number(0, 1e3), default=0.0, metavar="A", help=text)
+    text = "replace a box by that of another image, its share of Beta(A, A)"
+    add("--cutmix", type=number(0, 1e3), default=0.0, metavar="A", help=text)
+    text = "copies of an image in an epoch of unchanged length (repeated augmentation)"
+    add("--repeats", type=positive, default=1, metavar="N", help=text)
+    text = "stochastic depth: rate of the last layer (default: 0, or that of the checkpoint)"
+    add("--drop-path", type=number(0, 1, below=True), metavar="P", help=text)
+    parser.set_defaults(output=Path("results/vit"))
+    return parser
+
+
+def read_options(
+    argv: Sequence[str] | None,
+) -> tuple[argparse.Namespace, Seq2SeqTrainingArguments, Recipe]:
+    """Options with those of ``--recipe`` where none are given."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    parser = make_options()
+    first = parser.parse_known_args(argv)[0]
+    recipe = RECIPES[first.recipe or ("plain" if has_data(first) else "digits")]
+    parser.set_defaults(**recipe.options)
+    args, training = parse(parser, recipe.training, argv)
+    given = {word.split("=")[0].replace("-", "_") for word in argv}
+    if recipe.rate_per_1024 and "__learning_rate" not in given:
+        images = training.train_batch_size * training.gradient_accumulation_steps
+        training.learning_rate = recipe.rate_per_1024 * images * training.world_size / 1024
+    if args.crop and not 0 < args.crop[0] <= args.crop[1] <= 1:
+        raise CommandError(
+            f"--crop {args.crop[0]} {args.crop[1]} is not allowed; allowed: 0 < LOW <= HIGH <= 1"
+        )
+    if training.train_sampling_strategy != "random":
+        raise CommandError(
+            f"--train_sampling_strategy {training.train_sampling_strategy} is not possible here: "
+            "images come in random order; leave it out"
+        )
+    if args.model and args.preset:
+        raise CommandError("--preset has no effect on the checkpoint of --model")
+    if args.univit and args.train_sizes is None:
+        args.train_sizes = recipe.univit_sizes
+    if args.train_sizes and len(args.train_sizes) > 1 and not args.univit:
+        sizes = " ".join(map(str, args.train_sizes))
+        raise CommandError(f"--train-sizes {sizes}: several sizes need --univit")
+    return args, training, recipe
+
+
+def model_sizes(args: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
+    """Fields of the configuration: those of a new model, or ``image_size``, ``patch_size`` and
+    ``num_channels`` of the checkpoint. A model trained at one size is of that size."""
+    single = len(args.train_sizes or ()) == 1
+    own = {"image_size": args.train_sizes[0]} if single else {}
+    if args.model:
+        try:
+            stock = AutoConfig.from_pretrained(args.model)
+        except (OSError, ValueError) as error:
+            raise CommandError(f"--model {args.model} cannot be loaded: {error}") from None
+        names = ("image_size", "patch_size", "num_channels")
+        sizes = {name: getattr(stock, name) for name in names if hasattr(stock, name)}
+        return {**sizes, **own}
+    return {**recipe.model, **PRESETS.get(args.preset, {}), **own, **(args.model_config or {})}
+
+
+# ---- data and models ---------------------------------------------------------------------------
 
 
 class Collator:
-    """Batches of one size, drawn anew for each batch where there are several (UniViT).
+    """Normalised batches of images of one size.
 
-    The size is drawn from the content of the batch and the seed, so that a resumed training sees
-    the same sizes.
+    Args:
+        processor: Has mean and standard deviation.
+        size: Images are resized to it, in pixels; None where they have one size already.
     """
 
-    def __init__(self, sizes: Sequence[int], patch: int, seed: int, processor: Any) -> None:
-        for size in sizes:
-            if size < patch:
-                raise CommandError(
-                    f"size {size} is smaller than a patch of {patch} pixels; give larger sizes"
-                )
-        self.sizes, self.seed = list(sizes), seed
+    def __init__(self, processor: Any, size: int | None = None) -> None:
+        self.size = size
         self.mean, self.std = (
             torch.tensor(numbers)[:, None, None]
             for numbers in (processor.image_mean, processor.image_std)
         )
 
     def __call__(self, samples: Sequence[tuple[torch.Tensor, int]]) -> dict[str, torch.Tensor]:
-        labels = torch.tensor([label for _, label in samples])
-        key = f"{self.seed} {float(sum(image.sum() for image, _ in samples))}"
-        size = random.Random(key).choice(self.sizes)
-        images = torch.stack([resize(image, size) for image, _ in samples])
+        images, labels = zip(*samples, strict=True)
+        if self.size is not None:
+            images = [resize(image, self.size) for image in images]
         return {
-            "pixel_values": (images - self.mean) / self.std,
-            "labels": labels,
+            "pixel_values": (torch.stack(images) - self.mean) / self.std,
+            "labels": torch.tensor(labels),
         }
+
+
+def build_model(
+    args: argparse.Namespace,
+    settings: Mapping[str, Any],
+    sizes: Mapping[str, Any],
+    names: Sequence[str],
+) -> CapeViTForImageClassification:
+    """From a stock or cape checkpoint, or from scratch. The learned table of a checkpoint is
+    resized to the image size once, so that it learns at that size."""
+    more = {"id2label": dict(enumerate(names)), "label2id": {n: i for i, n in enumerate(names)}}
+    if args.drop_path is not None:
+        more["drop_path_rate"] = args.drop_path
+    if not args.model:
+        more["position_embedding"] = dict(settings)
+        return CapeViTForImageClassification(make_config(CapeViTConfig, sizes, **more))
+    kind = CapeViTForImageClassification
+    model = load_model(kind, args.model, settings, ignore_mismatched_sizes=True, **more)
+    size = sizes["image_size"]
+    if size != model.config.image_size:
+        model.base_model.resize_images(*np.broadcast_to(size, 2).tolist())
+    return model
 
 
 def accuracy(model: Any, data: Images, collate: Collator, batch_size: int) -> float:
@@ -98,94 +209,68 @@ def accuracy(model: Any, data: Images, collate: Collator, batch_size: int) -> fl
         logits = model(batch["pixel_values"].to(model.device)).logits
         return (logits.argmax(-1).cpu() == batch["labels"]).tolist()
 
-    right = share(batches([0] * len(data), batch_size), run, f"size {collate.sizes[0]}", len(data))
+    right = share(batches([0] * len(data), batch_size), run, f"size {collate.size}", len(data))
     return sum(right) / len(right)
 
 
-def make_options() -> argparse.ArgumentParser:
-    """The options of this recipe."""
-    parser = make_parser(__doc__, "image")
-    add = parser.add_argument
-    add_data_args(parser, files=False)
-    add("--image-column", default="image")
-    add("--label-column", default="label")
-    pixels = {"nargs": "+", "type": positive, "metavar": "PIXELS"}
-    add("--train-sizes", **pixels, help="default: that of the model")
-    add("--test-sizes", **pixels, help="default: that of training; of the digits: 16 to 48")
-    text = "one random size per batch, of --train-sizes; default: 128 to 320 in steps of 32"
-    add("--univit", action="store_true", help=f"{text}, of the digits: 16 to 48")
-    text = "train on random crops of this share of the image; default: whole, of the digits 0.25 1"
-    add("--crop", nargs=2, type=float, metavar=("LOW", "HIGH"), help=text)
-    parser.set_defaults(output=Path("results/vit"))
-    return parser
+def check_sizes(sizes: Sequence[int], patch: int) -> None:
+    """Before hours of training."""
+    for size in sizes:
+        if size < patch:
+            raise CommandError(
+                f"size {size} is smaller than a patch of {patch} pixels; give larger sizes"
+            )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The recipe; see the module docstring."""
-    parser = make_options()
-    builtin = not has_data(parser.parse_known_args(argv)[0])
-    args, training = parse(parser, DIGIT_TRAINING if builtin else (), argv)
-    if builtin:
+    args, training, recipe = read_options(argv)
+    if not args.dataset:
         torch.set_num_threads(1)  # so small a model gains nothing by more
-    sizes = dict(DIGIT_MODEL if builtin else {}) | dict(args.model_config or {})
-    stock = AutoConfig.from_pretrained(args.model) if args.model else CapeViTConfig()
-    channels = sizes.get("num_channels", stock.num_channels)
-    size, patch = (sizes.get(k, getattr(stock, k)) for k in ("image_size", "patch_size"))
-    size, patch = int(np.min(size)), int(np.max(patch))  # a configuration may have one per side
-    train_set, test_set = digits() if builtin else given_data(args, channels)
+    sizes = model_sizes(args, recipe)
+    default = CapeViTConfig()
+    channels = sizes.get("num_channels", default.num_channels)
+    # a configuration may have one number per side
+    size = int(np.min(sizes.get("image_size", default.image_size)))
+    trained = list(args.train_sizes or [size])
+    tested = list(args.test_sizes or trained)
+    check_sizes([*trained, *tested], int(np.max(sizes.get("patch_size", default.patch_size))))
+    compared = variants(args, "image", COMPARED, recipe.settings)
+    train_set, test_set = given_data(args, channels) if args.dataset else digits(channels)
     processor = make_processor(args.model, size, channels)
-    if args.crop and not 0 < args.crop[0] <= args.crop[1] <= 1:
-        raise CommandError(
-            f"--crop {args.crop[0]} {args.crop[1]} is not allowed; allowed: 0 < LOW <= HIGH <= 1"
-        )
-    train_set.crop = args.crop or (DIGIT_CROP if builtin else None)
-    train_set.seed = training.seed
-    train_sizes = args.train_sizes
-    if train_sizes is None and args.univit:
-        train_sizes = DIGIT_SIZES if builtin else UNIVIT_SIZES
-    if train_sizes and len(train_sizes) > 1 and not args.univit:
-        raise CommandError(
-            f"--train-sizes {' '.join(map(str, train_sizes))}: several sizes need --univit"
-        )
+    collate = Collator(processor)
+    pixels = rand_augment(args.rand_augment, processor.image_mean)
+    train_set.crop = args.crop
+    train_set.augment = Augment(collate.mean, collate.std, args.flip, pixels, args.random_erasing)
 
-    tested = args.test_sizes or (DIGIT_SIZES if builtin else None)
-    collate = Collator(train_sizes or [size], patch, training.seed, processor)
-    for other in tested or ():
-        Collator([other], patch, 0, processor)  # refuses what is too small before hours of training
-
-    def make_trainer(settings: Any, own: Seq2SeqTrainingArguments) -> Trainer:
-        model = build_model(args.model, settings, sizes, train_set.names)
-        return Trainer(
+    def make_trainer(settings: Any, own: Seq2SeqTrainingArguments) -> ImageTrainer:
+        train_set.seed = own.seed
+        model = build_model(args, settings, sizes, train_set.names)
+        trainer = ImageTrainer(
             model, own, data_collator=collate, train_dataset=train_set, processing_class=processor
         )
+        trainer.sizes, trainer.repeats = trained, args.repeats
+        if args.mixup or args.cutmix:
+            trainer.mixing = Mixing(args.mixup, args.cutmix, len(train_set.names))
+        return trainer
 
-    scores = {}
-    for name, settings in variants(
-        args, "image", COMPARED, DIGIT_SETTINGS if builtin else {}
-    ).items():
-        trainer = train(name, settings, args, training, make_trainer)
-        batch_size = training.per_device_eval_batch_size
-        scores[name] = {
-            str(other): accuracy(
-                trainer.model, test_set, Collator([other], patch, 0, processor), batch_size
+    scores: dict[str, dict[str, Any]] = {}
+    for name, settings in compared.items():
+        found = []
+        for seed in args.seeds or [training.seed]:
+            training.seed = seed
+            run = f"{name}-seed{seed}" if args.seeds else name
+            model = train(run, settings, args, training, make_trainer).model
+            found.append(
+                [
+                    accuracy(model, test_set, Collator(processor, one), training.eval_batch_size)
+                    for one in tested
+                ]
             )
-            for other in tested or collate.sizes
-        }
-    report(args.output, scores, "accuracy", "image size", list(map(str, collate.sizes)))
-
-
-def build_model(
-    path: str | None, settings: dict[str, Any], sizes: dict[str, Any], names: Sequence[str]
-) -> CapeViTForImageClassification:
-    """From a stock or cape checkpoint, or from scratch."""
-    labels = {"id2label": dict(enumerate(names)), "label2id": {n: i for i, n in enumerate(names)}}
-    if path:
-        return load_model(
-            CapeViTForImageClassification, path, settings, ignore_mismatched_sizes=True, **labels
-        )
-    return CapeViTForImageClassification(
-        make_config(CapeViTConfig, sizes, **labels, position_embedding=settings)
-    )
+        by_size = zip(map(str, tested), zip(*found, strict=True), strict=True)
+        scores[name] = {one: list(row) if args.seeds else row[0] for one, row in by_size}
+    seeds = args.seeds or ()
+    report(args.output, scores, "accuracy", "image size", list(map(str, trained)), seeds=seeds)
 
 
 if __name__ == "__main__":

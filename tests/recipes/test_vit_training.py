@@ -1,0 +1,400 @@
+"""Training of images: sizes of UniViT, finetuning at another size, mixed targets, several seeds."""
+
+import csv
+import json
+import re
+
+import pytest
+
+pytest.importorskip("transformers")
+
+import torch
+from accelerate.data_loader import BatchSamplerShard
+from PIL import Image
+from torch.nn import functional as F
+from torch.utils.data import BatchSampler, DataLoader
+
+from hf_models import CapeViTConfig, CapeViTForImageClassification
+from recipes import finetune
+from recipes.steps import CommandError
+from recipes.vit import finetune_hf as vit
+from recipes.vit.augment import Mix, Mixing
+from recipes.vit.catalog import PRESETS, RECIPES
+from recipes.vit.data import Images
+from recipes.vit.training import ImageTrainer, SizeSampler
+
+TINY = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "patch_size": 8,
+    "image_size": 16,
+}
+
+
+# ---- sizes of UniViT -----------------------------------------------------------------------------
+
+
+def shares(sampler, world, per_device, split=False):
+    """What accelerate gives to each process: steps of requests."""
+    sampler = BatchSampler(sampler, per_device * (world if split else 1), drop_last=False)
+    return [list(BatchSamplerShard(sampler, world, rank, split)) for rank in range(world)]
+
+
+@pytest.mark.parametrize("images", [48, 50, 5])
+@pytest.mark.parametrize("split", [False, True])
+def test_sizes_agree_over_processes_and_micro_batches(images, split):
+    world, per_device, accumulation = 3, 2, 2
+    update = world * per_device * accumulation
+    sampler = SizeSampler(images, (16, 24, 32, 40), update, world * per_device, seed=7)
+    found = shares(sampler, world, per_device, split)
+    assert len({len(steps) for steps in found}) == 1
+    sizes = [
+        {request.size for steps in found for request in steps[n]} for n in range(len(found[0]))
+    ]
+    assert all(len(one) == 1 for one in sizes)
+    by_update = [
+        set.union(*sizes[n : n + accumulation]) for n in range(0, len(sizes), accumulation)
+    ]
+    assert all(len(one) == 1 for one in by_update)
+    assert images < 48 or len(set.union(*by_update)) > 1
+    seen = [request.index for steps in found for batch in steps for request in batch]
+    assert set(seen) == set(range(images))
+    assert len(seen) == -(-images // 6) * 6
+
+
+def test_sizes_are_uniform_and_depend_on_seed_and_epoch():
+    def sizes(seed, epoch):
+        sampler = SizeSampler(4000, (16, 24, 32, 40), 1, seed=seed)
+        sampler.set_epoch(epoch)
+        return [request.size for request in sampler]
+
+    first = sizes(1, 0)
+    assert all(850 < first.count(size) < 1150 for size in (16, 24, 32, 40))
+    assert first == sizes(1, 0)
+    assert first != sizes(2, 0) != sizes(1, 1) != first
+    one = [request.index for request in SizeSampler(9, (8,), 3)]
+    assert one == [request.index for request in SizeSampler(9, (16, 24), 3)]
+
+
+def test_repeated_augmentation_keeps_the_length_of_the_epoch():
+    found = list(SizeSampler(30, (8,), 5, repeats=3))
+    assert len(found) == 30
+    counts = [sum(request.index == index for request in found) for index in range(30)]
+    assert sorted(counts) == [0] * 20 + [3] * 10
+    assert len({request.place for request in found}) == 30  # copies are augmented differently
+
+
+SPY = """
+import os, sys
+from hf_models.vit import CapeViTModel
+from recipes.vit import finetune_hf
+
+stock = CapeViTModel.forward
+
+def forward(self, pixel_values, *args, **kwargs):
+    if self.training:
+        with open(f"{log}-{os.environ['RANK']}", "a") as file:
+            print(pixel_values.shape[-1], pixel_values.double().sum().item(), file=file)
+    return stock(self, pixel_values, *args, **kwargs)
+
+CapeViTModel.forward = forward
+log = sys.argv.pop(1)
+finetune_hf.main()
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """20 images of two classes in training, 4 in the test."""
+    path = tmp_path_factory.mktemp("images")
+    for split, number in (("train", 20), ("val", 4)):
+        for n in range(number):
+            place = path / split / ("dark", "light")[n % 2]
+            place.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (20 + n, 16), (200 * (n % 2), 10 * n, n)).save(place / f"{n}.png")
+    return path
+
+
+@pytest.mark.slow
+def test_two_processes_see_the_same_sizes_also_after_resuming(run_cli, folder, tmp_path):
+    """By torchrun, interrupted in the second epoch, in which accelerate does not reach the sampler
+    of a resumed training; three updates per epoch, the last of one micro-batch."""
+    (tmp_path / "spy.py").write_text(SPY)
+    words = (
+        "--dataset", folder, "--position-embedding", "cape", "--model-config", json.dumps(TINY),
+        "--univit", "--train-sizes", 16, 24, 32, 40, 48, "--test-sizes", 16, "--crop", 0.3, 1,
+        "--flip", "--mixup", 0.8, "--cutmix", 1, "--drop-path", 0.2, "--random-erasing", 0.5,
+        "--lr_scheduler_type", "constant", "--per_device_train_batch_size", 2,
+        "--gradient_accumulation_steps", 2, "--save_steps", 5, "--seed", 3,
+    )  # fmt: skip
+
+    def run(log, output, steps):
+        run_cli(
+            "torchrun", "--standalone", "--nproc_per_node", 2, tmp_path / "spy.py", log, *words,
+            "--output", output, "--max_steps", steps,
+            cwd=tmp_path, env={"HF_HOME": str(tmp_path / "cache")},
+        )  # fmt: skip
+        return [(tmp_path / f"{log}-{rank}").read_text().splitlines() for rank in (0, 1)]
+
+    whole = run("whole", "whole", 8)
+    run("again", "again", 5)
+    assert run("again", "again", 8) == whole  # sizes and contents
+    sizes = [[line.split()[0] for line in lines] for lines in whole]
+    assert sizes[0] == sizes[1]
+    assert len(sizes[0]) == 14  # updates of 2, 2, 1, 2, 2, 1, 2, 2 micro-batches
+    assert sizes[0][0::5] == sizes[0][1::5]
+    assert sizes[0][2::5] == sizes[0][3::5]
+    assert len(set(sizes[0])) > 2
+    contents = [[line.split()[1] for line in lines] for lines in whole]
+    assert not set(contents[0]) & set(contents[1])
+    weights = [
+        (tmp_path / name / "cape/model.safetensors").read_bytes() for name in ("whole", "again")
+    ]
+    assert weights[0] == weights[1]
+
+
+# ---- other sizes ---------------------------------------------------------------------------------
+
+
+def test_resizing_the_learned_table():
+    """At its own size the identity; the row of the class token stays."""
+    torch.manual_seed(0)
+    config = CapeViTConfig(**TINY, position_embedding={"type": "abspos"})
+    model = CapeViTForImageClassification(config).eval()
+    images = torch.randn(2, 3, 32, 24)
+    before = model.vit.embeddings.position_embeddings.detach().clone()
+    expected = model(images).logits
+    model.vit.resize_images(16, 16)
+    assert torch.equal(model.vit.embeddings.position_embeddings, before)
+    model.vit.resize_images(32, 24)
+    after = model.vit.embeddings.position_embeddings
+    assert after.shape == (1, 1 + 4 * 3, 16)
+    assert after.requires_grad
+    assert torch.equal(after[:, 0], before[:, 0])
+    grid = F.interpolate(
+        before[:, 1:].reshape(1, 2, 2, 16).permute(0, 3, 1, 2),
+        (4, 3), mode="bicubic", align_corners=False,
+    )  # fmt: skip
+    assert torch.equal(after[0, 1:], grid.flatten(2)[0].T)
+    assert torch.equal(model(images).logits, expected)
+    assert model.config.image_size == (32, 24)
+    with pytest.raises(ValueError, match="smaller than a patch"):
+        model.vit.resize_images(4, 4)
+
+
+@pytest.mark.slow
+def test_finetuning_at_a_higher_size_and_several_seeds(run_cli, repo_root, tmp_path):
+    """Digits at 16, then at 32 pixels; finished runs are taken as they are."""
+    command = ("python", repo_root / "recipes/vit/finetune_hf.py", "--max_steps", 3)
+    first = ("--compare", "abspos", "cape:max_global_scale=1,max_global_shift=0.2")
+    first += ("--model-config", json.dumps({**TINY, "num_channels": 1}), "--train-sizes", 16)
+    first += ("--seeds", 4, 5, "--test-sizes", 16, "--output", "first")
+    output = run_cli(*command, *first, cwd=tmp_path).stdout
+    assert "Mean of seeds 4, 5 (lowest-highest)" in output
+    rows = list(csv.DictReader((tmp_path / "first/scores.csv").read_text().splitlines()))
+    name = "cape:max_global_scale=1,max_global_shift=0.2"
+    assert [(row["variant"], row["seed"]) for row in rows] == [
+        ("abspos", "4"), ("abspos", "5"), (name, "4"), (name, "5"),
+    ]  # fmt: skip
+    scores = json.loads((tmp_path / "first/scores.json").read_text())
+    for row, value in zip(rows, scores["abspos"]["16"] + scores[name]["16"], strict=True):
+        assert float(row["accuracy"]) == pytest.approx(value, abs=1e-4)
+    runs = tmp_path / "first"
+    config = json.loads((runs / f"{name.replace(':', '-')}-seed4/config.json").read_text())
+    assert config["position_embedding"]["max_global_shift"] == 0.2
+    weights = {path: path.stat().st_mtime_ns for path in runs.glob("*/model.safetensors")}
+    assert len(weights) == 4
+    assert len({path.read_bytes() for path in weights}) == 4
+    run_cli(*command, *first, cwd=tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in weights} == weights
+
+    second = ("--model", "first/abspos-seed4", "--train-sizes", 32, "--output", "second")
+    second += ("--position-embedding", "abspos", "--learning_rate", 1e-9, "--drop-path", 0.1)
+    run_cli(*command, *second, cwd=tmp_path)
+    model = CapeViTForImageClassification.from_pretrained(tmp_path / "second/abspos")
+    assert model.config.image_size == 32
+    assert model.config.drop_path_rate == 0.1
+    size = json.loads((tmp_path / "second/abspos/preprocessor_config.json").read_text())["size"]
+    assert size == {"height": 32, "width": 32}
+    start = CapeViTForImageClassification.from_pretrained(runs / "abspos-seed4")
+    start.vit.resize_images(32, 32)
+    for name, value in start.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], value, atol=1e-6, rtol=0)
+
+
+# ---- targets and decay ---------------------------------------------------------------------------
+
+
+def test_mixing_by_hand():
+    images = torch.arange(3.0)[:, None, None, None].expand(3, 2, 4, 5)
+    labels = torch.tensor([1, 0, 3])
+    mixing = Mixing(0.8, 1.0, classes=4)
+    mixed, targets = mixing(images, labels, Mix(0.75))
+    assert mixed[:, 0, 0, 0].tolist() == [0.5, 1.0, 1.5]
+    expected = [[0, 0.75, 0, 0.25], [1, 0, 0, 0], [0, 0.25, 0, 0.75]]
+    assert targets.tolist() == expected
+    mixed, targets = mixing(images, labels, Mix(0.8, (1, 3, 2, 4)))
+    cut = torch.zeros(4, 5, dtype=torch.bool)
+    cut[1:3, 2:4] = True
+    assert torch.equal(mixed[0, 1], torch.where(cut, 2.0, 0.0))
+    assert torch.equal(mixed[2, 0], torch.where(cut, 0.0, 2.0))
+    torch.testing.assert_close(targets[0], torch.tensor([0, 0.8, 0, 0.2]))
+    assert not images[0].any()
+
+
+def test_mixes_are_drawn_as_in_deit():
+    mixing = Mixing(0.8, 1.0, classes=4)
+    draws = [mixing.draw(12, 20) for _ in range(1000)]
+    cut = [mix for mix in draws if mix.box]
+    assert 430 < len(cut) < 570
+    for mix in cut:
+        top, bottom, left, right = mix.box
+        assert 0 <= top <= bottom <= 12
+        assert 0 <= left <= right <= 20
+        assert mix.share == 1 - (bottom - top) * (right - left) / 240
+    shares = torch.tensor([mix.share for mix in draws if not mix.box])
+    assert float(shares.mean()) == pytest.approx(0.5, abs=0.05)
+    assert float(shares.var()) == pytest.approx(0.25 / (2 * 0.8 + 1), abs=0.02)  # Beta(0.8, 0.8)
+    for one, kind in ((Mixing(0.8, 0, 4), False), (Mixing(0, 1.0, 4), True)):
+        assert all(bool(one.draw(8, 8).box) == kind for _ in range(20))
+    _, targets = mixing(torch.zeros(5, 1, 12, 20), torch.arange(5) % 4)
+    torch.testing.assert_close(targets.sum(1), torch.ones(5))
+    torch.manual_seed(1)
+    again = mixing.draw(12, 20)
+    torch.manual_seed(1)
+    assert mixing.draw(12, 20) == again
+
+
+def make_trainer(tmp_path, settings=None, **training):
+    torch.manual_seed(0)
+    config = CapeViTConfig(**TINY, num_labels=4, position_embedding=settings or {"type": "abspos"})
+    args = finetune.Seq2SeqTrainingArguments(
+        output_dir=str(tmp_path), use_cpu=True, report_to="none", **training
+    )
+    return ImageTrainer(CapeViTForImageClassification(config), args)
+
+
+def test_targets_are_smoothed_as_in_deit(tmp_path):
+    """0.9 + 0.1/C and 0.1/C, then mixed; in evaluation nothing is mixed."""
+    trainer = make_trainer(tmp_path, label_smoothing_factor=0.1)
+    model = trainer.model
+    inputs = {"pixel_values": torch.randn(3, 3, 16, 16), "labels": torch.tensor([1, 0, 3])}
+    smooth = torch.full((3, 4), 0.025).scatter(1, inputs["labels"][:, None], 0.925)
+    loss, outputs = trainer.compute_loss(model.eval(), inputs, return_outputs=True)
+    expected = -(smooth * outputs.logits.log_softmax(-1)).sum(1).mean()
+    torch.testing.assert_close(loss, expected)
+
+    trainer.mixing = Mixing(0.8, 0, 4)
+    torch.testing.assert_close(trainer.compute_loss(model, inputs), expected)
+    trainer.mixing.draw = lambda height, width: Mix(0.7)
+    loss, outputs = trainer.compute_loss(model.train(), inputs, return_outputs=True)
+    mixed = 0.7 * smooth + 0.3 * smooth.flip(0)
+    pixels = 0.7 * inputs["pixel_values"] + 0.3 * inputs["pixel_values"].flip(0)
+    torch.testing.assert_close(outputs.logits, model.eval()(pixels).logits)
+    torch.testing.assert_close(loss, -(mixed * outputs.logits.log_softmax(-1)).sum(1).mean())
+
+
+def test_weight_decay_leaves_out_what_is_added(tmp_path):
+    for settings in ({"type": "abspos"}, {"type": "relpos", "relative_context": 3}):
+        trainer = make_trainer(tmp_path, settings)
+        names = dict(trainer.model.named_parameters())
+        decayed = set(trainer.get_decay_parameter_names(trainer.model))
+        added = {name for name in names if re.search(r"cls_token|position_emb|relative|bias", name)}
+        norms = {name for name in names if "norm" in name}
+        assert decayed == set(names) - added - norms
+        assert len(added) > 15
+
+
+# ---- options -------------------------------------------------------------------------------------
+
+
+def test_presets_have_the_sizes_of_deit():
+    sizes = {"vit_ti": 5.7, "vit_s": 22.1, "vit_b": 86.6}
+    assert PRESETS.keys() == sizes.keys()
+    for name, millions in sizes.items():
+        config = CapeViTConfig(
+            **PRESETS[name], num_labels=1000, position_embedding={"type": "abspos"}
+        )
+        with torch.device("meta"):
+            model = CapeViTForImageClassification(config)
+        assert round(model.num_parameters() / 1e6, 1) == millions
+
+
+@pytest.mark.parametrize(
+    ("words", "rate"),
+    [
+        ((), 1e-3 * 32 / 1024),
+        (("--learning_rate", "0.5"), 0.5),
+        (("--learning-rate=0.5",), 0.5),
+    ],
+)
+def test_recipes_are_defaults(words, rate):
+    more = ("--mixup", "0", "--no-flip", "--dataset", "x", "--output", "out")
+    batch = ("--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "4")
+    args, training, _ = vit.read_options(["--recipe", "deit", *batch, *more, *words])
+    assert training.learning_rate == pytest.approx(rate)
+    assert (args.mixup, args.cutmix, args.flip, args.crop) == (0, 1.0, False, (0.08, 1.0))
+    assert (training.num_train_epochs, training.weight_decay) == (300, 0.05)
+    assert training.get_warmup_steps(300 * 1251) == pytest.approx(5 * 1251, rel=1e-3)
+    assert training.max_grad_norm == 0
+    args, *_ = vit.read_options(["--dataset", "x"])
+    assert not any((args.mixup, args.cutmix, args.flip, args.crop, args.rand_augment))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_is_understood(name):
+    args, training, recipe = vit.read_options(["--recipe", name, "--dataset", "x"])
+    sizes = vit.model_sizes(args, recipe)
+    finetune.make_config(CapeViTConfig, sizes, position_embedding={"type": "cape"})
+    assert training.learning_rate > 0
+
+
+BAD = [
+    (["--compare", "cape:max_global_scale"], "'max_global_scale' is no option=value"),
+    (["--compare", "cape:colour=1"], "'colour=1' is no option=value"),
+    (["--compare", "cape:max_global_scale=0.5"], "max_global_scale='0.5' is not allowed"),
+    (["--compare", "nopos:max_offset=3"], "max_offset=3 has no effect"),
+    (["--compare", "rope:gamma=1"], "rope is unknown"),
+    (["--rand-augment", "strong"], "--rand-augment strong is unknown"),
+    (["--univit", "--train-sizes", "3", "32"], "size 3 is smaller than a patch"),
+    (["--model", "gone"], "--model gone cannot be loaded"),
+    (["--model", "gone", "--preset", "vit_s"], "--preset has no effect"),
+    (["--train_sampling_strategy", "sequential"], "--train_sampling_strategy sequential"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), BAD, ids=lambda value: str(value)[-40:])
+def test_bad_input(words, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CommandError, match=re.escape(message)):
+        vit.main([*words, "--output", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--mixup", "-1"), ("--random-erasing", "1.1"), ("--drop-path", "1"), ("--seeds", "0")],
+)
+def test_numbers_out_of_range(words, capsys):
+    with pytest.raises(SystemExit):
+        vit.main(list(words))
+    assert f"argument {words[0]}" in capsys.readouterr().err
+
+
+def test_workers_change_nothing():
+    data = Images(list(torch.rand(8, 3, 20, 24)), lambda item: (item, 0), ["a"])
+    data.crop = (0.3, 1.0)
+    data.load = _labelled
+    data.augment = vit.Augment(torch.zeros(3, 1, 1), torch.ones(3, 1, 1), True, None, 1.0)
+    sampler = SizeSampler(8, (16, 24), 2, seed=1)
+    batches = []
+    for workers in (0, 2):
+        loader = DataLoader(data, batch_size=2, sampler=sampler, num_workers=workers)
+        batches.append([images for images, _ in loader])
+    assert all(torch.equal(one, other) for one, other in zip(*batches, strict=True))
+
+
+def _labelled(item):
+    return item, 0
