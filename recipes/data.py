@@ -1,6 +1,7 @@
 """Data of the caller: data sets of the hub, folders and tables, by options all recipes share."""
 
 import argparse
+import codecs
 import csv
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -96,6 +97,24 @@ def train_and_test(
         return {"train": data[train_split], "test": data[test]}
     size = min(1000, max(1, len(data[train_split]) // 10))
     return dict(data[train_split].train_test_split(size, seed=0))
+
+
+def read_text(path: Path) -> str:
+    """A text file in UTF-16 by its mark, as Praat writes what ASCII cannot hold, else UTF-8, else
+    Latin-1, as old corpora are.
+
+    Raises:
+        CommandError: if it is no text.
+    """
+    data = path.read_bytes()
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return data.decode("utf-16", errors="replace")
+    if b"\0" in data:
+        raise CommandError(f"{path} is no text; repair it, or remove it with its recording")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return data.decode("latin-1")
 
 
 def fingerprint(texts: Sequence[str]) -> str:

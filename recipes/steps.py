@@ -45,6 +45,11 @@ def run_main(main: Callable[[], None]) -> None:
     except CommandError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except NotADirectoryError as error:  # --work or --output
+        print(f"error: {error.filename}: a file is where a folder is needed", file=sys.stderr)
+        sys.exit(2)
     except ChildError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)

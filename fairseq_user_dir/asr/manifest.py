@@ -60,12 +60,13 @@ def read_manifest(path: str, audio_root: str | None = None) -> list[Utterance]:
             "(columns audio and tgt_text), and name the others by --gen-subset or --valid-subset."
         )
     with open(path, encoding="utf-8-sig", newline="") as file:
-        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-        columns = rows[0].keys() if rows else ()
+        table = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        rows, columns = list(table), table.fieldnames or ()
     text = next((name for name in TEXT_COLUMNS if name in columns), None)
-    if text is None or "audio" not in columns:
+    if text is None or "audio" not in columns or not rows:
+        names = ", ".join(map(str, columns)) or "none"
         raise ValueError(
-            f"{path} has the columns {', '.join(map(str, columns)) or 'none'}; needed: audio and "
+            f"{path} has the columns {names} and {len(rows)} lines below; needed: audio and "
             "tgt_text, tab-separated, named in the first line, and at least one line below."
         )
     found: list[Utterance] = []

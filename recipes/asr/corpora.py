@@ -16,19 +16,15 @@ import soundfile
 
 from cape_plugins.audio import AudioError, audio_seconds
 from recipes.asr.manifest import Utterance, ascii_words, write_audio
+from recipes.data import read_text
 from recipes.steps import CommandError
 
 Sets = dict[str, list[Utterance]]
 
 
-def read_text(path: Path) -> list[str]:
-    """Lines of a transcript, which old corpora write in Latin-1."""
-    data = path.read_bytes()
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        text = data.decode("latin-1")
-    return [line.strip() for line in text.split("\n")]
+def read_lines(path: Path) -> list[str]:
+    """Lines of a transcript."""
+    return [line.strip() for line in read_text(path).split("\n")]
 
 
 # ---- LibriSpeech ---------------------------------------------------------------------------------
@@ -80,7 +76,7 @@ def _chapters(subset: Path) -> Iterator[Utterance]:
     if not transcripts:
         raise CommandError(f"{subset}: no transcript; looked for SPEAKER/CHAPTER/*.trans.txt")
     for path in transcripts:
-        lines = (line.partition(" ") for line in read_text(path) if line)
+        lines = (line.partition(" ") for line in read_lines(path) if line)
         texts = {id: ascii_words(text) for id, _, text in lines}
         # also recordings that the transcript forgets, so that they are counted
         for id in sorted({*texts, *(audio.stem for audio in path.parent.glob("*.flac"))}):
@@ -144,7 +140,7 @@ def _talks(folder: Path) -> dict[str, Path]:
 def _segments(transcript: Path) -> Iterator[Utterance]:
     """Segments of a talk: ``talk channel speaker start end <label> text``, the label optional."""
     recordings = transcript.parent.parent / "sph"
-    for number, line in enumerate(read_text(transcript), 1):
+    for number, line in enumerate(read_lines(transcript), 1):
         if not line or line.startswith(";;"):
             continue
         cells = line.split(None, 5)
@@ -272,13 +268,13 @@ def _wsj_subset(subset: str, files: Mapping[str, Path]) -> Iterator[Utterance]:
 
 def _wsj_texts(path: Path) -> dict[str, str]:
     """Lines are ``text (id)``."""
-    matches = (re.fullmatch(r"(.*)\((\w+)\)", line) for line in read_text(path))
+    matches = (re.fullmatch(r"(.*)\((\w+)\)", line) for line in read_lines(path))
     return {match[2].lower(): wsj_words(match[1]) for match in matches if match}
 
 
 def _wsj_index(path: Path, subset: str) -> Iterator[str]:
     """Ids in an index, whose lines are ``11_13_1:wsj0/si_et_20/440/440c0401``."""
-    for line in read_text(path):
+    for line in read_lines(path):
         line = line.lower()
         # the usual si284 is without this speaker
         if f"{subset}/" in line and not line.startswith((";", "11_2_1:wsj0/si_tr_s/401")):

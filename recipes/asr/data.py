@@ -2,6 +2,7 @@
 
 import argparse
 import csv
+import io
 import json
 import os
 from collections import Counter
@@ -17,7 +18,7 @@ from tqdm import tqdm
 from cape_plugins.audio import AudioError, audio_seconds, read_audio, resample
 from cape_plugins.features import WINDOW_SECONDS
 from recipes.asr.synthesis import make_speech
-from recipes.data import check_columns, given_tables, open_dataset, train_and_test
+from recipes.data import check_columns, given_tables, open_dataset, read_text, train_and_test
 from recipes.steps import CommandError
 
 SAMPLING_RATE = 16000
@@ -205,12 +206,7 @@ def pairs_in(folder: Path) -> list[tuple[Path, str]]:
     table, lines = folder / "metadata.csv", folder / "metadata.jsonl"
     if table.is_file() or lines.is_file():
         table = table if table.is_file() else lines
-        with open(table, encoding="utf-8-sig", newline="") as file:
-            rows = (
-                list(csv.DictReader(file))
-                if table.suffix == ".csv"
-                else [json.loads(line) for line in file if line.strip()]
-            )
+        rows = _rows(table)
         column = next((name for name in TEXT_COLUMNS if rows and name in rows[0]), None)
         if column is None or "file_name" not in rows[0]:
             raise CommandError(
@@ -226,4 +222,18 @@ def pairs_in(folder: Path) -> list[tuple[Path, str]]:
             "columns file_name and text, or a text file beside each, one.txt beside one.wav"
         )
     report_skipped("folder", {"without a text": len(recordings) - len(pairs)}, len(recordings))
-    return [(path, text.read_text(encoding="utf-8").strip()) for path, text in pairs]
+    return [(path, read_text(text).strip()) for path, text in pairs]
+
+
+def _rows(table: Path) -> list[dict[str, str]]:
+    """Of metadata.csv or metadata.jsonl."""
+    text = read_text(table)
+    if table.suffix == ".csv":
+        return list(csv.DictReader(io.StringIO(text, newline="")))
+    rows = []
+    for number, line in enumerate(text.split("\n"), 1):
+        try:
+            rows += [json.loads(line)] if line.strip() else []
+        except json.JSONDecodeError as error:
+            raise CommandError(f"{table}, line {number} is no JSON ({error}); repair it") from None
+    return rows

@@ -41,6 +41,7 @@ from recipes.asr.manifest import (
     write_manifest,
 )
 from recipes.asr.synthesis import DIGITS, make_speech
+from recipes.data import read_text
 from recipes.steps import RECORD, CommandError, positive, run_main
 
 # ---- spoken digits -------------------------------------------------------------------------------
@@ -276,7 +277,7 @@ def prepare(
 def word_file(name: str) -> list[str]:
     """Argument type: a text file with words."""
     try:
-        words = ascii_words(Path(name).read_text(encoding="utf-8")).split()
+        words = ascii_words(read_text(Path(name))).split()
     except (OSError, UnicodeDecodeError) as error:
         raise argparse.ArgumentTypeError(f"{name} cannot be read ({error})") from None
     if not words:

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from cape_plugins.audio import read_audio
+from cape_plugins.audio import AudioError, read_audio
 from cape_plugins.features import WINDOW_SECONDS, log_mel
 from recipes.asr.synthesis import PITCHES, SPEEDS, VOICES, Phone, Synthesizer
-from recipes.phones.labels import SILENCE, frame_labels, read_labels
+from recipes.phones.labels import SILENCE, LabelError, frame_labels, read_labels
 from recipes.steps import CommandError
 
 SAMPLING_RATE = 16000  # Hz
@@ -26,6 +26,9 @@ BANDS = 40
 SPLITS = ("train", "dev", "test")
 AUDIO = (".wav", ".flac", ".ogg", ".mp3", ".sph", ".aiff")
 LABELS = (".phn", ".textgrid")
+# Labels of another recording, or in another unit of time: they may end this much after the
+# recording, in seconds, and not before this share of it.
+BEYOND, COVERED = 0.1, 0.5
 
 # Words that have all 39 phones of the thesis and none of espeak-ng's diphthongs with r. A comma
 # makes a pause.
@@ -249,7 +252,13 @@ def _pairs(folder: Path) -> tuple[list[tuple[Path, Path]], list[str]]:
 
 def _read(place: Path, audio: Path, labels: Path, tier: str | None) -> Labelled:
     waveform = read_audio(audio, SAMPLING_RATE)
+    if not waveform.any():
+        raise AudioError("silence from beginning to end")
     phones = read_labels(labels, soundfile.info(audio).samplerate, tier)
+    seconds = len(waveform) / SAMPLING_RATE
+    end = phones[-1].end
+    if not COVERED * seconds < end < seconds + BEYOND:
+        raise LabelError(f"labels end at {end:.2f} s, the recording at {seconds:.2f} s")
     return label(place.as_posix(), waveform, phones)
 
 

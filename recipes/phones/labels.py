@@ -1,13 +1,14 @@
 """Phones with times: TIMIT's ``.PHN``, Praat's ``.TextGrid``, and the label of each frame."""
 
 import bisect
-import codecs
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from recipes.asr.synthesis import Phone
+from recipes.data import read_text
+from recipes.steps import CommandError
 
 SILENCE = "sil"
 # names of silence in TIMIT, in Praat, of the Montreal Forced Aligner, of MAUS and of espeak-ng
@@ -46,9 +47,11 @@ def read_labels(path: Path, sampling_rate: int, tier: str | None = None) -> list
         LabelError: if the file cannot be read or its times are not in order.
     """
     try:
-        text = _decode(path.read_bytes())
+        text = read_text(path)
     except OSError as error:
         raise LabelError(f"{path}: {error.strerror}") from None
+    except CommandError:
+        raise LabelError("no text") from None
     if path.suffix.lower() == ".phn":
         phones = parse_phn(text, sampling_rate)
     else:
@@ -59,6 +62,8 @@ def read_labels(path: Path, sampling_rate: int, tier: str | None = None) -> list
             raise LabelError(f"the phone {phone} ends before it starts or overlaps the one before")
     if not phones:
         raise LabelError("no phone in it")
+    if phones[0].start < 0:
+        raise LabelError(f"the phone {phones[0]} starts before the recording")
     return phones
 
 
@@ -143,16 +148,6 @@ def frame_labels(
         inside = index >= 0 and centre < phones[index].end
         labels.append(phones[index].name if inside else SILENCE)
     return labels
-
-
-def _decode(data: bytes) -> str:
-    """UTF-16 by its mark, as Praat writes what ASCII cannot hold, else UTF-8 or Latin-1."""
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return data.decode("utf-16", errors="replace")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        return data.decode("latin-1")
 
 
 def _clean(name: str) -> str:

@@ -17,7 +17,6 @@ from recipes.steps import writing
 
 DPI = 72
 ZOOM = 50  # frames
-PIXELS = 300  # of long similarity maps; more positions are thinned out
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -35,7 +34,7 @@ def draw_histories(path: Path, histories: Mapping[str, Sequence[Mapping[str, flo
     columns = {
         "train_loss": "training loss (nats)",
         "dev_per": "PER of dev (%)",
-        "near_attention": "attention at most 5 frames away",
+        "near_attention": "share of attention at most 5 frames away",
     }
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.4), layout="constrained")
     for axis, (column, title) in zip(axes, columns.items(), strict=True):
@@ -97,9 +96,8 @@ def draw_similarities(path: Path, embeddings: np.ndarray, title: str) -> None:
     figure, axes = plt.subplots(2, 3, figsize=(11, 6.6), layout="constrained")
     length = len(embeddings)
     for row, (name, matrix) in zip(axes, similarity(embeddings).items(), strict=True):
-        thin = max(1, length // PIXELS)
         ends = (0, length, length, 0)
-        image = row[0].imshow(matrix[::thin, ::thin], extent=ends)
+        image = row[0].imshow(matrix, extent=ends, interpolation="antialiased")
         figure.colorbar(image, ax=row[0])
         image = row[1].imshow(matrix[:ZOOM, :ZOOM])
         figure.colorbar(image, ax=row[1])

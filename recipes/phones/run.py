@@ -27,7 +27,7 @@ from recipes.phones.experiment import Experiment, conditions_of, run_type
 from recipes.phones.model import Sizes
 from recipes.phones.report import PACKAGES, write_results
 from recipes.phones.train import CONDITIONS, Training
-from recipes.steps import CommandError, machine, positive, run_main, versions
+from recipes.steps import CommandError, machine, positive, run_main, versions, write_lines
 
 BUILTIN_SIZES = {"train_size": 2000, "dev_size": 60, "test_size": 200}  # utterances
 SMALL = {
@@ -48,6 +48,7 @@ PAPER = {
     "epochs": 80,
     "learning_rate": 0.05,
 }
+LEFT_OUT = "left_out.txt"
 TRAINED = ("inc", "exc", "inc-scram", "exc-scram")
 
 
@@ -156,7 +157,12 @@ def load(args: argparse.Namespace) -> Corpus:
         return synthetic([getattr(args, option) for option in BUILTIN_SIZES])
     corpus = read_folder(args.data, args.tier)
     if corpus.skipped:
-        print(f"{len(corpus.skipped)} files left out, such as {corpus.skipped[0]}", file=sys.stderr)
+        write_lines(args.output / LEFT_OUT, corpus.skipped)
+        print(
+            f"{len(corpus.skipped)} files left out, such as {corpus.skipped[0]}; all of them and "
+            f"why: {args.output / LEFT_OUT}",
+            file=sys.stderr,
+        )
     return corpus
 
 
@@ -182,7 +188,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         "Versions": versions(PACKAGES),
         "Data": f"{corpus.description}; {corpus.sizes()}; {len(corpus.classes)} classes: "
         f"{' '.join(corpus.classes)}",
-        "Left out": f"{len(corpus.skipped)} files",
+        "Left out": f"{len(corpus.skipped)} files"
+        + (f", [why]({LEFT_OUT})" if corpus.skipped else ""),
         "Model": ", ".join(f"{key} {value}" for key, value in options.items()),
         "Training": f"SGD, one utterance per step, {training.epochs} epochs, learning rate "
         f"{training.learning_rate}, in the last eighth {training.final_learning_rate}",

@@ -12,6 +12,7 @@ import soundfile
 import torch
 from safetensors.torch import load_file
 
+from recipes.asr import data as asr_data
 from recipes.asr import finetune_hf as asr
 from recipes.asr import training
 from recipes.asr.data import Recording, Recordings, given, synthetic, usable
@@ -56,6 +57,21 @@ def test_folder_with_texts_beside_the_recordings(tmp_path):
     item = splits["train"].items[3]
     assert item.source.with_suffix(".txt").read_text() == item.text + "\n"
     assert len(splits["train"][3]) == round(item.seconds * 16000)
+
+
+def test_texts_of_other_encodings(tmp_path):
+    """Latin-1 as in old corpora, UTF-16 as of Praat; what is no text is named."""
+    names = list(write_wavs(tmp_path, 3))
+    texts = [tmp_path / name.replace(".wav", ".txt") for name in names]
+    for path, encoding in zip(texts, ("utf-8-sig", "latin-1", "utf-16"), strict=True):
+        path.write_bytes("café\n".encode(encoding))
+    assert [text for _, text in asr_data.pairs_in(tmp_path)] == ["café"] * 3
+    texts[1].write_bytes(b"\0\1\2")
+    with pytest.raises(CommandError, match=f"{texts[1].name} is no text"):
+        asr_data.pairs_in(tmp_path)
+    (tmp_path / "metadata.jsonl").write_text('{"file_name": "a.wav", "text": "a"}\n{"file')
+    with pytest.raises(CommandError, match=r"metadata.jsonl, line 2 is no JSON"):
+        asr_data.pairs_in(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])

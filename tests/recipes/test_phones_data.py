@@ -257,12 +257,24 @@ def test_what_cannot_be_used_is_counted(tmp_path):
     (tmp_path / "unheard.TextGrid").write_text(SHORT, "utf-8")
     write_recording(tmp_path, "strange")
     (tmp_path / "strange.PHN").write_text("a b c")
+    # labels of another recording, or in other units
+    times = {"late": "0 8000 a\n8000 24000 b", "early": "0 2000 a", "before": "-800 8000 a"}
+    for name, labels in times.items():
+        write_recording(tmp_path, name)
+        (tmp_path / f"{name}.PHN").write_text(labels)
+    write_recording(tmp_path, "mute")
+    soundfile.write(tmp_path / "mute.wav", np.zeros(8000), 16000)
     corpus = read_folder(tmp_path)
     assert sum(map(len, corpus.splits.values())) == 3
     reasons = dict(sorted(line.split(": ", 1) for line in corpus.skipped))
     assert list(reasons) == [
-        *("broken.wav", "short.wav", "strange.wav", "unheard.TextGrid", "unlabelled.wav"),
+        *("before.wav", "broken.wav", "early.wav", "late.wav", "mute.wav", "short.wav"),
+        *("strange.wav", "unheard.TextGrid", "unlabelled.wav"),
     ]
+    assert "starts before the recording" in reasons["before.wav"]
+    assert reasons["early.wav"] == "labels end at 0.12 s, the recording at 0.50 s"
+    assert reasons["late.wav"] == "labels end at 1.50 s, the recording at 0.50 s"
+    assert reasons["mute.wav"] == "silence from beginning to end"
     assert "cannot be decoded" in reasons["broken.wav"]
     assert "at least 400" in reasons["short.wav"]
     assert "first sample" in reasons["strange.wav"]
@@ -276,17 +288,17 @@ def test_folders_that_cannot_be_used(tmp_path):
     with pytest.raises(CommandError, match="0 recordings .* with labels .* can be used"):
         read_folder(tmp_path)
     for name in "abc":
-        write_recording(tmp_path, name)
+        write_recording(tmp_path, name, seconds=1.5)
         (tmp_path / f"{name}.PHN").unlink()
         (tmp_path / f"{name}.TextGrid").write_text(SHORT, "utf-8")
     with pytest.raises(CommandError, match="no tiers are 'tones'; .* 'words', 'Phones'"):
         read_folder(tmp_path, "tones")
-    assert read_folder(tmp_path, "phones").classes == ["sil"]  # silent for the first 0.5 s
+    assert read_folder(tmp_path, "phones").classes == ["AH", "sil", "ʃ"]
 
 
 def test_a_folder_through_the_whole_recipe(tmp_path, capsys):
     for number in range(6):
-        write_recording(tmp_path / "speech", f"r{number}", seconds=1.0 + number / 10)
+        write_recording(tmp_path / "speech", f"r{number}", seconds=1.5 + number / 10)
         (tmp_path / "speech" / f"r{number}.PHN").unlink()
         (tmp_path / "speech" / f"r{number}.TextGrid").write_text(SHORT, "utf-8")
     write_recording(tmp_path / "speech", "unlabelled")
@@ -297,7 +309,8 @@ def test_a_folder_through_the_whole_recipe(tmp_path, capsys):
     page = (tmp_path / "out" / "results.md").read_text("utf-8")
     assert "speech; train 4 utterances" in page
     assert "3 classes: AH sil ʃ" in page
-    assert "Left out: 1 files" in page
+    assert "Left out: 1 files, [why](left_out.txt)" in page
+    assert (tmp_path / "out/left_out.txt").read_text().startswith("unlabelled.wav: no labels")
     assert str(tmp_path) not in page
 
 
