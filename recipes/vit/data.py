@@ -188,12 +188,9 @@ def make_processor(path: str | None, size: int, channels: int) -> ViTImageProces
     Args:
         path: Checkpoint whose mean and standard deviation are used; None for 0.5 and 0.5.
     """
-    processor = None
+    pixels = {"height": size, "width": size}
     if path:
         with contextlib.suppress(OSError):  # a checkpoint without one
-            processor = ViTImageProcessor.from_pretrained(path)
-    if processor is None:
-        half = [0.5] * channels
-        processor = ViTImageProcessor(image_mean=half, image_std=half)
-    processor.size = {"height": size, "width": size}
-    return processor
+            return ViTImageProcessor.from_pretrained(path, size=pixels)
+    half = [0.5] * channels
+    return ViTImageProcessor(size=pixels, image_mean=half, image_std=half)

@@ -1,0 +1,240 @@
+"""Augmentation of images, and the data sets of the vision recipe."""
+
+import argparse
+import random
+import re
+import sys
+import types
+from functools import partial
+
+import numpy as np
+import pytest
+
+pytest.importorskip("transformers")
+
+import torch
+from PIL import Image
+
+from recipes.steps import CommandError
+from recipes.vit.augment import OPERATIONS, Augment, from_pil, rand_augment, to_pil
+from recipes.vit.data import Images, Request, given_data, make_processor, resize
+
+ZERO, ONE = torch.zeros(3, 1, 1), torch.ones(3, 1, 1)
+
+
+def picture(channels=3, height=24, width=20):
+    """Every operation changes it: dark, so that contrast can grow, with details in color."""
+    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    detail = 0.05 * ((x + y) % 2)
+    return torch.stack([y / 50 + detail, x / 50 + 0.1, (x + y) / 100 + 0.05])[:channels]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operations_keep_the_shape_and_change_the_image(name, channels):
+    image = to_pil(picture(channels))
+    fill = (10, 20, 30) if channels == 3 else 10
+    out = OPERATIONS[name](image, random.Random(0), fill)
+    assert (out.mode, out.size) == (image.mode, image.size)
+    changed = np.asarray(out) != np.asarray(image)
+    assert changed.any() or (name, channels) == ("color", 1)  # grey has no color
+    if name in ("rotate", "shear-x", "shear-y", "translate-x", "translate-y"):
+        # some of the image is empty and filled
+        assert (np.asarray(out).reshape(-1, channels) == fill).all(1).any()
+
+
+def test_magnitudes():
+    image = to_pil(picture())
+    right = OPERATIONS["translate-x"](image, random.Random(1), (0, 0, 0))
+    empty = (np.asarray(right) == 0).all((0, 2))
+    assert abs(int(empty.sum()) - 0.45 * 0.9 * 20) <= 1
+    grey = Image.new("L", (4, 4), 100)
+    enhanced = {
+        OPERATIONS["brightness"](grey, random.Random(n), 0).getpixel((0, 0)) for n in range(9)
+    }
+    assert enhanced == {20, 180}
+    bright = Image.new("L", (1, 1), 127)
+    assert OPERATIONS["solarize-add"](bright, random.Random(0), 0).getpixel((0, 0)) == 227
+    assert OPERATIONS["solarize"](bright, random.Random(0), 0).getpixel((0, 0)) == 128
+    assert OPERATIONS["posterize"](bright, random.Random(0), 0).getpixel((0, 0)) == 0
+
+
+def test_images_survive_the_way_to_pil_and_back():
+    for channels in (1, 3):
+        image = (picture(channels) * 255).round() / 255
+        torch.testing.assert_close(from_pil(to_pil(image)), image)
+
+
+def test_half_are_mirrored_and_a_share_is_erased():
+    data = Images([picture(3, 40, 30)] * 400, lambda item: (item, 0), ["a"])
+    data.augment = Augment(ZERO + 0.4, ONE * 0.1, flip=True)
+    mirrored = [torch.equal(data[n][0], picture(3, 40, 30).flip(-1)) for n in range(400)]
+    assert 150 < sum(mirrored) < 250
+    data.augment = Augment(ZERO + 0.4, ONE * 0.1, erasing=0.25)
+    changed = [(data[n][0] != data.items[n]).any(0) for n in range(400)]
+    erased = [mask for mask in changed if mask.any()]
+    assert 70 < len(erased) < 130
+    for mask in erased:
+        rows, columns = mask.any(1).nonzero(), mask.any(0).nonzero()
+        box = (int(rows.max() - rows.min()) + 1) * (int(columns.max() - columns.min()) + 1)
+        assert int(mask.sum()) == box  # a rectangle, of noise in all channels
+        assert 0.01 < box / 1200 < 0.36
+    noise = torch.cat([data[n][0][:, mask].flatten() for n, mask in enumerate(changed)])
+    assert float(noise.mean()) == pytest.approx(0.4, abs=0.01)  # 0 and 1 when normalised
+    assert float(noise.std()) == pytest.approx(0.1, abs=0.01)
+    assert torch.equal(data.items[0], picture(3, 40, 30))
+
+
+def test_augmentation_depends_on_seed_epoch_and_place():
+    def augmented(seed=0, epoch=0, place=0):
+        data.seed = seed
+        return data[Request(0, 16, epoch, place)][0]
+
+    data = Images([picture(3, 40, 30)], lambda item: (item, 0), ["a"])
+    data.crop = (0.1, 0.9)
+    data.augment = Augment(ZERO, ONE, True, rand_augment("deit", (0.5,) * 3), 1.0)
+    first = augmented()
+    assert first.shape == (3, 16, 16)
+    random.seed(3), torch.manual_seed(3)
+    assert torch.equal(augmented(), first)
+    for other in (augmented(seed=1), augmented(epoch=1), augmented(place=1)):
+        assert not torch.equal(other, first)
+
+
+def test_randaugment_applies_zero_to_two_operations():
+    image = to_pil(picture())
+    augment = rand_augment("deit", (0.5,) * 3)
+    same = sum(augment(image, random.Random(n)).tobytes() == image.tobytes() for n in range(400))
+    assert 70 < same < 140  # a quarter is left alone
+    assert rand_augment("none", (0.5,)) is rand_augment(None, (0.5,)) is None
+
+
+def test_timm_is_seeded_by_the_sample(monkeypatch):
+    """A stand-in with timm's interface, which draws from the global generators."""
+
+    def transform(image, setting, params):
+        assert setting == "rand-m9-mstd0.5-inc1"
+        assert params == {"img_mean": (128, 128, 128)}
+        return image.point([int(256 * random.random() * np.random.rand())] * 256 * 3)
+
+    module = types.ModuleType("timm.data.auto_augment")
+    module.rand_augment_transform = lambda setting, params: partial(
+        transform, setting=setting, params=params
+    )
+    for name in ("timm", "timm.data"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    augment = rand_augment("rand-m9-mstd0.5-inc1", (0.5,) * 3)
+    image = to_pil(picture())
+    found = [augment(image, random.Random(n)).getpixel((0, 0))[0] for n in (0, 1, 2, 0)]
+    assert found[0] == found[3]
+    assert len(set(found)) == 3
+    random.seed(5)
+    expected = random.random()
+    random.seed(5)
+    augment(image, random.Random(0))
+    assert random.random() == expected
+
+
+def test_timm_is_asked_for_where_it_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(CommandError, match="timm, which is not installed.*pip install timm"):
+        rand_augment("rand-m9-mstd0.5-inc1", (0.5,) * 3)
+
+
+def test_batches_are_resized_like_single_images():
+    images = torch.rand(3, 2, 17, 23)
+    together = resize(images, 12)
+    assert together.shape == (3, 2, 12, 12)
+    torch.testing.assert_close(together[1], resize(images[1], 12))
+    assert resize(together, 12) is together
+
+
+# ---- data ----------------------------------------------------------------------------------------
+
+
+def options(dataset, **more):
+    names = {"dataset_config": None, "train_split": "train", "test_split": None}
+    columns = {"image_column": None, "label_column": None}
+    return argparse.Namespace(dataset=str(dataset), **{**names, **columns, **more})
+
+
+@pytest.fixture
+def tables(tmp_path, monkeypatch):
+    """Parquet as of CIFAR-10: encoded images, labels as numbers."""
+    import datasets
+
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    features = datasets.Features({"img": datasets.Image(), "fine_label": datasets.Value("int64")})
+    images = [Image.new("RGB", (6, 4), (9 * n, 0, 0)) for n in range(5)]
+    columns = {"img": images, "fine_label": [0, 1, 2, 1, 0]}
+    rows = datasets.Dataset.from_dict(columns, features=features)
+    (tmp_path / "tables").mkdir()
+    for split in ("train", "validation"):
+        rows.to_parquet(tmp_path / "tables" / f"{split}.parquet")
+    return tmp_path / "tables"
+
+
+def test_columns_of_usual_names_and_images_held_in_memory(tables):
+    train, test = given_data(options(tables), 3)
+    assert (len(train), len(test)) == (5, 5)
+    assert train.names == ["0", "1", "2"]
+    image, label = train[3]
+    assert (image.shape, image.dtype, label) == ((3, 4, 6), torch.float32, 1)
+    torch.testing.assert_close(image[0], torch.full((4, 6), 27 / 255))
+    assert train.items[3][0].dtype == torch.uint8  # decoded
+    assert given_data(options(tables), 1)[0][0][0].shape == (1, 4, 6)
+
+
+def test_large_data_sets_are_not_held():
+    decoded = []
+
+    def load(item):
+        decoded.append(item)
+        return torch.zeros(3, 10, 10, dtype=torch.uint8), 0
+
+    data = Images(range(40), load, ["a"])
+    data.hold(limit=40 * 300 - 1)
+    assert data.items == range(40)
+    data.hold(limit=40 * 300)
+    decoded.clear()
+    assert data[5][0].shape == (3, 10, 10)
+    assert not decoded
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"image_column": "image"}, "--image-column image: the data have the columns img"),
+        ({"label_column": "label"}, "--label-column label: the data have the columns"),
+    ],
+)
+def test_wrong_columns(tables, more, message):
+    with pytest.raises(CommandError, match=re.escape(message)):
+        given_data(options(tables, **more), 3)
+
+
+def test_missing_columns_and_unknown_labels(tmp_path, monkeypatch):
+    import datasets
+
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    rows = datasets.Dataset.from_dict({"scan": ["x"], "kind": [1]})
+    datasets.DatasetDict(train=rows, test=rows).save_to_disk(tmp_path / "data")
+    with pytest.raises(CommandError, match="--image-column is missing.*scan, kind"):
+        given_data(options(tmp_path / "data"), 3)
+    images = [Image.new("L", (4, 4))]
+    parts = {
+        split: datasets.Dataset.from_dict({"image": images, "label": [label]})
+        for split, label in (("train", 1), ("test", -1))
+    }
+    datasets.DatasetDict(parts).save_to_disk(tmp_path / "unlabelled")
+    with pytest.raises(CommandError, match="the test has -1.*another --test-split"):
+        given_data(options(tmp_path / "unlabelled"), 1)
+
+
+def test_processor_is_of_the_size_that_is_trained(tmp_path):
+    make_processor(None, 24, 1).save_pretrained(tmp_path)
+    again = make_processor(str(tmp_path), 48, 1)
+    assert dict(again.size) == {"height": 48, "width": 48}
+    assert list(again.image_mean) == [0.5]
+    assert again(Image.new("L", (9, 9)))["pixel_values"][0].shape == (1, 48, 48)
