@@ -1,0 +1,180 @@
+"""Any image classifier of transformers: loading, scores, and its classes against those of data."""
+
+import contextlib
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from transformers import AutoModelForImageClassification, ViTImageProcessor
+
+import hf_models  # noqa: F401  registers the cape types
+from cape_plugins import PositionEncoder
+from cape_plugins.config import applies
+from recipes.steps import CommandError
+
+
+class Classifier:
+    """A checkpoint with what its images need.
+
+    Attributes:
+        path: Folder or name on the hub.
+        size: Side of the images it is made for, in pixels; 224 where it does not say.
+        patch: Side of its patches in pixels; 16 where it does not say.
+        channels: Of its images.
+        labels: Names of its classes.
+    """
+
+    def __init__(self, path: str, dtype: torch.dtype = torch.float32) -> None:
+        self.path = path
+        try:
+            self.model, info = AutoModelForImageClassification.from_pretrained(
+                path, dtype=dtype, output_loading_info=True
+            )
+        except (OSError, ValueError) as error:
+            raise CommandError(f"--model {path} cannot be loaded: {error}") from None
+        if info["missing_keys"]:
+            raise CommandError(
+                f"--model {path} has no weights for {', '.join(sorted(info['missing_keys'])[:3])}; "
+                "give a model that was trained to classify images"
+            )
+        self.model.eval()
+        config = self.model.config
+        self.size = int(np.min(getattr(config, "image_size", 224)))
+        self.patch = int(np.max(getattr(config, "patch_size", 16)))
+        self.channels = getattr(config, "num_channels", 3)
+        self.labels = [str(config.id2label[number]) for number in range(config.num_labels)]
+        self.mean, self.std = _normalisation(path, self.channels)
+        # stock models resize their positions only on demand; others need or know no flag
+        self.options = {}
+        if "interpolate_pos_encoding" in inspect.signature(self.model.forward).parameters:
+            self.options["interpolate_pos_encoding"] = True
+
+    @contextlib.contextmanager
+    def on(self, device: torch.device) -> Iterator[None]:
+        """The model is on `device` in this block, and its memory is free again afterwards."""
+        self.model.to(device)
+        try:
+            yield
+        finally:
+            self.model.to("cpu")
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Logits ``[B, classes]`` of normalised pixels in the model's type, on its device."""
+        return self.model(pixels, **self.options).logits
+
+    @torch.inference_mode()
+    def scores(self, images: torch.Tensor, gamma: float = 1.0) -> torch.Tensor:
+        """Log-probabilities ``[B, classes]``, float32.
+
+        Args:
+            images: ``[B, C, h, w]`` in 0 to 1, float32.
+            gamma: Factor on the grid of positions (CAPE Table 6), beside that of the checkpoint.
+
+        Raises:
+            CommandError: if memory does not suffice, or a score is not a number.
+        """
+        device, dtype = self.model.device, self.model.dtype
+        place = f"{self.path} on {len(images)} images of {images.shape[2]} x {images.shape[3]}"
+        pixels = (images.to(device) - self.mean.to(device)) / self.std.to(device)
+        try:
+            with scaled_grid(self.model, gamma):
+                logits = self.forward(pixels.to(dtype))
+        except torch.OutOfMemoryError:
+            raise CommandError(f"{place}: out of memory; give a smaller --batch-size") from None
+        scores = logits.float().log_softmax(-1)
+        if scores.isnan().any():
+            raise CommandError(f"{place}: scores are not numbers; try --dtype float32")
+        return scores
+
+    def refusal(self, height: int, width: int) -> str | None:
+        """Why the model takes no image of this size, in its own words; None if it does."""
+        try:
+            self.scores(torch.zeros(1, self.channels, height, width))
+        except (RuntimeError, ValueError) as error:
+            return str(error).strip().split("\n")[0]
+        return None
+
+    def check_gamma(self) -> None:
+        """Only sinusoids know a factor on the grid."""
+        settings = getattr(self.model.config, "position_embedding", None)
+        kind = settings["type"] if isinstance(settings, Mapping) else None
+        if kind is None or not applies("gamma", kind):
+            raise CommandError(
+                f"--gamma scales the grid of sinusoids, {self.path} has "
+                f"{f'position embedding {kind!r}' if kind else 'stock positions'}; leave --gamma "
+                "or this model out"
+            )
+
+
+def _normalisation(path: str, channels: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and deviation ``[C, 1, 1]`` by the checkpoint's own processor; 0.5 without one."""
+    mean = std = [0.5] * channels
+    try:
+        processor = ViTImageProcessor.from_pretrained(path)
+    except OSError:
+        print(f"{path}: no preprocessor_config.json; pixels are normalised by 0.5 and 0.5")
+    else:
+        mean, std = processor.image_mean, processor.image_std
+        if not processor.do_normalize:
+            mean, std = [0.0] * channels, [1.0] * channels
+    return tuple(
+        torch.tensor(numbers, dtype=torch.float32)[:, None, None] for numbers in (mean, std)
+    )
+
+
+@contextlib.contextmanager
+def scaled_grid(model: torch.nn.Module, gamma: float) -> Iterator[None]:
+    """In this block the normalised grid of all position encoders is multiplied by `gamma`."""
+    encoders = [module for module in model.modules() if isinstance(module, PositionEncoder)]
+    before = [encoder.config for encoder in encoders]
+    try:
+        for encoder in encoders if gamma != 1 else ():
+            encoder.config = encoder.config.replace(gamma=gamma * encoder.config.gamma)
+        yield
+    finally:
+        for encoder, config in zip(encoders, before, strict=True):
+            encoder.config = config
+
+
+# ---- classes -----------------------------------------------------------------------------------
+
+
+def match_classes(names: Sequence[str], labels: Sequence[str]) -> tuple[list[int], str]:
+    """Number of the model's class for each class of the data, and how it was found.
+
+    By name; else whole numbers are the numbers of classes (folders 0 to 999 of ImageNet-v2); else
+    by order, where there are as many names as classes and no name stands at another place.
+
+    Raises:
+        CommandError: if the classes of the data cannot be those of the model.
+    """
+    data, model = ([_plain(name) for name in part] for part in (names, labels))
+    if data == model:
+        return list(range(len(data))), "by name"
+    places = {name: place for place, name in enumerate(model) if model.count(name) == 1}
+    if all(name in places for name in data):
+        return [places[name] for name in data], "by name"
+    if all(name.isdecimal() for name in data):
+        numbers = [int(name) for name in data]
+        if max(numbers) < len(labels):
+            return numbers, "by number"
+        if len(numbers) == len(labels):  # such as 1 to 1000
+            order = sorted(numbers)
+            return [order.index(number) for number in numbers], "by order of their numbers"
+    moved = [name for place, name in enumerate(data) if places.get(name, place) != place]
+    if len(data) == len(model) and not moved:
+        return list(range(len(data))), "by order, since their names differ"
+    raise CommandError(
+        f"the {len(names)} classes of the data ({_some(names)}) are not among the {len(labels)} "
+        f"classes of the model ({_some(labels)}); give data with the model's classes, by name or "
+        "number"
+    )
+
+
+def _plain(name: str) -> str:
+    return name.casefold().replace("_", " ").strip()
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:3])) + (" ..." if len(names) > 3 else "")

@@ -1,0 +1,263 @@
+"""Image classifiers at sizes they were not trained at (CAPE section 5.1 and Appendix B).
+
+    python recipes/vit/evaluate.py --model results/vit/abspos results/vit/cape --protocol whole
+    python recipes/vit/evaluate.py --model cape=runs/a,runs/b,runs/c google/vit-base-patch16-224 \\
+        --dataset imagenet-1k --sizes 160 224 384 672 --tta --bins --throughput
+
+Any checkpoint of transformers that classifies images, stock or cape, of which several may be seeds
+of one model. Without --dataset the data are the test digits of finetune_hf.py. Tables (CSV,
+Markdown) and plots (PNG) go to --output.
+"""
+
+import argparse
+import hashlib
+import json
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":  # as a script, like finetune_hf.py
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+from tqdm import tqdm
+
+from recipes.steps import (
+    CommandError,
+    available_cores,
+    digest,
+    machine,
+    positive,
+    run_main,
+    versions,
+    writing,
+)
+from recipes.vit import tables
+from recipes.vit.classifier import Classifier, match_classes
+from recipes.vit.measure import check, load_data, measure
+from recipes.vit.protocol import BIN_EDGES, GAMMA_RULES, check_edges
+from recipes.vit.tables import Row
+from recipes.vit.throughput import throughput
+
+TTA_STEP, DIGIT_TTA_STEP = 32, 8  # two patches
+# 160, 224, 384 and 672 for a model trained at 224
+SIZE_RATIOS = (5 / 7, 1, 12 / 7, 3)
+DTYPES = ("float32", "bfloat16", "float16")
+CPU_BATCH, CUDA_BATCH = 32, 16384
+PACKAGES = ("torch", "transformers", "datasets", "scikit-learn")
+# options that change nothing of what is measured
+UNIMPORTANT = ("model", "models", "output", "resume", "workers")
+
+
+# ---- command line ------------------------------------------------------------------------------
+
+
+def make_options() -> argparse.ArgumentParser:
+    """The options of this recipe."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    text = "checkpoints, folders or names on the hub; NAME=A,B,C are seeds of one model"
+    add("--model", nargs="+", required=True, metavar="PATH", help=text)
+    add("--output", type=Path, default=Path("results/vit-evaluation"), metavar="FOLDER")
+    text = "hub names, folders of images by class, parquet, csv or json; default: built-in digits"
+    add("--dataset", nargs="+", default=[None], metavar="NAME", help=text)
+    add("--dataset-config", metavar="NAME", help="configuration of a data set of the hub")
+    text = "default: test, validation, valid or dev; without any, at most 1000 of train"
+    add("--test-split", metavar="NAME", help=text)
+    add("--image-column", metavar="NAME", help="default: one of a usual name")
+    add("--label-column", metavar="NAME", help="default: one of a usual name")
+    add("--limit", type=positive, metavar="N", help="N images, evenly spread, for a first look")
+    pixels = {"type": positive, "metavar": "PIXELS"}
+    text = "default: 5/7, 1, 12/7 and 3 times that of the first model, 160 224 384 672 for 224"
+    add("--sizes", nargs="+", **pixels, help=text)
+    text = "crop: shorter side to SIZE/0.875, centre square (paper; default); whole: squeezed"
+    add("--protocol", choices=("crop", "whole"), default="crop", help=text)
+    text = "also add up the log-probabilities of SIZE-32, SIZE and SIZE+32"
+    add("--tta", action="store_true", help=text)
+    add("--tta-step", **pixels, help="(default: 32, of the digits 8)")
+    text = f"also with factors {', '.join(GAMMA_RULES)} on the grid of positions (sinusoids)"
+    add("--gamma", action="store_true", help=text)
+    text = "size that --gamma takes for that of training; default: image_size of the model"
+    add("--train-size", **pixels, help=text)
+    text = f"also the best size by bins of shorter sides; default: {' '.join(map(str, BIN_EDGES))}"
+    add("--bins", nargs="*", type=positive, metavar="EDGE", help=text)
+    add("--throughput", action="store_true", help="also images per second at each size")
+    add("--runs", type=positive, default=30, help="timed runs of --throughput (default: 30)")
+    add("--warmup", type=positive, default=30, help="runs before these (default: 30)")
+    text = f"largest batch of --throughput to try (default: {CPU_BATCH}, on cuda {CUDA_BATCH})"
+    add("--max-batch", type=positive, metavar="N", help=text)
+    add("--batch-size", type=positive, default=64, help="(default: 64)")
+    add("--dtype", choices=DTYPES, default=DTYPES[0], help=f"(default: {DTYPES[0]})")
+    add("--device", help="default: cuda, where there is one, else cpu")
+    text = "threads that read images (default: 1 on cpu, else one for each core, at most 16)"
+    add("--workers", type=positive, metavar="N", help=text)
+    add("--resume", action="store_true", help="keep what an interrupted run has measured")
+    return parser
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Options, complete and checked as far as no model is needed."""
+    args = make_options().parse_args(argv)
+    args.device = _device(args.device)
+    cpu = args.device.type == "cpu"
+    args.workers = args.workers or (1 if cpu else min(16, available_cores()))
+    args.max_batch = args.max_batch or (CPU_BATCH if cpu else CUDA_BATCH)
+    if args.tta_step and not args.tta:
+        raise CommandError("--tta-step has no effect without --tta")
+    if args.train_size and not args.gamma:
+        raise CommandError("--train-size has no effect without --gamma")
+    builtin = args.dataset == [None]
+    args.tta_step = args.tta_step or (DIGIT_TTA_STEP if builtin else TTA_STEP)
+    if args.bins is not None:
+        args.bins = args.bins or list(BIN_EDGES)
+        check_edges(args.bins)
+    if builtin and (args.dataset_config or args.test_split):
+        raise CommandError("--dataset-config and --test-split need --dataset")
+    args.models = model_groups(args.model)
+    return args
+
+
+def _device(name: str | None) -> torch.device:
+    if name is None:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).split("\n")[0]
+        raise CommandError(f"--device {name}: {reason}; give cpu, cuda or cuda:1") from None
+    return device
+
+
+def model_groups(words: Sequence[str]) -> dict[str, list[str]]:
+    """``{name: checkpoints}``; a model without a name has the last part of its path, or all of it
+    where two would have the same."""
+    found = []
+    for word in words:
+        name, equals, paths = word.partition("=")
+        named = equals and not Path(word).exists()  # a folder may have "=" in its name
+        found.append((name, paths.split(",")) if named else (Path(word).name, [word]))
+    short = [name for name, _ in found]
+    groups: dict[str, list[str]] = {}
+    for word, (name, paths) in zip(words, found, strict=True):
+        name = word if paths == [word] and short.count(name) > 1 else name
+        if name in groups or not name or not all(paths):
+            raise CommandError(
+                f"--model {word}: give each model once, as PATH or NAME=PATH,PATH with a name of "
+                "its own"
+            )
+        groups[name] = paths
+    return groups
+
+
+# ---- everything --------------------------------------------------------------------------------
+
+
+def measure_speed(classifier: Classifier, args: argparse.Namespace) -> list[Row]:
+    """A row for each size."""
+    counts = {"limit": args.max_batch, "warmup": args.warmup, "runs": args.runs}
+    rows = []
+    for size in tqdm(args.sizes, f"{classifier.path}: throughput", leave=False, disable=None):
+        found = throughput(classifier, size, **counts)
+        rows.append({"size": size, "batch": found.batch, "images_per_second": found.rate})
+    return rows
+
+
+def remembered(folder: Path, settings: Any, work: Callable[[], Any]) -> Any:
+    """The result of `work`, from `folder` if an earlier run left it there."""
+    key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+    file = folder / f"{key}.json"
+    if not file.exists():
+        result = work()
+        with writing(file) as out:
+            json.dump(result, out)
+    return json.loads(file.read_text("utf-8"))
+
+
+def fingerprint(path: str) -> list[str]:
+    """Of the files of a checkpoint; of one on the hub the name alone."""
+    kinds = (".json", ".safetensors", ".bin")
+    return [path, *(digest(file) for file in sorted(Path(path).glob("*")) if file.suffix in kinds)]
+
+
+def evaluate(
+    args: argparse.Namespace, groups: Mapping[str, Sequence[Classifier]]
+) -> dict[str, list[Row]]:
+    """Rows of all tables by kind; everything is checked before the first is measured."""
+    every = [one for group in groups.values() for one in group]
+    data = {channels: load_data(args, channels) for channels in {one.channels for one in every}}
+    for one in every:
+        for part in data[one.channels]:
+            match_classes(part.images.names, one.labels)
+        with one.on(args.device):
+            check(one, args)
+    done = args.output / "done"
+    if not args.resume:
+        shutil.rmtree(done, ignore_errors=True)
+    options = {key: str(value) for key, value in vars(args).items() if key not in UNIMPORTANT}
+    rows: dict[str, list[Row]] = {}
+    for name, group in groups.items():
+        for one in group:
+            key, own = [options, *fingerprint(one.path)], {"model": name, "checkpoint": one.path}
+            with one.on(args.device):
+                for part in data[one.channels]:
+                    work = partial(measure, one, part, args)
+                    for kind, found in remembered(done, [*key, part.name], work).items():
+                        more = {**own, "data": part.name}
+                        rows.setdefault(kind, []).extend({**more, **row} for row in found)
+                if args.throughput and one is group[0]:  # seeds are equally fast
+                    found = remembered(done, [*key, None], partial(measure_speed, one, args))
+                    rows.setdefault("throughput", []).extend({**own, **row} for row in found)
+    shutil.rmtree(done, ignore_errors=True)
+    return rows
+
+
+def facts_of(args: argparse.Namespace, argv: Sequence[str]) -> dict[str, str]:
+    """What is needed to repeat the tables."""
+    where = machine()
+    if args.device.type == "cuda":
+        where = f"{torch.cuda.get_device_name(args.device)}; {where}"
+    shown = {"crop": "shorter side to size / 0.875, centre crop", "whole": "whole image squeezed"}
+    facts = {
+        "command": f"`{shlex.join(['python', 'recipes/vit/evaluate.py', *argv])}`",
+        "machine": f"{where}; {versions(PACKAGES)}",
+        "images": f"{shown[args.protocol]}, bilinear; {args.dtype}",
+        "gamma": f"train is {args.train_size or 'the image_size of each model'}",
+        "bins": "sizes by centre crop; the best is chosen on these very images (CAPE Table 5)",
+        "throughput": f"largest batch that fits, at most {args.max_batch}; {args.warmup} runs to "
+        f"warm up, {args.runs} timed",
+    }
+    seeds = {name: paths for name, paths in args.models.items() if len(paths) > 1}
+    if seeds:
+        counts = ", ".join(f"{len(paths)} of {name}" for name, paths in seeds.items())
+        facts["seeds"] = f"{counts}: mean ± standard deviation"
+    return facts
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The recipe; see the module docstring."""
+    argv = sys.argv[1:] if argv is None else argv
+    args = parse(argv)
+    dtype = getattr(torch, args.dtype)
+    groups = {
+        name: [Classifier(path, dtype) for path in paths] for name, paths in args.models.items()
+    }
+    first = next(iter(groups.values()))[0]
+    if args.sizes is None:
+        rounded = (round(first.size * ratio / first.patch) for ratio in SIZE_RATIOS)
+        args.sizes = [max(1, number) * first.patch for number in rounded]
+    args.sizes = sorted(set(args.sizes))
+    rows = evaluate(args, groups)
+    for lines in tables.write_all(args.output, rows, facts_of(args, argv)):
+        print("\n".join([*lines, ""]))
+    print(f"tables and plots: {args.output}/{{{','.join(rows)}}}.{{md,csv,png}}")
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,388 @@
+"""Evaluation of image models: scores, bins, gamma, throughput, and the command line."""
+
+import argparse
+import csv
+import re
+from statistics import mean, stdev
+
+import numpy as np
+import pytest
+
+pytest.importorskip("transformers")
+
+import torch
+from PIL import Image
+from transformers import ViTConfig, ViTForImageClassification
+
+from recipes.steps import CommandError
+from recipes.vit import evaluate, measure, protocol
+from recipes.vit.classifier import Classifier, scaled_grid
+from recipes.vit.data import Images, digits
+from recipes.vit.measure import Data, Pass, label_ranks
+from recipes.vit.protocol import View
+from recipes.vit.throughput import Throughput, throughput
+from tests.recipes.image_models import NAMES, SHAPES, SIZES, save
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return save(tmp_path_factory.mktemp("model") / "cape")
+
+
+@pytest.fixture
+def classifier(path):
+    return Classifier(path)
+
+
+@pytest.fixture(scope="module")
+def data():
+    """Random images of several sizes, square and not."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = SHAPES * 4
+    items = [(torch.rand(3, *shape, generator=generator), n % 7) for n, shape in enumerate(shapes)]
+    return Data("random", Images(items, lambda item: item, NAMES), range(len(items)), batch_size=5)
+
+
+def logits(classifier, image):
+    """Of one image, without the code under test."""
+    with torch.no_grad():
+        return classifier.model((image[None] - 0.5) / 0.5).logits[0]
+
+
+# ---- bins --------------------------------------------------------------------------------------
+
+
+def options(**given):
+    words = {"sizes": [16, 24], "protocol": "crop", "tta": False, "gamma": False, "bins": None}
+    return argparse.Namespace(**{**words, "train_size": None, **given})
+
+
+def test_strategies_by_bin(classifier, data, monkeypatch):
+    """Counts add up, and each strategy shows what it says, one exact size in each forward."""
+    seen = []
+    forward = classifier.forward
+    monkeypatch.setattr(classifier, "forward", lambda x: seen.append(x.shape[2:]) or forward(x))
+    rows = measure.measure_bins(classifier, data, options(bins=[10, 20]), range(7))
+    counts = {row["bin"]: row["images"] for row in rows}
+    assert counts == {"0-10": 12, "11-20": 12, "21+": 4}
+    assert sum(counts.values()) == len(data.order)
+    strategies = ["16 px", "24 px", "min", "max", "original", "original (no crop)"]
+    assert [row["strategy"] for row in rows] == [*strategies, *strategies, *strategies[:4]]
+    sizes = [(row["bin"], row["size"]) for row in rows if row["strategy"] in ("min", "max")]
+    assert sizes == [
+        ("0-10", 8),
+        ("0-10", 9),
+        ("11-20", 12),
+        ("11-20", 13),
+        ("21+", 33),
+        ("21+", 33),
+    ]
+    assert {(30, 9), (12, 20), (21, 13)} <= {tuple(shape) for shape in seen}, "not kept as they are"
+    untouched = label_ranks(classifier, data, {0: [Pass(View("untouched"))]}, range(7))[0]
+    right = sum(
+        row["top1"] * row["images"] for row in rows if row["strategy"] == "original (no crop)"
+    )
+    small = [min(data.images[n][0].shape[1:]) <= 20 for n in data.order]
+    assert right == pytest.approx(100 * (untouched[small] == 0).sum())
+
+
+def test_strategy_that_a_model_refuses_is_left_out(classifier, capsys):
+    tiny = Images([(torch.rand(3, 3, 9), 0), (torch.rand(3, 8, 8), 0)], lambda item: item, NAMES)
+    rows = measure.measure_bins(
+        classifier, Data("tiny", tiny, [0, 1]), options(bins=[20]), range(7)
+    )
+    assert [row["strategy"] for row in rows] == ["16 px", "24 px", "max"]
+    assert "smaller than a patch" in capsys.readouterr().out
+
+
+# ---- scores ------------------------------------------------------------------------------------
+
+
+def test_augmentation_of_one_size_is_plain_evaluation(classifier, data):
+    one = [Pass(View("crop", size)) for size in protocol.tta_sizes(24, 0)]
+    columns = {"plain": [Pass(View("crop", 24))], "one": one}
+    ranks = label_ranks(classifier, data, columns, range(7))
+    assert np.array_equal(ranks["plain"], ranks["one"])
+    for index in data.order:
+        image, label = data.images[index]
+        scores = logits(classifier, View("crop", 24)(image))
+        assert ranks["one"][index] == (scores > scores[label]).sum()
+    assert 0 < (ranks["one"] == 0).mean() < 1, "says nothing"
+
+
+def test_augmentation_adds_log_probabilities_of_three_sizes(classifier, data):
+    assert protocol.tta_sizes(224, 32) == (192, 224, 256)
+    args = options(tta=True, tta_step=8, sizes=[24])
+    columns = measure.columns_of(args, 16)
+    ranks = label_ranks(classifier, data, columns, range(7))
+    for index in data.order:
+        image, label = data.images[index]
+        scores = sum(
+            logits(classifier, View("crop", size)(image)).log_softmax(-1) for size in (16, 24, 32)
+        )
+        assert ranks["tta", 24, "+"][index] == (scores > scores[label]).sum()
+    assert np.array_equal(ranks["tta", 24, "-"], ranks["accuracy", 24, ""])
+    assert not np.array_equal(ranks["tta", 24, "+"], ranks["tta", 24, "-"]), "says nothing"
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_mixed_sizes_are_scored_as_one_by_one(classifier, data, monkeypatch, workers):
+    seen = []
+    scores = classifier.scores
+    monkeypatch.setattr(classifier, "scores", lambda *a: seen.append(a[0]) or scores(*a))
+    parallel = data._replace(workers=workers)
+    together = label_ranks(classifier, parallel, {0: [Pass(View("untouched"))]}, range(7))[0]
+    assert max(len(batch) for batch in seen) > 1
+    shapes = [shape for batch in seen for shape in [tuple(batch.shape[2:])] * len(batch)]
+    assert sorted(shapes) == sorted(SHAPES * 4), "an image was resized"
+    for index in data.order:
+        image, label = data.images[index]
+        found = logits(classifier, image)
+        assert together[index] == (found > found[label]).sum()
+
+
+def test_labels_go_to_the_classes_of_the_model(classifier, data):
+    """Data that know the classes in another order, and not all of them."""
+    items = [data.images[index] for index in data.order]
+    kept = [(image, 6 - label) for image, label in items if label > 1]
+    images = Images(kept, lambda item: item, NAMES[:1:-1])
+    args = options()
+    some = measure.measure(classifier, Data("some", images, range(len(kept))), args)
+    order = [index for index in data.order if data.images[index][1] > 1]
+    assert some == measure.measure(classifier, data._replace(order=order), args)
+
+
+# ---- gamma -------------------------------------------------------------------------------------
+
+
+def test_gamma_scales_the_grid_in_its_block_only(classifier):
+    images = torch.rand(2, 3, 24, 32)
+    encoder = classifier.model.vit.embeddings.positions
+    reach = []
+    hook = encoder.register_forward_pre_hook(lambda _, args: reach.append(args[0].coords.amax()))
+    plain, half = classifier.scores(images), classifier.scores(images, 0.5)
+    hook.remove()
+    assert reach == [1.0, 0.5]
+    assert torch.equal(classifier.scores(images, 1.0), plain)
+    assert not torch.allclose(half, plain, atol=1e-3)
+    with pytest.raises(KeyError), scaled_grid(classifier.model, 2.0):
+        raise KeyError
+    assert encoder.config.gamma == 1
+
+
+def test_gamma_goes_on_from_that_of_the_checkpoint(tmp_path):
+    half = Classifier(save(tmp_path / "half", "sinpos", gamma=0.5))
+    whole = Classifier(save(tmp_path / "whole", "sinpos"))
+    images = torch.rand(2, 3, 24, 24)
+    assert torch.equal(half.scores(images, 2.0), whole.scores(images))
+    assert torch.equal(half.scores(images, 1.0), whole.scores(images, 0.5))
+
+
+def test_gamma_by_rule(classifier, data):
+    assert protocol.gamma_of("r/train", 160, 224) == 160 / 224
+    assert protocol.gamma_of("sqrt(r/train)", 896, 224) == 2
+    columns = measure.columns_of(options(gamma=True, sizes=[16, 64]), 16)
+    assert {key[1:]: column[0].gamma for key, column in columns.items() if key[0] == "gamma"} == {
+        (16, "1"): 1, (16, "r/train"): 1, (16, "sqrt(r/train)"): 1,
+        (64, "1"): 1, (64, "r/train"): 4, (64, "sqrt(r/train)"): 2,
+    }  # fmt: skip
+    ranks = label_ranks(classifier, data, columns, range(7))
+    assert np.array_equal(ranks["gamma", 64, "1"], ranks["accuracy", 64, ""])
+    assert not np.array_equal(ranks["gamma", 64, "r/train"], ranks["gamma", 64, "1"])
+
+
+# ---- throughput --------------------------------------------------------------------------------
+
+
+def test_throughput_of_a_model_that_runs_out_of_memory(classifier, monkeypatch):
+    """What fits once runs out of memory when it is timed, and is tried again with less."""
+    batches = []
+
+    def forward(pixels):
+        batches.append(len(pixels))
+        if len(pixels) > 37 or (len(pixels) == 37 and batches.count(37) == 5):
+            raise torch.OutOfMemoryError
+        assert pixels.shape[1:] == (3, 24, 24)
+        return pixels
+
+    monkeypatch.setattr(classifier, "forward", forward)
+    found = throughput(classifier, 24, limit=64, warmup=6, runs=7)
+    assert isinstance(found, Throughput)
+    assert found.batch == 33
+    assert batches.count(37) == 5
+    assert batches[-13:] == [33] * 13
+    assert batches[-14] == 37
+    assert found.rate > 0
+
+
+def test_throughput_of_a_model_that_never_fits(classifier, monkeypatch):
+    def forward(pixels):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(classifier, "forward", forward)
+    with pytest.raises(CommandError, match="not one image of 24 x 24"):
+        throughput(classifier, 24, limit=64)
+
+
+# ---- command line --------------------------------------------------------------------------------
+
+
+def rows_of(path):
+    with open(path, encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def assert_drawn(path):
+    pixels = np.asarray(Image.open(path).convert("RGB"), dtype=float)
+    assert pixels.shape[0] > 300
+    assert pixels.shape[1] > 600
+    assert pixels.std() > 5
+    coloured = np.ptp(pixels, axis=2) > 50  # lines, not only black text
+    assert coloured.sum() > 100
+
+
+@pytest.mark.slow
+def test_command_line_on_a_folder_of_images(run_cli, repo_root, tmp_path):
+    """A cape model of two seeds and a stock one, images of many sizes, every table."""
+    rng = np.random.default_rng(0)
+    for number, name in enumerate(NAMES):
+        folder = tmp_path / "photos/test" / name
+        folder.mkdir(parents=True)
+        for n, (height, width) in enumerate(SHAPES):
+            pixels = rng.integers(0, 200, (height, width, 3), dtype=np.uint8) + 8 * number
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{n}.png")
+    paths = [save(tmp_path / name, seed=seed) for seed, name in enumerate("ab")]
+    stock = save(tmp_path / "stock", "stock")
+    command = ["python", repo_root / "recipes/vit/evaluate.py", "--dataset", "photos"]
+    command += ["--model", "cape=a,b", "--sizes", 16, 24, "--output", "out", "--device", "cpu"]
+    env = {"HF_HOME": str(tmp_path / "cache"), "DISPLAY": "", "MPLBACKEND": "TkAgg"}
+    more = ["--tta", "--tta-step", 8, "--gamma", "--bins", 10, 20, "--throughput"]
+    more += ["--runs", 2, "--warmup", 1, "--max-batch", 4]
+    output = run_cli(*command, *more, cwd=tmp_path, env=env).stdout
+    kinds = ("accuracy", "tta", "gamma", "bins", "throughput")
+    assert "tables and plots: out/{accuracy,tta,gamma,bins,throughput}.{md,csv,png}" in output
+    files = {f"{kind}.{suffix}" for kind in kinds for suffix in ("md", "csv", "png")}
+    assert {file.name for file in (tmp_path / "out").iterdir()} == files
+    for kind in kinds:
+        assert_drawn(tmp_path / f"out/{kind}.png")
+        text = (tmp_path / f"out/{kind}.md").read_text()
+        assert "`python recipes/vit/evaluate.py --dataset photos" in text
+        assert "torch 2" in text
+    values = [float(r["top1"]) for r in rows_of(tmp_path / "out/accuracy.csv") if r["size"] == "24"]
+    assert len(values) == 2
+    assert f"{mean(values):.2f} ± {stdev(values):.2f}" in output
+    classifier, right = Classifier(paths[0]), 0
+    for number, name in enumerate(NAMES):
+        for file in (tmp_path / "photos/test" / name).iterdir():
+            image = torch.from_numpy(np.array(Image.open(file))).permute(2, 0, 1) / 255
+            right += logits(classifier, View("crop", 24)(image)).argmax() == number
+    assert values[0] == pytest.approx(100 * float(right) / 49, abs=1e-3)
+    assert [r["batch"] for r in rows_of(tmp_path / "out/throughput.csv")] == ["4", "4"]
+    command[command.index("cape=a,b")] = stock
+    output = run_cli(*command, "--dtype", "bfloat16", cwd=tmp_path, env=env).stdout
+    assert "| stock |" in output
+
+
+@pytest.fixture(scope="module")
+def digit_path(tmp_path_factory):
+    names = digits()[1].names
+    return save(tmp_path_factory.mktemp("model") / "digits", names=names, channels=1)
+
+
+def test_whole_images_of_digits(digit_path, tmp_path, capsys):
+    """Squeezed to a square without crop, as finetune_hf.py tests its models."""
+    words = ["--model", digit_path, "--protocol", "whole", "--limit", "40", "--sizes", "12", "16"]
+    evaluate.main([*words, "--device", "cpu", "--output", str(tmp_path)])
+    assert "| digits |" in capsys.readouterr().out
+    test, classifier = digits()[1], Classifier(digit_path)
+    for size, found in zip((12, 16), rows_of(tmp_path / "accuracy.csv"), strict=True):
+        chosen = [test[number * len(test) // 40] for number in range(40)]
+        images = torch.stack([View("whole", size)(image) for image, _ in chosen])
+        right = logits_of(classifier, images).argmax(-1) == torch.tensor([n for _, n in chosen])
+        assert float(found["top1"]) == pytest.approx(100 * right.double().mean().item())
+
+
+def logits_of(classifier, images):
+    return torch.stack([logits(classifier, image) for image in images])
+
+
+def test_interrupted_evaluation_goes_on(digit_path, tmp_path, monkeypatch):
+    words = ["--model", f"a={digit_path}", f"b={digit_path}", "--limit", "9", "--sizes", "16"]
+    words += ["--device", "cpu", "--output", str(tmp_path / "out")]
+    work, names = evaluate.measure, []
+
+    def interrupted(classifier, data, args):
+        names.append(classifier.path)
+        if len(names) == 2:
+            raise KeyboardInterrupt
+        return work(classifier, data, args)
+
+    other = save(tmp_path / "other", names=digits()[1].names, channels=1, seed=1)
+    words[2] = f"b={other}"
+    monkeypatch.setattr(evaluate, "measure", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate.main(words)
+    assert not list((tmp_path / "out").glob("*.md"))
+    evaluate.main([*words, "--resume"])
+    assert names == [digit_path, other, other]
+    assert [row["model"] for row in rows_of(tmp_path / "out/accuracy.csv")] == ["a", "b"]
+    assert not (tmp_path / "out/done").exists()
+    evaluate.main(words)
+    assert len(names) == 5
+
+
+def test_names_of_models():
+    groups = evaluate.model_groups(["runs/a", "x=b,c", "google/vit"])
+    assert groups == {"a": ["runs/a"], "x": ["b", "c"], "vit": ["google/vit"]}
+    assert list(evaluate.model_groups(["1/cape", "2/cape"])) == ["1/cape", "2/cape"]
+
+
+def test_default_sizes_are_the_papers(monkeypatch):
+    sizes = [
+        [round(size * ratio / patch) * patch for ratio in evaluate.SIZE_RATIOS]
+        for size, patch in ((224, 16), (32, 4))
+    ]
+    assert sizes == [[160, 224, 384, 672], [24, 32, 56, 96]]
+
+
+BAD = [
+    (["--sizes", "2"], "refuses images of 2 x 2 pixels"),
+    (["--sizes", "16", "--tta", "--tta-step", "16"], "--tta-step 16 is not allowed with size 16"),
+    (["--tta-step", "4"], "--tta-step has no effect without --tta"),
+    (["--train-size", "4"], "--train-size has no effect without --gamma"),
+    (["--bins", "30", "20"], "--bins 30 20: the edges must increase"),
+    (["--test-split", "dev"], "need --dataset"),
+    (["--dataset", "/nowhere/at all"], "--dataset /nowhere/at all cannot be read"),
+    (["--device", "abacus"], "--device abacus"),
+    (["--model", "nowhere/at all"], "--model nowhere/at all cannot be loaded"),
+    (["--model", "a=", "--sizes", "16"], "--model a=: give each model once"),
+    (["--model", "a=x", "a=y"], "--model a=y: give each model once"),
+    (["--model", "ABSPOS", "--gamma"], "has position embedding 'abspos'"),
+    (["--model", "STOCK", "--gamma"], "has stock positions"),
+    (["--model", "COLOURS"], "7 classes of the model"),
+    (["--model", "HEADLESS"], "has no weights for classifier"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), BAD, ids=lambda value: str(value)[:40])
+def test_bad_input(words, message, digit_path, path, tmp_path):
+    names = digits()[1].names
+    if words[1] in ("ABSPOS", "STOCK"):
+        save(tmp_path / words[1], words[1].lower(), names=names, channels=1)
+    if words[1] == "HEADLESS":
+        ViTForImageClassification(ViTConfig(**SIZES)).vit.save_pretrained(tmp_path / words[1])
+    places = {name: str(tmp_path / name) for name in ("ABSPOS", "STOCK", "HEADLESS")}
+    words = [{**places, "COLOURS": path}.get(word, word) for word in words]
+    given = [] if "--model" in words else ["--model", digit_path]
+    with pytest.raises(CommandError, match=re.escape(message)):
+        evaluate.main([*given, *words, "--output", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+
+
+def test_model_of_one_size_says_so(tmp_path):
+    """One that cannot resize its positions."""
+    classifier = Classifier(save(tmp_path / "stock", "stock"))
+    assert classifier.refusal(24, 24) is None
+    classifier.options.clear()
+    with pytest.raises(CommandError, match=r"refuses images of 24 x 24 .* size is 16; give other"):
+        measure.check(classifier, options())

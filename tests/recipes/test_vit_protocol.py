@@ -1,0 +1,182 @@
+"""Evaluation of image models without a model: geometry, bins, classes, tables, batch sizes."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("transformers")
+
+import torch
+from PIL import Image
+from sklearn.metrics import top_k_accuracy_score
+
+from recipes.steps import CommandError
+from recipes.vit import measure, protocol, tables
+from recipes.vit import throughput as speed
+from recipes.vit.classifier import match_classes
+from recipes.vit.measure import rank_of
+from recipes.vit.protocol import View
+
+# ---- geometry ----------------------------------------------------------------------------------
+
+
+def test_crop_takes_the_centre_without_change_where_nothing_is_resized():
+    image = torch.rand(3, 40, 60)  # the shorter side is int(35 / 0.875) already
+    assert torch.equal(View("crop", 35)(image), image[:, 2:37, 12:47])
+    tall = image.transpose(1, 2)
+    assert torch.equal(View("crop", 35)(tall), tall[:, 12:47, 2:37])
+
+
+@pytest.mark.parametrize(
+    ("size", "resized", "box"),
+    [(70, (120, 80), (25, 5, 95, 75)), (20, (33, 22), (6, 1, 26, 21)), (8, (13, 9), (2, 0, 10, 8))],
+)
+def test_crop_is_that_of_pillow(size, resized, box):
+    """40 x 60 pixels, enlarged and reduced (with antialiasing), then cropped."""
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    expected = Image.fromarray(pixels).resize(resized, Image.Resampling.BILINEAR).crop(box)
+    image = torch.from_numpy(pixels).permute(2, 0, 1) / 255
+    expected = torch.from_numpy(np.array(expected)).permute(2, 0, 1) / 255
+    torch.testing.assert_close(View("crop", size)(image), expected, atol=1.5 / 255, rtol=0)
+
+
+def test_originals_keep_their_shape():
+    image = torch.rand(3, 35, 70)
+    assert torch.equal(View("untouched")(image), image)
+    assert View("whole", 24)(image).shape == (3, 24, 24)
+    original = View("original")(image)
+    enlarged = torch.nn.functional.interpolate(
+        image[None], size=(40, 80), mode="bilinear", antialias=True
+    )
+    assert torch.equal(original, enlarged[0, :, 2:37, 5:75])
+
+
+# ---- bins --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("edges", [list(protocol.BIN_EDGES), [20], [7, 8, 30]])
+def test_bins_partition_all_sizes(edges):
+    labels = [protocol.bin_label(number, edges) for number in range(len(edges) + 1)]
+    ranges = []
+    for label in labels:
+        low, _, high = label.rstrip("+").partition("-")
+        ranges.append((int(low), int(high) if high else float("inf")))
+    for side in range(1, 2001):
+        fitting = [n for n, (low, high) in enumerate(ranges) if low <= side <= high]
+        assert fitting == [protocol.bin_of(side, side + 7, edges)]
+        assert fitting == [protocol.bin_of(side + 7, side, edges)]
+
+
+def test_bins_of_the_paper():
+    labels = [protocol.bin_label(number, protocol.BIN_EDGES) for number in range(8)]
+    paper = "0-100 101-150 151-200 201-250 251-300 301-350 351-384 385+"
+    assert labels == paper.split()
+    last = protocol.strategies([(385, 5000)], 7, protocol.BIN_EDGES, (160, 224, 384))
+    assert {name: view.size for name, view in last.items()} == {
+        "160 px": 160, "224 px": 224, "384 px": 384, "min": 385, "max": 500,
+    }  # fmt: skip
+
+
+def row(label, strategy, count, top1, checkpoint="a"):
+    return {
+        "model": "m", "checkpoint": checkpoint, "data": "d", "bin": label, "strategy": strategy,
+        "size": 9, "images": count, "top1": top1, "top5": 100.0,
+    }  # fmt: skip
+
+
+def test_best_of_each_bin_is_weighted_by_images():
+    rows = [
+        row("0-9", "16 px", 10, 50.0), row("0-9", "min", 10, 70.0), row("0-9", "original", 10, 0.0),
+        row("10+", "16 px", 30, 90.0), row("10+", "min", 30, 20.0),
+    ]  # fmt: skip
+    bins = tables.summarise_bins(rows)
+    assert bins.best == {"0-9": "min", "10+": "16 px"}
+    assert bins.overall == {"16 px": [80.0], "min": [32.5], tables.BEST: [85.0]}
+    lines = tables.bin_markdown(bins)
+    assert lines[2] == "| 0-9 | 10 | 50.00 | **70.00** (9) | 0.00 | 70.00 |"
+    assert lines[-1] == "| all | 40 | 80.00 | 32.50 | - | 85.00 |"
+    seeds = tables.summarise_bins(rows + [{**one, "checkpoint": "b", "top1": 60.0} for one in rows])
+    assert seeds.overall["16 px"] == [80.0, 60.0]
+
+
+# ---- ranks and classes ---------------------------------------------------------------------------
+
+
+def test_ranks_give_the_top_k_accuracy_of_scikit_learn():
+    scores, right = torch.randn(200, 7), torch.randint(7, (200,))
+    ranks = rank_of(scores, right)
+    for k in range(1, 7):
+        expected = top_k_accuracy_score(right, scores.numpy(), k=k, labels=range(7))
+        assert (ranks < k).double().mean().item() == pytest.approx(expected)
+    found = measure.accuracies(ranks.numpy())
+    assert found["top5"] == pytest.approx(100 * (ranks < 5).double().mean().item())
+    equal = torch.tensor([[1.0, 2.0, 2.0]] * 3)  # argmax takes the first
+    assert rank_of(equal, torch.tensor([0, 1, 2])).tolist() == [2, 0, 1]
+
+
+CLASSES = [
+    (["b", "a"], ["A", "b"], [1, 0]),
+    (["tabby cat"], ["dog", "Tabby_cat"], [1]),
+    (["0", "1", "10", "2"], [f"LABEL_{n}" for n in range(11)], [0, 1, 10, 2]),
+    (["1", "10", *"23456789"], list("abcdefghij"), [0, 9, *range(1, 9)]),
+    (["n01", "n02"], ["tench", "goldfish"], [0, 1]),
+    (["crane", "crane"], ["crane", "crane"], [0, 1]),  # as ImageNet has them
+    (["a", "n02"], ["x", "a"], None),  # not by order, since "a" stands elsewhere
+    (["a", "n02"], ["a", "b", "c"], None),
+]
+
+
+@pytest.mark.parametrize(("names", "labels", "expected"), CLASSES)
+def test_classes_are_matched(names, labels, expected):
+    if expected is None:
+        with pytest.raises(CommandError, match="are not among"):
+            match_classes(names, labels)
+    else:
+        assert match_classes(names, labels)[0] == expected
+
+
+# ---- throughput --------------------------------------------------------------------------------
+
+
+def limited(fitting, calls):
+    def run(batch):
+        calls.append(batch)
+        if batch > fitting:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return batch
+
+    return run
+
+
+@pytest.mark.parametrize("fitting", [*range(9), 37, 126, 127, 1000, 9999])
+def test_largest_batch_is_found(fitting, monkeypatch):
+    monkeypatch.setattr(speed.gc, "collect", lambda: None)  # slow in a process with many objects
+    for limit in (1, 100, 5000):
+        calls = []
+        found, known = speed.largest_batch(limited(fitting, calls), limit), min(fitting, limit)
+        assert max(calls) <= limit
+        assert len(calls) <= 25
+        assert found == known if known < 128 else known * 63 / 64 <= found <= known
+
+
+def test_what_is_no_lack_of_memory_is_raised():
+    def run(batch):
+        raise RuntimeError("shapes do not fit")
+
+    with pytest.raises(RuntimeError, match="shapes"):
+        speed.largest_batch(run, 8)
+
+
+def test_runs_are_counted_and_synchronised():
+    events = []
+    ticks = iter((10.0, 14.0))
+    rate = speed.images_per_second(
+        lambda: events.append("run"),
+        8,
+        warmup=3,
+        runs=5,
+        synchronize=lambda: events.append("wait"),
+        clock=lambda: events.append("clock") or next(ticks),
+    )
+    assert rate == 8 * 5 / 4.0
+    expected = ["run"] * 3 + ["wait", "clock"] + ["run"] * 5 + ["wait", "clock"]
+    assert events == expected
