@@ -32,12 +32,13 @@ FAIRSEQ = [
     "tqdm",
     "wheel",
 ]
+PLOT = ["matplotlib"]
 SPEECH = ["flashlight-text", "jiwer", "scipy", "sentencepiece", "soundfile"]
 HF = ["accelerate", "datasets", "safetensors", "sentencepiece", "transformers>=5.17,<6"]
 RECIPES = [
+    *PLOT,
     *SPEECH,
     "espeakng-loader",
-    "matplotlib",
     "num2words",
     "sacrebleu>=2.0",
     "sacremoses",
@@ -77,6 +78,7 @@ setup(
     extras_require={
         "fairseq": FAIRSEQ,
         "hf": HF,
+        "plot": PLOT,
         "speech": SPEECH,
         "recipes": RECIPES,
         "dev": DEV,

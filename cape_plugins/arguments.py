@@ -15,8 +15,9 @@ TYPE_ARG = "position_embedding"
 TYPE_HELP = "position embedding: " + "; ".join(f"{k}: {row.summary}" for k, row in TYPES.items())
 
 
-def add_position_args(parser: argparse._ActionsContainer, domain: str = "text") -> None:
-    """Adds ``--position-embedding`` and one ``--position-...`` flag per option of `domain`.
+def add_position_args(parser: argparse._ActionsContainer, domain: str | None = "text") -> None:
+    """Adds ``--position-embedding`` and one ``--position-...`` flag per option of `domain` (None:
+    of any domain).
 
     No flag has a default of its own: what is not given is None, the default of the type.
     """
@@ -32,7 +33,7 @@ def add_position_args(parser: argparse._ActionsContainer, domain: str = "text") 
         )
 
 
-def given_settings(args: Any, domain: str = "text") -> dict[str, Any]:
+def given_settings(args: Any, domain: str | None = "text") -> dict[str, Any]:
     """``{option: value}`` of the flags that were given, without the type.
 
     Args:

@@ -1,4 +1,5 @@
-"""The command ``cape-plugins``: where the package is, alpha of a corpus, the table of options."""
+"""The command ``cape-plugins``: where the package is, alpha of a corpus, the table of options,
+pictures."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import Any
 
 from cape_plugins.alpha import TokenCounts, count_binarized, count_text_files
 from cape_plugins.config import DOMAINS, PositionConfig, applies, options
+from cape_plugins.pictures import add_plot_args, draw_picture
 from cape_plugins.registry import DEFAULT_TYPE, TYPES
 
 
@@ -26,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         print(args.run(args))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         print(f"cape-plugins {args.command}: error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     return 0
@@ -66,6 +68,10 @@ def _parser() -> argparse.ArgumentParser:
         "--domain", choices=DOMAINS, default="text", help="what the defaults are for"
     )
     flags.set_defaults(run=option_table)
+
+    plot = commands.add_parser("plot", help="draw position embeddings into a PNG file")
+    add_plot_args(plot)
+    plot.set_defaults(run=draw_picture)
     return parser
 
 

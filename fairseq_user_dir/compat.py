@@ -15,15 +15,14 @@ from typing import Any
 
 import torch
 
+from cape_plugins.checkpoint import allow_checkpoint_files
+
 _FIRST_RESTRICTED_TORCH = (2, 6)
 
-# Import path and names of the types, with the place in fairseq that writes them. A path or a name
-# that another version of a package does not have is passed over: that version cannot write it.
+# Beside what a checkpoint file holds: import path and names of the types, with the place in fairseq
+# that writes them. A path or a name that another version of a package does not have is passed over:
+# that version cannot write it.
 _CONTAINERS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    # cfg.model of every architecture that is registered without a dataclass (transformer, s2t ...)
-    ("argparse", ("Namespace",)),
-    # metrics["valid"]: the BLEU n-gram counts that --eval-bleu logs are numpy arrays
-    ("numpy", ("ndarray", "dtype")),
     # resuming on several ranks: rank 0 sends the loaded state, by then with cfg as OmegaConf tree
     ("omegaconf", ("DictConfig", "ListConfig")),
     ("omegaconf.base", ("ContainerMetadata", "Metadata")),
@@ -35,15 +34,6 @@ _CONTAINERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     # ... and the marks it leaves where the tensors, which travel separately, were taken out
     ("fairseq.distributed.utils", ("_TensorPlaceholder",)),
 )
-
-# torch checks the class of a dtype as well (numpy.dtypes.Int64DType for counts). Meters may hold
-# any of the plain number types. Asking an instance for its class works in numpy 1 and 2 alike.
-_DTYPES = ("bool", "int32", "int64", "float32", "float64")
-
-# Builders of numpy arrays and numpy scalars. numpy 2 moved them, and a file names the place where
-# they were when it was written, so that each is declared under both names.
-_NUMPY_BUILDERS = ("_reconstruct", "scalar")
-_NUMPY_HOMES = ("numpy._core.multiarray", "numpy.core.multiarray")
 
 
 def allow_fairseq_checkpoints() -> None:
@@ -59,7 +49,8 @@ def allow_fairseq_checkpoints() -> None:
     """
     if torch.__version__ < _FIRST_RESTRICTED_TORCH:
         return
-    torch.serialization.add_safe_globals([*_containers(), *_dtypes(), *_numpy_builders()])
+    allow_checkpoint_files()
+    torch.serialization.add_safe_globals(list(_containers()))
 
 
 def _containers() -> Iterator[Any]:
@@ -70,22 +61,3 @@ def _containers() -> Iterator[Any]:
         except ModuleNotFoundError:
             continue
         yield from (getattr(module, name) for name in names if hasattr(module, name))
-
-
-def _dtypes() -> Iterator[type]:
-    """The classes of the numpy dtypes named in ``_DTYPES``."""
-    import numpy as np
-
-    yield from (type(np.dtype(name)) for name in _DTYPES)
-
-
-def _numpy_builders() -> Iterator[tuple[Any, str]]:
-    """Each numpy builder with each name under which a file may call it."""
-    for home in _NUMPY_HOMES:
-        try:
-            module = importlib.import_module(home)
-        except ModuleNotFoundError:
-            continue
-        for name in _NUMPY_BUILDERS:
-            yield from ((getattr(module, name), f"{place}.{name}") for place in _NUMPY_HOMES)
-        return  # numpy 2 has the old place too, but warns when it is imported

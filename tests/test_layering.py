@@ -44,7 +44,9 @@ ALLOWED = {
 # files that do what torch cannot, for those who call them
 READERS = {
     "cape_plugins/audio.py": {"scipy", "soundfile"},
+    "cape_plugins/checkpoint.py": {"safetensors"},
     "cape_plugins/ctc.py": {"flashlight"},
+    "cape_plugins/plot.py": {"PIL", "matplotlib"},
 }
 # A core module imports core modules of lower levels only; level 0 does without torch.
 CORE_LEVELS = {
@@ -62,10 +64,15 @@ CORE_LEVELS = {
     "relative": 1,
     "encoder": 2,
     "subsampling": 2,
-    "cli": 3,
-    "__init__": 4,
-    "__main__": 4,
-    "models": 4,
+    "views": 3,
+    "checkpoint": 4,
+    "plot": 4,
+    "plot_positions": 5,
+    "pictures": 6,
+    "cli": 7,
+    "__init__": 8,
+    "__main__": 8,
+    "models": 8,
 }
 FREE = ("benchmarks", "recipes", "setup.py", "tests")
 # split, so that this file does not break its own rule

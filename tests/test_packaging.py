@@ -73,7 +73,8 @@ def test_wheel_has_every_module(names: set[str], repo_root: Path) -> None:
 def test_metadata(metadata: Message, wheel: Path) -> None:
     assert metadata["Name"] == "cape-plugins"
     assert set(metadata["Requires-Python"].split(",")) == {">=3.10", "<3.13"}
-    assert set(metadata.get_all("Provides-Extra")) == {"fairseq", "hf", "speech", "recipes", "dev"}
+    extras = {"fairseq", "hf", "plot", "speech", "recipes", "dev"}
+    assert set(metadata.get_all("Provides-Extra")) == extras
     requirements = metadata.get_all("Requires-Dist")
     assert {name for name in requirements if "extra" not in name} == {"numpy", "torch>=2.6"}
     # unusable beside a CPU-only torch, see setup.py

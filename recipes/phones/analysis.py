@@ -1,4 +1,4 @@
-"""What frames, predictions, attention and position embeddings tell: pure functions of arrays.
+"""What frames, predictions and attention tell: pure functions of arrays.
 
 Targets and predictions are lists of integer arrays ``[T]``, one for each utterance.
 """
@@ -137,20 +137,3 @@ def near_attention(weights: np.ndarray, farthest: int) -> float:
     index = np.arange(weights.shape[-1])
     near = np.abs(index[:, None] - index) <= farthest
     return float((weights * near).sum(-1).mean())
-
-
-# ---- position embeddings -------------------------------------------------------------------------
-
-
-def similarity(embeddings: np.ndarray) -> dict[str, np.ndarray]:
-    """Of all pairs of ``[T, K]`` embeddings: "dot product" and "cosine", ``[T, T]`` each."""
-    embeddings = embeddings.astype(np.float64)
-    dots = embeddings @ embeddings.T
-    norms = np.sqrt(np.diag(dots)).clip(min=1e-12)
-    return {"dot product": dots, "cosine": dots / norms / norms[:, None]}
-
-
-def similarity_by_distance(matrix: np.ndarray, farthest: int) -> np.ndarray:
-    """``[D + 1, 3]``: mean, smallest and largest similarity of positions 0 .. D apart."""
-    rows = (np.diagonal(matrix, distance) for distance in range(farthest + 1))
-    return np.array([(row.mean(), row.min(), row.max()) for row in rows])

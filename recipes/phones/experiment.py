@@ -8,14 +8,13 @@ import numpy as np
 import torch
 
 from cape_plugins import PositionConfig
+from cape_plugins.views import similarity, similarity_by_distance
 from recipes.phones import plots
 from recipes.phones.analysis import (
     class_changes,
     confusions,
     error_rate,
     error_types,
-    similarity,
-    similarity_by_distance,
 )
 from recipes.phones.data import Corpus
 from recipes.phones.model import PhoneClassifier, Sizes

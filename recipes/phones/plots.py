@@ -1,6 +1,5 @@
 """Pictures of training, confusions, attention and similarities."""
 
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,23 +9,16 @@ mpl.use("Agg")
 import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
-from PIL import Image
 
-from recipes.phones.analysis import similarity, similarity_by_distance
-from recipes.steps import writing
+from cape_plugins import plot
 
 DPI = 72
-ZOOM = 50  # frames
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a PNG file atomically, of 256 colours, which makes maps several times smaller."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI)
+    """Write a PNG file atomically."""
+    plot.save(figure, path, DPI)
     plt.close(figure)
-    with writing(path, "wb") as file:
-        image = Image.open(buffer).convert("RGB").quantize(256, dither=Image.Dither.NONE)
-        image.save(file, format="PNG", optimize=True)
 
 
 def draw_histories(path: Path, histories: Mapping[str, Sequence[Mapping[str, float]]]) -> None:
@@ -92,20 +84,5 @@ def draw_attention(path: Path, weights: np.ndarray, title: str) -> None:
 
 
 def draw_similarities(path: Path, embeddings: np.ndarray, title: str) -> None:
-    """Dot products and cosines of ``[T, K]`` position embeddings: all, a zoom, and by distance."""
-    figure, axes = plt.subplots(2, 3, figsize=(11, 6.6), layout="constrained")
-    length = len(embeddings)
-    for row, (name, matrix) in zip(axes, similarity(embeddings).items(), strict=True):
-        ends = (0, length, length, 0)
-        image = row[0].imshow(matrix, extent=ends, interpolation="antialiased")
-        figure.colorbar(image, ax=row[0])
-        image = row[1].imshow(matrix[:ZOOM, :ZOOM])
-        figure.colorbar(image, ax=row[1])
-        row[0].set(title=f"{name}, {length} positions", xlabel="frame", ylabel="frame")
-        row[1].set(title=f"{name}, the first {min(ZOOM, length)}", xlabel="frame")
-        by_distance = similarity_by_distance(matrix, min(ZOOM, length - 1))
-        row[2].fill_between(range(len(by_distance)), *by_distance.T[1:], alpha=0.3)
-        row[2].plot(by_distance[:, 0], marker=".")
-        row[2].set(title=f"{name}: mean and range", xlabel="frames apart")
-    figure.suptitle(title)
-    save(figure, path)
+    """Dot products and cosines of ``[T, K]`` position embeddings."""
+    save(plot.similarity_figure({"": embeddings}, title, "frames"), path)

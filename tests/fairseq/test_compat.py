@@ -18,6 +18,7 @@ from fairseq.data import Dictionary, indexed_dataset
 from fairseq.distributed.utils import _TensorPlaceholder
 from omegaconf import OmegaConf
 
+from cape_plugins.checkpoint import NUMBERS
 from fairseq_user_dir import compat
 from fairseq_user_dir.compat import allow_fairseq_checkpoints
 
@@ -56,8 +57,8 @@ def as_broadcast(**cfg):
 
 PASSIVE = {
     "Namespace": argparse.Namespace(arch="transformer_tiny", lr=[0.1]),
-    **{f"array {name}": np.array([1, 0], name) for name in compat._DTYPES},
-    **{f"number {name}": np.array([1], name)[0] for name in compat._DTYPES},
+    **{f"array {name}": np.array([1, 0], name) for name in NUMBERS},
+    **{f"number {name}": np.array([1], name)[0] for name in NUMBERS},
     "OmegaConf": as_broadcast(model=argparse.Namespace(a=1), lr=[0.1], task={"data": None}),
     "placeholder": _TensorPlaceholder(3),
     "defaultdict": collections.defaultdict(dict),  # empty, as in OmegaConf: no others can be loaded
@@ -135,7 +136,6 @@ class PurelyLocal:
 def test_names_that_do_not_exist_are_passed_over(monkeypatch, nothing_allowed):
     changed = (("argparse", ("NoSuchName",)), ("no_such_module", ("X",)), *compat._CONTAINERS)
     monkeypatch.setattr(compat, "_CONTAINERS", changed)
-    monkeypatch.setattr(compat, "_NUMPY_HOMES", ("numpy._no_such_core", *compat._NUMPY_HOMES))
     allow_fairseq_checkpoints()
     assert load(saved(argparse.Namespace(a=1))).a == 1
     assert load(saved(np.ones(2))).sum() == 2
@@ -165,7 +165,7 @@ allow_fairseq_checkpoints()
 ALLOW_FILES_ONLY = """
 from fairseq_user_dir import compat
 
-compat._CONTAINERS = compat._CONTAINERS[:2]
+compat._CONTAINERS = ()
 compat.torch.serialization.clear_safe_globals()
 compat.allow_fairseq_checkpoints()
 """

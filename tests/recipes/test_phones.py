@@ -10,8 +10,9 @@ pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 pytest.importorskip("soundfile")
 from cape_plugins import TYPES, PositionConfig
+from cape_plugins.views import similarity, similarity_by_distance
 from recipes.phones import run
-from recipes.phones.analysis import error_rate, similarity, similarity_by_distance
+from recipes.phones.analysis import error_rate
 from recipes.phones.data import BANDS, Corpus, Utterance
 from recipes.phones.experiment import Experiment, run_type
 from recipes.phones.model import PhoneClassifier, Sizes, in_frames

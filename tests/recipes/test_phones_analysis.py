@@ -13,8 +13,6 @@ from recipes.phones.analysis import (
     error_types,
     frame_error_types,
     near_attention,
-    similarity,
-    similarity_by_distance,
     top_confusions,
 )
 from recipes.phones.report import Measurement, head_rows, per_table
@@ -87,14 +85,6 @@ def test_attention_by_distance():
     assert near_attention(weights, 1) == pytest.approx(1.0)
     shifted = np.eye(12, k=-3)[None, None]  # each query looks three frames back
     assert head_rows(shifted)[0][:4] == (1, 1, -3, 1.0)
-
-
-def test_similarities():
-    maps = similarity(np.array([[3.0, 0.0], [4.0, 3.0], [0.0, 5.0]]))
-    assert maps["dot product"].tolist() == [[9, 12, 0], [12, 25, 15], [0, 15, 25]]
-    assert maps["cosine"].round(9).tolist() == [[1, 0.8, 0], [0.8, 1, 0.6], [0, 0.6, 1]]
-    rows = similarity_by_distance(maps["dot product"], 2)
-    assert rows.tolist() == [[pytest.approx(59 / 3), 9, 25], [13.5, 12, 15], [0, 0, 0]]
 
 
 def test_table_of_error_rates():

@@ -1,0 +1,273 @@
+"""Position embeddings of trained models: settings and learned tables, read from a Hugging Face
+folder or a fairseq checkpoint without either host."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cape_plugins.arguments import PREFIX, TYPE_ARG
+from cape_plugins.config import PositionConfig, options
+from cape_plugins.encoder import build_position_encoder
+from cape_plugins.features import WINDOW_SECONDS
+from cape_plugins.views import Size, Stack
+
+SIDES = ("encoder", "decoder")
+HOP_SECONDS = 0.01  # of frames, where a model does not say
+NUMBERS = ("bool", "int32", "int64", "float32", "float64")  # that metrics may hold
+
+
+def read_stack(path: str | Path, side: str | None = None) -> Stack:
+    """Reads the position embedding of a trained model; weights only where it is a learned table.
+
+    Models without position settings are read as the stock models of their host.
+
+    Args:
+        path: Folder of a Hugging Face model (Marian, ViT, Speech2Text and the speech model of
+            :mod:`hf_models`), or checkpoint file of fairseq.
+        side: One of :data:`SIDES`; default the encoder if there is one.
+
+    Raises:
+        ValueError: if it cannot be read, naming the file and what to do.
+        ImportError: for a learned table in a Hugging Face folder without the package safetensors.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise ValueError(f"--checkpoint {path}: no such file or folder; check the path.")
+    try:
+        return _read_folder(path, side) if path.is_dir() else _read_fairseq(path, side)
+    except KeyError as error:
+        raise ValueError(
+            f"--checkpoint {path} does not say {error.args[0]!r}; is it a model that was saved "
+            "whole by transformers or fairseq-train?"
+        ) from None
+
+
+# ---- Hugging Face ------------------------------------------------------------------------------
+
+# Domain and architecture of each side; the type of the stock model, None where there is none.
+_TEXT, _AUDIO, _IMAGE = ("text", "seq2seq"), ("audio", "encoder"), ("image", "encoder")
+_FAMILIES: dict[str, tuple[dict[str, tuple[str, str]], str | None]] = {
+    "marian": ({"encoder": _TEXT, "decoder": _TEXT}, "sinpos"),
+    "vit": ({"encoder": _IMAGE}, "abspos"),
+    "speech_ctc": ({"encoder": _AUDIO}, None),
+    "speech_to_text": ({"encoder": _AUDIO, "decoder": ("text", "decoder")}, "sinpos"),
+}
+
+
+def _read_folder(folder: Path, side: str | None) -> Stack:
+    file = folder / "config.json"
+    try:
+        saved = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"--checkpoint {folder}: {file.name} cannot be read ({error}); give a folder that "
+            "save_pretrained wrote."
+        ) from None
+    family = str(saved.get("model_type")).removeprefix("cape_")
+    if family not in _FAMILIES:
+        raise ValueError(
+            f"--checkpoint {folder}: model type {saved.get('model_type')!r} is unknown; allowed: "
+            f"{', '.join(_FAMILIES)}, with or without the prefix cape_."
+        )
+    kinds, stock = _FAMILIES[family]
+    side = choose_side(side, tuple(kinds), folder)
+    field = TYPE_ARG if side == "encoder" or family == "marian" else f"decoder_{TYPE_ARG}"
+    settings = saved.get(field) or {"type": stock}
+    config = PositionConfig.from_dict(settings, *kinds[side])
+    table = None
+    if config.encoding == "table":
+        table = _learned_table(_safetensors(folder), side, folder)
+    where = {"name": folder.name, "table": table}
+    if family == "marian":
+        step = config.alpha if side == "encoder" else 1.0
+        return _stack(config, saved["d_model"], frequencies="marian", step=step, **where)
+    if family == "vit":
+        grid = _patches(saved["image_size"], saved["patch_size"])
+        layout = "cos_sin_interleaved"
+        return _stack(config, saved["hidden_size"], layout=layout, grid=grid, **where)
+    hop, window = saved.get("hop_seconds", HOP_SECONDS), saved.get("window_seconds", WINDOW_SECONDS)
+    if family == "speech_ctc":
+        seconds = hop * saved["conv_stride"]
+        return _stack(config, saved["d_model"], start=window / 2, step=seconds, **where)
+    seconds = hop * 2 ** saved["num_conv_layers"]
+    return _counted_stack(config, saved["d_model"], seconds, saved["pad_token_id"] + 1, **where)
+
+
+def _patches(image: Any, patch: Any) -> tuple[int, int]:
+    """Rows and columns; sizes are numbers or [height, width]."""
+    pairs = [size if isinstance(size, list) else [size, size] for size in (image, patch)]
+    return tuple(side // step for side, step in zip(*pairs, strict=True))
+
+
+def _safetensors(folder: Path) -> dict[str, Any]:
+    """Name to a function that reads the tensor, for all weight files of the folder."""
+    try:
+        from safetensors import safe_open
+    except ImportError:
+        raise ImportError(
+            f"the learned table in {folder} needs the package safetensors; "
+            'pip install "cape-plugins[hf]"'
+        ) from None
+    found = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            weights = safe_open(file, "pt")
+        except Exception as error:  # its own type of error, for damaged files
+            raise ValueError(f"--checkpoint: {file} cannot be read ({error}).") from None
+        found |= {name: (lambda n=name, w=weights: w.get_tensor(n)) for name in weights.keys()}  # noqa: SIM118
+    return found
+
+
+# ---- fairseq -----------------------------------------------------------------------------------
+
+_FIRST_TOKEN = 2.0  # padding_idx + 1
+
+
+def _read_fairseq(path: Path, side: str | None) -> Stack:
+    allow_checkpoint_files()
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        cfg = state.get("cfg")
+        settings = state.get("args") if cfg is None else cfg["model"]
+        settings = settings if isinstance(settings, Mapping) else vars(settings)
+        weights = state["model"]
+    except Exception as error:  # a damaged file can stop the reader anywhere, with anything
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(
+            f"--checkpoint {path} cannot be read as a checkpoint of fairseq ({reason}); give a "
+            "file that fairseq-train wrote, or the folder of a Hugging Face model."
+        ) from None
+    sides = tuple(s for s in SIDES if any(name.startswith(f"{s}.") for name in weights))
+    side = choose_side(side, sides, path)
+    audio = any(name.startswith("encoder.subsample.") for name in weights)
+    stock = "abspos" if settings.get(f"{side}_learned_pos") else "sinpos"
+    kind = settings.get(TYPE_ARG) or stock
+    given = {option.name: settings.get(PREFIX + option.name) for option in options("text")}
+    if audio and side == "decoder":
+        given = {}  # the flags are those of the encoder
+    text = "text", "decoder" if audio or sides == ("decoder",) else "seq2seq"
+    config = PositionConfig(kind, *(_AUDIO if audio and side == "encoder" else text), **given)
+    table = None
+    if config.encoding == "table":
+        readers = {name: (lambda value=value: value) for name, value in weights.items()}
+        table = _learned_table(readers, side, path)
+    where = {"name": path.name, "table": table}
+    dim = settings[f"{side}_embed_dim"]
+    if config.domain == "text":
+        step = config.alpha if side == "encoder" else 1.0
+        return _stack(config, dim, frequencies="fairseq", start=_FIRST_TOKEN, step=step, **where)
+    if sides == ("encoder",):
+        seconds = HOP_SECONDS * settings["conv_stride"]
+        return _stack(config, dim, start=WINDOW_SECONDS / 2, step=seconds, **where)
+    convolutions = str(settings["conv_kernel_sizes"]).split(",")
+    seconds = HOP_SECONDS * 2 ** len(convolutions)
+    return _counted_stack(config, dim, seconds, _FIRST_TOKEN, **where)
+
+
+def allow_checkpoint_files() -> None:
+    """Declares to ``torch.load(weights_only=True)`` what fairseq stores beside tensors: settings
+    as a Namespace, and metrics as numpy numbers. They hold data and run nothing from the file.
+
+    Each builder of numpy is declared under its names in numpy 1 and 2, because a file says the
+    one of the version that wrote it. Calling it again changes nothing. (torch's context manager
+    would, at its end, also forget what others have declared.)
+    """
+    builders = np.zeros(1).__reduce__()[0], np.float64().__reduce__()[0]
+    torch.serialization.add_safe_globals(
+        [
+            *(argparse.Namespace, np.ndarray, np.dtype),
+            *(type(np.dtype(name)) for name in NUMBERS),
+            *(
+                (builder, f"numpy.{core}.multiarray.{builder.__name__}")
+                for builder in builders
+                for core in ("core", "_core")
+            ),
+        ]
+    )
+
+
+# ---- both --------------------------------------------------------------------------------------
+
+# Where hosts keep learned tables, by the end of the name, and the rows before the first position:
+# those of padding in fairseq, that of the class token in ViT.
+_TABLES = {
+    "positions.encoding.weight": 0,
+    "embed_positions.weight": int(_FIRST_TOKEN),
+    "position_embeddings": 1,
+}
+
+
+def _learned_table(readers: Mapping[str, Any], side: str, path: Path) -> Tensor:
+    """``[T, K]`` float32."""
+    (other,) = set(SIDES) - {side}
+    for name, read in readers.items():
+        for ending, rows in _TABLES.items():
+            if name.endswith(ending) and f"{other}." not in name:
+                table = read().float()
+                return table.reshape(-1, table.shape[-1])[rows:]
+    raise ValueError(
+        f"--checkpoint {path} has a learned position table by its settings, and none among its "
+        "weights; give the model with its weights."
+    )
+
+
+def _stack(
+    config: PositionConfig,
+    dim: int,
+    table: Tensor | None = None,
+    frequencies: str | None = None,
+    layout: str = "sin_cos_blocks",
+    settings: PositionConfig | None = None,
+    **where: Any,
+) -> Stack:
+    """A stack with this table; `settings` are those of its encoder where they differ."""
+    grid = where.get("grid")
+    size: Size = grid or (1 if table is None else len(table))
+    encoder = build_position_encoder(
+        settings or config, dim, frequencies=frequencies, layout=layout, table_size=size
+    )
+    if table is not None:
+        weight = encoder.encoding.weight
+        if weight.shape != table.shape:
+            raise ValueError(
+                f"the learned table has shape {tuple(table.shape)}, the settings of the model say "
+                f"{tuple(weight.shape)}; are they of one model?"
+            )
+        weight.data.copy_(table)
+    return Stack(config, encoder, **where)
+
+
+def _counted_stack(
+    config: PositionConfig, dim: int, seconds: float, start: float, **where: Any
+) -> Stack:
+    """A stack that counts frames, `seconds` apart, as Speech2Text does in both hosts."""
+    settings = config
+    if config.max_global_shift:
+        settings = config.replace(max_global_shift=config.max_global_shift / seconds)
+    return _stack(
+        config, dim, frequencies="fairseq", settings=settings, start=start, unit=seconds, **where
+    )
+
+
+def choose_side(side: str | None, sides: Sequence[str], model: str | Path) -> str:
+    """`side`, by default the first of `sides`.
+
+    Raises:
+        ValueError: if the model does not have it.
+    """
+    if not sides:
+        raise ValueError(f"{model} has neither an encoder nor a decoder; give a Transformer.")
+    if side is not None and side not in sides:
+        raise ValueError(
+            f"--side {side} is not in {model}; allowed: {', '.join(sides)}. Leave it out for "
+            f"{sides[0]}."
+        )
+    return side or sides[0]

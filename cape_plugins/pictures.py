@@ -1,0 +1,310 @@
+"""The command ``cape-plugins plot``: from settings or a trained model to one picture."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from cape_plugins.arguments import PREFIX, TYPE_ARG, add_position_args, given_settings
+from cape_plugins.checkpoint import SIDES, choose_side, read_stack
+from cape_plugins.config import ARCHITECTURES, DOMAINS, PositionConfig
+from cape_plugins.encoder import build_position_encoder
+from cape_plugins.plot import components_figure, save, similarities_figure
+from cape_plugins.plot_positions import augmentation_figure, coverage_figure
+from cape_plugins.registry import DEFAULT_TYPE, TYPES
+from cape_plugins.views import Size, Stack, views
+
+MAX_POSITIONS = 3000  # of one input: the thesis' length of similarity maps
+MAX_CHANNELS = 12
+# Of a configuration alone: the papers' models, and the tables they would have.
+DIMS = {"text": 512, "audio": 768, "image": 768}
+TABLE_SIZES: dict[str, Size] = {"text": 1024, "audio": 460, "image": (14, 14)}
+SECONDS_PER_FRAME = 0.03  # hop of 10 ms, stride 3 (CAPE Appendix C)
+
+
+class Kind(NamedTuple):
+    """One kind of picture.
+
+    Attributes:
+        help: What it shows.
+        needs: What a position embedding must have for it ...
+        able: ... and whether it does.
+        draws: Fewest, default and most draws of the augmentation.
+        sizes: Default by domain: tokens, seconds, or factors of the images of training.
+        most_sizes: How many may be asked for.
+    """
+
+    help: str
+    needs: str
+    able: Callable[[PositionConfig], bool]
+    draws: tuple[int, int, int]
+    sizes: Mapping[str, Sequence[float]]
+    most_sizes: int
+
+
+_FIGURE_9 = (5 / 7, 1, 12 / 7)  # 160, 224 and 384 pixels
+KINDS = {
+    "components": Kind(
+        "chosen channels over the plane, or over tokens or time (CAPE Figure 9)",
+        "is added to the content",
+        lambda config: config.encoding != "none",
+        (0, 2, 5),
+        {"text": (50, 200), "audio": (2, 10), "image": _FIGURE_9},
+        4,
+    ),
+    "similarity": Kind(
+        "dot products and cosines of all pairs of positions",
+        "is added to the content",
+        lambda config: config.encoding != "none",
+        (0, 0, 3),
+        {"text": (200,), "audio": (6,), "image": (1,)},
+        3,
+    ),
+    "augmentation": Kind(
+        "what one augmentation does to the positions, step by step (CAPE Figure 1)",
+        "draws random numbers in training",
+        lambda config: config.random,
+        (1, 2, 5),
+        {"text": (20,), "audio": (1,), "image": (5 / 7,)},
+        1,
+    ),
+    "coverage": Kind(
+        "positions drawn in training, and how much of other inputs they cover",
+        "has coordinates, as sinusoids do",
+        lambda config: config.encoding == "sinusoid",
+        (1, 1000, 2000),
+        {"text": (50,), "audio": (15,), "image": (1,)},
+        4,
+    ),
+}
+_TEST_SIZES = {"text": (50, 100, 200), "audio": (15, 30, 60), "image": _FIGURE_9}
+
+
+def add_plot_args(parser: argparse.ArgumentParser) -> None:
+    """Adds a subcommand for each kind of picture."""
+    kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
+    for name, kind in KINDS.items():
+        command = kinds.add_parser(name, help=kind.help, description=kind.help)
+        _add_model_args(command)
+        unit = "in tokens, seconds or patches (14 or ROWSxCOLUMNS)"
+        command.add_argument(
+            "--sizes", "--lengths", nargs="+", metavar="SIZE",
+            help=f"sizes of inputs {unit}, at most {kind.most_sizes}",
+        )  # fmt: skip
+        low, default, high = kind.draws
+        command.add_argument(
+            "--draws", type=int, metavar="N",
+            help=f"draws of the augmentation, {low} to {high} (default: {default})",
+        )  # fmt: skip
+        command.add_argument("--seed", type=int, default=1, help="of the draws (default: 1)")
+        command.add_argument(
+            "--output", type=Path, metavar="FILE.png", help="(default: KIND-TYPE-DOMAIN.png)"
+        )
+        if name == "components":
+            command.add_argument(
+                "--channels", nargs="+", type=int, metavar="K",
+                help=f"channels, from 0 on, at most {MAX_CHANNELS} (default: eight, evenly spaced)",
+            )  # fmt: skip
+        elif name == "similarity":
+            command.add_argument(
+                "--patch", nargs=2, type=int, metavar=("ROW", "COLUMN"),
+                help="images: patch that is compared with all others (default: in the middle)",
+            )  # fmt: skip
+        elif name == "coverage":
+            command.add_argument(
+                "--test-sizes", "--test-lengths", nargs="+", metavar="SIZE",
+                help=f"sizes of inputs in evaluation {unit}; --sizes are those of training",
+            )  # fmt: skip
+
+
+def _add_model_args(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--checkpoint", metavar="PATH",
+        help="trained model: Hugging Face folder or checkpoint of fairseq; has its own settings",
+    )  # fmt: skip
+    parser.add_argument("--side", choices=SIDES, help="of a model that has both (default: encoder)")
+    settings = parser.add_argument_group("settings, without --checkpoint")
+    settings.add_argument("--domain", choices=DOMAINS, help="(default: text)")
+    settings.add_argument("--architecture", choices=ARCHITECTURES, help="(default: encoder)")
+    settings.add_argument(
+        "--dim", type=int, metavar="K",
+        help="channels (default: " + ", ".join(f"{d} {k}" for d, k in DIMS.items()) + ")",
+    )  # fmt: skip
+    settings.add_argument(
+        "--seconds-per-frame", type=float, metavar="S",
+        help=f"audio: distance of positions (default: {SECONDS_PER_FRAME})",
+    )  # fmt: skip
+    add_position_args(settings, None)
+
+
+def draw_picture(args: argparse.Namespace) -> str:
+    """Writes the picture; returns what to print: numbers that belong to it, and the file.
+
+    Raises:
+        ValueError: naming option, value, allowed range and remedy.
+        ImportError: without the package matplotlib.
+    """
+    kind = KINDS[args.kind]
+    stack = _configured(args) if args.checkpoint is None else _stored(args)
+    config = stack.config
+    if not kind.able(config):
+        able = [t for t in TYPES if kind.able(PositionConfig(t, config.domain))]
+        raise ValueError(
+            f"--position-embedding {config.type} with these settings cannot be shown: a picture of "
+            f"{args.kind} needs one that {kind.needs}, such as {', '.join(able)} by default."
+        )
+    output = args.output or Path(f"{args.kind}-{config.type}-{config.domain}.png")
+    if output.suffix.lower() != ".png" or output.is_dir():
+        raise ValueError(f"--output {output} is not allowed; allowed: a file name ending in .png.")
+    sizes = _sizes("--sizes", args.sizes, kind.sizes[config.domain], kind.most_sizes, stack)
+    draws = _draws(args.draws, kind, config)
+    generator = torch.Generator().manual_seed(args.seed)
+    rows: list[dict[str, str]] = []
+    if args.kind == "components":
+        channels = _channels(args.channels, stack)
+        figure = components_figure(stack, views(stack, sizes, draws, generator), channels)
+    elif args.kind == "similarity":
+        patch = _patch(args.patch, sizes, stack)
+        figure = similarities_figure(stack, views(stack, sizes, draws, generator), patch)
+    elif args.kind == "augmentation":
+        figure = augmentation_figure(stack, sizes[0], draws, generator)
+    else:
+        tests = _sizes("--test-sizes", args.test_sizes, _TEST_SIZES[config.domain], 8, stack)
+        figure, rows = coverage_figure(stack, sizes, tests, draws, generator)
+    save(figure, output)
+    return "\n".join([*_table(rows), f"wrote {output}"])
+
+
+# ---- the model ---------------------------------------------------------------------------------
+
+
+def _configured(args: argparse.Namespace) -> Stack:
+    """The stack that the settings of the command line describe, not trained."""
+    domain, architecture = args.domain or "text", args.architecture or "encoder"
+    config = PositionConfig(
+        getattr(args, TYPE_ARG) or DEFAULT_TYPE, domain, architecture, **given_settings(args, None)
+    )
+    sides = SIDES if architecture == "seq2seq" else (architecture,)
+    side = choose_side(args.side, sides, f"architecture {architecture}")
+    dim = DIMS[domain] if args.dim is None else args.dim
+    if not 1 <= dim <= 16384:
+        raise ValueError(f"--dim {dim} is not allowed; allowed: 1 to 16384.")
+    step = config.alpha if side == "encoder" else 1.0
+    if domain == "audio":
+        step = SECONDS_PER_FRAME if args.seconds_per_frame is None else args.seconds_per_frame
+        if not 0 < step < math.inf:
+            raise ValueError(f"--seconds-per-frame {step} is not allowed; allowed: > 0.")
+    elif args.seconds_per_frame is not None:
+        raise ValueError(
+            f"--seconds-per-frame {args.seconds_per_frame} belongs to --domain audio; leave it out."
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(args.seed)  # for a table
+        encoder = build_position_encoder(config, dim, table_size=TABLE_SIZES[domain])
+    name = "not trained" if config.encoding == "table" else ""
+    return Stack(config, encoder, step=step, name=name)
+
+
+def _stored(args: argparse.Namespace) -> Stack:
+    for name, value in vars(args).items():
+        own = name in ("domain", "architecture", "dim", "seconds_per_frame", TYPE_ARG)
+        if value is not None and (own or name.startswith(PREFIX)):
+            raise ValueError(
+                f"--{name.replace('_', '-')} {value} contradicts --checkpoint, which has its own "
+                "settings; leave one of the two out."
+            )
+    return read_stack(args.checkpoint, args.side)
+
+
+# ---- options -----------------------------------------------------------------------------------
+
+
+def _sizes(
+    option: str, given: Sequence[str] | None, default: Sequence[float], most: int, stack: Stack
+) -> list[Size]:
+    """In positions, without repetitions."""
+    if given is None:
+        if stack.config.domain == "image":
+            return [tuple(max(1, round(f * side)) for side in stack.grid) for f in default]
+        given = [str(size) for size in default]
+    sizes = list(dict.fromkeys(_size(option, text, stack) for text in given))
+    if len(sizes) > most:
+        raise ValueError(f"{option} has {len(sizes)} sizes; allowed: at most {most}.")
+    return sizes
+
+
+def _size(option: str, text: str, stack: Stack) -> Size:
+    domain = stack.config.domain
+    unit = {"text": "tokens", "audio": "seconds", "image": "patches, 14 or 10x14"}[domain]
+    sides = re.fullmatch(r"(\d+)(?:x(\d+))?", text)
+    try:
+        if domain == "image":
+            size = int(sides[1]), int(sides[2] or sides[1])
+            count = math.prod(size)
+        else:
+            spacing = stack.step * stack.unit if domain == "audio" else 1
+            size = count = round(float(text) / spacing) if domain == "audio" else int(text)
+        if not 1 <= count <= MAX_POSITIONS:
+            raise ValueError
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(
+            f"{option} {text} is not allowed; allowed in domain {domain}: {unit}, 1 to "
+            f"{MAX_POSITIONS} positions."
+        ) from None
+    return size
+
+
+def _draws(given: int | None, kind: Kind, config: PositionConfig) -> int:
+    low, default, high = kind.draws
+    if not config.random:
+        if given:
+            raise ValueError(
+                f"--draws {given}: position embedding {config.type} with these settings draws "
+                "nothing in training; leave it out."
+            )
+        return 0
+    draws = default if given is None else given
+    if not low <= draws <= high:
+        raise ValueError(f"--draws {draws} is not allowed; allowed: {low} to {high}.")
+    return draws
+
+
+def _channels(given: Sequence[int] | None, stack: Stack) -> list[int]:
+    dim = stack.dim
+    channels = list(dict.fromkeys(given or [i * dim // 8 for i in range(8)]))
+    if len(channels) > MAX_CHANNELS or not all(0 <= channel < dim for channel in channels):
+        raise ValueError(
+            f"--channels {' '.join(map(str, channels))} is not allowed; allowed: at most "
+            f"{MAX_CHANNELS} from 0 to {dim - 1}."
+        )
+    return channels
+
+
+def _patch(
+    given: Sequence[int] | None, sizes: Sequence[Size], stack: Stack
+) -> tuple[int, int] | None:
+    if given is None:
+        return None
+    if stack.config.domain != "image":
+        raise ValueError(f"--patch {given[0]} {given[1]} belongs to images; leave it out.")
+    rows, columns = (min(size[axis] for size in sizes) for axis in (0, 1))
+    if not (0 <= given[0] < rows and 0 <= given[1] < columns):
+        raise ValueError(
+            f"--patch {given[0]} {given[1]} is not in the image; allowed: rows 0 to {rows - 1}, "
+            f"columns 0 to {columns - 1}."
+        )
+    return tuple(given)
+
+
+def _table(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """Lines of a Markdown table."""
+    if not rows:
+        return []
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
+    return [f"| {' | '.join(cells)} |" for cells in lines]

@@ -1,0 +1,208 @@
+"""Pictures of position embeddings: components over the plane (CAPE Figure 9) and similarities.
+
+matplotlib is imported when a figure is made; no display is needed.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cape_plugins.config import options
+from cape_plugins.views import Size, Stack, View, similarity, similarity_by_distance
+
+DPI = 120
+WIDTH = 10.0  # inches
+ZOOM = 50  # positions
+AXES = {"text": "position (tokens)", "audio": "time (s)", "image": "position (normalised)"}
+
+# ---- figures -----------------------------------------------------------------------------------
+
+
+def new_figure(height: float, title: str) -> Any:
+    """A figure of WIDTH inches, which needs no display.
+
+    Raises:
+        ImportError: without the package matplotlib.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            f'pictures need the package matplotlib ({error}); pip install "cape-plugins[plot]"'
+        ) from None
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    figure.suptitle(title, fontsize="medium")
+    return figure
+
+
+def save(figure: Any, path: Path, dpi: int = DPI) -> None:
+    """Writes a PNG file, whole or not at all, of 256 colours, which makes maps several times
+    smaller."""
+    from PIL import Image  # comes with matplotlib
+
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dpi)
+    image = Image.open(buffer).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        image.save(partial, format="PNG", optimize=True)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def title_of(stack: Stack, what: str) -> str:
+    """What is shown, the type, the domain, and the settings that have an effect."""
+    config = stack.config
+    settings = [
+        f"{option.name} {value:g}" if isinstance(value, float) else f"{option.name} {value}"
+        for option in options(config.domain)
+        if (value := getattr(config, option.name)) != option.metadata["off"]
+    ]
+    head = [f"{what}: {config.type}", config.domain, *filter(None, [stack.name])]
+    return "\n".join([", ".join(head), ", ".join(settings)]).strip()
+
+
+def size_label(stack: Stack, size: Size) -> str:
+    """The size with its unit."""
+    if isinstance(size, tuple):
+        return f"{size[0]} x {size[1]} patches"
+    if stack.config.domain == "audio":
+        return f"{size * stack.step * stack.unit:.3g} s"
+    return f"{size} token{'s' * (size != 1)}"
+
+
+def components_figure(stack: Stack, shown: Sequence[View], channels: Sequence[int]) -> Any:
+    """Chosen channels of each view: maps over the plane (CAPE Figure 9) or curves over time."""
+    title = title_of(stack, "components of the embedding")
+    if stack.config.domain == "image":
+        return _component_maps(stack, shown, channels, title)
+    sizes = list(dict.fromkeys(view.size for view in shown))
+    figure = new_figure(1.3 + 1.1 * len(channels), title)
+    axes = figure.subplots(len(channels), len(sizes), sharex="col", sharey=True, squeeze=False)
+    for row, channel in zip(axes, channels, strict=True):
+        row[0].set_ylabel(f"channel {channel}", fontsize="small")
+        for view in shown:
+            drawn = view.state != "evaluation"
+            axis = row[sizes.index(view.size)]
+            style = {"lw": 0.8, "alpha": 0.7} if drawn else {"color": "black", "zorder": 3}
+            axis.plot(view.places[:, 0], view.embedding[:, channel], label=view.state, **style)
+    for axis, size in zip(axes[0], sizes, strict=True):
+        axis.set_title(size_label(stack, size), fontsize="small")
+    for axis in axes[-1]:
+        axis.set_xlabel(AXES[stack.config.domain])
+    handles = axes[0, 0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=6, fontsize="small")
+    return figure
+
+
+def _component_maps(
+    stack: Stack, shown: Sequence[View], channels: Sequence[int], title: str
+) -> Any:
+    limit = max(np.abs(view.embedding[:, list(channels)]).max() for view in shown)
+    cell = min(2.2, (WIDTH - 1.5) / len(channels))
+    figure = new_figure(1.2 + cell * len(shown), title)
+    axes = figure.subplots(len(shown), len(channels), squeeze=False)
+    for row, view in zip(axes, shown, strict=True):
+        for axis, channel in zip(row, channels, strict=True):
+            image = axis.imshow(
+                view.embedding[:, channel].reshape(view.size), "RdBu_r", vmin=-limit, vmax=limit,
+                interpolation="nearest",
+            )  # fmt: skip
+            axis.set(xticks=[0, view.size[1] - 1], yticks=[])
+            axis.tick_params(labelsize="x-small")
+        row[0].set_yticks([0, view.size[0] - 1])
+        row[0].set_ylabel(f"{size_label(stack, view.size)}\n{view.state}", fontsize="x-small")
+    for axis, channel in zip(axes[0], channels, strict=True):
+        axis.set_title(f"channel {channel}", fontsize="small")
+    figure.supxlabel("column (patches)", fontsize="small")
+    figure.supylabel("row (patches)", fontsize="small")
+    figure.colorbar(image, ax=axes, shrink=min(1.0, 3 / len(shown)), pad=0.01)
+    return figure
+
+
+def similarity_figure(
+    embeddings: Mapping[str, np.ndarray], title: str, unit: str, step: float = 1.0
+) -> Any:
+    """Dot products and cosines of position embeddings in one dimension: all, a zoom, by distance.
+
+    Args:
+        embeddings: Label to ``[T, K]``.
+        title: Of the figure.
+        unit: Of the axes.
+        step: Distance of neighbours in this unit.
+    """
+    figure = new_figure(0.8 + 5.6 * len(embeddings), title)
+    axes = figure.subplots(2 * len(embeddings), 3, squeeze=False)
+    maps = [
+        (f"{name}, {label}".removesuffix(", "), matrix)
+        for label, rows in embeddings.items()
+        for name, matrix in similarity(rows).items()
+    ]
+    for (full, zoom, curve), (name, matrix) in zip(axes, maps, strict=True):
+        length = len(matrix)
+        for axis, count, which in ((full, length, "all"), (zoom, min(ZOOM, length), "the first")):
+            end = count * step
+            image = axis.imshow(matrix[:count, :count], extent=(0, end, end, 0))
+            figure.colorbar(image, ax=axis, shrink=0.8)
+            axis.set(xlabel=unit, ylabel=unit)
+            axis.set_title(f"{name}\n{which} {count} positions", fontsize="small")
+        by_distance = similarity_by_distance(matrix, min(ZOOM, length - 1))
+        distance = step * np.arange(len(by_distance))
+        curve.fill_between(distance, *by_distance.T[1:], alpha=0.3, label="lowest to highest")
+        curve.plot(distance, by_distance[:, 0], marker=".", label="mean")
+        curve.set_title(f"{name}\nby distance", fontsize="small")
+        curve.set(xlabel=f"distance, {unit}", ylabel="similarity")
+        curve.legend(fontsize="x-small")
+    return figure
+
+
+def similarities_figure(stack: Stack, shown: Sequence[View], patch: tuple[int, int] | None) -> Any:
+    """Similarities of each view; `patch` (row, column) of images is compared with all others, by
+    default the one in the middle."""
+    title = title_of(stack, "similarity")
+    if stack.config.domain == "image":
+        return _patch_similarities(stack, shown, patch, title)
+    audio = stack.config.domain == "audio"
+    return similarity_figure(
+        {f"{size_label(stack, view.size)}, {view.state}": view.embedding for view in shown},
+        title,
+        AXES["audio"] if audio else "tokens",
+        stack.step * stack.unit if audio else 1.0,
+    )
+
+
+def _patch_similarities(
+    stack: Stack, shown: Sequence[View], patch: tuple[int, int] | None, title: str
+) -> Any:
+    """All pairs, patches counted row by row; one patch with all others, and with those of its row
+    and column."""
+    figure = new_figure(0.8 + 5.6 * len(shown), title)
+    axes = iter(figure.subplots(2 * len(shown), 3, squeeze=False))
+    for view in shown:
+        height, width = view.size
+        row, column = patch or (height // 2, width // 2)
+        label = f"{size_label(stack, view.size)}, {view.state}"
+        for (name, matrix), (full, one, lines) in zip(
+            similarity(view.embedding).items(), axes, strict=False
+        ):
+            plane = matrix[row * width + column].reshape(height, width)
+            for axis, shades in ((full, matrix), (one, plane)):
+                figure.colorbar(axis.imshow(shades, interpolation="nearest"), ax=axis, shrink=0.8)
+            full.set(xlabel="patch, row by row", ylabel="patch, row by row")
+            full.set_title(f"{name}, all pairs\n{label}", fontsize="small")
+            one.plot(column, row, "r+")
+            one.set(xlabel="column (patches)", ylabel="row (patches)")
+            one.set_title(f"{name} with patch ({row}, {column})", fontsize="small")
+            lines.plot(np.arange(width) - column, plane[row], marker=".", label="along its row")
+            lines.plot(np.arange(height) - row, plane[:, column], marker=".", label="its column")
+            lines.set(xlabel="distance (patches)", ylabel=name)
+            lines.legend(fontsize="x-small")
+    return figure

@@ -1,0 +1,161 @@
+"""What a model sees of its positions, as numbers: embeddings of inputs of given sizes, their
+similarities, augmentation step by step, and the positions that training draws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cape_plugins.augmentation import Draw, augment, draw_local
+from cape_plugins.config import PositionConfig
+from cape_plugins.encoder import PositionEncoder
+from cape_plugins.encodings import Sinusoid
+from cape_plugins.positions import Positions, frame_positions, patch_positions, token_positions
+
+Size = int | tuple[int, int]  # tokens or frames; (height, width) in patches
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The position embedding of an encoder or decoder, and where its positions are.
+
+    Attributes:
+        config: Its settings; `encoder` has them in the unit in which it counts.
+        encoder: The core's position encoder.
+        start: Coordinate of the first token or frame.
+        step: Distance of tokens (alpha on a source side) or frames.
+        unit: Seconds that count as 1 in `start`, `step` and coordinates; 1 for text and images.
+        grid: (height, width) in patches of the images of training.
+        name: What it was read from.
+    """
+
+    config: PositionConfig
+    encoder: PositionEncoder
+    start: float = 0.0
+    step: float = 1.0
+    unit: float = 1.0
+    grid: tuple[int, int] = (14, 14)
+    name: str = ""
+
+    @property
+    def dim(self) -> int:
+        """K, channels of the embedding."""
+        encoding = self.encoder.encoding
+        return encoding.dim if isinstance(encoding, Sinusoid) else encoding.weight.shape[1]
+
+    def positions(self, size: Size) -> Positions:
+        """Positions of one input without padding, B = 1: so many tokens, frames or patches."""
+        if self.config.domain == "image":
+            return patch_positions(*size, gamma=self.config.gamma)
+        if self.config.domain == "audio":
+            return frame_positions(torch.tensor([size]), self.step, self.start, size)
+        return token_positions(torch.ones(1, size, dtype=torch.bool), self.step, self.start)
+
+
+def similarity(embeddings: np.ndarray) -> dict[str, np.ndarray]:
+    """Of all pairs of ``[T, K]`` embeddings: "dot product" and "cosine", ``[T, T]`` each."""
+    embeddings = embeddings.astype(np.float64)
+    dots = embeddings @ embeddings.T
+    norms = np.sqrt(np.diag(dots)).clip(min=1e-12)
+    return {"dot product": dots, "cosine": dots / norms / norms[:, None]}
+
+
+def similarity_by_distance(matrix: np.ndarray, farthest: int) -> np.ndarray:
+    """``[D + 1, 3]``: mean, smallest and largest similarity of positions 0 .. D apart."""
+    rows = (np.diagonal(matrix, distance) for distance in range(farthest + 1))
+    return np.array([(row.mean(), row.min(), row.max()) for row in rows])
+
+
+def draw_positions(
+    encoder: PositionEncoder, positions: Positions, number: int, generator: torch.Generator
+) -> tuple[Draw, Tensor | None]:
+    """What `number` forwards in training would draw: the draws that a sample shares, and local
+    shifts ``[number, T, D]`` or None."""
+    limit = encoder.config.max_local_shift
+    draw = encoder.train().draw(number, generator=generator)
+    if not limit:
+        return draw, None
+    return draw, draw_local(positions.coords, positions.step, limit, number, generator)
+
+
+def augmentation_stages(
+    encoder: PositionEncoder, positions: Positions, draw: Draw, local_shift: Tensor | None
+) -> dict[str, Tensor]:
+    """Positions ``[1 or B, T, D]`` after each step of the augmentation, in its order (CAPE section
+    4): mean-normalisation, global shift or offset, local shift, global scale; those there are."""
+    config = encoder.config
+    steps: dict[str, dict[str, Any]] = {"positions": {}}
+    if config.mean_normalize:
+        steps["mean-normalised"] = {"mean_normalize": True}
+    if draw.shift is not None and config.max_global_shift:
+        steps["+ global shift"] = {"draw": draw._replace(scale=None)}
+    if draw.offset is not None:
+        steps["+ offset"] = {"draw": draw._replace(scale=None)}
+    if local_shift is not None:
+        steps["+ local shift"] = {"local_shift": local_shift}
+    if draw.scale is not None:
+        steps["× global scale"] = {"draw": draw}
+    given: dict[str, Any] = {"step": positions.step}
+    stages = {}
+    for label, change in steps.items():
+        given |= change
+        stages[label] = augment(positions.coords, positions.valid, **given)
+    return stages
+
+
+def training_positions(
+    stack: Stack, size: Size, draws: int, generator: torch.Generator
+) -> np.ndarray:
+    """``[draws, T, D]``, or ``[1, T, D]`` where nothing is random: what training encodes."""
+    positions = stack.positions(size)
+    drawn = draw_positions(stack.encoder, positions, draws, generator)
+    *_, last = augmentation_stages(stack.encoder, positions, *drawn).values()
+    return (stack.unit * last).numpy()
+
+
+def evaluation_positions(stack: Stack, size: Size) -> np.ndarray:
+    """``[T, D]``: what evaluation encodes."""
+    stages = augmentation_stages(stack.encoder, stack.positions(size), Draw(), None)
+    *_, last = stages.values()
+    return (stack.unit * last[0]).numpy()
+
+
+class View(NamedTuple):
+    """One input as a model sees it.
+
+    Attributes:
+        size: Of the input.
+        state: "evaluation", or the number of the draw.
+        places: ``[T, D]``, positions before mean-normalisation and augmentation.
+        embedding: ``[T, K]``.
+    """
+
+    size: Size
+    state: str
+    places: np.ndarray
+    embedding: np.ndarray
+
+
+@torch.no_grad()
+def views(
+    stack: Stack, sizes: Sequence[Size], draws: int, generator: torch.Generator
+) -> list[View]:
+    """Each size in evaluation, and in `draws` forwards of training."""
+    found = []
+    for size in sizes:
+        positions = stack.positions(size)
+        states, rows = ["evaluation"], stack.encoder(positions, random=False)
+        if draws:
+            draw, local_shift = draw_positions(stack.encoder, positions, draws, generator)
+            augmented = stack.encoder(positions, draw, local_shift)
+            states += [f"draw {i + 1}" for i in range(draws)]
+            rows = torch.cat((rows, augmented))
+        places = (positions.coords[0] * stack.unit).numpy()
+        for state, embedding in zip(states, rows.numpy(), strict=True):
+            found.append(View(size, state, places, embedding))
+    return found

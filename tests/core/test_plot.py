@@ -1,0 +1,301 @@
+"""Pictures of position embeddings: every kind in every domain for every type, what they show, and
+what the command refuses. Their numbers are in test_views.py."""
+
+import argparse
+import re
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("matplotlib")
+from PIL import Image
+
+from cape_plugins import TYPES, PositionConfig, pictures, plot
+from cape_plugins.cli import main
+from cape_plugins.config import DOMAINS
+from cape_plugins.pictures import KINDS, draw_picture
+from cape_plugins.views import Stack, views
+from tests.core.support import make_encoder
+
+# Types that have something to show; the others are refused.
+SHOWN = {
+    "components": {"sinpos", "abspos", "shape", "cape"},
+    "similarity": {"sinpos", "abspos", "shape", "cape"},
+    "augmentation": {"shape", "cape"},
+    "coverage": {"sinpos", "shape", "cape"},
+}
+CASES = [(kind, domain, name) for kind in KINDS for domain in DOMAINS for name in TYPES]
+SIZES = {"text": ("6", "9"), "audio": ("0.3", "0.5"), "image": ("4", "3x5")}
+
+
+# ---- every picture -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """The figures that are saved."""
+    figures, save = [], plot.save
+
+    def saving(figure, path):
+        figures.append(figure)
+        save(figure, path)
+
+    monkeypatch.setattr(pictures, "save", saving)
+    return figures
+
+
+@pytest.mark.parametrize(("kind", "domain", "name"), CASES)
+def test_every_kind_in_every_domain_for_every_type(kind, domain, name, shown, tmp_path, capsys):
+    output = tmp_path / "new" / "a picture.PNG"
+    words = [kind, "--domain", domain, "--position-embedding", name, "--dim", "16"]
+    several = KINDS[kind].most_sizes if name == "cape" else 1
+    words += ["--sizes", *SIZES[domain][:several], "--output", output]
+    words += ["--channels", "1", "6"] if kind == "components" else []
+    if name not in SHOWN[kind]:
+        with pytest.raises(SystemExit, match="2"):
+            main(["plot", *map(str, words)])
+        message = capsys.readouterr().err
+        assert f"--position-embedding {name}" in message
+        assert set(re.findall(r"\w+", message)) >= SHOWN[kind]
+        assert not output.parent.exists()
+        return
+    assert main(["plot", *map(str, words)]) == 0
+    assert f"wrote {output}" in capsys.readouterr().out
+    assert list(tmp_path.rglob("*.*")) == [output]
+    (figure,) = shown
+    title = figure.get_suptitle()
+    assert f"{name}, {domain}" in title
+    for option in ("max_offset", "max_global_shift", "max_local_shift"):
+        assert (option in title) == bool(getattr(PositionConfig(name, domain), option))
+    assert len(figure.axes) > 1
+    assert all(axis.has_data() for axis in figure.axes)
+    labels = [axis.get_xlabel() + axis.get_ylabel() for axis in figure.axes]
+    labels.append(figure.get_supxlabel() + figure.get_supylabel())
+    unit = {"text": "tokens", "audio": "(s)", "image": "patches"}[domain]
+    if domain == "image" and kind in ("augmentation", "coverage"):
+        unit = "normalised"
+    assert unit in " ".join(labels)
+    with Image.open(output) as image:
+        assert image.format == "PNG"
+        assert image.width == 1200
+        grey = np.asarray(image.convert("L"), dtype=float)
+    assert grey.std() > 5
+    # something in each quarter of the width, not in a corner alone
+    assert all(part.std() > 1 for part in np.array_split(grey, 4, axis=1))
+
+
+@pytest.mark.slow
+def test_defaults_alone(tmp_path, run_cli):
+    """As on a server: no display, no backend chosen, and pyplot is never needed."""
+    code = (
+        "import sys; from cape_plugins.cli import main\n"
+        f"for kind in {tuple(KINDS)!r}: main(['plot', kind])\n"
+        "assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    env = {"MPLBACKEND": "", "DISPLAY": ""}
+    words = [word for name in env for word in ("-u", name)]
+    run_cli("env", *words, "python", "-c", code, cwd=tmp_path)
+    names = {f"{kind}-cape-text.png" for kind in KINDS}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    done = run_cli("python", "-m", "cape_plugins", "plot", "similarity", cwd=tmp_path)
+    assert done.stdout == "wrote similarity-cape-text.png\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "components --domain image --sizes 4 --channels 3 --draws 1",
+        "augmentation --domain audio --lengths 0.2 --draws 1",
+        "coverage --lengths 9 --draws 20",
+    ],
+)
+def test_seed_decides(words, tmp_path):
+    def picture(seed):
+        path = tmp_path / "one.png"
+        main(["plot", *words.split(), "--dim", "16", "--seed", str(seed), "--output", str(path)])
+        return path.read_bytes()
+
+    first = picture(1)
+    assert picture(1) == first
+    assert picture(2) != first
+
+
+@pytest.mark.slow
+def test_pictures_of_the_readme_are_those_of_its_commands(repo_root, tmp_path, monkeypatch):
+    """Letters may differ a little with the version of matplotlib."""
+    monkeypatch.chdir(tmp_path)
+    readme = (repo_root / "README.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^    cape-plugins (plot .*) --output (\S+)$", readme, re.MULTILINE)
+    assert len(commands) == len(list((repo_root / "docs/pictures").iterdir())) == len(KINDS)
+    for words, path in commands:
+        main([*words.split(), "--output", path])
+        found, shown = (
+            np.asarray(Image.open(root / path).convert("L"), dtype=float)
+            for root in (tmp_path, repo_root)
+        )
+        assert found.shape == shown.shape
+        assert np.abs(found - shown).mean() < 3, path
+        assert (repo_root / path).stat().st_size < 150_000
+
+
+def arguments(words, tmp_path):
+    parser = argparse.ArgumentParser()
+    pictures.add_plot_args(parser)
+    return parser.parse_args([*words.split(), "--output", str(tmp_path / "x.png")])
+
+
+def rows_of(words, tmp_path):
+    """The cells of the table that a picture comes with, without its head."""
+    lines = draw_picture(arguments(words, tmp_path)).splitlines()[2:-1]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_coverage_by_hand(tmp_path):
+    words = "coverage --position-embedding sinpos --lengths 30 50 --test-lengths 25 100 200"
+    rows = rows_of(words, tmp_path)
+    assert [row[2] for row in rows] == ["100 %", "50 %", "25 %"]
+    assert rows[1][:2] == ["100 tokens", "0 to 99"]
+    # training reaches up to 49 + 30 + 0.5: positions up to 78 or 79 of 0 .. 99
+    words = "coverage --position-max-global-shift 30 --lengths 50 --test-lengths 100"
+    ((_, _, share),) = rows_of(words, tmp_path)
+    assert share in ("79 %", "80 %")
+    words = "coverage --domain image --position-embedding sinpos --sizes 9 --test-sizes 5 9 17x17"
+    rows = rows_of(words, tmp_path)
+    assert [row[2] for row in rows] == ["0.500", "0.250", "0.125"]
+    assert [row[3] for row in rows] == ["100 %", "0 %", "0 %"]
+
+
+def test_sizes_in_their_units(shown, tmp_path):
+    """Seconds become frames; alpha stretches a source; patches have rows and columns."""
+    draw_picture(arguments("components --domain audio --lengths 0.6 --seconds-per-frame 0.02 "
+                           "--position-embedding sinpos --channels 1", tmp_path))  # fmt: skip
+    x, _ = shown.pop().axes[0].lines[0].get_data()
+    assert np.allclose(x, 0.02 * np.arange(30))
+    words = "components --architecture seq2seq --position-source-scale 1.5 --lengths 5 --channels 0"
+    draw_picture(arguments(words, tmp_path))
+    x, _ = shown.pop().axes[0].lines[0].get_data()
+    assert np.allclose(x, 1.5 * np.arange(5))
+    draw_picture(arguments(f"{words} --side decoder", tmp_path))
+    x, _ = shown.pop().axes[0].lines[0].get_data()
+    assert np.allclose(x, np.arange(5))
+    words = "similarity --domain image --sizes 3x5 --patch 0 4 --position-gamma 0.5"
+    draw_picture(arguments(words, tmp_path))
+    full, one, *_ = (axis.images[0].get_array() for axis in shown.pop().axes if axis.images)
+    assert (full.shape, one.shape) == ((15, 15), (3, 5))
+    assert np.unravel_index(one.argmax(), one.shape) == (0, 4)
+
+
+def test_maps_show_the_channels_that_were_asked_for(shown, tmp_path):
+    words = "components --domain image --sizes 3x4 5 --channels 7 2 --dim 16 --draws 0"
+    draw_picture(arguments(words, tmp_path))
+    maps = [axis.images[0].get_array() for axis in shown.pop().axes if axis.images]
+    encoder = make_encoder("cape", "image", dim=16)
+    expected = views(Stack(encoder.config, encoder), [(3, 4), (5, 5)], 0, torch.Generator())
+    for image, (view, channel) in zip(
+        maps, [(view, channel) for view in expected for channel in (7, 2)], strict=True
+    ):
+        assert np.allclose(image, view.embedding[:, channel].reshape(view.size), atol=1e-5)
+
+
+# ---- refused -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("similarity --lengths 0", ["--sizes 0", "tokens", "1 to 3000"]),
+        ("similarity --lengths 2.5", ["--sizes 2.5", "tokens"]),
+        ("similarity --domain audio --lengths nan", ["--sizes nan", "seconds"]),
+        ("similarity --domain audio --lengths 1e9", ["--sizes 1e9", "seconds", "3000"]),
+        ("similarity --domain image --sizes 3x", ["--sizes 3x", "10x14"]),
+        ("similarity --domain image --sizes 100", ["--sizes 100", "3000 positions"]),
+        ("similarity --lengths 1 2 3 4", ["--sizes", "4 sizes", "at most 3"]),
+        ("augmentation --lengths 5 6", ["--sizes", "at most 1"]),
+        ("coverage --test-lengths x", ["--test-sizes x", "tokens"]),
+        ("coverage --domain image --sizes 1", ["1 x 1", "at least 2"]),
+        ("coverage --draws 0", ["--draws 0", "1 to 2000"]),
+        ("components --draws 9", ["--draws 9", "0 to 5"]),
+        ("components --position-embedding sinpos --draws 1", ["--draws 1", "sinpos", "nothing"]),
+        ("components --channels 512", ["--channels 512", "0 to 511"]),
+        ("components --channels -1", ["--channels -1", "0 to 511"]),
+        (f"components --channels {' '.join(map(str, range(13)))}", ["at most 12"]),
+        ("similarity --patch 1 1", ["--patch 1 1", "images"]),
+        ("similarity --domain image --sizes 3x5 --patch 3 0", ["--patch 3 0", "0 to 2", "0 to 4"]),
+        ("similarity --dim 0", ["--dim 0", "1 to 16384"]),
+        ("similarity --dim 7", ["7", "even"]),
+        ("similarity --seconds-per-frame 0.1", ["--seconds-per-frame 0.1", "--domain audio"]),
+        ("similarity --domain audio --seconds-per-frame 0", ["--seconds-per-frame 0", "> 0"]),
+        ("similarity --position-gamma 2", ["gamma=2", "domain is 'text'"]),
+        ("similarity --position-source-scale 2", ["source_scale", "seq2seq"]),
+        ("similarity --architecture seq2seq", ["source_scale='auto'", "cape-plugins alpha"]),
+        ("similarity --side decoder", ["--side decoder", "allowed: encoder"]),
+        ("augmentation --position-max-global-shift 0 --position-max-local-shift 0", ["draws"]),
+        ("similarity --output x.jpg", ["x.jpg", ".png"]),
+        ("similarity --checkpoint nowhere", ["nowhere", "no such file"]),
+        ("similarity --checkpoint x --dim 4", ["--dim 4", "--checkpoint"]),
+        ("similarity --checkpoint x --position-embedding cape", ["--position-embedding cape"]),
+        ("similarity --channels 1", ["--channels"]),
+    ],
+)
+def test_bad_input(words, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="2"):
+        main(["plot", *words.split()])
+    message = capsys.readouterr().err
+    assert all(part in message for part in said), message
+    assert not list(tmp_path.iterdir())
+
+
+def test_unreadable_checkpoints(tmp_path, capsys):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    files = {"damaged.pt": b"no zip", "config.json": b"{"}
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    torch.save({"weights": 1}, folder / "other.pt")
+    for path, said in (
+        (folder, "config.json cannot be read"),
+        (folder / "damaged.pt", "cannot be read as a checkpoint of fairseq"),
+        (folder / "other.pt", "cannot be read as a checkpoint of fairseq"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            main(["plot", "similarity", "--checkpoint", str(path)])
+        assert said in capsys.readouterr().err
+    for config, said in (
+        ('{"model_type": "bert"}', "'bert'"),
+        ('{"model_type": "cape_vit", "position_embedding": {"type": "cape"}}', "'image_size'"),
+    ):
+        (folder / "config.json").write_text(config)
+        with pytest.raises(SystemExit, match="2"):
+            main(["plot", "similarity", "--checkpoint", str(folder)])
+        assert said in capsys.readouterr().err
+
+
+def test_without_matplotlib(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(SystemExit, match="2"):
+        main(["plot", "similarity", "--lengths", "5"])
+    assert 'pip install "cape-plugins[plot]"' in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_half_written(tmp_path, monkeypatch):
+    """An old picture stays until the new one is whole."""
+    path = tmp_path / "x.png"
+    path.write_bytes(b"old")
+
+    save = Image.Image.save
+
+    def full(self, file, **options):
+        save(self, file, **options)
+        if self.mode == "P":  # the file, not the canvas
+            raise OSError("no space left on device")
+
+    monkeypatch.setattr(Image.Image, "save", full)
+    with pytest.raises(SystemExit, match="2"):
+        main(["plot", "similarity", "--lengths", "5", "--output", str(path)])
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,110 @@
+"""What pictures of positions are made of: similarities and stages of the augmentation, against
+examples by hand and against what training encodes."""
+
+import numpy as np
+import pytest
+import torch
+
+from cape_plugins import TYPES, Draw
+from cape_plugins.config import DOMAINS
+from cape_plugins.views import (
+    Stack,
+    augmentation_stages,
+    draw_positions,
+    evaluation_positions,
+    similarity,
+    similarity_by_distance,
+    training_positions,
+    views,
+)
+from tests.core.support import RANDOM_TYPES, make_encoder
+
+SIMILAR = [name for name, row in TYPES.items() if row.encoding != "none"]
+POSITIONS = {"text": 7, "audio": 7, "image": (3, 4)}
+STEPS = {"text": 1.25, "audio": 0.03, "image": 1.0}
+
+
+def make_stack(name="cape", domain="text", **options):
+    encoder = make_encoder(name, domain, dim=16, **options)
+    return Stack(encoder.config, encoder, step=STEPS[domain])
+
+
+def generator(seed=1):
+    return torch.Generator().manual_seed(seed)
+
+
+def test_similarities_by_hand():
+    maps = similarity(np.array([[3.0, 0.0], [4.0, 3.0], [0.0, 5.0]]))
+    assert maps["dot product"].tolist() == [[9, 12, 0], [12, 25, 15], [0, 15, 25]]
+    assert maps["cosine"].round(9).tolist() == [[1, 0.8, 0], [0.8, 1, 0.6], [0, 0.6, 1]]
+    rows = similarity_by_distance(maps["dot product"], 2)
+    assert rows.tolist() == [[pytest.approx(59 / 3), 9, 25], [13.5, 12, 15], [0, 0, 0]]
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+@pytest.mark.parametrize("name", SIMILAR)
+def test_similarity_at_offset_zero_is_one(name, domain):
+    """Also of augmented embeddings."""
+    stack = make_stack(name, domain)
+    for view in views(stack, [POSITIONS[domain]], 2 * stack.config.random, generator()):
+        cosine = similarity(view.embedding)["cosine"]
+        assert np.allclose(np.diag(cosine), 1.0)
+        assert cosine.min() < 0.99  # not of all pairs
+
+
+@pytest.mark.parametrize("domain", ["text", "audio"])
+def test_similarities_of_sinusoids_depend_on_differences_only(domain):
+    (view,) = views(make_stack("sinpos", domain), [40], 0, generator())
+    for matrix in similarity(view.embedding).values():
+        mean, low, high = similarity_by_distance(matrix, 39).T
+        assert np.allclose(low, high, atol=1e-3)
+        assert np.ptp(mean) > 0.1
+    (view,) = views(make_stack("abspos", domain), [40], 0, generator())
+    _, low, high = similarity_by_distance(similarity(view.embedding)["cosine"], 20).T
+    assert np.ptp(high - low) > 0.1
+
+
+def test_similarities_of_patches_depend_on_differences_in_rows_and_columns_only():
+    (view,) = views(make_stack("sinpos", "image"), [(5, 6)], 0, generator())
+    grid = similarity(view.embedding)["dot product"].reshape(5, 6, 5, 6)
+    assert np.allclose(grid[:4, :5, 1:, 1:], grid[1:, 1:, :4, :5].transpose(2, 3, 0, 1), atol=1e-3)
+    assert np.allclose(grid[0, 0, :3, :4], grid[2, 2, 2:, 2:], atol=1e-3)
+
+
+def test_stages_of_one_augmentation_by_hand():
+    """Mean-normalised, + global shift, + local shift, times global scale (CAPE section 4)."""
+    stack = make_stack("cape", "audio")
+    positions = stack.positions(3)
+    local = torch.tensor([[[0.01], [-0.01], [0.002]]])
+    draw = Draw(shift=torch.full((1, 1, 1), 2.0), scale=torch.full((1, 1, 1), 1.05))
+    stages = augmentation_stages(stack.encoder, positions, draw, local)
+    normalised = np.array([-0.03, 0.0, 0.03])
+    expected = {
+        "positions": [0.0, 0.03, 0.06],
+        "mean-normalised": normalised,
+        "+ global shift": normalised + 2.0,
+        "+ local shift": normalised + 2.0 + [0.01, -0.01, 0.002],
+        "× global scale": (normalised + 2.0 + [0.01, -0.01, 0.002]) * 1.05,
+    }
+    assert list(stages) == list(expected)
+    for label, coords in stages.items():
+        assert np.allclose(coords.flatten(), expected[label], atol=1e-6), label
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+@pytest.mark.parametrize("name", RANDOM_TYPES)
+def test_last_stage_is_what_training_encodes(name, domain):
+    stack, size = make_stack(name, domain), POSITIONS[domain]
+    positions = stack.positions(size)
+    *_, last = augmentation_stages(
+        stack.encoder, positions, *draw_positions(stack.encoder, positions, 3, generator())
+    ).values()
+    evaluation, *drawn = views(stack, [size], 3, generator())
+    assert evaluation.state == "evaluation"
+    for view, coords in zip(drawn, last, strict=True):
+        assert np.allclose(view.embedding, stack.encoder.encoding(coords[None])[0], atol=1e-5)
+        assert not np.allclose(view.embedding, evaluation.embedding, atol=1e-2)
+    covered = training_positions(stack, size, 3, generator())
+    assert np.array_equal(covered, last.numpy())
+    plain = stack.encoder.encoding(torch.from_numpy(evaluation_positions(stack, size))[None])[0]
+    assert np.allclose(evaluation.embedding, plain, atol=1e-5)

@@ -1,0 +1,116 @@
+"""Pictures of fairseq checkpoints: what is read from a file is what the model adds."""
+
+import argparse
+
+import pytest
+import torch
+from fairseq.models import ARCH_CONFIG_REGISTRY
+
+from cape_plugins import PositionEncoder
+from cape_plugins.checkpoint import read_stack
+from cape_plugins.cli import main
+from tests.fairseq.helpers import FIRST_WORD, START, build, load, make_dictionary
+from tests.fairseq.speech import CTC, S2T, SIZES, TYPES, make_model
+
+pytest.importorskip("matplotlib")
+from PIL import Image
+
+LENGTH = 70  # beyond the tables of tiny models, which then wrap around
+HOP = 0.01  # seconds
+
+
+def rows_of(stack, size):
+    with torch.no_grad():
+        return stack.encoder.eval()(stack.positions(size))[0]
+
+
+def saved(path, model, settings):
+    """A checkpoint as fairseq-train writes it, without optimizer."""
+    torch.save({"args": None, "cfg": {"model": settings}, "model": model.state_dict()}, path)
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["abspos", "sinpos+source", "cape", "lm", "stock"])
+def test_what_is_read_is_what_the_model_adds(name, trained, corpus):
+    path = trained(name)
+    data = corpus.lm if name == "lm" else corpus.binary
+    model, _ = load(path, data)
+    tokens = torch.full((1, LENGTH), FIRST_WORD)
+    sides = ("decoder",) if name == "lm" else ("encoder", "decoder")
+    for side in sides:
+        stack = read_stack(path, side)
+        with torch.no_grad():
+            expected = getattr(model, side).embed_positions(tokens)[0]
+        assert torch.allclose(rows_of(stack, LENGTH), expected, atol=1e-5), side
+        if name not in ("stock", "lm"):
+            assert stack.config == model.position_config
+        assert float(stack.positions(1).coords) == START
+    assert read_stack(path).name == "checkpoint_last.pt"
+    if name == "lm":
+        with pytest.raises(ValueError, match="--side encoder.*allowed: decoder"):
+            read_stack(path, "encoder")
+
+
+def test_stock_tables(tmp_path):
+    model = build("transformer_tiny", encoder_learned_pos=True, max_source_positions=9)
+    settings = argparse.Namespace(encoder_learned_pos=True, encoder_embed_dim=32)
+    stack = read_stack(saved(tmp_path / "x.pt", model, settings))
+    assert stack.config.type == "abspos"
+    assert torch.equal(rows_of(stack, 9), model.encoder.embed_positions.weight[START:].detach())
+
+
+@pytest.mark.parametrize("arch", [CTC, S2T])
+@pytest.mark.parametrize("name", ["abspos", "sinpos", "shape", "cape"])
+def test_speech(arch, name, tmp_path):
+    """Frames in seconds, whether the encoder counts seconds or steps."""
+    words = make_dictionary()
+    task = argparse.Namespace(source_dictionary=words, target_dictionary=words)
+    model = make_model(task, arch, name).eval()
+    settings = argparse.Namespace(arch=arch, **SIZES, **TYPES[name])
+    ARCH_CONFIG_REGISTRY[arch](settings)
+    path = saved(tmp_path / "x.pt", model, settings)
+    outputs = {}
+
+    def noting(side):
+        return lambda module, args, output: outputs.setdefault(side, output[0].detach())
+
+    for module_name, module in model.named_modules():
+        if isinstance(module, PositionEncoder):
+            module.register_forward_hook(noting(module_name.partition(".")[0]))
+    frames, previous = torch.randn(1, 60, 8), torch.full((1, 5), FIRST_WORD)
+    with torch.no_grad():
+        model(src_tokens=frames, src_lengths=torch.tensor([60]), prev_output_tokens=previous)
+    assert "encoder" in outputs
+    for side, expected in outputs.items():
+        found = rows_of(read_stack(path, side), len(expected))
+        assert torch.allclose(found, expected, atol=1e-5), side
+    stack = read_stack(path)
+    assert len(outputs["encoder"]) == {CTC: 20, S2T: 15}[arch]
+    assert stack.step * stack.unit == pytest.approx(HOP * {CTC: 3, S2T: 4}[arch])
+    assert stack.config.domain == "audio"
+
+
+@pytest.mark.slow
+def test_picture_of_a_learned_table(trained, tmp_path, run_cli):
+    """fairseq is not imported for it."""
+    code = (
+        "import sys; from cape_plugins.cli import main\n"
+        "main(['plot', 'similarity', '--checkpoint', sys.argv[1], '--lengths', '20'])\n"
+        "assert not {'transformers', 'hf_models', 'fairseq', 'fairseq_user_dir'} & set(sys.modules)"
+    )
+    run_cli("python", "-c", code, trained("abspos"), cwd=tmp_path)
+    with Image.open(tmp_path / "similarity-abspos-text.png") as image:
+        assert image.width == 1200
+
+
+def test_checkpoints_that_run_code_are_refused(tmp_path, capsys):
+    class Attack:
+        def __reduce__(self):
+            return (tmp_path / "made").mkdir, ()
+
+    torch.save({"cfg": {"model": Attack()}, "model": {}}, tmp_path / "x.pt")
+    with pytest.raises(SystemExit, match="2"):
+        main(["plot", "similarity", "--checkpoint", str(tmp_path / "x.pt")])
+    assert "cannot be read" in capsys.readouterr().err
+    assert not (tmp_path / "made").exists()

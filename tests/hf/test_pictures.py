@@ -1,0 +1,133 @@
+"""Pictures of Hugging Face models: what is read from a folder is what the model adds."""
+
+import shutil
+
+import pytest
+import torch
+from torch import nn
+
+from cape_plugins import TYPES, PositionEncoder
+from cape_plugins.checkpoint import read_stack
+from cape_plugins.cli import main
+from tests.hf.helpers import FAMILIES, VARIANTS, batch, make
+
+pytest.importorskip("matplotlib")
+from PIL import Image
+
+PATCHES = (3, 5)  # of the images of batch("vit")
+ADDING = [name for name, row in TYPES.items() if row.encoding != "none"]
+
+
+def added(model, inputs):
+    """Side to what its position encoder returns for the first and longest sample, in a forward."""
+    found = {}
+
+    def noting(side):
+        def hook(module, args, output):
+            found[side] = output[0].detach()
+
+        return hook
+
+    for name, module in model.named_modules():
+        if isinstance(module, PositionEncoder):
+            module.register_forward_hook(noting("decoder" if "decoder" in name else "encoder"))
+    with torch.no_grad():
+        model(**inputs)
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", ADDING)
+def test_what_is_read_is_what_the_model_adds(family, name, tmp_path):
+    model = make(family, name)
+    model.save_pretrained(tmp_path)
+    expected = added(model, batch(family))
+    if family == "vit" and name == "abspos":
+        expected = {"encoder": model.vit.embeddings._resized_table(*PATCHES)[0, 1:].detach()}
+    assert expected
+    for side, rows in expected.items():
+        stack = read_stack(tmp_path, side)
+        size = PATCHES if family == "vit" else len(rows)
+        with torch.no_grad():
+            found = stack.encoder(stack.positions(size), random=False)[0]
+        assert found.shape == rows.shape
+        assert torch.allclose(found, rows, atol=1e-5), side
+        assert rows.std() > 0.05
+        settings = VARIANTS[family][name]
+        assert stack.config.type == settings["type"]
+    if len(expected) == 1:
+        with pytest.raises(ValueError, match="--side decoder.*allowed: encoder"):
+            read_stack(tmp_path, "decoder")
+
+
+def test_shifts_in_the_unit_of_the_encoder(tmp_path):
+    """Speech2Text counts steps: 30 s of shift are 750 steps of 40 ms."""
+    model = make("speech_to_text", "cape")
+    model.save_pretrained(tmp_path)
+    stack = read_stack(tmp_path)
+    (seam,) = [m for m in model.model.encoder.modules() if isinstance(m, PositionEncoder)]
+    assert stack.encoder.config == seam.config
+    assert stack.config == model.config.position_config
+    assert stack.config.max_global_shift == 30.0
+    assert stack.encoder.config.max_global_shift * stack.unit == pytest.approx(30.0)
+
+
+@pytest.mark.parametrize(("family", "kind"), [("vit", "abspos"), ("marian", "sinpos")])
+def test_stock_models(family, kind, tmp_path):
+    """Without position settings: the type that the stock model is."""
+    model = FAMILIES[family].build_stock()
+    model.save_pretrained(tmp_path)
+    stack = read_stack(tmp_path)
+    assert stack.config.type == kind
+    size = stack.grid if family == "vit" else 11
+    with torch.no_grad():
+        found = stack.encoder(stack.positions(size), random=False)[0]
+    if family == "vit":
+        expected = model.vit.embeddings.position_embeddings[0, 1:]
+    else:
+        expected = model.model.encoder.embed_positions.weight[:11]
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+def test_learned_table_without_its_host(tmp_path, run_cli):
+    """A picture of a trained table; transformers is not imported for it."""
+    model = make("vit", "abspos")
+    table = model.vit.embeddings.position_embeddings
+    nn.init.orthogonal_(table.data[0])  # of which the similarities are known
+    model.save_pretrained(tmp_path / "vit")
+    code = (
+        "import sys; from cape_plugins import pictures, plot; from cape_plugins.cli import main\n"
+        "def save(figure, path):\n"
+        "    maps = [a.images[0].get_array() for a in figure.axes if a.images]\n"
+        "    print([round(float(m.sum()), 3) for m in maps], figure.get_suptitle())\n"
+        "    plot.save(figure, path)\n"
+        "pictures.save = save\n"
+        "main(['plot', 'similarity', '--checkpoint', 'vit', '--output', 'x.png'])\n"
+        "assert not {'transformers', 'hf_models', 'fairseq'} & set(sys.modules)"
+    )
+    done = run_cli("python", "-c", code, cwd=tmp_path)
+    # 16 patches, each similar to itself only; the picture of one patch has it once
+    sums, title = done.stdout.splitlines()[0].split("] ")
+    assert [abs(float(n)) for n in sums.strip("[").split(", ")] == pytest.approx(
+        [16, 1, 16, 1], abs=1e-2
+    )
+    assert title == "similarity: abspos, image, vit"
+    with Image.open(tmp_path / "x.png") as image:
+        assert image.width == 1200
+
+
+def test_folder_without_its_weights(tmp_path, capsys):
+    """A sinusoid is drawn all the same; of a table there is nothing to draw."""
+    for name in ("abspos", "cape"):
+        make("vit", name).save_pretrained(tmp_path / name)
+        (tmp_path / name / "model.safetensors").unlink()
+    words = ["plot", "components", "--channels", "0", "--output", str(tmp_path / "x.png")]
+    with pytest.raises(SystemExit, match="2"):
+        main([*words, "--checkpoint", str(tmp_path / "abspos")])
+    assert "none among its weights" in capsys.readouterr().err
+    main([*words, "--checkpoint", str(tmp_path / "cape")])
+    assert (tmp_path / "x.png").exists()
+    shutil.copy(tmp_path / "x.png", tmp_path / "abspos" / "model.safetensors")
+    with pytest.raises(SystemExit, match="2"):
+        main([*words, "--checkpoint", str(tmp_path / "abspos")])
+    assert "model.safetensors cannot be read" in capsys.readouterr().err
