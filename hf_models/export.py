@@ -15,7 +15,11 @@ import cape_plugins
 import hf_models
 
 # Modules that a model does not need.
-_COMMANDS = ("cli", "__main__", "run", "convert", "export", "audio", "batching", "ctc")
+_COMMANDS = (
+    *("cli", "__main__", "run", "convert", "export"),
+    *("audio", "batching", "ctc"),
+    *("checkpoint", "pictures", "plot", "plot_positions", "views"),
+)
 _IMPORT = re.compile(r"^(\s*)from (cape_plugins|hf_models)(?:\.(\w+))? import ", re.MULTILINE)
 
 
