@@ -1,17 +1,13 @@
 """Stacked and swapped sentences: the text functions, and the loss by position."""
 
-import math
+import random
 
+import numpy as np
 import pytest
 
+from recipes.mt.analysis.stack import estimate, loss_by_position
+from recipes.mt.analysis.text import first_to_end, last_to_front, stack_pairs, stack_sentences
 from recipes.mt.prepare import SEPARATOR
-from recipes.mt.probes import (
-    first_to_end,
-    last_to_front,
-    loss_by_position,
-    stack_pairs,
-    stack_sentences,
-)
 
 
 def test_junctions_get_a_comma_and_lower_case():
@@ -34,11 +30,45 @@ def test_pairs_are_stacked_until_the_target_is_long_enough():
     ]
 
 
+def test_stacking_keeps_every_token_in_order():
+    """But for the case of first letters and for full stops at junctions."""
+    rng = random.Random(0)
+    words = ["Ein", "hund", "läuft", "Über", "die", "U.S.A.", "3.5", "?", "Straße"]
+    pairs = [tuple(" ".join(rng.choices(words, k=rng.randint(1, 9))) + end for _ in range(2))
+             for end in (".", " .", "!", "") * 9]  # fmt: skip
+    stacked = list(stack_pairs(pairs, lambda text: len(text.split()), 25))
+    assert 3 < len(stacked) < 12
+    for side in (0, 1):
+        expected = " ".join(pair[side] for pair in pairs).lower().replace(",", ".").split()
+        found = " ".join(pair[side] for pair in stacked).lower().replace(",", ".").split()
+        assert found == expected[: len(found)]
+        rest = len(expected) - len(found)
+        assert rest < 25 + 10
+
+
 def test_loss_is_averaged_over_the_sentences_that_reach_a_position():
-    rows = loss_by_position(["-1.0 -2.0 -3.0", "-3.0"])
-    assert [row[0] for row in rows] == [0, 1, 2]
-    assert [row[1] for row in rows] == pytest.approx([math.log(4), math.log(4), math.log(8)])
-    assert [row[2] for row in rows] == [2, 1, 1]
+    rows = loss_by_position([np.array([1.0, 2.0, 3.0]), np.array([3.0])])
+    assert rows == [(0, 2.0, 2), (1, 2.0, 1), (2, 3.0, 1)]
+
+
+def test_bands_of_one_seed_are_over_sentences():
+    """Known: a normal mean. Tokens of one sentence vary together, so they do not count singly."""
+    rng = np.random.default_rng(1)
+    level = rng.normal(5, 1, 400)
+    found = estimate([[np.full(20, value) for value in level]], 10)
+    assert found.mean == pytest.approx([level.mean()] * 2)
+    half = 1.96 * level.std() / 20
+    assert found.high - found.mean == pytest.approx([half] * 2, rel=0.15)
+    assert found.mean - found.low == pytest.approx([half] * 2, rel=0.15)
+    alone = estimate([[np.ones(3), np.ones(12)]], 10)
+    assert np.isnan(alone.low).tolist() == [False, True]
+
+
+def test_bands_of_several_seeds_are_over_seeds():
+    """Means 1, 2, 3: Student's t with two degrees of freedom is 4.303."""
+    found = estimate([[np.full(4, value), np.full(4, value)] for value in (1.0, 2.0, 3.0)], 4)
+    assert found.mean == pytest.approx([2.0])
+    assert found.high - found.mean == pytest.approx([4.303 / 3**0.5], rel=1e-3)
 
 
 def test_swap_and_back():

@@ -1,0 +1,217 @@
+"""Translation checkpoints of fairseq."""
+
+import warnings
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fairseq import checkpoint_utils, tasks
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.tasks.translation import TranslationTask
+from omegaconf import open_dict
+from torch import Tensor, nn
+
+import fairseq_user_dir  # noqa: F401 registers the architectures, lets torch load checkpoints
+from cape_plugins import PositionConfig
+from recipes.mt.analysis import segmentation
+from recipes.mt.analysis.segmentation import SOURCE, TARGET, Segmentation
+from recipes.mt.analysis.translators import Decoding, Ids, Running, Translator, pad
+from recipes.mt.prepare import SEPARATOR
+from recipes.steps import CommandError
+
+# fairseq's masks: of booleans for padding, of numbers for the future
+warnings.filterwarnings("ignore", "Support for mismatched key_padding_mask and attn_mask")
+
+
+class FairseqTranslator(Translator):
+    """A ``checkpoint*.pt`` of a translation task, of this package or stock.
+
+    A stock Transformer is loaded as the architecture of this package with the same outputs, so that
+    its length has no limit and its positions can be moved.
+
+    Args:
+        path: The checkpoint.
+        running: How it is run.
+        data: Folder with the dictionaries; default the one the checkpoint names, looked for also
+            relative to its own place.
+        spm: sentencepiece model of its text.
+        bpe: subword-nmt codes of its text, after Moses tokenisation.
+        segmented: Whether the test text is in the subwords of the model.
+
+    Raises:
+        CommandError: if something of this cannot be read or found.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        running: Running,
+        data: Path | None = None,
+        spm: Path | None = None,
+        bpe: Path | None = None,
+        segmented: bool = False,
+    ):
+        super().__init__(path, running)
+        self.data = data
+        cfg = self._read()["cfg"]
+        self.task = tasks.setup_task(cfg.task, from_checkpoint=True)
+        if not isinstance(self.task, TranslationTask):
+            raise CommandError(
+                f"--model {path}: is of the task {cfg.task._name}; give a model of the task"
+                " translation"
+            )
+        self.source, self.target = self.task.source_dictionary, self.task.target_dictionary
+        languages = cfg.task.source_lang, cfg.task.target_lang
+        chosen = segmentation.given(spm, bpe, segmented, languages)
+        chosen = chosen or segmentation.found_beside(Path(cfg.task.data), languages)
+        if chosen is None:
+            raise CommandError(
+                f"--model {path}: no subword model beside {cfg.task.data}; give --spm FILE or"
+                " --bpe FILE, or --segmented if the test text is in the subwords of the model"
+            )
+        chosen.keeps_separator = SEPARATOR in self.source.indices
+        self.segmentation: Segmentation = chosen
+        position = getattr(cfg.model, "position_embedding", None)
+        self.kind = " ".join(filter(None, ("fairseq", _arch(cfg.model), position)))
+
+    def files(self) -> list[Path]:
+        return [self.path]
+
+    def source_ids(self, text: str) -> Ids:
+        return _encode(self.source, self.segmentation.encode(text, SOURCE))
+
+    def target_ids(self, text: str) -> Ids:
+        return _encode(self.target, self.segmentation.encode(text, TARGET))
+
+    def subwords(self, ids: Sequence[int]) -> list[str]:
+        return [self.target[index] for index in ids]
+
+    def position_config(self, model: nn.Module) -> PositionConfig | None:
+        return getattr(model, "position_config", None)
+
+    def load(self) -> nn.Module:
+        try:
+            (model,), *_ = checkpoint_utils.load_model_ensemble_and_task(
+                [str(self.path)], task=self.task, state=self._read()
+            )
+        except (ValueError, RuntimeError) as error:
+            raise CommandError(f"--model {self.path}: cannot be built ({error})") from None
+        return model
+
+    def score(self, model: nn.Module, sources: list[Ids], targets: list[Ids]) -> Tensor:
+        eos = self.target.eos()
+        source = self._padded(sources, self.source)
+        target = self._padded(targets, self.target)
+        before = self._padded([[eos, *ids[:-1]] for ids in targets], self.target)
+        output = model(source, source.ne(self.source.pad()).sum(1), before)
+        scores = model.get_normalized_probs(output, log_probs=True, sample={"target": target})
+        return scores.gather(2, target[..., None])[..., 0]
+
+    def generate(self, model: nn.Module, sources: list[Ids], decoding: Decoding) -> list[str]:
+        options = Namespace(
+            beam=decoding.beam,
+            lenpen=decoding.length_penalty,
+            max_len_a=decoding.max_len_a,
+            max_len_b=decoding.max_len_b,
+        )
+        generator = self.task.build_generator([model], options)
+        source = self._padded(sources, self.source)
+        lengths = source.ne(self.source.pad()).sum(1)
+        sample = {"net_input": {"src_tokens": source, "src_lengths": lengths}}
+        hypotheses = self.task.inference_step(generator, [model], sample)
+        return [self._text(best["tokens"]) for best, *_ in hypotheses]
+
+    def states(self, model: nn.Module, sources: list[Ids]) -> tuple[list[Tensor], Tensor]:
+        source = self._padded(sources, self.source)
+        lengths = source.ne(self.source.pad()).sum(1)
+        output = model.encoder(source, src_lengths=lengths, return_all_hiddens=True)
+        states = [state.transpose(0, 1) for state in output["encoder_states"]]
+        return states, ~output["encoder_padding_mask"][0]
+
+    def _padded(self, rows: list[Ids], dictionary: Any) -> Tensor:
+        return pad(rows, dictionary.pad(), self.running.device)
+
+    def _text(self, tokens: Tensor) -> str:
+        return self.segmentation.decode(self.target.string(tokens.int().cpu()))
+
+    def _read(self) -> dict[str, Any]:
+        """The checkpoint; in its ``cfg`` the data folder is the one found, and the architecture one
+        of this package."""
+        try:
+            state = checkpoint_utils.load_checkpoint_to_cpu(str(self.path))
+        except Exception as error:  # what a file of another kind raises is up to torch and fairseq
+            raise CommandError(
+                f"--model {self.path}: cannot be read as a checkpoint of fairseq ({error}); give"
+                " checkpoint*.pt, or a folder of a Hugging Face model"
+            ) from None
+        if not state.get("cfg"):  # of an older fairseq
+            state["cfg"] = convert_namespace_to_omegaconf(state["args"])
+        state["args"] = None
+        cfg = state["cfg"]
+        with open_dict(cfg):
+            cfg.task.data = str(find_data(self.path, self.data, cfg.task))
+        use_cape_architecture(cfg.model)
+        return state
+
+
+def _encode(dictionary: Any, pieces: str) -> Ids:
+    return dictionary.encode_line(pieces, add_if_not_exist=False).tolist()
+
+
+def _arch(model: Any) -> str:
+    return getattr(model, "arch", None) or model._name
+
+
+def use_cape_architecture(model: Any) -> None:
+    """Names in the settings of a stock Transformer the architecture with the same outputs."""
+    arch = _arch(model)
+    if arch.startswith("cape_") or f"cape_{arch}" not in ARCH_MODEL_REGISTRY:
+        return
+    learned = [getattr(model, f"{side}_learned_pos", False) for side in ("encoder", "decoder")]
+    if getattr(model, "no_token_positional_embeddings", False):
+        position = "nopos"
+    elif all(learned):
+        position = "abspos"
+    elif any(learned):
+        return
+    else:
+        position = "sinpos"
+    model.arch = f"cape_{arch}"
+    if hasattr(model, "_name"):
+        model._name = model.arch
+    model.position_embedding = position
+
+
+def find_data(checkpoint: Path, chosen: Path | None, task: Any) -> Path:
+    """The folder with the dictionaries of a checkpoint.
+
+    That which was `chosen`, or the one of its training: where it was then, or at the same place
+    relative to any folder above the checkpoint, if all was moved.
+
+    Raises:
+        CommandError: if there is none.
+    """
+
+    def complete(folder: Path) -> bool:
+        if task.source_lang and task.target_lang:
+            names = [f"dict.{code}.txt" for code in (task.source_lang, task.target_lang)]
+            return all((folder / name).is_file() for name in names)
+        return any(folder.glob("dict.*.txt"))
+
+    if chosen:
+        candidates = [chosen]
+    else:
+        recorded = Path(str(task.data).split(":")[0])
+        parts = recorded.parts[1:] if recorded.is_absolute() else recorded.parts
+        ends = [Path(*parts[start:]) for start in range(len(parts))]
+        above = checkpoint.resolve().parents
+        candidates = [recorded, *(folder / end for end in ends for folder in above)]
+    for folder in candidates:
+        if complete(folder):
+            return folder
+    raise CommandError(
+        f"--model {checkpoint}: no dictionaries in {candidates[0]}; give --data FOLDER, the folder"
+        " that fairseq-preprocess has made"
+    )

@@ -1,0 +1,119 @@
+"""Folders of Hugging Face translation models."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer
+
+from cape_plugins import PositionConfig
+from hf_models import CapeMarianConfig, CapeMarianMTModel
+from hf_models.marian import extend_mask
+from recipes.mt.analysis.translators import Decoding, Ids, Running, Translator, pad
+from recipes.steps import CommandError
+
+IGNORED = -100  # label of padding
+
+
+class HuggingFaceTranslator(Translator):
+    """A folder with model and tokenizer: cape_marian, or any encoder-decoder of transformers.
+
+    Stock Marian is loaded as cape_marian with sinusoids, which has the same outputs, so that its
+    length has no limit and its positions can be moved.
+
+    Args:
+        path: The folder.
+        running: How it is run.
+
+    Raises:
+        CommandError: if it cannot be read.
+    """
+
+    def __init__(self, path: Path, running: Running):
+        super().__init__(path, running)
+        try:
+            self.config = AutoConfig.from_pretrained(path)
+            self.tokenizer = AutoTokenizer.from_pretrained(path)
+        except (OSError, ValueError, KeyError) as error:
+            raise CommandError(
+                f"--model {path}: cannot be read as a Hugging Face model ({error}); give a folder"
+                " with a translation model and its tokenizer, or a checkpoint*.pt of fairseq"
+            ) from None
+        settings = getattr(self.config, "position_embedding", None) or {}
+        words = ("Hugging Face", self.config.model_type, settings.get("type"))
+        self.kind = " ".join(filter(None, words))
+
+    def files(self) -> list[Path]:
+        found = [*self.path.glob("*.safetensors"), *self.path.glob("*.bin")]
+        return sorted([*found, self.path / "config.json"])
+
+    def source_ids(self, text: str) -> Ids:
+        return self._checked(self.tokenizer(text, verbose=False)["input_ids"])
+
+    def target_ids(self, text: str) -> Ids:
+        return self._checked(self.tokenizer(text_target=text, verbose=False)["input_ids"])
+
+    def subwords(self, ids: Sequence[int]) -> list[str]:
+        return self.tokenizer.convert_ids_to_tokens(ids)
+
+    def position_config(self, model: nn.Module) -> PositionConfig | None:
+        return getattr(model.config, "position_config", None)
+
+    def load(self) -> nn.Module:
+        kind, more = AutoModelForSeq2SeqLM, {}
+        if self.config.model_type == "marian":
+            kind, more = CapeMarianMTModel, {"position_embedding": {"type": "sinpos"}}
+        try:
+            return kind.from_pretrained(self.path, **more)
+        except (OSError, ValueError) as error:
+            raise CommandError(f"--model {self.path}: cannot be loaded ({error})") from None
+
+    def score(self, model: nn.Module, sources: list[Ids], targets: list[Ids]) -> Tensor:
+        labels = pad(targets, IGNORED, self.running.device)
+        before = model.prepare_decoder_input_ids_from_labels(labels=labels)
+        logits = model(**self._batch(sources), decoder_input_ids=before, use_cache=False).logits
+        losses = F.cross_entropy(
+            logits.float().transpose(1, 2), labels, ignore_index=IGNORED, reduction="none"
+        )
+        return -losses
+
+    def generate(self, model: nn.Module, sources: list[Ids], decoding: Decoding) -> list[str]:
+        longest = max(map(len, sources))
+        output = model.generate(
+            **self._batch(sources),
+            num_beams=decoding.beam,
+            length_penalty=decoding.length_penalty,
+            # as fairseq: the end of sentence after the longest hypothesis, and in its score
+            max_new_tokens=1 + int(decoding.max_len_a * longest + decoding.max_len_b),
+            forced_eos_token_id=self.tokenizer.eos_token_id,
+            do_sample=False,
+        )
+        return self.tokenizer.batch_decode(output, skip_special_tokens=True)
+
+    def states(self, model: nn.Module, sources: list[Ids]) -> tuple[list[Tensor], Tensor]:
+        batch = self._batch(sources)
+        output = model.get_encoder()(**batch, output_hidden_states=True, return_dict=True)
+        states, valid = list(output.hidden_states), batch["attention_mask"]
+        if states[0].shape[1] > valid.shape[1]:  # the BOS hint
+            valid = extend_mask(valid)
+        return states, valid.bool()
+
+    def _batch(self, sources: list[Ids]) -> dict[str, Tensor]:
+        device = self.running.device
+        mask = pad([[1] * len(ids) for ids in sources], 0, device)
+        return {
+            "input_ids": pad(sources, self.tokenizer.pad_token_id, device),
+            "attention_mask": mask,
+        }
+
+    def _checked(self, ids: Ids) -> Ids:
+        """Longer texts than a table of positions would end in an index error."""
+        free = isinstance(self.config, CapeMarianConfig) or self.config.model_type == "marian"
+        limit = getattr(self.config, "max_position_embeddings", None)
+        if not free and limit and len(ids) > limit:
+            raise CommandError(
+                f"--model {self.path}: a text of {len(ids)} subwords, and {self.config.model_type}"
+                f" has {limit} positions; give shorter texts or another model"
+            )
+        return ids

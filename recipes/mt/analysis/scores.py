@@ -1,0 +1,178 @@
+"""How often one model gives the right token a higher score than another (SHAPE figure 4).
+
+Both models see the right tokens before (teacher forcing). For all tokens of the test text but the
+end of sentence, by position in the sentence and by frequency in --train-target (without it, in the
+test text): the share to which the first --model gives a higher log probability than the second.
+With several seeds, the n-th of one model is compared with the n-th of the other.
+"""
+
+import argparse
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from recipes.mt.analysis.options import (
+    Models,
+    bins,
+    draw_matrix,
+    facts,
+    markdown,
+    new_figure,
+    open_models,
+    test_pairs,
+    write_csv,
+    write_figure,
+    write_report,
+)
+from recipes.mt.analysis.translators import Translator
+from recipes.mt.corpus import fingerprint, read_lines
+from recipes.steps import CommandError, positive
+
+POSITIONS = (5, 10, 15, 20, 30, 50, 100)
+FREQUENCIES = (10, 100, 1000, 10000)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    text = "upper ends of the bins of positions, counted from 0 (default: 5 10 15 20 30 50 100)"
+    add("--bins", nargs="+", type=positive, default=POSITIONS, metavar="N", help=text)
+    text = "upper ends of the bins of frequencies (default: 10 100 1000 10000)"
+    add("--frequency-bins", nargs="+", type=positive, default=FREQUENCIES, metavar="N", help=text)
+    text = "target side of the training text, in which subwords are counted"
+    add("--train-target", type=Path, metavar="FILE", help=text)
+
+
+def compare(
+    better: Sequence[np.ndarray],
+    worse: Sequence[np.ndarray],
+    frequencies: Sequence[Sequence[int]],
+    position_edges: Sequence[int],
+    frequency_edges: Sequence[int],
+) -> tuple[np.ndarray, np.ndarray]:
+    """Number of tokens, and of those to which one model gives a higher score than the other.
+
+    Args:
+        better: Log probabilities of the tokens of each sentence by the one model.
+        worse: By the other.
+        frequencies: Of the tokens of each sentence; their number is that of the tokens that count,
+            so that an end of sentence is left out.
+
+    Returns:
+        Two arrays ``[frequency bins, position bins]``.
+    """
+    shape = len(frequency_edges) + 1, len(position_edges) + 1
+    wins, counts = np.zeros(shape, int), np.zeros(shape, int)
+    for ours, theirs, often in zip(better, worse, frequencies, strict=True):
+        column = np.searchsorted(position_edges, np.arange(len(often)))
+        row = np.searchsorted(frequency_edges, often)
+        np.add.at(counts, (row, column), 1)
+        np.add.at(wins, (row, column), ours[: len(often)] > theirs[: len(often)])
+    return wins, counts
+
+
+def run(args: argparse.Namespace) -> None:
+    edges = {"--frequency-bins": args.frequency_bins, "--bins": args.bins}
+    labels = [[label for label, *_ in bins(numbers, option)] for option, numbers in edges.items()]
+    pairs = test_pairs(args)
+    models = open_models(args)
+    (first, ours), (second, theirs) = compared(models)
+    tokens = _tokens([*ours, *theirs], [target for _, target in pairs])
+    counted = tokens
+    if args.train_target:
+        counted = _tokens(ours[:1], list(read_lines(args.train_target, "--train-target")))
+    known = Counter(token for line in counted for token in line)
+    frequencies = [[known[token] for token in line] for line in tokens]
+    wins, counts = 0, 0
+    for number, (one, other) in enumerate(zip(ours, theirs, strict=True), 1):
+        scores = [
+            model.log_probabilities(pairs, f"{name} {number}")
+            for name, model in ((first, one), (second, other))
+        ]
+        found = compare(*scores, frequencies, args.bins, args.frequency_bins)
+        wins, counts = wins + found[0], counts + found[1]
+    kept = [np.flatnonzero(counts.sum(axis)) for axis in (1, 0)]  # bins with tokens
+    wins, counts = (values[np.ix_(*kept)] for values in (wins, counts))
+    rows, columns = (
+        [names[index] for index in indices] for names, indices in zip(labels, kept, strict=True)
+    )
+    ratio = np.where(counts > 0, wins / np.maximum(counts, 1), np.nan)
+    write_csv(
+        args.output / "scores.csv",
+        ["frequency", "position", "count", "higher", "ratio"],
+        (
+            (frequency, position, counts[i, j], wins[i, j], f"{ratio[i, j]:.6f}")
+            for i, frequency in enumerate(rows)
+            for j, position in enumerate(columns)
+            if counts[i, j]
+        ),
+    )
+    what = f"share of tokens that {first} scores higher than {second}"
+    plot(args, ratio, counts, rows, columns, what)
+    cells = [
+        [label, *("" if not n else f"{share:.2f} ({n})" for share, n in zip(*line, strict=True))]
+        for label, *line in zip(rows, ratio, counts, strict=True)
+    ]
+    lines = markdown(["frequency / position", *columns], cells)
+    total = f"of all {counts.sum()} tokens {wins.sum() / counts.sum():.4f}"
+    lines += ["", f"S{what[1:]}, and the number of tokens; {total}."]
+    where = fingerprint(args.train_target, "--train-target") if args.train_target else "test text"
+    title = "Scores of the right tokens (SHAPE figure 4)"
+    write_report(args, title, lines, facts(args, models, frequencies=where))
+
+
+def compared(models: Models) -> list[tuple[str, Sequence[Translator]]]:
+    """The two models, by name.
+
+    Raises:
+        CommandError: unless they are two with as many seeds.
+    """
+    if len(models) != 2:
+        raise CommandError(
+            f"--model: {len(models)} given; scores compares two, as in shape=A.pt sinpos=B.pt"
+        )
+    (first, ours), (second, theirs) = models.items()
+    if len(ours) != len(theirs):
+        raise CommandError(
+            f"--model: {first} has {len(ours)} seeds, {second} has {len(theirs)}; give as many of"
+            " each"
+        )
+    return list(models.items())
+
+
+def _tokens(models: Sequence[Translator], texts: Sequence[str]) -> list[list[str]]:
+    """Subwords of the texts without the end of sentence, which must be those of all models."""
+    found = [[model.subwords(model.target_ids(text)[:-1]) for text in texts] for model in models]
+    if any(lines != found[0] for lines in found):
+        raise CommandError(
+            "--model: the models have different subwords, so their scores of single tokens cannot"
+            " be compared; give models that were trained with the same vocabulary"
+        )
+    return found[0]
+
+
+def plot(
+    args: argparse.Namespace,
+    ratio: np.ndarray,
+    counts: np.ndarray,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    what: str,
+) -> None:
+    """Figure 4: rare tokens at the bottom."""
+    figure = new_figure(2.5 + 0.85 * len(columns), 2 + 0.6 * len(rows))
+    axes = figure.subplots()
+    reach = max(0.05, np.nanmax(np.abs(ratio - 0.5)))
+    texts = [
+        [f"{share:.2f}\n{count}" for share, count in zip(*line, strict=True)]
+        for line in zip(ratio, counts, strict=True)
+    ]
+    picture = draw_matrix(
+        axes, ratio, texts, vmin=0.5 - reach, vmax=0.5 + reach, cmap="RdBu", origin="lower"
+    )
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set(xlabel="target position (subwords)", ylabel="frequency of the subword", title=what)
+    figure.colorbar(picture, ax=axes, label="share (below it: number of tokens)")
+    write_figure(args.output / "scores.png", figure)

@@ -1,0 +1,106 @@
+"""Text to the subwords of a fairseq model, and back, by the files that its recipe has left."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from recipes.mt.moses import Moses
+from recipes.mt.prepare import SEPARATOR
+from recipes.mt.subwords import SEGMENTATIONS, SentencePiece, SubwordNMT
+from recipes.steps import RECORD, CommandError
+
+SOURCE, TARGET = 0, 1
+
+
+class Segmentation:
+    """Text to subwords separated by spaces, and back.
+
+    Args:
+        subwords: Subword model; None for text that has been segmented before.
+        moses: Tokenisation of the source and of the target language before it.
+    """
+
+    def __init__(
+        self,
+        subwords: SentencePiece | SubwordNMT | None = None,
+        moses: tuple[Moses, Moses] | None = None,
+    ):
+        self.subwords = subwords
+        self.moses = moses
+        # Is the separator of joined sentences a word of its own? Set by who knows the vocabulary.
+        self.keeps_separator = False
+
+    def encode(self, text: str, side: int) -> str:
+        """Subwords of a text in the source (0) or target (1) language."""
+
+        def segment(part: str) -> str:
+            if self.moses:
+                part = self.moses[side].tokenise(part)
+            return self.subwords.encode(part) if self.subwords else part
+
+        return self._each_sentence(segment, text)
+
+    def decode(self, pieces: str) -> str:
+        """Text in the target language."""
+
+        def join(part: str) -> str:
+            text = self.subwords.decode(part) if self.subwords else part
+            return self.moses[TARGET].detokenise(text) if self.moses else text
+
+        return self._each_sentence(join, pieces)
+
+    def _each_sentence(self, function: Callable[[str], str], text: str) -> str:
+        if not (self.keeps_separator and self.subwords and SEPARATOR in text):
+            return function(text)
+        return f" {SEPARATOR} ".join(function(part.strip()) for part in text.split(SEPARATOR))
+
+
+def open_subwords(kind: str, path: Path, option: str) -> SentencePiece | SubwordNMT:
+    """The subword model in a file.
+
+    Raises:
+        CommandError: if it cannot be read.
+    """
+    try:
+        return SEGMENTATIONS[kind](path)
+    except Exception as error:  # each library has errors of its own for a file of another kind
+        raise CommandError(
+            f"{option} {path}: cannot be read as a model of {kind} ({error}); give the file that"
+            " the training text was segmented with"
+        ) from None
+
+
+def found_beside(data: Path, languages: tuple[str, str]) -> Segmentation | None:
+    """What recipes.mt.quickstart and recipes.mt.run have left beside the binarised `data`."""
+    model = data.parent / "sentencepiece.model"
+    if model.is_file():
+        return Segmentation(open_subwords("sentencepiece", model, "segmentation"))
+    model = data.parent / "subwords" / "model"
+    if not model.is_file():
+        return None
+    settings = json.loads((model.parent / RECORD).read_text("utf-8"))
+    subwords = open_subwords(settings["segmentation"], model, "segmentation")
+    if settings["segmentation"] != "bpe":
+        return Segmentation(subwords)
+    flags = settings["aggressive_hyphens"], settings["lowercase"]
+    return Segmentation(subwords, _moses(languages, *flags))
+
+
+def given(
+    spm: Path | None, bpe: Path | None, segmented: bool, languages: tuple[str, str]
+) -> Segmentation | None:
+    """By the options ``--spm``, ``--bpe`` and ``--segmented``; None if there are none."""
+    if segmented:
+        return Segmentation()
+    if spm:
+        return Segmentation(open_subwords("sentencepiece", spm, "--spm"))
+    if bpe:  # as fairseq's own --tokenizer moses
+        return Segmentation(open_subwords("bpe", bpe, "--bpe"), _moses(languages, True, False))
+    return None
+
+
+def _moses(
+    languages: tuple[str, str], aggressive_hyphens: bool, lowercase: bool
+) -> tuple[Moses, Moses]:
+    source, target = (Moses(language, aggressive_hyphens, lowercase) for language in languages)
+    return source, target

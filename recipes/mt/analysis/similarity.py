@@ -1,0 +1,131 @@
+"""Similarity of encoder states of the same text at different position offsets (SHAPE figure 2).
+
+Each sentence is encoded with all its positions moved by each of --offsets. The cosine similarity
+of the states of a token at two offsets, averaged over the tokens, is 1 where the model does not
+care at which absolute position a text begins: for the sum of the embeddings, and for the output of
+each layer (before a final layer norm).
+"""
+
+import argparse
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+from torch.nn import functional as F
+
+from recipes.mt.analysis.options import (
+    draw_matrix,
+    facts,
+    markdown,
+    new_figure,
+    open_models,
+    over_seeds,
+    test_pairs,
+    whole,
+    write_csv,
+    write_figure,
+    write_report,
+)
+from recipes.mt.analysis.translators import Translator
+from recipes.steps import CommandError
+
+OFFSETS = (0, 100, 250, 500)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    text = "offsets that are compared, in tokens (default: 0 100 250 500)"
+    parser.add_argument("--offsets", nargs="+", type=whole, default=OFFSETS, metavar="K", help=text)
+
+
+def similarities(
+    model: Translator, sources: Sequence[str], offsets: Sequence[int], title: str
+) -> np.ndarray:
+    """``[layers + 1, offsets, offsets]``: mean over all tokens of the cosine similarity of a state
+    at two offsets (SHAPE Eq. 3), of the sum of embeddings and after each encoder layer."""
+
+    def measure(found: list[list[Tensor]], valid: Tensor) -> tuple[np.ndarray, int]:
+        total = [
+            [[F.cosine_similarity(a, b, dim=-1)[valid].double().sum().item() for b in layer]
+             for a in layer]
+            for layer in zip(*found, strict=True)
+        ]  # fmt: skip
+        return np.array(total), int(valid.sum())
+
+    totals, counts = zip(*model.map_states(sources, offsets, measure, title), strict=True)
+    return sum(totals) / sum(counts)
+
+
+def run(args: argparse.Namespace) -> None:
+    if len(set(args.offsets)) != len(args.offsets) or len(args.offsets) < 2:
+        raise CommandError(
+            f"--offsets {' '.join(map(str, args.offsets))}: give two or more different numbers"
+        )
+    sources = [source for source, _ in test_pairs(args)]
+    models = open_models(args)
+    found = {
+        name: [
+            similarities(translator, sources, args.offsets, f"{name} {number}")
+            for number, translator in enumerate(group, 1)
+        ]
+        for name, group in models.items()
+    }
+    write_csv(
+        args.output / "similarity.csv",
+        ["model", "seed", "layer", "offset_a", "offset_b", "cosine_similarity"],
+        (
+            (name, number, layer, a, b, f"{seed[layer, i, j]:.6f}")
+            for name, group in found.items()
+            for number, seed in enumerate(group, 1)
+            for layer in range(len(seed))
+            for i, a in enumerate(args.offsets)
+            for j, b in enumerate(args.offsets)
+        ),
+    )
+    plot(args, {name: np.mean(group, 0) for name, group in found.items()})
+    lines = [
+        *table(found),
+        "",
+        f"Cosine similarity of the encoder states of {len(sources)} sentences at the offsets"
+        f" {', '.join(map(str, args.offsets))}: mean over all pairs of different offsets, and the"
+        " 95 % band over seeds where there are several. Layer 0 is the sum of the embeddings.",
+    ]
+    title = "Encoder states at different offsets (SHAPE figure 2)"
+    write_report(args, title, lines, facts(args, models))
+
+
+def table(found: dict[str, list[np.ndarray]]) -> list[str]:
+    """Models by layers."""
+    depth = max(len(group[0]) for group in found.values())
+    rows = []
+    for name, group in found.items():
+        different = ~np.eye(group[0].shape[1], dtype=bool)
+        estimate = over_seeds([seed[:, different].mean(1) for seed in group])
+        cells = [estimate.cell(index, 3) for index in range(len(estimate.mean))]
+        rows.append([name, *cells, *[""] * (depth - len(cells))])
+    return markdown(["model", *(f"layer {index}" for index in range(depth))], rows)
+
+
+def plot(args: argparse.Namespace, found: dict[str, np.ndarray]) -> None:
+    """Figure 2: one row of heat maps per model, one for each layer."""
+    depth = max(map(len, found.values()))
+    size = 0.75 + 0.42 * len(args.offsets)
+    figure = new_figure(size * depth + 1.2, size * len(found) + 0.6)
+    panels = figure.subplots(len(found), depth, squeeze=False)
+    low = min(0.0, *(values.min() for values in found.values()))
+    picture = None
+    for row, (name, layers) in zip(panels, found.items(), strict=True):
+        for layer, axes in enumerate(row):
+            if layer >= len(layers):
+                axes.set_axis_off()
+                continue
+            texts = [[f"{value:.2f}" for value in line] for line in layers[layer]]
+            picture = draw_matrix(axes, layers[layer], texts, vmin=low, vmax=1, cmap="viridis")
+            places = range(len(args.offsets))
+            axes.set_xticks(places, args.offsets, fontsize="small")
+            axes.set_yticks(places, args.offsets, fontsize="small")
+            axes.set_title(f"{name}, layer {layer}" if layer else f"{name}, embeddings",
+                           fontsize="small")  # fmt: skip
+    figure.supxlabel("offset (tokens)")
+    figure.supylabel("offset (tokens)")
+    figure.colorbar(picture, ax=panels, label="cosine similarity", shrink=0.8)
+    write_figure(args.output / "similarity.png", figure)

@@ -1,0 +1,163 @@
+"""Loss by target position on stacked sentences (CAPE section 5.3, figure 8).
+
+Consecutive test pairs are joined until the target has --target-tokens subwords, in those of the
+model that needs the fewest, so that all models see the same text and all reach that position. The
+end of sentence is a token. Bands are 95 % intervals: over seeds (Student's t) where there are
+several, else over sentences (bootstrap).
+"""
+
+import argparse
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from recipes.mt.analysis.options import (
+    CONFIDENCE,
+    Estimate,
+    draw_band,
+    facts,
+    markdown,
+    new_figure,
+    open_models,
+    over_seeds,
+    test_pairs,
+    write_csv,
+    write_figure,
+    write_report,
+)
+from recipes.mt.analysis.text import stack_pairs
+from recipes.mt.analysis.translators import Translator
+from recipes.mt.corpus import Pair, write_columns
+from recipes.steps import CommandError, positive
+
+RESAMPLES = 1000
+TABLE_BIN = 50  # positions per column of the table
+Losses = Sequence[np.ndarray]  # of each sentence, by position
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    text = "target tokens of a stacked sentence, at least (default: %(default)s)"
+    add("--target-tokens", type=positive, default=300, metavar="N", help=text)
+    text = "positions per point of the plot (default: %(default)s)"
+    add("--smooth", type=positive, default=10, metavar="N", help=text)
+
+
+def stack_for(models: Iterable[Translator], pairs: Sequence[Pair], minimum: int) -> list[Pair]:
+    """Stacked pairs whose targets have `minimum` subwords of each model."""
+    stacked = list(
+        stack_pairs(pairs, lambda text: min(model.target_length(text) for model in models), minimum)
+    )
+    if not stacked:
+        raise CommandError(
+            f"--target-tokens {minimum}: the test text of {len(pairs)} pairs has fewer target"
+            " subwords, too few for one stacked sentence; give a smaller number or more text"
+        )
+    return stacked
+
+
+def loss_by_position(losses: Losses) -> list[tuple[int, float, int]]:
+    """Rows of position, mean loss of the sentences that reach it, and their number."""
+    totals = totals_by_bin(losses, 1)
+    return [
+        (position, total / count, int(count))
+        for position, (total, count) in enumerate(
+            zip(*(part.sum(0) for part in totals), strict=True)
+        )
+    ]
+
+
+def totals_by_bin(losses: Losses, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sum of losses and number of tokens, ``[sentences, bins]``, in bins of `width` positions."""
+    number = -(-max(map(len, losses)) // width)
+    sums, counts = np.zeros((2, len(losses), number))
+    for row, values in enumerate(losses):
+        where = np.arange(len(values)) // width
+        np.add.at(sums[row], where, values)
+        np.add.at(counts[row], where, 1)
+    return sums, counts
+
+
+def estimate(seeds: Sequence[Losses], width: int) -> Estimate:
+    """Mean loss of a token by bin of positions, with its 95 % band."""
+    totals = [totals_by_bin(losses, width) for losses in seeds]
+    means = [sums.sum(0) / counts.sum(0) for sums, counts in totals]
+    if len(seeds) > 1:
+        return over_seeds(means)
+    (sums, counts), (mean,) = totals[0], means
+    sentences = len(sums)
+    # how often each sentence is in each resample; tokens of one sentence stay together
+    rng = np.random.default_rng(0)
+    weights = rng.multinomial(sentences, np.full(sentences, 1 / sentences), size=RESAMPLES)
+    tokens = weights @ counts
+    with np.errstate(invalid="ignore"):
+        resampled = np.where(tokens > 0, (weights @ sums) / tokens, np.nan)
+    tail = 100 * (1 - CONFIDENCE) / 2
+    low, high = np.nanpercentile(resampled, [tail, 100 - tail], axis=0)
+    few = (counts > 0).sum(0) < 2  # one sentence says nothing about others
+    low[few] = high[few] = np.nan
+    return Estimate(mean, low, high)
+
+
+def run(args: argparse.Namespace) -> None:
+    models = open_models(args)
+    seeds = [translator for group in models.values() for translator in group]
+    stacked = stack_for(seeds, test_pairs(args), args.target_tokens)
+    losses = {
+        name: [
+            [-scores for scores in translator.log_probabilities(stacked, f"{name} {number}")]
+            for number, translator in enumerate(group, 1)
+        ]
+        for name, group in models.items()
+    }
+    names = [args.output / f"stack.{side}" for side in ("source", "target")]
+    write_columns(names, stacked)
+    write_csv(
+        args.output / "stack.csv",
+        ["model", "seed", "position", "mean_nll", "count"],
+        (
+            (name, number, position, f"{loss:.6f}", count)
+            for name, group in losses.items()
+            for number, seed in enumerate(group, 1)
+            for position, loss, count in loss_by_position(seed)
+        ),
+    )
+    plot(args, losses)
+    lines = [
+        *table(losses),
+        "",
+        f"Negative log likelihood (nats per token) by target position, {len(stacked)} stacked"
+        f" sentences ({', '.join(path.name for path in names)}), 95 % band in brackets.",
+    ]
+    if len({tuple(map(len, group[0])) for group in losses.values()}) > 1:
+        lines += ["", "The models have different subwords: compare their shapes, not their values."]
+    title = "Loss by target position on stacked sentences (CAPE figure 8)"
+    write_report(args, title, lines, facts(args, models))
+
+
+def table(losses: dict[str, list[Losses]]) -> list[str]:
+    """One row per model, columns of :data:`TABLE_BIN` positions."""
+    longest = max(len(values) for group in losses.values() for values in group[0])
+    starts = range(0, longest, TABLE_BIN)
+    header = ["model", *(f"{start}-{min(start + TABLE_BIN, longest) - 1}" for start in starts)]
+    rows = []
+    for name, group in losses.items():
+        found = estimate(group, TABLE_BIN)
+        cells = [found.cell(index, 2) for index in range(len(found.mean))]
+        rows.append([name, *cells, *[""] * (len(starts) - len(cells))])
+    return markdown(header, rows)
+
+
+def plot(args: argparse.Namespace, losses: dict[str, list[Losses]]) -> None:
+    """Figure 8: one line per model."""
+    figure = new_figure(8, 4.8)
+    axes = figure.subplots()
+    for name, group in losses.items():
+        found = estimate(group, args.smooth)
+        places = (np.arange(len(found.mean)) + 0.5) * args.smooth - 0.5
+        draw_band(axes, places, found, label=name)
+    axes.set(xlabel="target position (subwords)", ylabel="negative log likelihood (nats per token)")
+    axes.axvline(args.target_tokens, color="0.6", linestyle=":")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    write_figure(args.output / "stack.png", figure)

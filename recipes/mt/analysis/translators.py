@@ -1,0 +1,237 @@
+"""One interface over trained translation models of fairseq and of Hugging Face.
+
+A host says how to load a model, how its vocabulary is read and how a padded batch is run; what the
+analyses ask for is built of that here, for both alike.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from cape_plugins import PositionConfig, PositionEncoder
+from recipes.mt.corpus import Pair
+from recipes.steps import CommandError
+
+Ids = list[int]
+
+
+@dataclass(frozen=True)
+class Running:
+    """How models are run.
+
+    Attributes:
+        device: Of the computation.
+        half: In half precision.
+        max_tokens: Of a padded batch, per side.
+        offset: Added to all positions of source and target; 0 in the SHAPE paper, its maximum
+            offset K in the code of its authors.
+    """
+
+    device: torch.device
+    half: bool = False
+    max_tokens: int = 4000
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Beam search; a hypothesis has at most `max_len_a` x source tokens + `max_len_b` tokens."""
+
+    beam: int = 4
+    length_penalty: float = 1.0
+    max_len_a: float = 2.0
+    max_len_b: int = 20
+
+
+class Translator(ABC):
+    """A trained model. Its weights are in memory only while it is at work.
+
+    Attributes:
+        path: Checkpoint or folder.
+        kind: Host, architecture and position embedding, for reports.
+        running: How it is run.
+    """
+
+    path: Path
+    kind: str
+
+    def __init__(self, path: Path, running: Running):
+        self.path = path
+        self.running = running
+
+    # ---- what a host provides ------------------------------------------------------------------
+
+    @abstractmethod
+    def files(self) -> list[Path]:
+        """What the model consists of, for a fingerprint."""
+
+    @abstractmethod
+    def source_ids(self, text: str) -> Ids:
+        """Tokens of a source text, with the end of sentence."""
+
+    @abstractmethod
+    def target_ids(self, text: str) -> Ids:
+        """Tokens of a target text, with the end of sentence."""
+
+    @abstractmethod
+    def subwords(self, ids: Sequence[int]) -> list[str]:
+        """Target tokens as strings."""
+
+    @abstractmethod
+    def load(self) -> nn.Module:
+        """The model, with its weights, on the CPU."""
+
+    @abstractmethod
+    def position_config(self, model: nn.Module) -> PositionConfig | None:
+        """Settings of the position embedding; None if it is not one of this package."""
+
+    @abstractmethod
+    def score(self, model: nn.Module, sources: list[Ids], targets: list[Ids]) -> Tensor:
+        """``[B, T]`` log probabilities (nats) of the target tokens given those before them."""
+
+    @abstractmethod
+    def generate(self, model: nn.Module, sources: list[Ids], decoding: Decoding) -> list[str]:
+        """The best hypothesis for each source, as text."""
+
+    @abstractmethod
+    def states(self, model: nn.Module, sources: list[Ids]) -> tuple[list[Tensor], Tensor]:
+        """The sum of embeddings and the output of each encoder layer before any final layer norm,
+        each ``[B, S, C]``; and ``[B, S]`` bool, False on padding."""
+
+    # ---- what the analyses ask for -------------------------------------------------------------
+
+    def target_length(self, text: str) -> int:
+        """Subwords of a target text, without the end of sentence."""
+        return len(self.target_ids(text)) - 1
+
+    def log_probabilities(self, pairs: Sequence[Pair], title: str = "score") -> list[np.ndarray]:
+        """Log probabilities (nats) of all target tokens, the end of sentence last, given the source
+        and the right tokens before."""
+        sources = [self.source_ids(source) for source, _ in pairs]
+        targets = [self.target_ids(target) for _, target in pairs]
+        lengths = [max(map(len, pair)) for pair in zip(sources, targets, strict=True)]
+        result: list[np.ndarray] = [np.empty(0)] * len(pairs)
+        with self.at_work() as model:
+            for rows in self._batches(lengths, title):
+                batch = [[side[row] for row in rows] for side in (sources, targets)]
+                scores = self.score(model, *batch).double().cpu().numpy()
+                for row, values in zip(rows, scores, strict=True):
+                    result[row] = values[: len(targets[row])]
+        return result
+
+    def translate(
+        self, sources: Sequence[str], decoding: Decoding, title: str = "translate"
+    ) -> list[str]:
+        """The best hypothesis for each source."""
+        ids = [self.source_ids(source) for source in sources]
+        result = [""] * len(ids)
+        with self.at_work() as model:
+            for rows in self._batches([len(row) * decoding.beam for row in ids], title):
+                texts = self.generate(model, [ids[row] for row in rows], decoding)
+                for row, text in zip(rows, texts, strict=True):
+                    result[row] = text
+        return result
+
+    def map_states(
+        self,
+        sources: Sequence[str],
+        offsets: Sequence[int],
+        measure: Callable[[list[list[Tensor]], Tensor], Any],
+        title: str = "encode",
+    ) -> list[Any]:
+        """For batches of sources, in no particular order, what `measure` makes of the states of
+        :meth:`states` at each of the `offsets` of the positions, and of where they are valid."""
+        ids, result = [self.source_ids(source) for source in sources], []
+        with self.at_work() as model:
+            for rows in self._batches([len(row) for row in ids], title):
+                batch, found = [ids[row] for row in rows], []
+                for offset in offsets:
+                    with shifted(model, self.position_config(model), offset):
+                        states, valid = self.states(model, batch)
+                        found.append([state.float() for state in states])
+                result.append(measure(found, valid))
+        return result
+
+    @contextmanager
+    def at_work(self) -> Iterator[nn.Module]:
+        """The model in evaluation on its device, positions moved by the offset of the settings."""
+        running = self.running
+        model = self.load().eval().to(running.device)
+        if running.half:
+            model.half()
+        with shifted(model, self.position_config(model), running.offset), torch.no_grad():
+            yield model
+
+    def _batches(self, lengths: Sequence[int], title: str) -> Iterator[list[int]]:
+        work = batches(lengths, self.running.max_tokens)
+        with tqdm(total=len(lengths), desc=title, unit="sentence", leave=False) as bar:
+            for rows in work:
+                yield rows
+                bar.update(len(rows))
+
+
+def batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Indices in batches of similar length that have at most `max_tokens` with padding, or one
+    sentence; the longest first, so that a lack of memory shows at once."""
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    result: list[list[int]] = []
+    for index in order:
+        if not result or (len(result[-1]) + 1) * lengths[result[-1][0]] > max_tokens:
+            result.append([])
+        result[-1].append(index)
+    return result
+
+
+def pad(rows: Sequence[Ids], value: int, device: torch.device) -> Tensor:
+    """``[B, T]``, padded on the right."""
+    tensors = [torch.tensor(row) for row in rows]
+    padded = nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=value)
+    return padded.to(device)
+
+
+# ---- offsets -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def shifted(model: nn.Module, config: PositionConfig | None, offset: int) -> Iterator[None]:
+    """Moves all positions of a model by `offset` tokens, on the source and on the target side.
+
+    The hosts hand a draw on in training only. The position encoder is where all their ways meet,
+    incremental decoding included, so positions are moved as they enter it.
+
+    Args:
+        model: Of either host.
+        config: Of its position embedding; None if that is not one of this package.
+        offset: In tokens; types that add nothing to the tokens ignore it, as it has no effect.
+
+    Raises:
+        CommandError: if the positions of this model cannot be moved.
+    """
+    if not offset:
+        yield
+        return
+    if config is None or config.encoding == "table":
+        what = "a learned table has" if config else "this architecture has"
+        raise CommandError(
+            f"offset {offset}: {what} no positions that could be moved; give models with sinusoids"
+            " (sinpos, shape, cape) or without absolute positions (nopos, relpos)"
+        )
+
+    def move(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        positions, *others = args
+        grid = None if positions.grid is None else positions.grid + offset
+        return positions._replace(coords=positions.coords + offset, grid=grid), *others
+
+    with ExitStack() as stack:
+        for module in model.modules():
+            if isinstance(module, PositionEncoder):
+                stack.callback(module.register_forward_pre_hook(move).remove)
+        yield

@@ -1,0 +1,265 @@
+"""The analysis of translation models, on tiny models that nobody has trained."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from PIL import Image
+from sacrebleu.metrics import BLEU
+
+from recipes.mt import analyze
+from recipes.mt.analysis import scores, swap
+from recipes.mt.analysis.length import score_by_length
+from recipes.mt.analysis.options import bins, open_translator, translations
+from recipes.mt.analysis.translators import Decoding, Running, Translator
+from recipes.mt.prepare import SEPARATOR
+from recipes.mt.subwords import SentencePiece
+from recipes.steps import CommandError
+from tests.recipes.translation_models import (
+    TinyModels,
+    save_fairseq,
+    write_corpus,
+)
+
+RUNNING = Running(torch.device("cpu"), max_tokens=200)
+GREEDY = Decoding(beam=1, max_len_a=1.0, max_len_b=2)
+FAIRSEQ_START = 2  # coordinate of its first token; Marian's is 0
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    return TinyModels(tmp_path_factory.mktemp("models") / "lists")
+
+
+def read_csv(path):
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+# ---- single analyses on written examples -------------------------------------------------------
+
+
+def test_translator_that_ignores_order_loses_in_the_swap_test():
+    sources = [f" {SEPARATOR} ".join(f"{word} {number} x y" for word in "abc") for number in "123"]
+    metric = BLEU()
+
+    def faithful(lines, order):
+        return lines
+
+    def stubborn(lines, order):  # writes what stands in the places it learned
+        return sources
+
+    assert swap.swap_bleu(faithful, sources, sources, metric)["drop"] == 0
+    found = swap.swap_bleu(stubborn, sources, sources, metric)
+    assert found["original"] == pytest.approx(100)
+    assert 5 < found["drop"] < 95
+
+
+def test_scores_by_length():
+    pairs = [("a b", "das ist gut"), ("a b c", "so ist es"), ("a " * 8, "ein Satz der lang ist")]
+    found = score_by_length(pairs, ["das ist gut", "so ist", "ein Satz der lang ist"], (2, 5, 7))
+    assert list(found) == ["0-2", "3-5", "over 7", "all"]
+    assert [row.count for row in found.values()] == [1, 1, 1, 3]
+    assert [row.exact_match for row in found.values()] == pytest.approx([1, 0, 1, 2 / 3])
+    assert found["0-2"].bleu == pytest.approx(100)
+    assert 0 < found["3-5"].bleu < 90
+
+
+def test_share_of_tokens_scored_higher():
+    """Positions 0 to 1 and beyond, frequencies to 3 and beyond; the end of sentence is left out."""
+    better = [np.array([-1.0, -2, -3, -4]), np.array([-1.0, -1])]
+    worse = [np.array([-2.0, -1, -3, -9]), np.array([-5.0, -9])]
+    wins, counts = scores.compare(better, worse, [[1, 7, 2], [3]], [1], [3])
+    assert counts.tolist() == [[2, 1], [1, 0]]
+    assert wins.tolist() == [[2, 0], [0, 0]]
+
+
+def test_bins_cover_all_numbers_once():
+    found = bins((2, 5), "--bins")
+    for number in range(9):
+        assert sum(low <= number <= high for _, low, high in found) == 1
+    assert [label for label, *_ in found] == ["0-2", "3-5", "over 5"]
+
+
+def test_translations_are_kept(work, tmp_path):
+    model = open_translator(work.fairseq("sinpos"), RUNNING)
+    sources = work.sources()[:4]
+    found = translations(model, sources, GREEDY, tmp_path, "a 1")
+    model.translate = None
+    assert translations(model, sources, GREEDY, tmp_path, "a 1") == found
+    with pytest.raises(TypeError):  # other settings are not taken for the same
+        translations(model, sources, replace(GREEDY, max_len_b=3), tmp_path, "a 1")
+
+
+# ---- data sets ---------------------------------------------------------------------------------
+
+
+def test_extrapolate_and_interpolate_on_a_written_example(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("a.en").write_text("one\ntwo words\nthree words here\nfour\n")
+    Path("a.de").write_text("eins\nzwei\ndrei\nvier mehr oder weniger\n")
+    files = ["--text", "a.en", "a.de", "--output", "b.en", "b.de"]
+    analyze.main(["extrapolate", *files, "--max-length", "2"])
+    assert "2 of 4 pairs kept" in capsys.readouterr().out
+    assert Path("b.en").read_text() == "one\ntwo words\n"
+    assert Path("b.de").read_text() == "eins\nzwei\n"
+    analyze.main(["interpolate", *files, "--count", "3"])
+    assert Path("b.en").read_text() == "one <sep> two words <sep> three words here\nfour\n"
+    assert Path("b.de").read_text() == "eins <sep> zwei <sep> drei\nvier mehr oder weniger\n"
+
+
+def test_extrapolate_counts_subwords(work, tmp_path):
+    files = ["--text", work.corpus / "train.en", work.corpus / "train.de"]
+    output = ["--output", tmp_path / "en", tmp_path / "de"]
+    model = work.corpus / "sentencepiece.model"
+    analyze.main(["extrapolate", *files, *output, "--max-length", "12", "--spm", model])
+    subwords = SentencePiece(model)
+    kept = (tmp_path / "de").read_text("utf-8").splitlines()
+    assert 0 < len(kept) < 80
+    assert max(len(subwords.encode(line).split()) for line in kept) == 12
+
+
+# ---- command lines -----------------------------------------------------------------------------
+
+MORE = {
+    "stack": ["--target-tokens", "30"],
+    "length": ["--bins", "3", "6", "--beam", "2", "--max-length", "1", "2"],
+    "swap": ["--join", "3", "--beam", "1", "--max-length", "1", "2"],
+    "similarity": ["--offsets", "0", "20"],
+    "scores": ["--bins", "5", "10"],
+}
+
+
+def test_stack_command_agrees_between_hosts(work, tmp_path):
+    models = [f"ours={work.fairseq('nopos')}", f"theirs={work.hf('nopos')}"]
+    analyze.main(["stack", "--model", *models, *work.test_options, "--target-tokens", "30",
+                  "--output", tmp_path])  # fmt: skip
+    rows = read_csv(tmp_path / "stack.csv")
+    ours, theirs = ([row for row in rows if row["model"] == name] for name in ("ours", "theirs"))
+    assert len(ours) == len(theirs) > 30
+    for one, other in zip(ours, theirs, strict=True):
+        assert one["count"] == other["count"]
+        assert float(one["mean_nll"]) == pytest.approx(float(other["mean_nll"]), abs=1e-5)
+
+
+@pytest.mark.parametrize("command", MORE)
+def test_commands_write_tables_and_a_plot(work, tmp_path, command, capsys, monkeypatch):
+    if command == "swap":  # BLEU of models that nobody has trained is 0, and its plot blank
+        monkeypatch.setattr(Translator, "translate", lambda model, sources, *_: list(sources))
+    models = [f"a={work.fairseq('sinpos')},{work.fairseq('cape')}"]
+    models.append(f"b={work.fairseq('nopos')},{work.hf('nopos')}")
+    analyze.main([command, "--model", *models, *work.test_options, "--output", str(tmp_path),
+                  "--inference-offset", "3", *MORE[command]])  # fmt: skip
+    shown = capsys.readouterr().out
+    assert f"{command}.png" in shown
+    report = (tmp_path / f"{command}.md").read_text("utf-8")
+    assert f"python -m recipes.mt.analyze {command} --model" in report
+    for fact in ("cores", "torch 2", "test.en", "cape_transformer", "--inference-offset 3"):
+        assert fact in report
+    assert str(work.folder) not in report
+    assert "nan" not in report
+    rows = read_csv(tmp_path / f"{command}.csv")
+    if command != "scores":
+        assert {(row["model"], row["seed"]) for row in rows} == {(m, s) for m in "ab" for s in "12"}
+    picture = np.asarray(Image.open(tmp_path / f"{command}.png").convert("RGB"), int)
+    height, width, _ = picture.shape
+    assert min(height, width) > 300
+    # not blank: ink well away from axes and labels, and the colours of both models
+    middle = picture[height // 5 : -height // 5, width // 5 : -width // 5]
+    assert (middle.min(-1) < 230).mean() > 0.005
+    if command not in ("similarity", "scores"):
+        for colour in ((31, 119, 180), (255, 127, 14)):
+            assert (picture == colour).all(-1).sum() > 300
+
+
+@pytest.mark.slow
+def test_quickstart_models_need_no_other_flags(run_cli, tmp_path):
+    """Trained by the command of the quickstart on own text, analysed by a command line."""
+    from recipes.mt.number_lists import make_number_lists, spell
+
+    for language in ("en", "de"):
+        lists = make_number_lists(0, {"train": 260, "valid": 1, "test": 1})["train"]
+        lines = [spell(numbers, language) for numbers in lists]
+        (tmp_path / f"all.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    run_cli("python", "-m", "recipes.mt.quickstart", "--data", "all.en", "all.de", "--updates", 6,
+            "--vocab-size", 80, "--variants", "sinpos", "--jobs", 1, cwd=tmp_path)  # fmt: skip
+    (checkpoint,) = tmp_path.glob("build/quickstart/*/runs/sinpos-seed1/checkpoint_last.pt")
+    found = run_cli(
+        *("python", "-m", "recipes.mt.analyze", "stack", "--target-tokens", 40, "--model"),
+        *(f"sinpos={checkpoint.relative_to(tmp_path)}", "--test", "all.en", "all.de"),
+        cwd=tmp_path,
+        env={"MPLBACKEND": "TkAgg", "DISPLAY": ""},
+    )
+    assert "| sinpos |" in found.stdout
+    assert "INFO" not in found.stderr
+    assert (tmp_path / "results/translation/stack.png").stat().st_size > 5000
+
+
+BAD = {
+    "no such path": (["stack", "--model", "a=gone.pt"], "--model gone.pt: no such file"),
+    "no name": (["stack", "--model", "gone.pt"], "give a name and a path"),
+    "twice": (["stack", "--model", "a=x", "a=y"], "two models are named a"),
+    "nothing matches": (["stack", "--model", "a=gone*.pt"], "nothing matches"),
+    "no checkpoint": (["stack", "--model", "a=text"], "cannot be read as a checkpoint of fairseq"),
+    "no model": (["stack", "--model", "a=folder"], "cannot be read as a Hugging Face model"),
+    "no dictionary": (["stack", "--model", "a=A", "--data", "folder"], "--data FOLDER"),
+    "no subwords": (["stack", "--model", "a=A", "--spm", "text"], "--spm text"),
+    "too short": (["stack", "--model", "a=A", "--target-tokens", "99999"], "--target-tokens 99999"),
+    "no test": (["stack", "--model", "a=A", "--test", "gone", "gone"], "--test gone"),
+    "bins": (["length", "--model", "a=A", "--bins", "5", "5"], "--bins 5 5: the numbers must"),
+    "no hypothesis": (["length", "--model", "a=A", "--max-length", "0", "0"], "--max-length"),
+    "no separator": (["swap", "--model", "a=A"], "give --join 10"),
+    "one offset": (["similarity", "--model", "a=A", "--offsets", "1"], "--offsets 1"),
+    "table": (["similarity", "--model", "a=T"], "learned table"),
+    "one model": (["scores", "--model", "a=A"], "scores compares two"),
+    "seeds": (["scores", "--model", "a=A,A", "b=A"], "give as many of each"),
+    "device": (["stack", "--model", "a=A", "--device", "nothing"], "--device nothing"),
+    "half": (["stack", "--model", "a=A", "--device", "cpu", "--fp16"], "--fp16: needs a GPU"),
+    "no pair": (["extrapolate", "--max-length", "1"], "--max-length 1: no pair is that short"),
+    "onto itself": (["extrapolate", "--output", "words.en", "x"], "--output words.en"),
+    "joins nothing": (["interpolate", "--count", "1"], "--count 1"),
+    "joined before": (["interpolate", "--text", "joined", "joined"], "line 1 has the separator"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input(work, tmp_path, monkeypatch, name):
+    words, message = BAD[name]
+    monkeypatch.chdir(tmp_path)
+    Path("text").write_text("no model\n")
+    Path("folder").mkdir()
+    Path("joined").write_text(f"a {SEPARATOR} b\n")
+    for code in ("en", "de"):
+        Path(f"words.{code}").write_text("two words\n")
+    places = {"A": str(work.fairseq("sinpos")), "T": str(work.fairseq("abspos"))}
+    command, *rest = words
+    rest = [_placed(word, places) for word in rest]
+    if command in ("extrapolate", "interpolate"):
+        rest = ["--text", "words.en", "words.de", "--output", "out.en", "out.de", *rest]
+    elif "--test" not in rest:
+        rest += work.test_options
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(CommandError) as error:
+        analyze.main([command, *rest])
+    assert message in str(error.value)
+    assert sorted(tmp_path.rglob("*")) == before  # nothing half-written
+
+
+def _placed(word, places):
+    name, equals, paths = word.partition("=")
+    return name + equals + ",".join(places.get(path, path) for path in paths.split(","))
+
+
+def test_models_with_other_subwords_are_not_compared_by_token(work, tmp_path):
+    other = write_corpus(tmp_path / "other")
+    SentencePiece.train([other / "train.de"], other / "sentencepiece.model", 45)
+    checkpoint = save_fairseq(other, tmp_path / "checkpoint.pt", "--position-embedding", "nopos")
+    models = [f"a={work.fairseq('nopos')}", f"b={checkpoint}"]
+    with pytest.raises(CommandError, match="different subwords"):
+        analyze.main(["scores", "--model", *models, *work.test_options])

@@ -1,0 +1,233 @@
+"""Translation models of both hosts under one interface, on tiny ones that nobody has trained."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from fairseq import checkpoint_utils
+from fairseq.criterions.cross_entropy import CrossEntropyCriterion
+from fairseq.data import Dictionary, LanguagePairDataset
+
+from recipes.mt.analysis.options import open_translator
+from recipes.mt.analysis.segmentation import Segmentation
+from recipes.mt.analysis.similarity import similarities
+from recipes.mt.analysis.translators import Decoding, Running, batches
+from recipes.mt.prepare import SEPARATOR
+from recipes.mt.subwords import SentencePiece
+from recipes.steps import CommandError
+from tests.recipes.translation_models import (
+    TinyModels,
+    copy_to_hugging_face,
+    save_fairseq,
+)
+
+RUNNING = Running(torch.device("cpu"), max_tokens=200)
+GREEDY = Decoding(beam=1, max_len_a=1.0, max_len_b=2)
+FAIRSEQ_START = 2  # coordinate of its first token; Marian's is 0
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    return TinyModels(tmp_path_factory.mktemp("models") / "lists")
+
+
+# ---- the two hosts -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def same_sinusoids(monkeypatch):
+    """Gives Marian fairseq's frequencies; their first positions differ, too: see FAIRSEQ_START."""
+    from hf_models import marian
+
+    stock = marian.build_position_encoder
+
+    def build(*args, **kwargs):
+        return stock(*args, **{**kwargs, "frequencies": "fairseq"})
+
+    monkeypatch.setattr(marian, "build_position_encoder", build)
+
+
+@pytest.mark.parametrize("kind", ["nopos", "relpos", "sinpos", "cape"])
+def test_hosts_give_the_same_analysis_for_the_same_weights(work, kind, same_sinusoids):
+    """Scores, greedy translations and encoder states. Marian counts positions from 0, fairseq from
+    2, which an offset makes up for."""
+    ours = open_translator(work.fairseq(kind), RUNNING)
+    theirs = open_translator(work.hf(kind), replace(RUNNING, offset=FAIRSEQ_START))
+    pairs = work.pairs()[:10]
+    sources = [source for source, _ in pairs]
+    assert ours.source_ids(sources[0]) == theirs.source_ids(sources[0])
+    for one, other in zip(*(model.log_probabilities(pairs) for model in (ours, theirs)),
+                          strict=True):  # fmt: skip
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+        assert one.std() > 0.1
+    hypotheses = ours.translate(sources, GREEDY)
+    assert hypotheses == theirs.translate(sources, GREEDY)
+    assert len(set(hypotheses)) > 2
+    one, other = (similarities(model, sources, offsets, "")
+                  for model, offsets in ((ours, (0, 5)), (theirs, (0, 5))))  # fmt: skip
+    np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["sinpos", "cape"])
+def test_loss_is_fairseqs_own(work, kind):
+    """The sum over positions, against the criterion on the same data."""
+    pairs = work.pairs()
+    checkpoint = work.fairseq(kind)
+    (model,), *_, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)])
+    subwords = SentencePiece(work.corpus / "sentencepiece.model")
+    dictionary = task.source_dictionary
+    sides = [[dictionary.encode_line(subwords.encode(line), add_if_not_exist=False).long()
+              for line in side] for side in zip(*pairs, strict=True)]  # fmt: skip
+    sizes = [[len(line) for line in side] for side in sides]
+    dataset = LanguagePairDataset(sides[0], sizes[0], dictionary, sides[1], sizes[1], dictionary)
+    batch = dataset.collater([dataset[index] for index in range(len(dataset))])
+    loss, tokens, _ = CrossEntropyCriterion(task, False).forward(model.eval(), batch)
+    found = open_translator(checkpoint, RUNNING).log_probabilities(pairs)
+    assert sum(map(len, found)) == tokens
+    assert -sum(values.sum() for values in found) == pytest.approx(loss.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("position", ["sinpos", "abspos"])
+def test_stock_checkpoints_of_fairseq_give_their_own_scores(work, tmp_path, position):
+    learned = ["--encoder-learned-pos", "--decoder-learned-pos"] if position == "abspos" else []
+    path = save_fairseq(work.corpus, tmp_path / "checkpoint_last.pt", "--arch", "transformer",
+                        *learned)  # fmt: skip
+    translator = open_translator(path, RUNNING, data=work.corpus / "binary",
+                                 spm=work.corpus / "sentencepiece.model")  # fmt: skip
+    assert translator.kind == f"fairseq cape_transformer {position}"
+    (source, target), *_ = work.pairs()
+    (found,) = translator.log_probabilities([(source, target)])
+    (stock,), *_ = checkpoint_utils.load_model_ensemble_and_task([str(path)])
+    assert not hasattr(stock, "position_config")
+    ids, labels = (torch.tensor([ids]) for ids in
+                   (translator.source_ids(source), translator.target_ids(target)))  # fmt: skip
+    before = torch.cat((labels[:, -1:], labels[:, :-1]), 1)
+    expected = stock.eval()(ids, None, before)[0].log_softmax(-1).gather(2, labels[..., None])
+    np.testing.assert_allclose(found, expected[0, :, 0].detach(), atol=1e-5)
+
+
+def test_stock_marian_gives_its_own_scores_and_can_be_shifted(work, tmp_path):
+    from transformers import MarianMTModel
+
+    folder = copy_to_hugging_face(work.corpus, work.fairseq("sinpos"), tmp_path, stock=True)
+    translator = open_translator(folder, RUNNING)
+    (source, target), *_ = work.pairs()
+    (found,) = translator.log_probabilities([(source, target)])
+    ids, labels = (torch.tensor([ids]) for ids in
+                   (translator.source_ids(source), translator.target_ids(target)))  # fmt: skip
+    logits = MarianMTModel.from_pretrained(folder)(ids, labels=labels).logits
+    expected = logits.log_softmax(-1).gather(2, labels[..., None])[0, :, 0]
+    np.testing.assert_allclose(found, expected.detach(), atol=1e-5)
+    found = similarities(translator, [source], (0, 5), "")
+    assert found[0, 0, 1] < 0.99
+
+
+# ---- offsets and similarity --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["fairseq", "hf"])
+@pytest.mark.parametrize("kind", ["nopos", "relpos", "sinpos", "shape", "cape"])
+def test_similarity_is_one_at_the_same_offset_and_without_positions(work, kind, host):
+    model = open_translator(getattr(work, host)(kind), RUNNING)
+    found = similarities(model, work.sources(), (0, 40, 90), "")
+    assert found.shape == (3, 3, 3)  # embeddings and two layers
+    np.testing.assert_allclose(found[:, range(3), range(3)], 1, atol=1e-6)
+    np.testing.assert_allclose(found, found.transpose(0, 2, 1), atol=1e-6)
+    different = found[:, ~np.eye(3, dtype=bool)]
+    if kind in ("nopos", "relpos"):
+        np.testing.assert_allclose(different, 1, atol=1e-6)
+    else:
+        assert (different < 0.999).all()
+
+
+def test_similarity_of_embeddings_by_hand(work):
+    """Layer 0 of sinpos is sqrt(d) x embedding + sinusoid; the mean is over tokens, not sentences,
+    whatever the batches."""
+    offsets, sources = (0, 13), work.sources()
+    model = open_translator(work.fairseq("sinpos"), replace(RUNNING, max_tokens=70))
+    found = similarities(model, sources, offsets, "")
+    words = torch.load(work.fairseq("sinpos"), weights_only=True)["model"]
+    words = words["encoder.embed_tokens.weight"]
+    rates = torch.exp(torch.arange(16.0) * -(np.log(10000) / 15))
+    cosines = []
+    for source in sources:
+        ids = torch.tensor(model.source_ids(source))
+        at = []
+        for offset in offsets:
+            phase = (torch.arange(len(ids)) + FAIRSEQ_START + offset)[:, None] * rates
+            at.append(32**0.5 * words[ids] + torch.cat((phase.sin(), phase.cos()), 1))
+        cosines.append(torch.cosine_similarity(*at))
+    assert found[0, 0, 1] == pytest.approx(torch.cat(cosines).mean().item(), abs=1e-5)
+
+
+@pytest.mark.parametrize("host", ["fairseq", "hf"])
+def test_offset_reaches_incremental_decoding(work, host):
+    """Every token of a greedy translation is the best one under teacher forcing."""
+    sources = work.sources()
+    subwords = SentencePiece(work.corpus / "sentencepiece.model")
+    dictionary = Dictionary.load(str(work.corpus / "binary" / "dict.de.txt"))
+    plain = open_translator(getattr(work, host)("sinpos"), RUNNING)
+    moved = open_translator(getattr(work, host)("sinpos"), replace(RUNNING, offset=30))
+    assert plain.translate(sources, GREEDY) != moved.translate(sources, GREEDY)
+    ids, prefix = moved.source_ids(sources[0]), []
+    with moved.at_work() as model:
+        for _ in range(4):  # tokens 3 and beyond are words
+            choices = [[*prefix, token] for token in range(3, len(dictionary))]
+            best = int(moved.score(model, [ids] * len(choices), choices)[:, -1].argmax())
+            prefix = choices[best]
+    (hypothesis,) = moved.translate(sources[:1], replace(GREEDY, max_len_a=0.0, max_len_b=4))
+    assert hypothesis == subwords.decode(dictionary.string(prefix))
+
+
+def test_learned_positions_cannot_be_moved(work):
+    model = open_translator(work.fairseq("abspos"), replace(RUNNING, offset=3))
+    with pytest.raises(CommandError, match="learned table"):
+        model.log_probabilities(work.pairs()[:1])
+
+
+# ---- loading -----------------------------------------------------------------------------------
+
+
+def test_dictionaries_are_found_after_a_move(work, tmp_path, monkeypatch):
+    """The checkpoint names the folder of its training; here the whole tree is elsewhere."""
+    import shutil
+
+    moved = tmp_path / "elsewhere" / "lists"
+    shutil.copytree(work.folder / "data", moved / "data")
+    (moved / "runs").mkdir()
+    shutil.copy(work.fairseq("nopos"), moved / "runs" / "checkpoint_last.pt")
+    state = torch.load(moved / "runs" / "checkpoint_last.pt", weights_only=True)
+    state["cfg"].task.data = "gone/lists/data/binary"
+    torch.save(state, moved / "runs" / "checkpoint_last.pt")
+    monkeypatch.chdir(tmp_path)
+    model = open_translator(moved / "runs" / "checkpoint_last.pt", RUNNING)
+    assert Path(model.task.cfg.data) == moved / "data" / "binary"
+    expected = open_translator(work.fairseq("nopos"), RUNNING).log_probabilities(work.pairs()[:2])
+    for one, other in zip(model.log_probabilities(work.pairs()[:2]), expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_separator_is_kept_where_it_is_a_word(work):
+    subwords = SentencePiece(work.corpus / "sentencepiece.model")
+    segmentation = Segmentation(subwords)
+    joined = f"one two {SEPARATOR} three"
+    assert SEPARATOR not in segmentation.encode(joined, 0).split()
+    segmentation.keeps_separator = True
+    pieces = segmentation.encode(joined, 0)
+    assert pieces.split().count(SEPARATOR) == 1
+    assert pieces.split(f" {SEPARATOR} ")[1] == subwords.encode("three")
+    assert segmentation.decode(pieces) == joined
+
+
+def test_batches_hold_everything_once_and_fit():
+    lengths = [3, 50, 7, 7, 1, 20, 8, 200]
+    found = batches(lengths, 60)
+    assert sorted(index for rows in found for index in rows) == list(range(8))
+    for rows in found:
+        assert len(rows) == 1 or len(rows) * max(lengths[row] for row in rows) <= 60
+    assert len(found) == 4
