@@ -143,7 +143,7 @@ _MULTI30K_SMALL = replace(
         "relpos": "--position-relative-context 16",
     },
     epochs=None,
-    updates=2500,
+    updates=1500,
     tokens_per_update=1500,
     max_tokens=1500,
     vocab_size=4000,
@@ -151,7 +151,7 @@ _MULTI30K_SMALL = replace(
     select="average",
     average=5,
     keep="update",
-    save_every=100,
+    save_every=50,
 )
 
 
