@@ -44,8 +44,7 @@ from recipes.vit.tables import Row
 from recipes.vit.throughput import throughput
 
 TTA_STEP, DIGIT_TTA_STEP = 32, 8  # two patches
-# 160, 224, 384 and 672 for a model trained at 224
-SIZE_RATIOS = (5 / 7, 1, 12 / 7, 3)
+SIZE_RATIOS = (5 / 7, 1, 12 / 7, 3)  # 160, 224, 384 and 672 for a model trained at 224
 DTYPES = ("float32", "bfloat16", "float16")
 CPU_BATCH, CUDA_BATCH = 32, 16384
 PACKAGES = ("torch", "transformers", "datasets", "scikit-learn")
@@ -156,6 +155,11 @@ def model_groups(words: Sequence[str]) -> dict[str, list[str]]:
     return groups
 
 
+def default_sizes(train: int, patch: int) -> list[int]:
+    """The paper's for a model trained at 224, in proportion for others, in whole patches."""
+    return [max(1, round(train * ratio / patch)) * patch for ratio in SIZE_RATIOS]
+
+
 # ---- everything --------------------------------------------------------------------------------
 
 
@@ -249,10 +253,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         name: [Classifier(path, dtype) for path in paths] for name, paths in args.models.items()
     }
     first = next(iter(groups.values()))[0]
-    if args.sizes is None:
-        rounded = (round(first.size * ratio / first.patch) for ratio in SIZE_RATIOS)
-        args.sizes = [max(1, number) * first.patch for number in rounded]
-    args.sizes = sorted(set(args.sizes))
+    args.sizes = sorted(set(args.sizes or default_sizes(first.size, first.patch)))
     rows = evaluate(args, groups)
     for lines in tables.write_all(args.output, rows, facts_of(args, argv)):
         print("\n".join([*lines, ""]))

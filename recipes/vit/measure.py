@@ -215,7 +215,7 @@ def check(classifier: Classifier, args: argparse.Namespace) -> None:
         reason = classifier.refusal(size, size)
         if reason:
             raise CommandError(
-                f"{classifier.path} refuses images of {size} x {size} pixels: {reason} Its own "
+                f"{classifier.path} refuses images of {size} x {size} pixels ({reason}); its own "
                 f"size is {classifier.size}; give other --sizes"
             )
 

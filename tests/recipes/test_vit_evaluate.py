@@ -337,12 +337,9 @@ def test_names_of_models():
     assert list(evaluate.model_groups(["1/cape", "2/cape"])) == ["1/cape", "2/cape"]
 
 
-def test_default_sizes_are_the_papers(monkeypatch):
-    sizes = [
-        [round(size * ratio / patch) * patch for ratio in evaluate.SIZE_RATIOS]
-        for size, patch in ((224, 16), (32, 4))
-    ]
-    assert sizes == [[160, 224, 384, 672], [24, 32, 56, 96]]
+def test_default_sizes_are_the_papers():
+    assert evaluate.default_sizes(224, 16) == [160, 224, 384, 672]
+    assert evaluate.default_sizes(32, 4) == [24, 32, 56, 96]
 
 
 BAD = [
@@ -384,5 +381,7 @@ def test_model_of_one_size_says_so(tmp_path):
     classifier = Classifier(save(tmp_path / "stock", "stock"))
     assert classifier.refusal(24, 24) is None
     classifier.options.clear()
-    with pytest.raises(CommandError, match=r"refuses images of 24 x 24 .* size is 16; give other"):
+    with pytest.raises(
+        CommandError, match=r"refuses images of 24 x 24 .* its own size is 16; give other"
+    ):
         measure.check(classifier, options())

@@ -113,13 +113,15 @@ def test_ranks_give_the_top_k_accuracy_of_scikit_learn():
     assert rank_of(equal, torch.tensor([0, 1, 2])).tolist() == [2, 0, 1]
 
 
+NUMBERED = [f"LABEL_{n}" for n in range(11)]
 CLASSES = [
     (["b", "a"], ["A", "b"], [1, 0]),
     (["tabby cat"], ["dog", "Tabby_cat"], [1]),
-    (["0", "1", "10", "2"], [f"LABEL_{n}" for n in range(11)], [0, 1, 10, 2]),
+    (["0", "1", "10", "2"], NUMBERED, [0, 1, 10, 2]),
     (["1", "10", *"23456789"], list("abcdefghij"), [0, 9, *range(1, 9)]),
     (["n01", "n02"], ["tench", "goldfish"], [0, 1]),
-    (["crane", "crane"], ["crane", "crane"], [0, 1]),  # as ImageNet has them
+    (["crane", "tench"], ["crane", "tench", "crane"], None),  # ImageNet has two of them
+    (["crane", "x", "tench"], ["crane", "crane", "tench"], [0, 1, 2]),
     (["a", "n02"], ["x", "a"], None),  # not by order, since "a" stands elsewhere
     (["a", "n02"], ["a", "b", "c"], None),
 ]
@@ -132,6 +134,12 @@ def test_classes_are_matched(names, labels, expected):
             match_classes(names, labels)
     else:
         assert match_classes(names, labels)[0] == expected
+
+
+def test_what_is_not_by_name_is_said():
+    assert match_classes(["crane", "crane"], ["crane", "Crane"]) == ([0, 1], "by name")
+    assert match_classes(["7"], NUMBERED) == ([7], "by number")
+    assert match_classes(["a", "b"], ["c", "d"])[1].startswith("by order")
 
 
 # ---- throughput --------------------------------------------------------------------------------
