@@ -129,11 +129,11 @@ _MULTI30K_SMALL = replace(
     title="Multi30k English-German by a small model, for CPUs (no paper)",
     train="--arch cape_transformer --share-all-embeddings --dropout 0.1"
     " --encoder-normalize-before --decoder-normalize-before"
-    " --encoder-layers 2 --encoder-attention-heads 4 --encoder-embed-dim 128"
-    " --decoder-layers 2 --decoder-attention-heads 4 --decoder-embed-dim 128"
-    " --encoder-ffn-embed-dim 512 --decoder-ffn-embed-dim 512"
-    f" {LOSS} --optimizer adam --adam-betas (0.9,0.98) --lr 2e-3"
-    " --lr-scheduler inverse_sqrt --warmup-updates 300 --warmup-init-lr 1e-7"
+    " --encoder-layers 2 --encoder-attention-heads 4 --encoder-embed-dim 96"
+    " --decoder-layers 2 --decoder-attention-heads 4 --decoder-embed-dim 96"
+    " --encoder-ffn-embed-dim 256 --decoder-ffn-embed-dim 256"
+    f" {LOSS} --optimizer adam --adam-betas (0.9,0.98) --lr 3e-3"
+    " --lr-scheduler inverse_sqrt --warmup-updates 200 --warmup-init-lr 1e-7"
     " --required-batch-size-multiple 1 --skip-invalid-size-inputs-valid-test"
     " --disable-validation --num-workers 0 --seed 1",
     # as wide as most captions are long, either side of the middle
@@ -143,10 +143,10 @@ _MULTI30K_SMALL = replace(
         "relpos": "--position-relative-context 16",
     },
     epochs=None,
-    updates=1500,
+    updates=1200,
     tokens_per_update=1500,
     max_tokens=1500,
-    vocab_size=4000,
+    vocab_size=2000,
     beam=4,
     select="average",
     average=5,
