@@ -27,7 +27,7 @@ from recipes.steps import (
 
 USER_DIR = Path(cape_plugins.__file__).resolve().parent
 LIMITS = ("--max-source-positions", "100000", "--max-target-positions", "100000")  # none
-KINDS = {"H": "hypotheses", "P": "scores"}  # what fairseq-generate calls its lines, and a name
+HYPOTHESES = "hypotheses"  # the file that keeps them
 TRAIN_LINE = re.compile(r"\| train_inner \| (\{.*\})")
 
 
@@ -36,17 +36,12 @@ def binarise(
     languages: tuple[str, str],
     workers: int,
     folder: Path,
-    dictionary: Path | None = None,
 ) -> None:
-    """Run fairseq-preprocess with a joined dictionary on the files ``{prefix}.{language}``.
-
-    The dictionary is that of the training text, or the given one.
-    """
+    """Run fairseq-preprocess with a joined dictionary on the files ``{prefix}.{language}``."""
     run_module(
         "fairseq_cli.preprocess",
         *("--source-lang", languages[0], "--target-lang", languages[1]),
         *(arg for split, prefix in prefixes.items() for arg in (f"--{split}pref", prefix)),
-        *(("--srcdict", dictionary) if dictionary else ()),
         *("--joined-dictionary", "--destdir", folder, "--workers", workers),
         log=folder.with_name("preprocess.log"),
     )
@@ -119,12 +114,9 @@ def generate(
     *,
     count: int,
     threads: int,
-    kind: str = "H",
 ) -> list[str]:
-    """Run fairseq-generate in a step `folder`; returns one line for each of `count` sentences.
-
-    `kind` "H" means the best hypothesis as subwords, "P" the scores (log 2) of its tokens. The
-    lines are in the order of the corpus and are kept in a file of `folder`.
+    """Run fairseq-generate in a step `folder`; returns the best hypothesis for each of `count`
+    sentences as subwords, in the order of the corpus; they are kept in a file of `folder`.
     """
 
     def make(partial: Path) -> None:
@@ -136,24 +128,24 @@ def generate(
             log=log,
             env=child_environment(threads),
         )
-        write_lines(partial / KINDS[kind], read_lines_of(log, kind, count))
+        write_lines(partial / HYPOTHESES, read_hypotheses(log, count))
 
     settings = {"checkpoint": digest(checkpoint), "flags": [str(flag) for flag in flags]}
     step(folder, settings, make)
-    return (folder / KINDS[kind]).read_text("utf-8").split("\n")[:-1]
+    return (folder / HYPOTHESES).read_text("utf-8").split("\n")[:-1]
 
 
-def read_lines_of(log: Path, kind: str, count: int) -> list[str]:
-    """Lines of one kind of a fairseq-generate log, the best of each sentence, in corpus order.
+def read_hypotheses(log: Path, count: int) -> list[str]:
+    """The best hypothesis of each sentence in a fairseq-generate log, in corpus order.
 
-    "H" are hypotheses, "P" scores of their tokens. Raises ChildError if there are not `count`.
+    Raises ChildError if there are not `count`.
     """
     found: dict[int, str] = {}
     with open(log, encoding="utf-8", newline="\n") as file:
         for line in file:
             name, *fields = line.rstrip("\n").split("\t")
-            if name.startswith(f"{kind}-") and fields:
+            if name.startswith("H-") and fields:
                 found.setdefault(int(name[2:]), fields[-1])
     if len(found) != count:
-        raise ChildError(f"{log}: {len(found)} {kind}- lines for {count} sentences")
+        raise ChildError(f"{log}: {len(found)} H- lines for {count} sentences")
     return [text for _, text in sorted(found.items())]

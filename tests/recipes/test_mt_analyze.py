@@ -16,7 +16,7 @@ from sacrebleu.metrics import BLEU
 from recipes.mt import analyze
 from recipes.mt.analysis import scores, swap
 from recipes.mt.analysis.length import score_by_length
-from recipes.mt.analysis.options import bins, open_translator, translations
+from recipes.mt.analysis.options import _by_name, bins, open_translator, translations
 from recipes.mt.analysis.translators import Decoding, Running, Translator
 from recipes.mt.prepare import SEPARATOR
 from recipes.mt.subwords import SentencePiece
@@ -85,6 +85,11 @@ def test_bins_cover_all_numbers_once():
     for number in range(9):
         assert sum(low <= number <= high for _, low, high in found) == 1
     assert [label for label, *_ in found] == ["0-2", "3-5", "over 5"]
+
+
+def test_files_can_be_for_one_model():
+    found = _by_name(["a=one.model", "x=y.model"], ["a", "b"])
+    assert found == {"a": Path("one.model"), "": Path("x=y.model")}
 
 
 def test_translations_are_kept(work, tmp_path):

@@ -1,5 +1,6 @@
 """Translation models of both hosts under one interface, on tiny ones that nobody has trained."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +15,11 @@ from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.data import Dictionary, LanguagePairDataset
 
 from recipes.mt.analysis.options import open_translator
-from recipes.mt.analysis.segmentation import Segmentation
+from recipes.mt.analysis.segmentation import Segmentation, found_beside
 from recipes.mt.analysis.similarity import similarities
 from recipes.mt.analysis.translators import Decoding, Running, batches
 from recipes.mt.prepare import SEPARATOR
-from recipes.mt.subwords import SentencePiece
+from recipes.mt.subwords import SentencePiece, SubwordNMT
 from recipes.steps import CommandError
 from tests.recipes.translation_models import (
     TinyModels,
@@ -222,6 +223,41 @@ def test_separator_is_kept_where_it_is_a_word(work):
     assert pieces.split().count(SEPARATOR) == 1
     assert pieces.split(f" {SEPARATOR} ")[1] == subwords.encode("three")
     assert segmentation.decode(pieces) == joined
+
+
+def test_segmentation_of_the_recipes_is_found(work, tmp_path):
+    """Moses, then BPE, with the settings that recipes.mt.run has recorded."""
+    files = [work.corpus / f"train.{code}" for code in ("en", "de")]
+    bpe = SubwordNMT.train(files, tmp_path / "subwords" / "model", 20)
+    settings = {"segmentation": "bpe", "aggressive_hyphens": False, "lowercase": True}
+    (tmp_path / "subwords" / "settings.json").write_text(json.dumps(settings))
+    found = found_beside(tmp_path / "binary", ("en", "de"))
+    assert found.encode("Forty-one, TWO.", 0) == bpe.encode("forty-one , two .")
+    assert found.decode(bpe.encode("acht und zwanzig , zwei .")) == "acht und zwanzig, zwei."
+    assert found_beside(tmp_path / "elsewhere" / "binary", ("en", "de")) is None
+
+
+def test_text_may_be_segmented_before(work):
+    plain = open_translator(work.fairseq("nopos"), RUNNING)
+    segmented = open_translator(work.fairseq("nopos"), RUNNING, segmented=True)
+    source, target = work.pairs()[0]
+    pieces = tuple(plain.segmentation.encode(side, 0) for side in (source, target))
+    assert pieces[0] != source
+    (expected,) = plain.log_probabilities([(source, target)])
+    np.testing.assert_array_equal(segmented.log_probabilities([pieces])[0], expected)
+
+
+@pytest.mark.parametrize("host", ["fairseq", "hf"])
+def test_half_precision(work, host):
+    path, pairs = getattr(work, host)("cape"), work.pairs()[:3]
+    full, half = (open_translator(path, replace(RUNNING, half=half)) for half in (False, True))
+    for one, other in zip(*(model.log_probabilities(pairs) for model in (full, half)),
+                          strict=True):  # fmt: skip
+        assert not np.array_equal(one, other)
+        np.testing.assert_allclose(one, other, rtol=0.02, atol=0.1)
+    assert len(half.translate([source for source, _ in pairs], GREEDY)) == 3
+    found = similarities(half, [source for source, _ in pairs], (0, 30), "")
+    np.testing.assert_allclose(found[:, 0, 0], 1, atol=1e-6)
 
 
 def test_batches_hold_everything_once_and_fit():

@@ -45,7 +45,7 @@ def similarities(
 
     def measure(found: list[list[Tensor]], valid: Tensor) -> tuple[np.ndarray, int]:
         total = [
-            [[F.cosine_similarity(a, b, dim=-1)[valid].double().sum().item() for b in layer]
+            [[F.cosine_similarity(a, b, dim=-1)[valid].cpu().double().sum().item() for b in layer]
              for a in layer]
             for layer in zip(*found, strict=True)
         ]  # fmt: skip

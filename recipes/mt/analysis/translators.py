@@ -122,7 +122,7 @@ class Translator(ABC):
         with self.at_work() as model:
             for rows in self._batches(lengths, title):
                 batch = [[side[row] for row in rows] for side in (sources, targets)]
-                scores = self.score(model, *batch).double().cpu().numpy()
+                scores = self.score(model, *batch).cpu().double().numpy()
                 for row, values in zip(rows, scores, strict=True):
                     result[row] = values[: len(targets[row])]
         return result
