@@ -32,7 +32,7 @@ FAIRSEQ = [
     "tqdm",
     "wheel",
 ]
-PLOT = ["matplotlib"]
+PLOT = ["matplotlib>=3.8"]
 SPEECH = ["flashlight-text", "jiwer", "scipy", "sentencepiece", "soundfile"]
 HF = ["accelerate", "datasets", "safetensors", "sentencepiece", "transformers>=5.17,<6"]
 RECIPES = [

@@ -100,7 +100,7 @@ def add_plot_args(parser: argparse.ArgumentParser) -> None:
         low, default, high = kind.draws
         command.add_argument(
             "--draws", type=int, metavar="N",
-            help=f"draws of the augmentation, {low} to {high} (default: {default})",
+            help=f"draws of the augmentation, {low} to {high} (default: {default} if it is random)",
         )  # fmt: skip
         command.add_argument("--seed", type=int, default=1, help="of the draws (default: 1)")
         command.add_argument(

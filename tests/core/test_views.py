@@ -101,6 +101,10 @@ def test_last_stage_is_what_training_encodes(name, domain):
     ).values()
     evaluation, *drawn = views(stack, [size], 3, generator())
     assert evaluation.state == "evaluation"
+    same = generator()
+    draw = stack.encoder.train().draw(3, generator=same)
+    trained = stack.encoder(positions, draw, generator=same)  # draws the local shift itself
+    assert np.array_equal(np.stack([view.embedding for view in drawn]), trained)
     for view, coords in zip(drawn, last, strict=True):
         assert np.allclose(view.embedding, stack.encoder.encoding(coords[None])[0], atol=1e-5)
         assert not np.allclose(view.embedding, evaluation.embedding, atol=1e-2)
