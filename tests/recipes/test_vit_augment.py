@@ -115,7 +115,8 @@ def test_timm_is_seeded_by_the_sample(monkeypatch):
     def transform(image, setting, params):
         assert setting == "rand-m9-mstd0.5-inc1"
         assert params == {"img_mean": (128, 128, 128)}
-        return image.point([int(256 * random.random() * np.random.rand())] * 256 * 3)
+        numbers = random.random(), np.random.rand(), 0.5
+        return image.point([int(256 * number) for number in numbers for _ in range(256)])
 
     module = types.ModuleType("timm.data.auto_augment")
     module.rand_augment_transform = lambda setting, params: partial(
@@ -126,9 +127,9 @@ def test_timm_is_seeded_by_the_sample(monkeypatch):
     monkeypatch.setitem(sys.modules, module.__name__, module)
     augment = rand_augment("rand-m9-mstd0.5-inc1", (0.5,) * 3)
     image = to_pil(picture())
-    found = [augment(image, random.Random(n)).getpixel((0, 0))[0] for n in (0, 1, 2, 0)]
+    found = [augment(image, random.Random(n)).getpixel((0, 0)) for n in (0, 1, 2, 0)]
     assert found[0] == found[3]
-    assert len(set(found)) == 3
+    assert len({one[0] for one in found}) == len({one[1] for one in found}) == 3
     random.seed(5)
     expected = random.random()
     random.seed(5)

@@ -48,20 +48,20 @@ def test_sizes_agree_over_processes_and_micro_batches(images, split):
     world, per_device, accumulation = 3, 2, 2
     update = world * per_device * accumulation
     sampler = SizeSampler(images, (16, 24, 32, 40), update, world * per_device, seed=7)
-    found = shares(sampler, world, per_device, split)
-    assert len({len(steps) for steps in found}) == 1
-    sizes = [
-        {request.size for steps in found for request in steps[n]} for n in range(len(found[0]))
-    ]
-    assert all(len(one) == 1 for one in sizes)
-    by_update = [
-        set.union(*sizes[n : n + accumulation]) for n in range(0, len(sizes), accumulation)
-    ]
-    assert all(len(one) == 1 for one in by_update)
-    assert images < 48 or len(set.union(*by_update)) > 1
-    seen = [request.index for steps in found for batch in steps for request in batch]
-    assert set(seen) == set(range(images))
-    assert len(seen) == -(-images // 6) * 6
+    drawn = set()
+    for epoch in range(4):
+        sampler.set_epoch(epoch)
+        found = shares(sampler, world, per_device, split)
+        assert len({len(steps) for steps in found}) == 1
+        for first in range(0, len(found[0]), accumulation):
+            steps = [step for one in found for step in one[first : first + accumulation]]
+            sizes = {request.size for step in steps for request in step}
+            assert len(sizes) == 1
+            drawn |= sizes
+        seen = [request.index for steps in found for step in steps for request in step]
+        assert set(seen) == set(range(images))
+        assert len(seen) == -(-images // 6) * 6
+    assert len(drawn) > 1
 
 
 def test_sizes_are_uniform_and_depend_on_seed_and_epoch():
