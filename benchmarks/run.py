@@ -1,5 +1,5 @@
-"""``python -m benchmarks.run [embedding|training|relative|generation|huggingface|speech
-...]``: measures and writes tables and plots to benchmarks/results."""
+"""``python -m benchmarks.run [embedding|training|relative|generation|huggingface|speech|
+vision ...]``: measures and writes tables and plots to benchmarks/results."""
 
 import argparse
 import importlib
@@ -15,7 +15,7 @@ import torch
 
 from benchmarks import measure, report
 
-NAMES = ("embedding", "training", "relative", "generation", "huggingface", "speech")
+NAMES = ("embedding", "training", "relative", "generation", "huggingface", "speech", "vision")
 RESULTS = Path(__file__).parent / "results"
 QUICK_RESULTS = Path("build") / "benchmarks-quick"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}

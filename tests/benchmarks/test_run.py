@@ -106,6 +106,21 @@ def test_speech(results):
 
 
 @pytest.mark.slow
+def test_vision(results):
+    """UniViT, types at two sizes, and images per second at each size."""
+    rows = read_rows(only(results, "vision-cpu-torch*.csv"))
+    timed = {(row["case"], row["variant"]) for row in rows if row["ratio"]}
+    types = ("nopos", "abspos", "sinpos", "cape")
+    parts = [f"{part}, {size} px" for part in ("training", "embedding layer") for size in (32, 48)]
+    expected = {("UniViT", "all 32"), ("UniViT", "UniViT")}
+    assert timed == expected | {(part, name) for part in parts for name in types}
+    rates = {(row["variant"], row["pixels"]): row["images_per_second"] for row in rows}
+    found = {key: float(rate) for key, rate in rates.items() if rate}
+    assert found.keys() == {(name, size) for name in types for size in ("16", "32", "48")}
+    assert min(found.values()) > 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "count"), [("embedding", 2 * len(EMBEDDINGS)), ("relative", 3)])
 def test_memory_is_measured(results, name, count):
     rows = read_rows(only(results, f"{name}-cpu-torch*.csv"))
