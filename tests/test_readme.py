@@ -35,7 +35,7 @@ def test_torch_example_runs(repo_root: Path) -> None:
 def test_paper_map_names_what_exists(repo_root: Path) -> None:
     """Every test, preset and function that docs/paper_map.md names is there."""
     table = (repo_root / "docs/paper_map.md").read_text(encoding="utf-8")
-    files = [p for folder in ("tests", "cape_plugins", "fairseq_user_dir")
+    files = [p for folder in ("tests", "cape_plugins", "fairseq_user_dir", "hf_models")
              for p in (repo_root / folder).rglob("*.py")]  # fmt: skip
     code = "\n".join(path.read_text(encoding="utf-8") for path in files)
     names = re.findall(r"`([\w.]+)`", table)
