@@ -191,6 +191,15 @@ def test_gamma_by_rule(classifier, data):
     assert not np.array_equal(ranks["gamma", 64, "r/train"], ranks["gamma", 64, "1"])
 
 
+@pytest.mark.parametrize(("train", "alike"), [(None, False), (64, True)])
+def test_gamma_knows_the_size_of_training(classifier, data, train, alike):
+    """That of the configuration (16), or the one that is given."""
+    args = options(gamma=True, sizes=[64], train_size=train)
+    rows = measure.measure(classifier, data, args)["gamma"]
+    assert [row["gamma"] for row in rows] == list(protocol.GAMMA_RULES)
+    assert (len({row["top5"] for row in rows}) == 1) is alike
+
+
 # ---- throughput --------------------------------------------------------------------------------
 
 
@@ -307,28 +316,26 @@ def logits_of(classifier, images):
 
 
 def test_interrupted_evaluation_goes_on(digit_path, tmp_path, monkeypatch):
-    words = ["--model", f"a={digit_path}", f"b={digit_path}", "--limit", "9", "--sizes", "16"]
+    other = save(tmp_path / "other", names=digits()[1].names, channels=1, seed=1)
+    words = ["--model", f"a={digit_path}", f"b={other}", "--limit", "9", "--sizes", "16"]
     words += ["--device", "cpu", "--output", str(tmp_path / "out")]
-    work, names = evaluate.measure, []
+    work, measured = evaluate.measure, []
 
     def interrupted(classifier, data, args):
-        names.append(classifier.path)
-        if len(names) == 2:
+        measured.append(classifier.path)
+        if len(measured) in (2, 4):
             raise KeyboardInterrupt
         return work(classifier, data, args)
 
-    other = save(tmp_path / "other", names=digits()[1].names, channels=1, seed=1)
-    words[2] = f"b={other}"
     monkeypatch.setattr(evaluate, "measure", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        evaluate.main(words)
+    for _ in range(2):  # without the option nothing is kept
+        with pytest.raises(KeyboardInterrupt):
+            evaluate.main(words)
     assert not list((tmp_path / "out").glob("*.md"))
     evaluate.main([*words, "--resume"])
-    assert names == [digit_path, other, other]
+    assert measured == [digit_path, other, digit_path, other, other]
     assert [row["model"] for row in rows_of(tmp_path / "out/accuracy.csv")] == ["a", "b"]
     assert not (tmp_path / "out/done").exists()
-    evaluate.main(words)
-    assert len(names) == 5
 
 
 def test_names_of_models():
