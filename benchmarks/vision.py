@@ -12,6 +12,7 @@ from benchmarks.huggingface import share, training_step, vit, vit_sizes
 from benchmarks.measure import CLOCKS, Setup, Step, interleave
 from benchmarks.report import (
     Report,
+    distinct,
     legend_below,
     markdown_table,
     plot_ratios,
@@ -153,14 +154,15 @@ def _plot(report: Report, figure: Any) -> None:
     timed = [row for row in report.rows if "ratio" in row]
     plot_ratios(left, timed, "case", LIMIT)
     left.tick_params(axis="x", rotation=20, labelsize=7)
+    names = distinct(timed, "variant")  # colours as on the left
+    rows = [row for row in report.rows if row["case"] == "evaluation"]
     for name in SETTINGS:
-        rows = [row for row in report.rows if row["case"] == "evaluation"]
         own = [row for row in rows if row["variant"] == name]
         right.plot(
             [row["pixels"] for row in own],
             [row["images_per_second"] for row in own],
             marker="o",
-            label=name,
+            color=f"C{names.index(name)}",
         )
     right.set(xlabel="pixels", ylabel="images per second, evaluation")
     right.grid(alpha=0.3)
