@@ -141,7 +141,12 @@ def _ranges(
     low = min(drawn.min() for drawn in trained.values())
     high = max(drawn.max() for drawn in trained.values())
     longest = max(drawn.shape[1] for drawn in trained.values())
-    bins = np.linspace(low, high, 1 + min(100, longest))
+    number = min(100, longest)
+    if all((drawn == drawn.round()).all() for drawn in trained.values()):
+        width = max(1, math.ceil((high - low + 1) / number))  # of whole numbers as many in each bin
+        bins = np.arange(low, high + width + 1, width) - 0.5
+    else:
+        bins = np.linspace(low, high, 1 + number)
     names, rows = [], []
     for number, (size, drawn) in enumerate(trained.items()):
         above.hist(

@@ -9,6 +9,7 @@ last checkpoint.
 import argparse
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -216,7 +217,8 @@ def train(
     finished.
 
     Args:
-        name: Of the variant; a colon becomes a hyphen in the name of the folder.
+        name: Of the variant; what else than letters, digits, dots and underscores becomes a hyphen
+            in the name of the folder.
 
     Returns:
         The trainer. Its model is that of the saved folder, whole on each process also where
@@ -225,7 +227,7 @@ def train(
     Raises:
         CommandError: if the folder has a model of other settings.
     """
-    folder = Path(training.output_dir) / name.replace(":", "-")
+    folder = Path(training.output_dir) / re.sub(r"[^\w.]", "-", name)
     own = Seq2SeqTrainingArguments(**{**_init_fields(training), "output_dir": str(folder)})
     accelerate.utils.set_seed(own.seed)
     made_with = {

@@ -110,7 +110,7 @@ def _plot(path: Path, scores: Scores, metric: str, group: str, trained: Sequence
             axes.fill_between(groups, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
     for index, key in enumerate(groups):
         if key in trained:
-            axes.axvspan(index - 0.5, index + 0.5, color="0.92")
+            axes.axvspan(index - 0.5, index + 0.5, color="0.92", zorder=0)
     axes.set(xlabel=f"{group} (grey: in training)", ylabel=metric)
     axes.legend()
     axes.grid(alpha=0.3)

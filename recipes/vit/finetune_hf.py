@@ -137,9 +137,11 @@ def read_options(
 
 def model_sizes(args: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     """Fields of the configuration: those of a new model, or ``image_size``, ``patch_size`` and
-    ``num_channels`` of the checkpoint. A model trained at one size is of that size."""
-    single = len(args.train_sizes or ()) == 1
-    own = {"image_size": args.train_sizes[0]} if single else {}
+    ``num_channels`` of the checkpoint. A model trained at one size is of that size, a new one
+    trained at many of the middle one: 224 of 128 to 320."""
+    pixels = sorted(args.train_sizes or ())
+    own = {"image_size": pixels[0]} if len(pixels) == 1 else {}
+    middle = {"image_size": pixels[len(pixels) // 2]} if len(pixels) > 1 else {}
     if args.model:
         try:
             stock = AutoConfig.from_pretrained(args.model)
@@ -148,7 +150,8 @@ def model_sizes(args: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
         names = ("image_size", "patch_size", "num_channels")
         sizes = {name: getattr(stock, name) for name in names if hasattr(stock, name)}
         return {**sizes, **own}
-    return {**recipe.model, **PRESETS.get(args.preset, {}), **own, **(args.model_config or {})}
+    model = {**middle, **recipe.model, **PRESETS.get(args.preset, {})}
+    return {**model, **own, **(args.model_config or {})}
 
 
 # ---- data and models ---------------------------------------------------------------------------

@@ -59,6 +59,13 @@ def test_translator_that_ignores_order_loses_in_the_swap_test():
     found = swap.swap_bleu(stubborn, sources, sources, metric)
     assert found["original"] == pytest.approx(100)
     assert 5 < found["drop"] < 95
+    assert found["separated"] == 100
+
+    def runs_together(lines, order):  # one line has its separators, two do not
+        return [line.replace(SEPARATOR, "") for line in lines[1:]] + list(lines[:1])
+
+    found = swap.swap_bleu(runs_together, sources, sources, metric)
+    assert found["separated"] == pytest.approx(100 / 3)
 
 
 def test_scores_by_length():
@@ -228,6 +235,7 @@ BAD = {
     "half": (["stack", "--model", "a=A", "--device", "cpu", "--fp16"], "--fp16: needs a GPU"),
     "no pair": (["extrapolate", "--max-length", "1"], "--max-length 1: no pair is that short"),
     "onto itself": (["extrapolate", "--output", "words.en", "x"], "--output words.en"),
+    "gzip": (["extrapolate", "--output", "x.en.gz", "x.de.gz"], "leave out .gz"),
     "joins nothing": (["interpolate", "--count", "1"], "--count 1"),
     "joined before": (["interpolate", "--text", "joined", "joined"], "line 1 has the separator"),
 }

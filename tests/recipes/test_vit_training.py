@@ -202,8 +202,8 @@ def test_finetuning_at_a_higher_size_and_several_seeds(run_cli, repo_root, tmp_p
     for row, value in zip(rows, scores["abspos"]["16"] + scores[name]["16"], strict=True):
         assert float(row["accuracy"]) == pytest.approx(value, abs=1e-4)
     runs = tmp_path / "first"
-    config = json.loads((runs / f"{name.replace(':', '-')}-seed4/config.json").read_text())
-    assert config["position_embedding"]["max_global_shift"] == 0.2
+    file = runs / "cape-max_global_scale-1-max_global_shift-0.2-seed4/config.json"
+    assert json.loads(file.read_text())["position_embedding"]["max_global_shift"] == 0.2
     weights = {path: path.stat().st_mtime_ns for path in runs.glob("*/model.safetensors")}
     assert len(weights) == 4
     assert len({path.read_bytes() for path in weights}) == 4

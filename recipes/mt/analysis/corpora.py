@@ -77,6 +77,8 @@ def _write(args: argparse.Namespace, pairs: Iterator[Pair], remedy: str) -> int:
     for path in args.output:
         if any(path.resolve() == given.resolve() for given in args.text):
             raise CommandError(f"--output {path}: is a file of --text; give other names")
+        if path.suffix == ".gz":
+            raise CommandError(f"--output {path}: text is written as it is; leave out .gz")
     first = next(pairs, None)
     if first is None:
         raise CommandError(remedy)
