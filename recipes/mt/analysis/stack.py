@@ -156,7 +156,9 @@ def plot(args: argparse.Namespace, losses: dict[str, list[Losses]]) -> None:
         found = estimate(group, args.smooth)
         places = (np.arange(len(found.mean)) + 0.5) * args.smooth - 0.5
         draw_band(axes, places, found, label=name)
-    axes.set(xlabel="target position (subwords)", ylabel="negative log likelihood (nats per token)")
+    dotted = f"dotted: {args.target_tokens}, where stacking ends"
+    axes.set(xlabel=f"target position (subwords; {dotted})")
+    axes.set(ylabel="negative log likelihood (nats per token)")
     axes.axvline(args.target_tokens, color="0.6", linestyle=":")
     axes.grid(alpha=0.3)
     axes.legend()
