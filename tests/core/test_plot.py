@@ -97,7 +97,7 @@ def test_defaults_alone(tmp_path, run_cli):
     )
     env = {"MPLBACKEND": "", "DISPLAY": ""}
     words = [word for name in env for word in ("-u", name)]
-    run_cli("env", *words, "python", "-c", code, cwd=tmp_path)
+    run_cli("env", *words, sys.executable, "-c", code, cwd=tmp_path)
     names = {f"{kind}-cape-text.png" for kind in KINDS}
     assert {path.name for path in tmp_path.iterdir()} == names
     done = run_cli("python", "-m", "cape_plugins", "plot", "similarity", cwd=tmp_path)
