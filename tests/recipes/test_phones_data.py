@@ -264,14 +264,25 @@ def test_what_cannot_be_used_is_counted(tmp_path):
         (tmp_path / f"{name}.PHN").write_text(labels)
     write_recording(tmp_path, "mute")
     soundfile.write(tmp_path / "mute.wav", np.zeros(8000), 16000)
+    write_recording(tmp_path, "binary")
+    (tmp_path / "binary.PHN").write_bytes(b"\0\1")
     corpus = read_folder(tmp_path)
     assert sum(map(len, corpus.splits.values())) == 3
     reasons = dict(sorted(line.split(": ", 1) for line in corpus.skipped))
     assert list(reasons) == [
-        *("before.wav", "broken.wav", "early.wav", "late.wav", "mute.wav", "short.wav"),
+        *(
+            "before.wav",
+            "binary.wav",
+            "broken.wav",
+            "early.wav",
+            "late.wav",
+            "mute.wav",
+            "short.wav",
+        ),
         *("strange.wav", "unheard.TextGrid", "unlabelled.wav"),
     ]
     assert "starts before the recording" in reasons["before.wav"]
+    assert reasons["binary.wav"] == "no text"
     assert reasons["early.wav"] == "labels end at 0.12 s, the recording at 0.50 s"
     assert reasons["late.wav"] == "labels end at 1.50 s, the recording at 0.50 s"
     assert reasons["mute.wav"] == "silence from beginning to end"
