@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,8 @@ def _read_fairseq(path: Path, side: str | None) -> Stack:
         weights = state["model"]
     except Exception as error:  # a damaged file can stop the reader anywhere, with anything
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if isinstance(error, pickle.UnpicklingError):  # the advice of torch is not for users of it
+            reason = "not a file of torch, or with objects that fairseq does not save"
         raise ValueError(
             f"--checkpoint {path} cannot be read as a checkpoint of fairseq ({reason}); give a "
             "file that fairseq-train wrote, or the folder of a Hugging Face model."

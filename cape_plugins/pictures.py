@@ -162,7 +162,8 @@ def draw_picture(args: argparse.Namespace) -> str:
     output = args.output or Path(f"{args.kind}-{config.type}-{config.domain}.png")
     if output.suffix.lower() != ".png" or output.is_dir():
         raise ValueError(f"--output {output} is not allowed; allowed: a file name ending in .png.")
-    sizes = _sizes("--sizes", args.sizes, kind.sizes[config.domain], kind.most_sizes, stack)
+    word = "sizes" if config.domain == "image" else "lengths"
+    sizes = _sizes(f"--{word}", args.sizes, kind.sizes[config.domain], kind.most_sizes, stack)
     draws = _draws(args.draws, kind, config)
     generator = torch.Generator().manual_seed(args.seed)
     rows: list[dict[str, str]] = []
@@ -175,9 +176,16 @@ def draw_picture(args: argparse.Namespace) -> str:
     elif args.kind == "augmentation":
         figure = augmentation_figure(stack, sizes[0], draws, generator)
     else:
-        tests = _sizes("--test-sizes", args.test_sizes, _TEST_SIZES[config.domain], 8, stack)
+        default = _TEST_SIZES[config.domain]
+        tests = _sizes(f"--test-{word}", args.test_sizes, default, 8, stack)
         figure, rows = coverage_figure(stack, sizes, tests, draws, generator)
-    save(figure, output)
+    try:
+        save(figure, output)
+    except OSError as error:
+        raise ValueError(
+            f"--output {output} cannot be written ({error.strerror or error}); give a file in a "
+            "folder that can."
+        ) from None
     return "\n".join([*_table(rows), f"wrote {output}"])
 
 

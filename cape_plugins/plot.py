@@ -5,6 +5,7 @@ matplotlib is imported when a figure is made; no display is needed.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 from collections.abc import Mapping, Sequence
@@ -55,7 +56,8 @@ def save(figure: Any, path: Path, dpi: int = DPI) -> None:
         image.save(partial, format="PNG", optimize=True)
         os.replace(partial, path)
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # there is none where nothing can be written
+            partial.unlink()
 
 
 def title_of(stack: Stack, what: str) -> str:

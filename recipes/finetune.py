@@ -24,7 +24,7 @@ from cape_plugins import TYPES, PositionConfig
 from cape_plugins.arguments import TYPE_ARG, add_position_args, given_settings
 from cape_plugins.config import options, parse_option
 from hf_models import RankSeedCallback
-from recipes.steps import CommandError, matches, record
+from recipes.steps import CommandError, matches, model_path, record
 
 TRAINER_DEFAULTS = (
     *("--report_to", "none", "--save_strategy", "steps", "--save_total_limit", "1"),
@@ -58,8 +58,8 @@ def make_parser(description: str, domain: str) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--model", metavar="PATH", help="checkpoint to finetune, stock or cape; default: none, a "
-        "model is trained from scratch")  # fmt: skip
+    text = "checkpoint to finetune, stock or cape; default: none, a model is trained from scratch"
+    add("--model", type=model_path, metavar="PATH", help=text)
     add("--model-config", metavar="JSON", help="sizes of a model trained from scratch, a file or "
         """such as '{"hidden_size": 192}'""")  # fmt: skip
     add("--compare", nargs="+", metavar="TYPE", help="train several types, one after the other, "
@@ -159,6 +159,9 @@ def variants(
             "cape:max_global_scale=1; leave it out to train one type with --position-... options"
         )
     names = [chosen or "cape"] if chosen or given else args.compare or default
+    twice = [name for name in names if list(names).count(name) > 1]
+    if twice:
+        raise CommandError(f"--compare {twice[0]} is given twice; give each type once")
     found = {}
     for name in names:
         kind, own = _parse_variant(name, domain)

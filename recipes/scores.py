@@ -2,7 +2,6 @@
 
 import csv
 import json
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from statistics import mean
 
 import accelerate
 
-from recipes.steps import machine, versions, writing
+from recipes.steps import machine, shown_command, versions, writing
 
 # name of the variant: scores by group (length, duration, size ...), a list of those of all seeds
 # where there are several
@@ -51,7 +50,7 @@ def report(
         lines += [f"Mean of seeds {', '.join(map(str, seeds))} (lowest-highest)", ""]
     script = "/".join(Path(sys.argv[0]).parts[-3:])
     lines += [
-        f"`{shlex.join(['python', script, *sys.argv[1:]])}`",
+        f"`{shown_command(f'python {script}', sys.argv[1:])}`",
         f"{machine()}; {versions(('torch', 'transformers', 'accelerate'))}",
     ]
     with writing(folder / "scores.md") as file:

@@ -11,6 +11,8 @@ import hashlib
 import json
 import os
 import platform
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -65,6 +67,13 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def model_path(text: str) -> str:
+    """Argument type: the folder of a model, or its name on the hub, which has at most one slash."""
+    if (text.startswith((".", "/", "~")) or text.count("/") > 1) and not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: no such folder")
+    return text
+
+
 def available_cores() -> int:
     """Number of CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
@@ -94,6 +103,30 @@ def versions(packages: Sequence[str]) -> str:
         except PackageNotFoundError:
             continue
     return ", ".join(found)
+
+
+def shown_command(program: str, argv: Sequence[str]) -> str:
+    """The command for a report that others will read: without the folders it writes to; absolute
+    paths from the current folder on, and those elsewhere, which nobody else has, by their last
+    part, checkpoints with their folder.
+
+    >>> shown_command("run", ["--data", "/some/data", "--model", "a=/some/run1/last.pt"])
+    'run --data data --model a=run1/last.pt'
+    """
+    words = list(map(str, argv))
+    for option in ("--work", "--output"):
+        if option in words:
+            start = words.index(option)
+            del words[start : start + 2]
+    absolute = re.compile(r"(?<![^=,])/[^=,]+")  # alone, or after the name or comma before it
+    return shlex.join([*shlex.split(program), *(absolute.sub(_shown, word) for word in words)])
+
+
+def _shown(found: re.Match[str]) -> str:
+    path = Path(found[0])
+    if path.is_relative_to(Path.cwd()):
+        return str(path.relative_to(Path.cwd()))
+    return "/".join(path.parts[-2:] if path.suffix == ".pt" else path.parts[-1:])
 
 
 # ---- files -------------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ from recipes.steps import (
     machine,
     positive,
     run_main,
+    shown_command,
     versions,
 )
 
@@ -159,16 +160,6 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-def shown_command(argv: Sequence[str]) -> str:
-    """The command for the report, without the folders of this machine."""
-    words = [Path(word).name if Path(word).is_absolute() else word for word in argv]
-    for option in ("--work", "--output"):
-        if option in words:
-            start = words.index(option)
-            del words[start : start + 2]
-    return shlex.join(["python", "-m", "recipes.asr.run", *words])
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """The command; see the module docstring."""
     calm_logging()
@@ -188,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     edges = [0, *(args.bins or recipe.bins)]
     trained = min(sum(edge < longest for edge in edges), len(plotted))
     facts = {
-        "Command": f"`{shown_command(argv)}`",
+        "Command": f"`{shown_command('python -m recipes.asr.run', argv)}`",
         "Machine": f"{machine()}; {args.jobs} trainings at a time, threads {args.threads}",
         "Versions": versions(PACKAGES),
         "Corpus": f"{args.data.name}; training recordings up to {longest:.1f} s",

@@ -35,6 +35,7 @@ from recipes.steps import (
     machine,
     positive,
     run_main,
+    shown_command,
     stop_children,
     versions,
 )
@@ -194,18 +195,6 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def shown_command(argv: Sequence[str], args: argparse.Namespace) -> str:
-    """The command for the report, without the folders of this machine."""
-    words = [Path(word).name if os.path.isabs(word) else word for word in argv]
-    for option in ("--work", "--output"):
-        if option in words:
-            start = words.index(option)
-            del words[start : start + 2]
-    if args.data and "--data" not in words:
-        words += ["--data", *(path.name for path in args.data)]
-    return shlex.join(["python", "-m", "recipes.mt.quickstart", *words])
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     args = parse_arguments(argv)
@@ -219,8 +208,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     results = sorted(
         run_all(jobs, args.jobs), key=lambda result: args.variants.index(result.variant)
     )
+    if args.data and "--data" not in argv:  # those of the environment
+        argv = [*argv, "--data", *map(str, args.data)]
     facts = {
-        "Command": f"`{shown_command(argv, args)}`",
+        "Command": f"`{shown_command('python -m recipes.mt.quickstart', argv)}`",
         "Machine": f"{machine()}; {args.jobs} trainings at a time, threads {args.threads}",
         "Versions": versions(report.PACKAGES),
         "Corpus": " ".join(f"{key} {value};" for key, value in corpus.settings.items()).strip(";"),

@@ -12,8 +12,6 @@ The built-in data are random words read by espeak-ng. Your own are a folder of r
 
 import argparse
 import math
-import os
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +25,15 @@ from recipes.phones.experiment import Experiment, conditions_of, run_type
 from recipes.phones.model import Sizes
 from recipes.phones.report import PACKAGES, write_results
 from recipes.phones.train import CONDITIONS, Training
-from recipes.steps import CommandError, machine, positive, run_main, versions, write_lines
+from recipes.steps import (
+    CommandError,
+    machine,
+    positive,
+    run_main,
+    shown_command,
+    versions,
+    write_lines,
+)
 
 BUILTIN_SIZES = {"train_size": 2000, "dev_size": 60, "test_size": 200}  # utterances
 SMALL = {
@@ -141,16 +147,6 @@ def position_configs(args: argparse.Namespace) -> list[PositionConfig]:
     return configs
 
 
-def shown_command(argv: Sequence[str]) -> str:
-    """The command for the report, without the folders of this machine."""
-    words = [Path(word).name if os.path.isabs(word) else word for word in argv]
-    for option in ("--work", "--output"):
-        if option in words:
-            start = words.index(option)
-            del words[start : start + 2]
-    return shlex.join(["python", "-m", "recipes.phones.run", *words])
-
-
 def load(args: argparse.Namespace) -> Corpus:
     """The data, with a word about what was left out."""
     if not args.data:
@@ -183,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for config in configs
     ]
     facts = {
-        "Command": f"`{shown_command(argv)}`",
+        "Command": f"`{shown_command('python -m recipes.phones.run', argv)}`",
         "Machine": f"{machine()}; {args.device}, {torch.get_num_threads()} threads",
         "Versions": versions(PACKAGES),
         "Data": f"{corpus.description}; {corpus.sizes()}; {len(corpus.classes)} classes: "

@@ -72,6 +72,14 @@ class Images(Dataset):
         """Of what is asked for by index; called by accelerate."""
         self.epoch = epoch
 
+    def keep(self, number: int) -> None:
+        """Leaves this many images, evenly spread; all if there are no more."""
+        places = [place * len(self) // number for place in range(min(number, len(self)))]
+        if len(places) < len(self):
+            items = self.items
+            whole = isinstance(items, list)
+            self.items = [items[place] for place in places] if whole else items.select(places)
+
     def hold(self, limit: int = HELD_BYTES) -> None:
         """Decodes all images once, if they will take no more than `limit` bytes together."""
         sample = [self.load(self.items[index])[0] for index in range(min(16, len(self)))]
@@ -141,12 +149,21 @@ def given_data(args: argparse.Namespace, channels: int) -> tuple[Images, Images]
     sets are decoded at once and held in memory."""
     data = open_dataset(args.dataset, args.dataset_config)
     parts = train_and_test(data, args.train_split, args.test_split)
-    pixels, target = (_column(args, option, parts["train"]) for option in COLUMNS)
-    names = getattr(parts["train"].features[target], "names", None)
+    found = [read_images(args, parts["train"], parts[name], channels) for name in parts]
+    for part in found:
+        part.hold()
+    return tuple(found)
+
+
+def read_images(args: argparse.Namespace, training: Any, rows: Any, channels: int) -> Images:
+    """The images of `rows`, with the classes of `training`; none is decoded before it is asked
+    for."""
+    pixels, target = (_column(args, option, training) for option in COLUMNS)
+    names = getattr(training.features[target], "names", None)
     # plain numbers or words have no names
-    values = sorted(set(parts["train"][target])) if names is None else range(len(names))
+    values = sorted(set(training[target])) if names is None else range(len(names))
     classes = {value: place for place, value in enumerate(values)}
-    unknown = set(parts["test"][target]) - set(classes)
+    unknown = set(rows[target]) - set(classes)
     if unknown:
         raise CommandError(
             f"--label-column {target}: the test has {min(unknown, key=str)!r}, which "
@@ -162,10 +179,7 @@ def given_data(args: argparse.Namespace, channels: int) -> tuple[Images, Images]
         array = array[None] if channels == 1 else array.permute(2, 0, 1).contiguous()
         return array, classes[row[target]]
 
-    found = [Images(parts[name], load, list(map(str, names or values))) for name in parts]
-    for part in found:
-        part.hold()
-    return tuple(found)
+    return Images(rows, load, list(map(str, names or values)))
 
 
 def _column(args: argparse.Namespace, option: str, data: Any) -> str:

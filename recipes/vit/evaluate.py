@@ -12,7 +12,6 @@ Markdown) and plots (PNG) go to --output.
 import argparse
 import hashlib
 import json
-import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -31,8 +30,10 @@ from recipes.steps import (
     available_cores,
     digest,
     machine,
+    model_path,
     positive,
     run_main,
+    shown_command,
     versions,
     writing,
 )
@@ -151,7 +152,10 @@ def model_groups(words: Sequence[str]) -> dict[str, list[str]]:
                 f"--model {word}: give each model once, as PATH or NAME=PATH,PATH with a name of "
                 "its own"
             )
-        groups[name] = paths
+        try:
+            groups[name] = list(map(model_path, paths))
+        except argparse.ArgumentTypeError as error:
+            raise CommandError(f"--model {error}") from None
     return groups
 
 
@@ -229,7 +233,7 @@ def facts_of(args: argparse.Namespace, argv: Sequence[str]) -> dict[str, str]:
         where = f"{torch.cuda.get_device_name(args.device)}; {where}"
     shown = {"crop": "shorter side to size / 0.875, centre crop", "whole": "whole image squeezed"}
     facts = {
-        "command": f"`{shlex.join(['python', 'recipes/vit/evaluate.py', *argv])}`",
+        "command": f"`{shown_command('python recipes/vit/evaluate.py', argv)}`",
         "machine": f"{where}; {versions(PACKAGES)}",
         "images": f"{shown[args.protocol]}, bilinear; {args.dtype}",
         "gamma": f"train is {args.train_size or 'the image_size of each model'}",

@@ -1,7 +1,6 @@
 """What is measured of one model on one data set: ranks of the right classes by size and rule."""
 
 import argparse
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -11,10 +10,10 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from recipes.data import open_dataset
+from recipes.data import open_dataset, train_and_test
 from recipes.steps import CommandError
 from recipes.vit.classifier import Classifier, match_classes
-from recipes.vit.data import Images, digits, given_data
+from recipes.vit.data import Images, digits, read_images
 from recipes.vit.protocol import (
     GAMMA_RULES,
     View,
@@ -87,21 +86,24 @@ def load_data(args: argparse.Namespace, channels: int) -> list[Data]:
         images = digits(channels)[1] if given is None else _test_images(given, args, channels)
         if not len(images):
             raise CommandError(f"--dataset {given} has no images in the split that is tested")
-        count = min(args.limit or len(images), len(images))
-        order = [number * len(images) // count for number in range(count)]  # evenly spread
-        found[name] = Data(name, images, order, args.batch_size, args.workers)
+        images.keep(args.limit or len(images))
+        images.hold()
+        found[name] = Data(name, images, range(len(images)), args.batch_size, args.workers)
     return list(found.values())
 
 
 def _test_images(name: str, args: argparse.Namespace, channels: int) -> Images:
-    given = copy.copy(args)
-    given.dataset, given.train_split = name, "train"
-    if given.test_split is None:
-        splits = open_dataset(name, args.dataset_config)
-        given.test_split = next((split for split in TEST_SPLITS if split in splits), None)
-    if given.test_split is not None:  # classes by the split itself: there may be no training
-        given.train_split = given.test_split
-    return given_data(given, channels)[1]
+    """Classes are those of the split itself, for there may be no training."""
+    data = open_dataset(name, args.dataset_config)
+    split = args.test_split or next((split for split in TEST_SPLITS if split in data), None)
+    if split is None and "train" in data:
+        parts = train_and_test(data)
+        return read_images(args, parts["train"], parts["test"], channels)
+    if split not in data:
+        raise CommandError(
+            f"--test-split {split or 'test'}: {name} has the splits {', '.join(data)}; name one"
+        )
+    return read_images(args, data[split], data[split], channels)
 
 
 # ---- ranks of the right classes ------------------------------------------------------------------

@@ -217,15 +217,15 @@ def test_maps_show_the_channels_that_were_asked_for(shown, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("similarity --lengths 0", ["--sizes 0", "tokens", "1 to 3000"]),
-        ("similarity --lengths 2.5", ["--sizes 2.5", "tokens"]),
-        ("similarity --domain audio --lengths nan", ["--sizes nan", "seconds"]),
-        ("similarity --domain audio --lengths 1e9", ["--sizes 1e9", "seconds", "3000"]),
+        ("similarity --lengths 0", ["--lengths 0", "tokens", "1 to 3000"]),
+        ("similarity --lengths 2.5", ["--lengths 2.5", "tokens"]),
+        ("similarity --domain audio --lengths nan", ["--lengths nan", "seconds"]),
+        ("similarity --domain audio --lengths 1e9", ["--lengths 1e9", "seconds", "3000"]),
         ("similarity --domain image --sizes 3x", ["--sizes 3x", "10x14"]),
         ("similarity --domain image --sizes 100", ["--sizes 100", "3000 positions"]),
-        ("similarity --lengths 1 2 3 4", ["--sizes", "4 sizes", "at most 3"]),
-        ("augmentation --lengths 5 6", ["--sizes", "at most 1"]),
-        ("coverage --test-lengths x", ["--test-sizes x", "tokens"]),
+        ("similarity --lengths 1 2 3 4", ["--lengths", "4 sizes", "at most 3"]),
+        ("augmentation --lengths 5 6", ["--lengths", "at most 1"]),
+        ("coverage --test-lengths x", ["--test-lengths x", "tokens"]),
         ("coverage --domain image --sizes 1", ["1 x 1", "at least 2"]),
         ("coverage --draws 0", ["--draws 0", "1 to 2000"]),
         ("components --draws 9", ["--draws 9", "0 to 5"]),
@@ -245,6 +245,7 @@ def test_maps_show_the_channels_that_were_asked_for(shown, tmp_path):
         ("similarity --side decoder", ["--side decoder", "allowed: encoder"]),
         ("augmentation --position-max-global-shift 0 --position-max-local-shift 0", ["draws"]),
         ("similarity --output x.jpg", ["x.jpg", ".png"]),
+        ("similarity --lengths 5 --output /dev/null/x.png", ["--output /dev/null/x.png", "folder"]),
         ("similarity --checkpoint nowhere", ["nowhere", "no such file"]),
         ("similarity --checkpoint x --dim 4", ["--dim 4", "--checkpoint"]),
         ("similarity --checkpoint x --position-embedding cape", ["--position-embedding cape"]),
@@ -263,18 +264,21 @@ def test_bad_input(words, said, tmp_path, monkeypatch, capsys):
 def test_unreadable_checkpoints(tmp_path, capsys):
     folder = tmp_path / "model"
     folder.mkdir()
-    files = {"damaged.pt": b"no zip", "config.json": b"{"}
+    files = {"damaged.pt": b"no zip", "text.pt": b"import os", "config.json": b"{"}
     for name, content in files.items():
         (folder / name).write_bytes(content)
     torch.save({"weights": 1}, folder / "other.pt")
     for path, said in (
         (folder, "config.json cannot be read"),
         (folder / "damaged.pt", "cannot be read as a checkpoint of fairseq"),
+        (folder / "text.pt", "not a file of torch"),
         (folder / "other.pt", "cannot be read as a checkpoint of fairseq"),
     ):
         with pytest.raises(SystemExit, match="2"):
             main(["plot", "similarity", "--checkpoint", str(path)])
-        assert said in capsys.readouterr().err
+        message = capsys.readouterr().err
+        assert said in message
+        assert "weights_only" not in message  # advice for users of torch
     for config, said in (
         ('{"model_type": "bert"}', "'bert'"),
         ('{"model_type": "cape_vit", "position_embedding": {"type": "cape"}}', "'image_size'"),

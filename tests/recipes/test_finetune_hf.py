@@ -190,6 +190,7 @@ BAD = [
     (vit, ["--no_such_flag", "1"], "unknown option --no_such_flag"),
     (vit, ["--model-config", "{"], "--model-config"),
     (vit, ["--compare", "cape", "--position-embedding", "cape"], "--compare"),
+    (vit, ["--compare", "cape", "nopos", "cape"], "--compare cape is given twice"),
     (vit, ["--train-sizes", "16", "32"], "--univit"),
     (vit, ["--crop", "0.5", "0.1"], "--crop 0.5 0.1 is not allowed"),
     (vit, ["--test-sizes", "2"], "size 2 is smaller than a patch"),

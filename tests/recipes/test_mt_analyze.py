@@ -222,6 +222,7 @@ BAD = {
     "no model": (["stack", "--model", "a=folder"], "cannot be read as a Hugging Face model"),
     "no dictionary": (["stack", "--model", "a=A", "--data", "folder"], "--data FOLDER"),
     "no subwords": (["stack", "--model", "a=A", "--spm", "text"], "--spm text"),
+    "subwords of its own": (["stack", "--model", "h=folder", "--spm", "h=x"], "--spm h=x has no"),
     "too short": (["stack", "--model", "a=A", "--target-tokens", "99999"], "--target-tokens 99999"),
     "no test": (["stack", "--model", "a=A", "--test", "gone", "gone"], "--test gone"),
     "bins": (["length", "--model", "a=A", "--bins", "5", "5"], "--bins 5 5: the numbers must"),

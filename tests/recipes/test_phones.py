@@ -369,8 +369,3 @@ def test_sizes_of_the_thesis():
     assert (args.dim, args.layers, args.heads, args.ffn, args.dropout) == (768, 2, 8, 2048, 0.1)
     assert (args.epochs, args.learning_rate, args.final_learning_rate) == (80, 0.05, 0.001)
     assert Sizes(512, 6, 8, 2048, 0.1).dim + BANDS == 552
-
-
-def test_the_report_names_no_folder_of_the_machine():
-    words = ["--data", "/" + "data/TIMIT", "--work", "w", "--output", "o", "--epochs", "3"]
-    assert run.shown_command(words) == "python -m recipes.phones.run --data TIMIT --epochs 3"

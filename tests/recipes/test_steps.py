@@ -2,7 +2,7 @@
 
 import pytest
 
-from recipes.steps import ChildError, CommandError, run_main
+from recipes.steps import ChildError, CommandError, run_main, shown_command
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,14 @@ def test_a_defect_keeps_its_traceback():
 
     with pytest.raises(ZeroDivisionError):
         run_main(main)
+
+
+def test_shown_commands_name_no_folder_of_the_machine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    inside, outside = tmp_path / "runs" / "a", "/some/place"
+    argv = ["--model", f"cape={inside}/last.pt,{outside}/b/last.pt", "x=runs/*/last.pt"]
+    argv += ["--data", outside, "--work", "w", "--ratio", "1/2", "--output", outside]
+    assert shown_command("python -m recipes.x", argv) == (
+        "python -m recipes.x --model cape=runs/a/last.pt,b/last.pt 'x=runs/*/last.pt' --data place "
+        "--ratio 1/2"
+    )

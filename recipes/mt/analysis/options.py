@@ -5,8 +5,6 @@ import csv
 import glob
 import hashlib
 import logging
-import re
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -24,6 +22,7 @@ from recipes.steps import (
     digest,
     machine,
     positive,
+    shown_command,
     step,
     versions,
     write_lines,
@@ -130,6 +129,12 @@ def open_models(args: argparse.Namespace) -> dict[str, list[Translator]]:
     models: dict[str, list[Translator]] = {}
     how = running(args)
     for name, _, paths in named:
+        for option, found in files.items():
+            if name in found and all(path.is_dir() for path in _expand(paths)):
+                raise CommandError(
+                    f"--{option} {name}={found[name]} has no effect: {name} is a Hugging Face "
+                    "model, which has its own tokenizer; leave it out"
+                )
         own = {option: found.get(name, found.get("")) for option, found in files.items()}
         models[name] = [
             open_translator(path, how, segmented=args.segmented, **own) for path in _expand(paths)
@@ -266,7 +271,7 @@ def facts(args: argparse.Namespace, models: Models, **more: str) -> list[str]:
         for name, seeds in models.items()
     )
     lines = {
-        "Command": f"`{shown_command(args.argv)}`",
+        "Command": f"`{shown_command('python -m recipes.mt.analyze', args.argv)}`",
         "Machine": where,
         "Versions": versions(PACKAGES),
         "Test text": ", ".join(fingerprint(path, "--test") for path in args.test),
@@ -274,13 +279,6 @@ def facts(args: argparse.Namespace, models: Models, **more: str) -> list[str]:
         **{name.replace("_", " ").capitalize(): text for name, text in more.items()},
     }
     return [f"- **{name}**: {text}" for name, text in lines.items()]
-
-
-def shown_command(argv: Sequence[str]) -> str:
-    """The command for a report; of absolute paths only the end."""
-    path = re.compile(r"(^|[=,])/(?:[^/,]+/)*?([^/,]+(?:/[^/,]+)?)(?=,|$)")
-    words = [path.sub(r"\1\2", word) for word in argv]
-    return shlex.join(["python", "-m", "recipes.mt.analyze", *words])
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
