@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import pickle
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -83,10 +84,9 @@ def _read_folder(folder: Path, side: str | None) -> Stack:
     field = TYPE_ARG if side == "encoder" or family == "marian" else f"decoder_{TYPE_ARG}"
     settings = saved.get(field) or {"type": stock}
     config = PositionConfig.from_dict(settings, *kinds[side])
-    table = None
-    if config.encoding == "table":
-        table = _learned_table(_safetensors(folder), side, folder)
-    where = {"name": folder.name, "table": table}
+    where = {"name": folder.name}
+    if _is_learned(config):
+        where |= _learned(config, _safetensors(folder), side, folder)
     if family == "marian":
         step = config.alpha if side == "encoder" else 1.0
         return _stack(config, saved["d_model"], frequencies="marian", step=step, **where)
@@ -158,11 +158,10 @@ def _read_fairseq(path: Path, side: str | None) -> Stack:
         given = {}  # the flags are those of the encoder
     text = "text", "decoder" if audio or sides == ("decoder",) else "seq2seq"
     config = PositionConfig(kind, *(_AUDIO if audio and side == "encoder" else text), **given)
-    table = None
-    if config.encoding == "table":
+    where = {"name": path.name}
+    if _is_learned(config):
         readers = {name: (lambda value=value: value) for name, value in weights.items()}
-        table = _learned_table(readers, side, path)
-    where = {"name": path.name, "table": table}
+        where |= _learned(config, readers, side, path)
     dim = settings[f"{side}_embed_dim"]
     if config.domain == "text":
         step = config.alpha if side == "encoder" else 1.0
@@ -208,18 +207,44 @@ _TABLES = {
 }
 
 
-def _learned_table(readers: Mapping[str, Any], side: str, path: Path) -> Tensor:
-    """``[T, K]`` float32."""
+# Those of relative attention: number of the layer, axis of images, what they are added to.
+_RELATIVE = re.compile(r"\.(\d+)\.[a-z_.]*relative\.(?:(rows|columns)\.)?(keys|values)$")
+
+
+def _is_learned(config: PositionConfig) -> bool:
+    """Whether there is something to read among the weights."""
+    return config.encoding == "table" or (config.encoding == "none" and config.relative_context > 0)
+
+
+def _learned(
+    config: PositionConfig, readers: Mapping[str, Any], side: str, path: Path
+) -> dict[str, Any]:
+    """ "table", ``[T, K]``, or "relative", see :class:`Stack`; float32."""
     (other,) = set(SIDES) - {side}
-    for name, read in readers.items():
+    own = {name: read for name, read in readers.items() if f"{other}." not in name}
+    relative = {}
+    for name, read in own.items():
         for ending, rows in _TABLES.items():
-            if name.endswith(ending) and f"{other}." not in name:
+            if config.encoding == "table" and name.endswith(ending):
                 table = read().float()
-                return table.reshape(-1, table.shape[-1])[rows:]
+                return {"table": table.reshape(-1, table.shape[-1])[rows:]}
+        match = _RELATIVE.search(name)
+        if config.encoding == "none" and match:
+            layer, axis, what = match.groups()
+            label = ", ".join(filter(None, (f"layer {layer}", axis, what)))
+            relative[label] = read().float().transpose(0, 1).flatten(1)  # heads side by side
+    if relative:
+        return {"relative": dict(sorted(relative.items(), key=_by_layer))}
     raise ValueError(
         f"--checkpoint {path} has a learned position table by its settings, and none among its "
         "weights; give the model with its weights."
     )
+
+
+def _by_layer(item: tuple[str, Tensor]) -> tuple[int, str]:
+    """Sorts "layer 2" before "layer 10"."""
+    label, _ = item
+    return int(label.split(",")[0].removeprefix("layer ")), label
 
 
 def _stack(

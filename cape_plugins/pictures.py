@@ -18,13 +18,15 @@ from cape_plugins.encoder import build_position_encoder
 from cape_plugins.plot import components_figure, save, similarities_figure
 from cape_plugins.plot_positions import augmentation_figure, coverage_figure
 from cape_plugins.registry import DEFAULT_TYPE, TYPES
-from cape_plugins.views import Size, Stack, views
+from cape_plugins.relative import RelativeGridPositions, RelativePositions
+from cape_plugins.views import Size, Stack, View, relative_views, views
 
 MAX_POSITIONS = 3000  # of one input: the thesis' length of similarity maps
 MAX_CHANNELS = 12
 # Of a configuration alone: the papers' models, and the tables they would have.
 DIMS = {"text": 512, "audio": 768, "image": 768}
 TABLE_SIZES: dict[str, Size] = {"text": 1024, "audio": 460, "image": (14, 14)}
+HEADS = 8
 SECONDS_PER_FRAME = 0.03  # hop of 10 ms, stride 3 (CAPE Appendix C)
 
 
@@ -52,16 +54,16 @@ _FIGURE_9 = (5 / 7, 1, 12 / 7)  # 160, 224 and 384 pixels
 KINDS = {
     "components": Kind(
         "chosen channels over the plane, or over tokens or time (CAPE Figure 9)",
-        "is added to the content",
-        lambda config: config.encoding != "none",
+        "is learned or a sinusoid",
+        lambda config: config.encoding != "none" or config.relative_context > 0,
         (0, 2, 5),
         {"text": (50, 200), "audio": (2, 10), "image": _FIGURE_9},
         4,
     ),
     "similarity": Kind(
         "dot products and cosines of all pairs of positions",
-        "is added to the content",
-        lambda config: config.encoding != "none",
+        "is learned or a sinusoid",
+        lambda config: config.encoding != "none" or config.relative_context > 0,
         (0, 0, 3),
         {"text": (200,), "audio": (6,), "image": (1,)},
         3,
@@ -71,7 +73,7 @@ KINDS = {
         "draws random numbers in training",
         lambda config: config.random,
         (1, 2, 5),
-        {"text": (20,), "audio": (1,), "image": (5 / 7,)},
+        {"text": (20,), "audio": (15,), "image": (5 / 7,)},
         1,
     ),
     "coverage": Kind(
@@ -169,10 +171,14 @@ def draw_picture(args: argparse.Namespace) -> str:
     rows: list[dict[str, str]] = []
     if args.kind == "components":
         channels = _channels(args.channels, stack)
-        figure = components_figure(stack, views(stack, sizes, draws, generator), channels)
+        shown = _relative(args, stack) or views(stack, sizes, draws, generator)
+        figure = components_figure(stack, shown, channels)
     elif args.kind == "similarity":
         patch = _patch(args.patch, sizes, stack)
-        figure = similarities_figure(stack, views(stack, sizes, draws, generator), patch)
+        tables = _relative(args, stack)
+        # of many layers the first, the middle and the last
+        few = [tables[place] for place in sorted({0, len(tables) // 2, len(tables) - 1}) if tables]
+        figure = similarities_figure(stack, few or views(stack, sizes, draws, generator), patch)
     elif args.kind == "augmentation":
         figure = augmentation_figure(stack, sizes[0], draws, generator)
     else:
@@ -187,6 +193,19 @@ def draw_picture(args: argparse.Namespace) -> str:
             "folder that can."
         ) from None
     return "\n".join([*_table(rows), f"wrote {output}"])
+
+
+def _relative(args: argparse.Namespace, stack: Stack) -> list[View]:
+    """Relative embeddings, which are shown at all distances; none of other types."""
+    tables = relative_views(stack)
+    patch = getattr(args, "patch", None)
+    for option, given in (("--lengths", args.sizes), ("--patch", patch)):
+        if tables and given:
+            raise ValueError(
+                f"{option} {' '.join(map(str, given))} has no effect: relative embeddings are "
+                "shown at all their distances; leave it out."
+            )
+    return tables
 
 
 # ---- the model ---------------------------------------------------------------------------------
@@ -215,8 +234,22 @@ def _configured(args: argparse.Namespace) -> Stack:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(args.seed)  # for a table
         encoder = build_position_encoder(config, dim, table_size=TABLE_SIZES[domain])
-    name = "not trained" if config.encoding == "table" else ""
-    return Stack(config, encoder, step=step, name=name)
+        relative = _relative_tables(config, dim) if config.encoding == "none" else {}
+    name = "not trained" if config.encoding == "table" or relative else ""
+    return Stack(config, encoder, step=step, name=name, relative=relative)
+
+
+def _relative_tables(config: PositionConfig, dim: int) -> dict[str, torch.Tensor]:
+    """Those of one layer before training."""
+    if not config.relative_context:
+        return {}
+    heads = HEADS if config.relative_heads == "separate" else None
+    kind = RelativeGridPositions if config.domain == "image" else RelativePositions
+    tables = kind(config.relative_context, max(1, dim // HEADS), heads, config.relative_values)
+    return {
+        name.replace(".", ", "): rows.detach().transpose(0, 1).flatten(1)
+        for name, rows in tables.named_parameters()
+    }
 
 
 def _stored(args: argparse.Namespace) -> Stack:

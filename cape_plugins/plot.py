@@ -81,10 +81,17 @@ def size_label(stack: Stack, size: Size) -> str:
     return f"{size} token{'s' * (size != 1)}"
 
 
+def distance_label(stack: Stack) -> str:
+    """Of an axis of relative embeddings: from query to key."""
+    unit = {"text": "tokens", "audio": "frames", "image": "patches"}[stack.config.domain]
+    return f"distance ({unit})"
+
+
 def components_figure(stack: Stack, shown: Sequence[View], channels: Sequence[int]) -> Any:
-    """Chosen channels of each view: maps over the plane (CAPE Figure 9) or curves over time."""
+    """Chosen channels of each view: maps over the plane (CAPE Figure 9), curves over time, or over
+    the distances of relative embeddings."""
     title = title_of(stack, "components of the embedding")
-    if stack.config.domain == "image":
+    if stack.config.domain == "image" and not stack.relative:
         return _component_maps(stack, shown, channels, title)
     sizes = list(dict.fromkeys(view.size for view in shown))
     figure = new_figure(1.3 + 1.1 * len(channels), title)
@@ -96,10 +103,12 @@ def components_figure(stack: Stack, shown: Sequence[View], channels: Sequence[in
             axis = row[sizes.index(view.size)]
             style = {"lw": 0.8, "alpha": 0.7} if drawn else {"color": "black", "zorder": 3}
             axis.plot(view.places[:, 0], view.embedding[:, channel], label=view.state, **style)
-    for axis, size in zip(axes[0], sizes, strict=True):
-        axis.set_title(size_label(stack, size), fontsize="small")
-    for axis in axes[-1]:
-        axis.set_xlabel(AXES[stack.config.domain])
+    for above, below, size in zip(axes[0], axes[-1], sizes, strict=True):
+        if stack.relative:
+            below.set_xlabel(distance_label(stack))
+        else:
+            above.set_title(size_label(stack, size), fontsize="small")
+            below.set_xlabel(AXES[stack.config.domain])
     handles = axes[0, 0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=6, fontsize="small")
     return figure
@@ -131,7 +140,11 @@ def _component_maps(
 
 
 def similarity_figure(
-    embeddings: Mapping[str, np.ndarray], title: str, unit: str, step: float = 1.0
+    embeddings: Mapping[str, np.ndarray],
+    title: str,
+    unit: str,
+    step: float = 1.0,
+    start: float = 0.0,
 ) -> Any:
     """Dot products and cosines of position embeddings in one dimension: all, a zoom, by distance.
 
@@ -140,7 +153,12 @@ def similarity_figure(
         title: Of the figure.
         unit: Of the axes.
         step: Distance of neighbours in this unit.
+        start: Of the first row, in this unit. The zoom begins at 0; if the rows are of distances
+            from `start` to `-start`, it shows 0 in its middle.
     """
+    rows_are, apart = "positions", f"distance, {unit}"
+    if start:
+        rows_are, apart = "distances", f"difference, {unit}"
     figure = new_figure(0.8 + 5.6 * len(embeddings), title)
     axes = figure.subplots(2 * len(embeddings), 3, squeeze=False)
     maps = [
@@ -150,18 +168,21 @@ def similarity_figure(
     ]
     for (full, zoom, curve), (name, matrix) in zip(axes, maps, strict=True):
         length = len(matrix)
-        for axis, count, which in ((full, length, "all"), (zoom, min(ZOOM, length), "the first")):
-            end = count * step
-            image = axis.imshow(matrix[:count, :count], extent=(0, end, end, 0))
+        near = min(ZOOM, length)
+        first, which = (length - near) // 2 if start else 0, "the middle" if start else "the first"
+        for axis, low, count, words in ((full, 0, length, "all"), (zoom, first, near, which)):
+            part = slice(low, low + count)
+            left, right = (start + place * step for place in (low, low + count))
+            image = axis.imshow(matrix[part, part], extent=(left, right, right, left))
             figure.colorbar(image, ax=axis, shrink=0.8)
             axis.set(xlabel=unit, ylabel=unit)
-            axis.set_title(f"{name}\n{which} {count} positions", fontsize="small")
+            axis.set_title(f"{name}\n{words} {count} {rows_are}", fontsize="small")
         by_distance = similarity_by_distance(matrix, min(ZOOM, length - 1))
         distance = step * np.arange(len(by_distance))
         curve.fill_between(distance, *by_distance.T[1:], alpha=0.3, label="lowest to highest")
         curve.plot(distance, by_distance[:, 0], marker=".", label="mean")
         curve.set_title(f"{name}\nby distance", fontsize="small")
-        curve.set(xlabel=f"distance, {unit}", ylabel="similarity")
+        curve.set(xlabel=apart, ylabel="similarity")
         curve.legend(fontsize="x-small")
     return figure
 
@@ -170,6 +191,10 @@ def similarities_figure(stack: Stack, shown: Sequence[View], patch: tuple[int, i
     """Similarities of each view; `patch` (row, column) of images is compared with all others, by
     default the one in the middle."""
     title = title_of(stack, "similarity")
+    if stack.relative:
+        rows = {view.state: view.embedding for view in shown}
+        start = min(view.places.min() for view in shown) - 0.5  # pixels have their middle there
+        return similarity_figure(rows, title, distance_label(stack), start=start)
     if stack.config.domain == "image":
         return _patch_similarities(stack, shown, patch, title)
     audio = stack.config.domain == "audio"

@@ -72,8 +72,9 @@ def _grids(
 def _time_lines(
     stages: Mapping[str, np.ndarray], labels: Mapping[str, Sequence[str]], unit: str, title: str
 ) -> Any:
-    """Rows are stages: all positions of all draws, and the first ones of the first draw before and
-    after the step."""
+    """Rows are stages: all positions of all draws, and some of the first draw before and after the
+    step: neighbours where each moves by itself, otherwise some of the whole input, since it moves
+    as one."""
     figure = new_figure(1.2 + 1.5 * len(stages), title)
     axes = figure.subplots(len(stages), 2, squeeze=False, width_ratios=[3, 2])
     before = next(iter(stages.values()))
@@ -88,14 +89,16 @@ def _time_lines(
         whole.set_yticks(range(1, draws + 1), names, fontsize="x-small")
         whole.set_ylim(draws + 0.6, 0.4)
         whole.set_title(f"{stage} (colour: number of the position)", fontsize="small")
-        shown = min(8, length)
-        for height, rows, marker in ((0, before, "o"), (1, coords, "s")):
-            near.scatter(rows[0, :shown, 0], [height] * shown, c=np.arange(shown), marker=marker)
-        for start, end in zip(before[0, :shown, 0], coords[0, :shown, 0], strict=True):
-            near.plot([start, end], [0, 1], color="0.7", lw=0.8, zorder=0)
+        count, local = min(8, length), "local" in stage
+        chosen = np.arange(count) if local else np.linspace(0, length - 1, count).astype(int)
+        ends = before[0, chosen, 0], coords[0, chosen, 0]
+        for height, marker in enumerate("os"):
+            near.scatter(ends[height], [height] * count, c=chosen, marker=marker)
+        near.plot(ends, [[0] * count, [1] * count], color="0.7", lw=0.8, zorder=0)
         near.set_yticks([0, 1], ["before", "after"], fontsize="x-small")
         near.set_ylim(1.4, -0.4)
-        near.set_title(f"draw 1, the first {shown} positions", fontsize="small")
+        which = f"the first {count}" if local else f"{count} of the {length}"
+        near.set_title(f"draw 1, {which} positions", fontsize="small")
         before = coords
     for axis in axes[-1]:
         axis.set_xlabel(unit)

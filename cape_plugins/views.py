@@ -3,8 +3,8 @@ similarities, augmentation step by step, and the positions that training draws."
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +32,8 @@ class Stack:
         unit: Seconds that count as 1 in `start`, `step` and coordinates; 1 for text and images.
         grid: (height, width) in patches of the images of training.
         name: What it was read from.
+        relative: Label to embeddings ``[2 C + 1, K]`` of the distances -C to C between positions,
+            where they are added to the keys or values of layers instead (Shaw et al.).
     """
 
     config: PositionConfig
@@ -41,10 +43,13 @@ class Stack:
     unit: float = 1.0
     grid: tuple[int, int] = (14, 14)
     name: str = ""
+    relative: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def dim(self) -> int:
         """K, channels of the embedding."""
+        for rows in self.relative.values():
+            return rows.shape[1]
         encoding = self.encoder.encoding
         return encoding.dim if isinstance(encoding, Sinusoid) else encoding.weight.shape[1]
 
@@ -130,8 +135,8 @@ class View(NamedTuple):
 
     Attributes:
         size: Of the input.
-        state: "evaluation", or the number of the draw.
-        places: ``[T, D]``, positions before mean-normalisation and augmentation.
+        state: "evaluation", or the number of the draw, or the label of a relative table.
+        places: ``[T, D]``, positions before mean-normalisation and augmentation, or distances.
         embedding: ``[T, K]``.
     """
 
@@ -159,3 +164,11 @@ def views(
         for state, embedding in zip(states, rows.numpy(), strict=True):
             found.append(View(size, state, places, embedding))
     return found
+
+
+def relative_views(stack: Stack) -> list[View]:
+    """The embeddings of each relative table, T = 2 C + 1."""
+    return [
+        View(len(rows), label, np.arange(len(rows))[:, None] - len(rows) // 2, rows.numpy())
+        for label, rows in stack.relative.items()
+    ]

@@ -22,8 +22,8 @@ from tests.core.support import make_encoder
 
 # Types that have something to show; the others are refused.
 SHOWN = {
-    "components": {"sinpos", "abspos", "shape", "cape"},
-    "similarity": {"sinpos", "abspos", "shape", "cape"},
+    "components": {"sinpos", "abspos", "relpos", "shape", "cape"},
+    "similarity": {"sinpos", "abspos", "relpos", "shape", "cape"},
     "augmentation": {"shape", "cape"},
     "coverage": {"sinpos", "shape", "cape"},
 }
@@ -52,8 +52,9 @@ def test_every_kind_in_every_domain_for_every_type(kind, domain, name, shown, tm
     output = tmp_path / "new" / "a picture.PNG"
     words = [kind, "--domain", domain, "--position-embedding", name, "--dim", "16"]
     several = KINDS[kind].most_sizes if name == "cape" else 1
-    words += ["--sizes", *SIZES[domain][:several], "--output", output]
-    words += ["--channels", "1", "6"] if kind == "components" else []
+    words += [] if name == "relpos" else ["--sizes", *SIZES[domain][:several]]
+    words += ["--output", output]
+    words += ["--channels", "0", "1"] if kind == "components" else []
     if name not in SHOWN[kind]:
         with pytest.raises(SystemExit, match="2"):
             main(["plot", *map(str, words)])
@@ -77,6 +78,8 @@ def test_every_kind_in_every_domain_for_every_type(kind, domain, name, shown, tm
     unit = {"text": "tokens", "audio": "(s)", "image": "patches"}[domain]
     if domain == "image" and kind in ("augmentation", "coverage"):
         unit = "normalised"
+    if domain == "audio" and name == "relpos":
+        unit = "frames"
     assert unit in " ".join(labels)
     with Image.open(output) as image:
         assert image.format == "PNG"
@@ -199,6 +202,37 @@ def test_sizes_in_their_units(shown, tmp_path):
     assert np.unravel_index(one.argmax(), one.shape) == (0, 4)
 
 
+def test_relative_embeddings_over_their_distances(shown, tmp_path):
+    """Rows are distances from -C to C, of which 0 is in the middle of the zoom."""
+    words = ["--position-embedding", "relpos", "--position-relative-context", "30", "--dim", "16"]
+    words += ["--output", str(tmp_path / "x.png")]
+    main(["plot", "components", "--channels", "1", *words])
+    main(["plot", "similarity", *words])
+    curves, maps = shown
+    (line,) = curves.axes[0].lines
+    assert line.get_xdata().tolist() == list(range(-30, 31))
+    assert line.get_ydata().std() > 0.01
+    full, zoom, by_distance = [axis for axis in maps.axes if axis.get_xlabel()][:3]
+    assert full.images[0].get_extent() == [-30.5, 30.5, 30.5, -30.5]
+    assert zoom.images[0].get_extent() == [-25.5, 24.5, 24.5, -25.5]
+    matrix, part = (np.asarray(axis.images[0].get_array()) for axis in (full, zoom))
+    assert np.array_equal(part, matrix[5:55, 5:55])
+    assert by_distance.lines[0].get_ydata()[0] == pytest.approx(np.diag(matrix).mean())
+
+
+def test_steps_that_move_positions_alike_are_shown_on_distant_ones(shown, tmp_path):
+    """Neighbours of 30 ms would be one point beside a shift of seconds."""
+    path = str(tmp_path / "x.png")
+    main(["plot", "augmentation", "--domain", "audio", "--lengths", "3", "--output", path])
+    (figure,) = shown
+    titles = {axis.get_title() for axis in figure.axes if "draw 1" in axis.get_title()}
+    assert titles == {"draw 1, 8 of the 100 positions", "draw 1, the first 8 positions"}
+    assert len(figure.axes) == 10
+    points = [np.ptp(axis.collections[0].get_offsets()[:, 0]) for axis in figure.axes[1::2]]
+    assert points[:3] == [pytest.approx(2.97, abs=1e-3)] * 3
+    assert points[3] == pytest.approx(7 * 0.03, abs=1e-3)
+
+
 def test_maps_show_the_channels_that_were_asked_for(shown, tmp_path):
     words = "components --domain image --sizes 3x4 5 --channels 7 2 --dim 16 --draws 0"
     draw_picture(arguments(words, tmp_path))
@@ -235,6 +269,11 @@ def test_maps_show_the_channels_that_were_asked_for(shown, tmp_path):
         (f"components --channels {' '.join(map(str, range(13)))}", ["at most 12"]),
         ("similarity --patch 1 1", ["--patch 1 1", "images"]),
         ("similarity --domain image --sizes 3x5 --patch 3 0", ["--patch 3 0", "0 to 2", "0 to 4"]),
+        ("similarity --position-embedding relpos --lengths 5", ["--lengths 5", "all their"]),
+        (
+            "similarity --domain image --position-embedding relpos --patch 1 1",
+            ["--patch 1 1", "all their distances"],
+        ),
         ("similarity --dim 0", ["--dim 0", "1 to 16384"]),
         ("similarity --dim 7", ["7", "even"]),
         ("similarity --seconds-per-frame 0.1", ["--seconds-per-frame 0.1", "--domain audio"]),

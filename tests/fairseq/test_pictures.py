@@ -9,6 +9,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY
 from cape_plugins import PositionEncoder
 from cape_plugins.checkpoint import read_stack
 from cape_plugins.cli import main
+from cape_plugins.views import relative_views
 from tests.fairseq.helpers import FIRST_WORD, START, build, load, make_dictionary
 from tests.fairseq.speech import CTC, S2T, SIZES, TYPES, make_model
 
@@ -58,6 +59,25 @@ def test_stock_tables(tmp_path):
     stack = read_stack(saved(tmp_path / "x.pt", model, settings))
     assert stack.config.type == "abspos"
     assert torch.equal(rows_of(stack, 9), model.encoder.embed_positions.weight[START:].detach())
+
+
+def test_relative_embeddings_are_those_of_the_layers(tmp_path):
+    settings = argparse.Namespace(
+        position_embedding="relpos",
+        position_relative_context=2,
+        encoder_embed_dim=32,
+        decoder_embed_dim=32,
+    )
+    model = build("cape_transformer_tiny", **vars(settings))
+    path = saved(tmp_path / "x.pt", model, settings)
+    for side in ("encoder", "decoder"):
+        found = relative_views(read_stack(path, side))
+        layers = getattr(model, side).layers
+        assert [view.state for view in found] == [f"layer {n}, keys" for n in range(len(layers))]
+        for view, layer in zip(found, layers, strict=True):
+            keys = layer.self_attn.relative.keys.detach()
+            assert view.embedding.tolist() == keys[0].tolist()
+            assert view.places[:, 0].tolist() == [-2, -1, 0, 1, 2]
 
 
 @pytest.mark.parametrize("arch", [CTC, S2T])

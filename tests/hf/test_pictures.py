@@ -9,6 +9,7 @@ from torch import nn
 from cape_plugins import TYPES, PositionEncoder
 from cape_plugins.checkpoint import read_stack
 from cape_plugins.cli import main
+from cape_plugins.views import relative_views
 from tests.hf.helpers import FAMILIES, VARIANTS, batch, make
 
 pytest.importorskip("matplotlib")
@@ -58,6 +59,34 @@ def test_what_is_read_is_what_the_model_adds(family, name, tmp_path):
     if len(expected) == 1:
         with pytest.raises(ValueError, match="--side decoder.*allowed: encoder"):
             read_stack(tmp_path, "decoder")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("heads", ["shared", "separate"])
+def test_relative_embeddings_are_those_of_the_layers(family, heads, tmp_path):
+    """In the order of the layers, the heads of one side by side."""
+    settings = {"type": "relpos", "relative_context": 3, "relative_heads": heads}
+    model = FAMILIES[family].build({**settings, "relative_values": True})
+    model.save_pretrained(tmp_path)
+    tables = {
+        name: table
+        for name, table in model.named_parameters()
+        if "relative" in name and "decoder" not in name
+    }
+    assert len(tables) == (8 if family == "vit" else 4)  # of two layers
+    stack = read_stack(tmp_path)
+    found = relative_views(stack)
+    assert [view.state.split(",")[0] for view in found] == sorted(
+        view.state.split(",")[0] for view in found
+    )
+    for view in found:
+        _, layer, *words = view.state.replace(",", "").split()
+        ending = ".".join(["relative", *words])
+        (table,) = (t for n, t in tables.items() if f".{layer}." in n and n.endswith(ending))
+        assert view.places[:, 0].tolist() == [-3, -2, -1, 0, 1, 2, 3]
+        for row, expected in zip(view.embedding, table.detach().unbind(1), strict=True):
+            assert row.tolist() == expected.flatten().tolist()
+    assert stack.dim == found[0].embedding.shape[1]
 
 
 def test_shifts_in_the_unit_of_the_encoder(tmp_path):
