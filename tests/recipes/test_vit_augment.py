@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 from recipes.steps import CommandError
+from recipes.vit import evaluate, measure
 from recipes.vit.augment import OPERATIONS, Augment, from_pil, rand_augment, to_pil
 from recipes.vit.data import Images, Request, given_data, make_processor, resize
 
@@ -239,3 +240,21 @@ def test_processor_is_of_the_size_that_is_trained(tmp_path):
     assert dict(again.size) == {"height": 48, "width": 48}
     assert list(again.image_mean) == [0.5]
     assert again(Image.new("L", (9, 9)))["pixel_values"][0].shape == (1, 48, 48)
+
+
+def test_images_beyond_the_limit_are_not_even_decoded(tmp_path):
+    """Nor is any of a split that does not exist."""
+    for number, name in enumerate("ABCDEFG"):
+        folder = tmp_path / "photos/test" / name
+        folder.mkdir(parents=True)
+        for n in range(4):
+            Image.new("RGB", (24, 24), (8 * number, 50 * n, 0)).save(folder / f"{n}.png")
+    words = ["--model", "any", "--dataset", str(tmp_path / "photos"), "--output", str(tmp_path)]
+    args = evaluate.parse([*words, "--limit", "14"])
+    (found,) = measure.load_data(args, 3)
+    assert list(found.order) == list(range(14))
+    pixels = [(label, int(image[1, 0, 0])) for image, label in found.images.items]
+    assert pixels == [(number, shade) for number in range(7) for shade in (0, 100)]
+    args.test_split = "dev"
+    with pytest.raises(CommandError, match="--test-split dev: .* has the splits test"):
+        measure.load_data(args, 3)

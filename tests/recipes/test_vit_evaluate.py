@@ -292,24 +292,6 @@ def test_command_line_on_a_folder_of_images(run_cli, repo_root, tmp_path):
     assert "| stock |" in output
 
 
-def test_images_beyond_the_limit_are_not_even_decoded(path, tmp_path, capsys):
-    """Nor is any of a split that does not exist."""
-    for number, name in enumerate(NAMES):
-        folder = tmp_path / "photos/test" / name
-        folder.mkdir(parents=True)
-        for n in range(4):
-            Image.new("RGB", (24, 24), (8 * number, 50 * n, 0)).save(folder / f"{n}.png")
-    words = ["--model", path, "--dataset", str(tmp_path / "photos"), "--output", str(tmp_path)]
-    args = evaluate.parse([*words, "--limit", "14"])
-    (found,) = measure.load_data(args, 3)
-    assert list(found.order) == list(range(14))
-    pixels = [(label, int(image[1, 0, 0])) for image, label in found.images.items]
-    assert pixels == [(number, shade) for number in range(7) for shade in (0, 100)]
-    args.test_split = "dev"
-    with pytest.raises(CommandError, match="--test-split dev: .* has the splits test"):
-        measure.load_data(args, 3)
-
-
 @pytest.fixture(scope="module")
 def digit_path(tmp_path_factory):
     names = digits()[1].names
