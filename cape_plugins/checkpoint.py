@@ -84,7 +84,7 @@ def _read_folder(folder: Path, side: str | None) -> Stack:
     field = TYPE_ARG if side == "encoder" or family == "marian" else f"decoder_{TYPE_ARG}"
     settings = saved.get(field) or {"type": stock}
     config = PositionConfig.from_dict(settings, *kinds[side])
-    where = {"name": folder.name}
+    where = {"name": _name(folder, side, tuple(kinds))}
     if _is_learned(config):
         where |= _learned(config, _safetensors(folder), side, folder)
     if family == "marian":
@@ -158,7 +158,7 @@ def _read_fairseq(path: Path, side: str | None) -> Stack:
         given = {}  # the flags are those of the encoder
     text = "text", "decoder" if audio or sides == ("decoder",) else "seq2seq"
     config = PositionConfig(kind, *(_AUDIO if audio and side == "encoder" else text), **given)
-    where = {"name": path.name}
+    where = {"name": _name(path, side, sides)}
     if _is_learned(config):
         readers = {name: (lambda value=value: value) for name, value in weights.items()}
         where |= _learned(config, readers, side, path)
@@ -198,6 +198,14 @@ def allow_checkpoint_files() -> None:
 
 # ---- both --------------------------------------------------------------------------------------
 
+
+def _name(path: Path, side: str, sides: Sequence[str]) -> str:
+    """For titles: checkpoints are named alike in all folders."""
+    place = path.resolve()
+    name = f"{place.parent.name}/{place.name}" if path.is_file() else place.name
+    return f"{name}, {side}" if len(sides) > 1 else name
+
+
 # Where hosts keep learned tables, by the end of the name, and the rows before the first position:
 # those of padding in fairseq, that of the class token in ViT.
 _TABLES = {
@@ -232,7 +240,9 @@ def _learned(
         if config.encoding == "none" and match:
             layer, axis, what = match.groups()
             label = ", ".join(filter(None, (f"layer {layer}", axis, what)))
-            relative[label] = read().float().transpose(0, 1).flatten(1)  # heads side by side
+            rows = read().float().transpose(0, 1).flatten(1)  # heads side by side
+            # a decoder never sees the keys to the right
+            relative[label] = rows[: config.relative_context + 1] if side == "decoder" else rows
     if relative:
         return {"relative": dict(sorted(relative.items(), key=_by_layer))}
     raise ValueError(

@@ -56,7 +56,7 @@ KINDS = {
         "chosen channels over the plane, or over tokens or time (CAPE Figure 9)",
         "is learned or a sinusoid",
         lambda config: config.encoding != "none" or config.relative_context > 0,
-        (0, 2, 5),
+        (0, 2, 20),
         {"text": (50, 200), "audio": (2, 10), "image": _FIGURE_9},
         4,
     ),
@@ -153,6 +153,8 @@ def draw_picture(args: argparse.Namespace) -> str:
         ImportError: without the package matplotlib.
     """
     kind = KINDS[args.kind]
+    if not 0 <= args.seed < 2**63:
+        raise ValueError(f"--seed {args.seed} is not allowed; allowed: 0 to {2**63 - 1}.")
     stack = _configured(args) if args.checkpoint is None else _stored(args)
     config = stack.config
     if not kind.able(config):
@@ -199,7 +201,8 @@ def _relative(args: argparse.Namespace, stack: Stack) -> list[View]:
     """Relative embeddings, which are shown at all distances; none of other types."""
     tables = relative_views(stack)
     patch = getattr(args, "patch", None)
-    for option, given in (("--lengths", args.sizes), ("--patch", patch)):
+    word = "--sizes" if stack.config.domain == "image" else "--lengths"
+    for option, given in ((word, args.sizes), ("--patch", patch)):
         if tables and given:
             raise ValueError(
                 f"{option} {' '.join(map(str, given))} has no effect: relative embeddings are "

@@ -153,12 +153,12 @@ def similarity_figure(
         title: Of the figure.
         unit: Of the axes.
         step: Distance of neighbours in this unit.
-        start: Of the first row, in this unit. The zoom begins at 0; if the rows are of distances
-            from `start` to `-start`, it shows 0 in its middle.
+        start: Of the first row, in this unit. The zoom begins at 0; of distances, which begin
+            below, it shows those nearest to 0.
     """
     rows_are, apart = "positions", f"distance, {unit}"
     if start:
-        rows_are, apart = "distances", f"difference, {unit}"
+        rows_are, apart = "distances", "difference of distances"
     figure = new_figure(0.8 + 5.6 * len(embeddings), title)
     axes = figure.subplots(2 * len(embeddings), 3, squeeze=False)
     maps = [
@@ -168,9 +168,10 @@ def similarity_figure(
     ]
     for (full, zoom, curve), (name, matrix) in zip(axes, maps, strict=True):
         length = len(matrix)
-        near = min(ZOOM, length)
-        first, which = (length - near) // 2 if start else 0, "the middle" if start else "the first"
-        for axis, low, count, words in ((full, 0, length, "all"), (zoom, first, near, which)):
+        near = min(ZOOM // 2 if start else ZOOM, length)
+        middle = min(max(0, round(-start / step) - near // 2), length - near)
+        which = "the nearest" if start else "the first"
+        for axis, low, count, words in ((full, 0, length, "all"), (zoom, middle, near, which)):
             part = slice(low, low + count)
             left, right = (start + place * step for place in (low, low + count))
             image = axis.imshow(matrix[part, part], extent=(left, right, right, left))

@@ -32,8 +32,9 @@ class Stack:
         unit: Seconds that count as 1 in `start`, `step` and coordinates; 1 for text and images.
         grid: (height, width) in patches of the images of training.
         name: What it was read from.
-        relative: Label to embeddings ``[2 C + 1, K]`` of the distances -C to C between positions,
-            where they are added to the keys or values of layers instead (Shaw et al.).
+        relative: Label to embeddings ``[2 C + 1, K]`` of the distances -C to C from query to key,
+            of decoders ``[C + 1, K]`` to 0, where they are added to the keys or values of layers
+            instead (Shaw et al.).
     """
 
     config: PositionConfig
@@ -167,8 +168,9 @@ def views(
 
 
 def relative_views(stack: Stack) -> list[View]:
-    """The embeddings of each relative table, T = 2 C + 1."""
+    """The embeddings of each relative table, T = C + 1 or 2 C + 1."""
+    first = -stack.config.relative_context
     return [
-        View(len(rows), label, np.arange(len(rows))[:, None] - len(rows) // 2, rows.numpy())
+        View(len(rows), label, np.arange(first, first + len(rows))[:, None], rows.numpy())
         for label, rows in stack.relative.items()
     ]

@@ -43,7 +43,7 @@ DATA_AND_MODEL = (
 HYPERPARAMETERS = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "seed"),
     *("weight_decay", "label_smoothing_factor", "lr_scheduler_type", "warmup_steps", "optim"),
-    *("adam_beta1", "adam_beta2", "max_grad_norm"),
+    *("adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "lr_scheduler_kwargs"),
 )
 # How long a finished run was trained; it is trained on if more is asked for.
 DURATION = ("max_steps", "num_train_epochs")
@@ -89,6 +89,9 @@ def parse(
             f"unknown option {unknown[0]}; --help lists those of the recipe, all others are fields "
             "of transformers' Seq2SeqTrainingArguments, such as --learning_rate 1e-4"
         )
+    if training.per_device_train_batch_size < 1:
+        size = training.per_device_train_batch_size
+        raise CommandError(f"--per_device_train_batch_size {size} is not allowed; allowed: >= 1")
     if args.model_config:
         if args.model:
             raise CommandError("--model-config has no effect on the checkpoint of --model")
@@ -259,9 +262,22 @@ def train(
 
 
 def _finished(folder: Path, duration: Mapping[str, Any]) -> bool:
-    """The metrics are written after the model. Resuming would train one more step."""
+    """The metrics are written after the model. Resuming would train one more step.
+
+    Raises:
+        CommandError: if it was trained for longer.
+    """
     path = folder / "train_results.json"
-    return path.exists() and duration.items() <= json.loads(path.read_text("utf-8")).items()
+    if not path.exists():
+        return False
+    done = json.loads(path.read_text("utf-8"))
+    longer = "max_steps" if duration["max_steps"] > 0 else "num_train_epochs"
+    if duration[longer] < done[longer]:
+        raise CommandError(
+            f"--{longer} {duration[longer]}: the model in {folder} was trained for {done[longer]}; "
+            "give as many or more, or another --output folder"
+        )
+    return duration.items() <= done.items()
 
 
 def _last_whole_checkpoint(folder: Path) -> str | None:

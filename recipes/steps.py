@@ -49,7 +49,7 @@ def run_main(main: Callable[[], None]) -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
-    except NotADirectoryError as error:  # --work or --output
+    except (NotADirectoryError, FileExistsError) as error:  # --work or --output
         print(f"error: {error.filename}: a file is where a folder is needed", file=sys.stderr)
         sys.exit(2)
     except ChildError as error:
@@ -147,6 +147,21 @@ def writing(path: Path, mode: str = "w") -> Iterator[Any]:
             raise
     os.chmod(file.name, 0o644)  # temporary files are private, results are not
     os.replace(file.name, path)
+
+
+def usable_folder(path: Path, option: str) -> None:
+    """Refuses a folder that results cannot be written to, before there are any; makes nothing.
+
+    Raises:
+        CommandError: naming the option.
+    """
+    found = path
+    while not found.exists():
+        found = found.parent
+    if not found.is_dir() or not os.access(found, os.W_OK):
+        raise CommandError(
+            f"{option} {path}: {found} is no folder that can be written to; give another"
+        )
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from recipes.mt.analysis import corpora, length, scores, similarity, stack, swap
 from recipes.mt.analysis.options import add_model_options
-from recipes.steps import run_main
+from recipes.steps import run_main, usable_folder
 
 ANALYSES = {
     "stack": (stack, "loss by position on stacked sentences (CAPE figure 8)"),
@@ -67,6 +67,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(map(str, argv))
     args = make_parser().parse_args(argv)
     args.argv = argv
+    if args.command in ANALYSES:
+        usable_folder(args.output, "--output")
     args.run(args)
 
 

@@ -170,9 +170,13 @@ def read_images(args: argparse.Namespace, training: Any, rows: Any, channels: in
             "training does not have; a test without labels needs another --test-split"
         )
 
+    first = rows[0][pixels] if len(rows) else None
+    if first is not None and not isinstance(first, Image.Image) and not _has_bytes(first):
+        raise CommandError(f"--image-column {pixels} has no images but {first!r:.40}; name another")
+
     def load(row: Any) -> tuple[torch.Tensor, int]:
         image = row[pixels]
-        if isinstance(image, dict):  # bytes of a parquet file without a declared feature
+        if _has_bytes(image):  # those of a parquet file without a declared feature
             image = Image.open(io.BytesIO(image["bytes"]))
         # a copy, because the pixels of an image are read-only
         array = torch.from_numpy(np.array(image.convert("L" if channels == 1 else "RGB")))
@@ -180,6 +184,10 @@ def read_images(args: argparse.Namespace, training: Any, rows: Any, channels: in
         return array, classes[row[target]]
 
     return Images(rows, load, list(map(str, names or values)))
+
+
+def _has_bytes(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("bytes"), bytes)
 
 
 def _column(args: argparse.Namespace, option: str, data: Any) -> str:

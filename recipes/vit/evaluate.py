@@ -34,6 +34,7 @@ from recipes.steps import (
     positive,
     run_main,
     shown_command,
+    usable_folder,
     versions,
     writing,
 )
@@ -48,6 +49,8 @@ TTA_STEP, DIGIT_TTA_STEP = 32, 8  # two patches
 SIZE_RATIOS = (5 / 7, 1, 12 / 7, 3)  # 160, 224, 384 and 672 for a model trained at 224
 DTYPES = ("float32", "bfloat16", "float16")
 CPU_BATCH, CUDA_BATCH = 32, 16384
+THROUGHPUT = {"runs": 30, "warmup": 30, "max_batch": None}  # options of --throughput
+UNFINISHED = ".unfinished-evaluation"  # folder in --output, for --resume
 PACKAGES = ("torch", "transformers", "datasets", "scikit-learn")
 # options that change nothing of what is measured
 UNIMPORTANT = ("model", "models", "output", "resume", "workers")
@@ -88,8 +91,8 @@ def make_options() -> argparse.ArgumentParser:
     text = f"also the best size by bins of shorter sides; default: {' '.join(map(str, BIN_EDGES))}"
     add("--bins", nargs="*", type=positive, metavar="EDGE", help=text)
     add("--throughput", action="store_true", help="also images per second at each size")
-    add("--runs", type=positive, default=30, help="timed runs of --throughput (default: 30)")
-    add("--warmup", type=positive, default=30, help="runs before these (default: 30)")
+    add("--runs", type=positive, help="timed runs of --throughput (default: 30)")
+    add("--warmup", type=positive, help="runs before these (default: 30)")
     text = f"largest batch of --throughput to try (default: {CPU_BATCH}, on cuda {CUDA_BATCH})"
     add("--max-batch", type=positive, metavar="N", help=text)
     add("--batch-size", type=positive, default=64, help="(default: 64)")
@@ -107,11 +110,17 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     args.device = _device(args.device)
     cpu = args.device.type == "cpu"
     args.workers = args.workers or (1 if cpu else min(16, available_cores()))
-    args.max_batch = args.max_batch or (CPU_BATCH if cpu else CUDA_BATCH)
     if args.tta_step and not args.tta:
         raise CommandError("--tta-step has no effect without --tta")
     if args.train_size and not args.gamma:
         raise CommandError("--train-size has no effect without --gamma")
+    for name, default in THROUGHPUT.items():
+        if getattr(args, name) is None:
+            setattr(args, name, default)
+        elif not args.throughput:
+            raise CommandError(f"--{name.replace('_', '-')} has no effect without --throughput")
+    args.max_batch = args.max_batch or (CPU_BATCH if cpu else CUDA_BATCH)
+    usable_folder(args.output, "--output")
     builtin = args.dataset == [None]
     args.tta_step = args.tta_step or (DIGIT_TTA_STEP if builtin else TTA_STEP)
     if args.bins is not None:
@@ -205,7 +214,7 @@ def evaluate(
             match_classes(part.images.names, one.labels)
         with one.on(args.device):
             check(one, args)
-    done = args.output / "done"
+    done = args.output / UNFINISHED
     if not args.resume:
         shutil.rmtree(done, ignore_errors=True)
     options = {key: str(value) for key, value in vars(args).items() if key not in UNIMPORTANT}

@@ -129,9 +129,14 @@ def read_options(
         raise CommandError("--preset has no effect on the checkpoint of --model")
     if args.univit and args.train_sizes is None:
         args.train_sizes = recipe.univit_sizes
-    if args.train_sizes and len(args.train_sizes) > 1 and not args.univit:
+    if args.train_sizes and (len(set(args.train_sizes)) > 1) != args.univit:
         sizes = " ".join(map(str, args.train_sizes))
-        raise CommandError(f"--train-sizes {sizes}: several sizes need --univit")
+        need = "--univit needs several sizes" if args.univit else "several sizes need --univit"
+        raise CommandError(f"--train-sizes {sizes}: {need}")
+    if args.seeds and ("__seed" in given or len(set(args.seeds)) < len(args.seeds)):
+        raise CommandError(
+            f"--seeds {' '.join(map(str, args.seeds))}: give each once, and no --seed besides"
+        )
     return args, training, recipe
 
 
@@ -218,6 +223,8 @@ def accuracy(model: Any, data: Images, collate: Collator, batch_size: int) -> fl
 
 def check_sizes(sizes: Sequence[int], patch: int) -> None:
     """Before hours of training."""
+    if patch < 1:
+        raise CommandError(f"--model-config: patch_size {patch} is not allowed; allowed: >= 1")
     for size in sizes:
         if size < patch:
             raise CommandError(
@@ -230,7 +237,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args, training, recipe = read_options(argv)
     if not args.dataset:
         torch.set_num_threads(1)  # so small a model gains nothing by more
-    sizes = model_sizes(args, recipe)
+    sizes = args.model_config = model_sizes(args, recipe)  # part of the record of a training
     default = CapeViTConfig()
     channels = sizes.get("num_channels", default.num_channels)
     # a configuration may have one number per side

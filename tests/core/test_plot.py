@@ -214,9 +214,9 @@ def test_relative_embeddings_over_their_distances(shown, tmp_path):
     assert line.get_ydata().std() > 0.01
     full, zoom, by_distance = [axis for axis in maps.axes if axis.get_xlabel()][:3]
     assert full.images[0].get_extent() == [-30.5, 30.5, 30.5, -30.5]
-    assert zoom.images[0].get_extent() == [-25.5, 24.5, 24.5, -25.5]
+    assert zoom.images[0].get_extent() == [-12.5, 12.5, 12.5, -12.5]
     matrix, part = (np.asarray(axis.images[0].get_array()) for axis in (full, zoom))
-    assert np.array_equal(part, matrix[5:55, 5:55])
+    assert np.array_equal(part, matrix[18:43, 18:43])
     assert by_distance.lines[0].get_ydata()[0] == pytest.approx(np.diag(matrix).mean())
 
 
@@ -262,7 +262,7 @@ def test_maps_show_the_channels_that_were_asked_for(shown, tmp_path):
         ("coverage --test-lengths x", ["--test-lengths x", "tokens"]),
         ("coverage --domain image --sizes 1", ["1 x 1", "at least 2"]),
         ("coverage --draws 0", ["--draws 0", "1 to 2000"]),
-        ("components --draws 9", ["--draws 9", "0 to 5"]),
+        ("components --draws 21", ["--draws 21", "0 to 20"]),
         ("components --position-embedding sinpos --draws 1", ["--draws 1", "sinpos", "nothing"]),
         ("components --channels 512", ["--channels 512", "0 to 511"]),
         ("components --channels -1", ["--channels -1", "0 to 511"]),
@@ -274,6 +274,12 @@ def test_maps_show_the_channels_that_were_asked_for(shown, tmp_path):
             "similarity --domain image --position-embedding relpos --patch 1 1",
             ["--patch 1 1", "all their distances"],
         ),
+        (
+            "components --domain image --position-embedding relpos --sizes 9",
+            ["--sizes 9", "all their distances"],
+        ),
+        ("components --seed -1", ["--seed -1", "0 to"]),
+        (f"components --seed {2**63}", [f"--seed {2**63}", f"0 to {2**63 - 1}"]),
         ("similarity --dim 0", ["--dim 0", "1 to 16384"]),
         ("similarity --dim 7", ["7", "even"]),
         ("similarity --seconds-per-frame 0.1", ["--seconds-per-frame 0.1", "--domain audio"]),

@@ -192,6 +192,11 @@ BAD = [
     (vit, ["--compare", "cape", "--position-embedding", "cape"], "--compare"),
     (vit, ["--compare", "cape", "nopos", "cape"], "--compare cape is given twice"),
     (vit, ["--train-sizes", "16", "32"], "--univit"),
+    (vit, ["--univit", "--train-sizes", "16"], "--train-sizes 16: --univit needs several sizes"),
+    (vit, ["--seeds", "1", "1"], "--seeds 1 1: give each once"),
+    (vit, ["--seeds", "1", "2", "--seed", "3"], "no --seed besides"),
+    (vit, ["--per_device_train_batch_size", "0"], "--per_device_train_batch_size 0"),
+    (vit, ["--model-config", '{"patch_size": 0}'], "patch_size 0 is not allowed"),
     (vit, ["--crop", "0.5", "0.1"], "--crop 0.5 0.1 is not allowed"),
     (vit, ["--test-sizes", "2"], "size 2 is smaller than a patch"),
     (mt, ["--train-file", "gone.csv"], "gone.csv: no such file"),
@@ -203,3 +208,16 @@ BAD = [
 def test_bad_input(program, words, message, tmp_path):
     with pytest.raises(CommandError, match=re.escape(message)):
         program.main([*words, "--output", str(tmp_path)])
+
+
+def test_a_trained_model_is_not_taken_for_another(tmp_path, capsys):
+    """One of other sizes, or one trained for less."""
+    words = ["--position-embedding", "nopos", "--test-sizes", "16", "--output", str(tmp_path)]
+    words += ["--per_device_train_batch_size", "2", "--max_steps"]
+    vit.main([*words, "2"])
+    weights = (tmp_path / "nopos/model.safetensors").stat().st_mtime_ns
+    with pytest.raises(CommandError, match="model_config.*give another --output"):
+        vit.main([*words, "2", "--preset", "vit_ti"])
+    with pytest.raises(CommandError, match="--max_steps 1: the model in .* was trained for 2"):
+        vit.main([*words, "1"])
+    assert (tmp_path / "nopos/model.safetensors").stat().st_mtime_ns == weights

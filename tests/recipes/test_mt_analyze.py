@@ -164,8 +164,8 @@ def test_stack_command_agrees_between_hosts(work, tmp_path):
 def test_commands_write_tables_and_a_plot(work, tmp_path, command, capsys, monkeypatch):
     if command == "swap":  # BLEU of models that nobody has trained is 0, and its plot blank
         monkeypatch.setattr(Translator, "translate", lambda model, sources, *_: list(sources))
-    models = [f"a={work.fairseq('sinpos')},{work.fairseq('cape')}"]
-    models.append(f"b={work.fairseq('nopos')},{work.hf('nopos')}")
+    models = [f"a={work.fairseq('sinpos')},{work.fairseq('sinpos', 2)}"]
+    models.append(f"b={work.hf('nopos')},{work.hf('nopos', 2)}")
     analyze.main([command, "--model", *models, *work.test_options, "--output", str(tmp_path),
                   "--inference-offset", "3", *MORE[command]])  # fmt: skip
     shown = capsys.readouterr().out
@@ -228,6 +228,13 @@ BAD = {
     "bins": (["length", "--model", "a=A", "--bins", "5", "5"], "--bins 5 5: the numbers must"),
     "no hypothesis": (["length", "--model", "a=A", "--max-length", "0", "0"], "--max-length"),
     "no separator": (["swap", "--model", "a=A"], "give --join 10"),
+    "seeds of two kinds": (["stack", "--model", "a=A,T"], "seeds are of one kind"),
+    "no folder": (["stack", "--model", "a=A", "--output", "/dev/null/x"], "--output /dev/null/x"),
+    "moved table": (
+        ["length", "--model", "t=T", "--inference-offset", "5"],
+        "checkpoint_last.pt: offset 5",
+    ),
+    "one side": (["extrapolate", "--output", "x", "./x"], "--output x x: is one file"),
     "one offset": (["similarity", "--model", "a=A", "--offsets", "1"], "--offsets 1"),
     "table": (["similarity", "--model", "a=T"], "learned table"),
     "one model": (["scores", "--model", "a=A"], "scores compares two"),

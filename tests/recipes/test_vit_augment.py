@@ -255,6 +255,9 @@ def test_images_beyond_the_limit_are_not_even_decoded(tmp_path):
     assert list(found.order) == list(range(14))
     pixels = [(label, int(image[1, 0, 0])) for image, label in found.images.items]
     assert pixels == [(number, shade) for number in range(7) for shade in (0, 100)]
-    args.test_split = "dev"
+    args.image_column = "label"
+    with pytest.raises(CommandError, match="--image-column label has no images but 0"):
+        measure.load_data(args, 3)
+    args.image_column, args.test_split = None, "dev"
     with pytest.raises(CommandError, match="--test-split dev: .* has the splits test"):
         measure.load_data(args, 3)

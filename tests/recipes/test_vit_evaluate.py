@@ -301,8 +301,11 @@ def digit_path(tmp_path_factory):
 def test_whole_images_of_digits(digit_path, tmp_path, capsys):
     """Squeezed to a square without crop, as finetune_hf.py tests its models."""
     words = ["--model", digit_path, "--protocol", "whole", "--limit", "40", "--sizes", "12", "16"]
+    (tmp_path / "done").mkdir()  # of the user
     evaluate.main([*words, "--device", "cpu", "--output", str(tmp_path)])
     assert "| digits |" in capsys.readouterr().out
+    assert len(list(tmp_path.iterdir())) == 4
+    assert (tmp_path / "done").is_dir()
     test, classifier = digits()[1], Classifier(digit_path)
     for size, found in zip((12, 16), rows_of(tmp_path / "accuracy.csv"), strict=True):
         chosen = [test[number * len(test) // 40] for number in range(40)]
@@ -335,7 +338,7 @@ def test_interrupted_evaluation_goes_on(digit_path, tmp_path, monkeypatch):
     evaluate.main([*words, "--resume"])
     assert measured == [digit_path, other, digit_path, other, other]
     assert [row["model"] for row in rows_of(tmp_path / "out/accuracy.csv")] == ["a", "b"]
-    assert not (tmp_path / "out/done").exists()
+    assert not (tmp_path / "out" / evaluate.UNFINISHED).exists()
 
 
 def test_names_of_models():
@@ -353,6 +356,7 @@ BAD = [
     (["--sizes", "2"], "refuses images of 2 x 2 pixels"),
     (["--sizes", "16", "--tta", "--tta-step", "16"], "--tta-step 16 is not allowed with size 16"),
     (["--tta-step", "4"], "--tta-step has no effect without --tta"),
+    (["--runs", "4"], "--runs has no effect without --throughput"),
     (["--train-size", "4"], "--train-size has no effect without --gamma"),
     (["--bins", "30", "20"], "--bins 30 20: the edges must increase"),
     (["--test-split", "dev"], "need --dataset"),

@@ -74,6 +74,9 @@ def interpolate(args: argparse.Namespace) -> None:
 
 
 def _write(args: argparse.Namespace, pairs: Iterator[Pair], remedy: str) -> int:
+    source, target = args.output
+    if source.resolve() == target.resolve():
+        raise CommandError(f"--output {source} {target}: is one file; give a name for each side")
     for path in args.output:
         if any(path.resolve() == given.resolve() for given in args.text):
             raise CommandError(f"--output {path}: is a file of --text; give other names")

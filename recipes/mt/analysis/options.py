@@ -139,6 +139,15 @@ def open_models(args: argparse.Namespace) -> dict[str, list[Translator]]:
         models[name] = [
             open_translator(path, how, segmented=args.segmented, **own) for path in _expand(paths)
         ]
+        first, *others = models[name]
+        for other in others:
+            if other.kind != first.kind:
+                raise CommandError(
+                    f"--model {name}: {first.path} is {first.kind}, {other.path} is {other.kind}; "
+                    "seeds are of one kind; give the others names of their own"
+                )
+        if how.offset:
+            first.check_offset(how.offset)
     return models
 
 

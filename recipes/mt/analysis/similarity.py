@@ -62,6 +62,8 @@ def run(args: argparse.Namespace) -> None:
         )
     sources = [source for source, _ in test_pairs(args)]
     models = open_models(args)
+    for first, *_ in models.values():
+        first.check_offset(max(args.offsets))
     found = {
         name: [
             similarities(translator, sources, args.offsets, f"{name} {number}")
@@ -111,7 +113,7 @@ def plot(args: argparse.Namespace, found: dict[str, np.ndarray]) -> None:
     size = 0.75 + 0.42 * len(args.offsets)
     figure = new_figure(size * depth + 1.2, size * len(found) + 0.6)
     panels = figure.subplots(len(found), depth, squeeze=False)
-    low = min(0.0, *(values.min() for values in found.values()))
+    low = np.floor(10 * min(values.min() for values in found.values())) / 10
     picture = None
     for row, (name, layers) in zip(panels, found.items(), strict=True):
         for layer, axes in enumerate(row):

@@ -103,6 +103,13 @@ def run(args: argparse.Namespace) -> None:
     models = open_models(args)
     seeds = [translator for group in models.values() for translator in group]
     stacked = stack_for(seeds, test_pairs(args), args.target_tokens)
+    for name, group in models.items():
+        lengths = [[seed.target_length(target) for _, target in stacked] for seed in group]
+        if any(length != lengths[0] for length in lengths):
+            raise CommandError(
+                f"--model {name}: its seeds have different subwords, so that positions differ; "
+                "give them names of their own"
+            )
     losses = {
         name: [
             [-scores for scores in translator.log_probabilities(stacked, f"{name} {number}")]

@@ -162,5 +162,5 @@ def plot(args: argparse.Namespace, estimates: dict[str, Estimate]) -> None:
     axes.set(xlabel="model", ylabel="BLEU")
     axes.grid(alpha=0.3, axis="y")
     axes.set_axisbelow(True)
-    axes.legend()
+    figure.legend(loc="outside upper center", ncols=2)
     write_figure(args.output / "swap.png", figure)

@@ -106,6 +106,19 @@ class Translator(ABC):
         """The sum of embeddings and the output of each encoder layer before any final layer norm,
         each ``[B, S, C]``; and ``[B, S]`` bool, False on padding."""
 
+    def check_offset(self, offset: int) -> None:
+        """Before hours of work.
+
+        Raises:
+            CommandError: if the positions of this model cannot be moved.
+        """
+        model = self.load()
+        try:
+            with shifted(model, self.position_config(model), offset):
+                pass
+        except CommandError as error:
+            raise CommandError(f"--model {self.path}: {error}") from None
+
     # ---- what the analyses ask for -------------------------------------------------------------
 
     def target_length(self, text: str) -> int:
