@@ -50,6 +50,10 @@ VARIANTS = {
     "shape-sync": "--position-embedding shape --position-max-offset 60 --position-synchronize true",
     "cape": _CAPE,
 }
+OTHERS = {
+    "nopos": "--position-embedding nopos",
+    "abspos": "--position-embedding abspos",
+}
 ABLATIONS = {
     "cape-no-alpha": f"{_CAPE} --position-source-scale 1",
     "cape-unsync": f"{_CAPE} --position-synchronize false",
@@ -57,7 +61,7 @@ ABLATIONS = {
     "cape-no-local": f"{_CAPE} --position-max-local-shift 0",
     "cape-shift5": "--position-embedding cape --position-max-global-shift 5",
 }
-ALL_VARIANTS = VARIANTS | ABLATIONS
+ALL_VARIANTS = VARIANTS | OTHERS | ABLATIONS
 
 MODEL = """--arch cape_transformer --share-all-embeddings --dropout 0
     --encoder-normalize-before --decoder-normalize-before
