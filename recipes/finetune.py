@@ -24,7 +24,7 @@ from cape_plugins import TYPES, PositionConfig
 from cape_plugins.arguments import TYPE_ARG, add_position_args, given_settings
 from cape_plugins.config import options, parse_option
 from hf_models import RankSeedCallback
-from recipes.steps import CommandError, matches, model_path, record
+from recipes.steps import CommandError, check_model, matches, record
 
 TRAINER_DEFAULTS = (
     *("--report_to", "none", "--save_strategy", "steps", "--save_total_limit", "1"),
@@ -59,7 +59,7 @@ def make_parser(description: str, domain: str) -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     text = "checkpoint to finetune, stock or cape; default: none, a model is trained from scratch"
-    add("--model", type=model_path, metavar="PATH", help=text)
+    add("--model", metavar="PATH", help=text)
     add("--model-config", metavar="JSON", help="sizes of a model trained from scratch, a file or "
         """such as '{"hidden_size": 192}'""")  # fmt: skip
     add("--compare", nargs="+", metavar="TYPE", help="train several types, one after the other, "
@@ -92,6 +92,8 @@ def parse(
     if training.per_device_train_batch_size < 1:
         size = training.per_device_train_batch_size
         raise CommandError(f"--per_device_train_batch_size {size} is not allowed; allowed: >= 1")
+    if args.model:
+        check_model(args.model)
     if args.model_config:
         if args.model:
             raise CommandError("--model-config has no effect on the checkpoint of --model")
@@ -257,7 +259,12 @@ def train(
         trainer.save_metrics("train", {**result.metrics, **duration})
     trainer.accelerator.wait_for_everyone()
     kind = type(trainer.accelerator.unwrap_model(trainer.model))
-    trainer.model = kind.from_pretrained(folder).to(own.device).eval()
+    trainer.model = trainer.model_wrapped = kind.from_pretrained(folder).to(own.device).eval()
+    # What wraps the model for several processes must go before their group does. Otherwise it
+    # takes the group with it while it holds Python's lock, for which gloo's thread, that the group
+    # waits for, may be waiting: a program that never ends.
+    trainer.callback_handler.model = trainer.model
+    trainer.accelerator.free_memory()
     return trainer
 
 

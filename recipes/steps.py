@@ -67,11 +67,14 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def model_path(text: str) -> str:
-    """Argument type: the folder of a model, or its name on the hub, which has at most one slash."""
-    if (text.startswith((".", "/", "~")) or text.count("/") > 1) and not Path(text).is_dir():
-        raise argparse.ArgumentTypeError(f"{text}: no such folder")
-    return text
+def check_model(path: str) -> None:
+    """The folder of a model, or its name on the hub, which has at most one slash.
+
+    Raises:
+        CommandError: for a folder that does not exist; the hub would be asked for it.
+    """
+    if (path.startswith((".", "/", "~")) or path.count("/") > 1) and not Path(path).is_dir():
+        raise CommandError(f"--model {path}: no such folder")
 
 
 def available_cores() -> int:

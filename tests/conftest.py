@@ -1,5 +1,6 @@
 """What all tests share: one thread, a fixed seed, and a way to run command lines."""
 
+import contextlib
 import os
 
 # before torch is imported; subprocesses inherit it
@@ -74,15 +75,27 @@ def _run_cli(
         try:
             out, err = process.communicate(input, timeout)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+            _kill(process.pid)
             out, err = process.communicate()
             pytest.fail(_report(words, f"still running after {timeout} s", out, err), False)
         except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
+            _kill(process.pid)
             raise
     if check and process.returncode != 0:
         pytest.fail(_report(words, f"exit status {process.returncode}", out, err), pytrace=False)
     return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+
+def _kill(pid: int) -> None:
+    """A command with its child processes: those of torchrun are in sessions of their own, and would
+    keep its output open for ever."""
+    import psutil
+
+    children = psutil.Process(pid).children(recursive=True)
+    os.killpg(pid, signal.SIGKILL)
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
 
 
 def _executable(name: str) -> str:

@@ -28,9 +28,9 @@ from tqdm import tqdm
 from recipes.steps import (
     CommandError,
     available_cores,
+    check_model,
     digest,
     machine,
-    model_path,
     positive,
     run_main,
     shown_command,
@@ -161,10 +161,9 @@ def model_groups(words: Sequence[str]) -> dict[str, list[str]]:
                 f"--model {word}: give each model once, as PATH or NAME=PATH,PATH with a name of "
                 "its own"
             )
-        try:
-            groups[name] = list(map(model_path, paths))
-        except argparse.ArgumentTypeError as error:
-            raise CommandError(f"--model {error}") from None
+        for path in paths:
+            check_model(path)
+        groups[name] = paths
     return groups
 
 

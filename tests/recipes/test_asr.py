@@ -332,7 +332,7 @@ BAD = [
     (["--model-config", '{"hiden_size": 1}'], "CapeSpeechConfig has no hiden_size"),
     (["--model-config", "nope.json"], "--model-config nope.json: No such file"),
     (["--model-config", "[1]"], "--model-config [1]"),
-    (["--model", "/nope"], "--model /nope cannot be loaded"),
+    (["--model", "/nope"], "--model /nope: no such folder"),
     (["--compare", "foo"], "--compare foo is unknown; allowed: nopos"),
     (["--test-file", "a.csv"], "--test-file needs --train-file"),
     (["--position-embedding", "sinpos", "--position-max-global-shift", "3"], "max_global_shift"),

@@ -221,3 +221,34 @@ def test_a_trained_model_is_not_taken_for_another(tmp_path, capsys):
     with pytest.raises(CommandError, match="--max_steps 1: the model in .* was trained for 2"):
         vit.main([*words, "1"])
     assert (tmp_path / "nopos/model.safetensors").stat().st_mtime_ns == weights
+
+
+@pytest.mark.slow
+def test_wrappers_of_several_processes_go_before_their_group(run_cli, tmp_path):
+    """Otherwise a program may never end, see recipes.finetune.train."""
+    (tmp_path / "program.py").write_text(
+        "import gc, os\n"
+        "from torch.nn.parallel import DistributedDataParallel\n"
+        "from recipes.vit import finetune_hf as vit\n"
+        "trainers = []\n"
+        "class Trainer(vit.ImageTrainer):\n"
+        "    def training_step(self, model, *args):\n"
+        "        trainers.append(type(model))\n"
+        "        return super().training_step(model, *args)\n"
+        "def report(*args, **kwargs):\n"
+        "    assert set(trainers) == {DistributedDataParallel}\n"
+        "    left = [one for one in gc.get_objects() if type(one) is DistributedDataParallel]\n"
+        "    open('left' + os.environ['RANK'], 'w').write(str(len(left)))\n"
+        "kept, train = [], vit.train\n"
+        "def keep(*args):\n"  # as recipes do that need more than its model
+        "    kept.append(train(*args))\n"
+        "    return kept[-1]\n"
+        "vit.ImageTrainer, vit.report, vit.train = Trainer, report, keep\n"
+        "vit.main(['--use_cpu', '--max_steps', '2', '--compare', 'nopos', 'cape', '--test-sizes',\n"
+        "    '16', '--per_device_train_batch_size', '2', '--model-config',\n"
+        f"    {json.dumps(json.dumps(TINY_VIT))}])\n",
+        encoding="utf-8",
+    )
+    two = ("python", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2)
+    run_cli(*two, "program.py", cwd=tmp_path)
+    assert [(tmp_path / f"left{rank}").read_text() for rank in range(2)] == ["0", "0"]
