@@ -86,7 +86,6 @@ def run_model(args: argparse.Namespace, model: Model) -> tuple[Result, list | No
         folder,
         flags,
         corpus,
-        updates=args.updates,
         threads=args.threads,
         title=f"{model.name} seed {model.seed}",
     )

@@ -4,6 +4,7 @@ Quickstart and recipes go through these functions; they run the very commands a 
 child processes, with the same interpreter.
 """
 
+import argparse
 import json
 import os
 import re
@@ -58,18 +59,17 @@ def train(
     flags: Sequence[object],
     settings: Mapping[str, object],
     *,
-    updates: int | None,
     threads: int,
     title: str,
     remedy: str = "give another --work folder",
 ) -> float:
     """Run fairseq-train in the folder `run`; an interrupted run goes on from its last checkpoint.
 
-    `updates` is the expected number of updates, for the progress bar; None if it is not known.
     `remedy` says what to do if the folder holds a run with other settings.
     Returns the seconds it took, of an interrupted run those of its last part. A run that was
     finished with these `settings` is reused.
     """
+    updates = last_update(flags)
     settings = {**settings, "flags": [str(flag) for flag in flags]}
     if not matches(run, settings, remedy):
         record(run, settings)
@@ -99,6 +99,17 @@ def train(
     with writing(timing) as file:
         json.dump(seconds, file)
     return seconds
+
+
+def last_update(flags: Sequence[object]) -> int | None:
+    """Number of updates that fairseq-train is told to do; None without a limit.
+
+    The last --max-update wins, so that one from the command line replaces that of a recipe.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--max-update")
+    text = parser.parse_known_args(list(map(str, flags)))[0].max_update or ""
+    return int(text) if text.isdecimal() and int(text) else None  # what is wrong, fairseq says
 
 
 def progress_interval() -> float:

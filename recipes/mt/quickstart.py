@@ -94,7 +94,6 @@ def run_variant(args: argparse.Namespace, corpus: Corpus, variant: str, seed: in
         run,
         flags,
         {"corpus": corpus.settings},
-        updates=args.updates,
         threads=threads,
         title=f"{variant} seed {seed}",
     )

@@ -63,7 +63,6 @@ def train(experiment: Experiment) -> None:
         experiment.run,
         flags,
         {"data": prepared_with(experiment)},
-        updates=experiment.recipe.updates,
         threads=experiment.threads,
         title=f"train {experiment.run.name}",
         remedy="give this training another --name",

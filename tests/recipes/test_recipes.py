@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from recipes.mt.catalog import RECIPES, sampled
+from recipes.mt.pipeline import last_update
 from recipes.mt.run import main, train_flags
 from recipes.steps import CommandError
 
@@ -177,6 +178,20 @@ def flag_values(flags, name):
 def test_tokens_per_update_do_not_depend_on_the_number_of_devices(name, devices, update_freq):
     flags = train_flags(RECIPES[name], RECIPES[name].position, devices)
     assert flag_values(flags, "--update-freq") == [update_freq]
+
+
+@pytest.mark.parametrize(
+    ("extra", "expected"),
+    [
+        ([], 1200),
+        (["--max-update", 30], 30),
+        (["--max-update=30", "--lr", "1e-3"], 30),
+        (["--max-update", "0"], None),  # fairseq's word for no limit
+    ],
+)
+def test_progress_follows_the_number_of_updates_given_last(extra, expected):
+    row = RECIPES["multi30k_small"]
+    assert last_update([*train_flags(row, "cape", 1), *extra]) == expected
 
 
 @pytest.mark.parametrize("name", RECIPES)
