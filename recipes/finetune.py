@@ -139,7 +139,10 @@ def make_config(kind: type[Any], sizes: Mapping[str, Any], **more: Any) -> Any:
 def load_model(kind: type[Any], path: str, settings: Mapping[str, Any], **more: Any) -> Any:
     """The checkpoint of ``--model`` with another position embedding."""
     try:
-        return kind.from_pretrained(path, position_embedding=dict(settings), **more)
+        # weights stored in half precision are trained in single precision, with or without autocast
+        return kind.from_pretrained(
+            path, position_embedding=dict(settings), dtype=torch.float32, **more
+        )
     except (OSError, ValueError) as error:
         raise CommandError(f"--model {path} cannot be loaded: {error}") from None
 

@@ -9,6 +9,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -152,7 +153,7 @@ def rand_augment(name: str | None, mean: Sequence[float]) -> Pixels | None:
     fill = tuple(round(255 * value) for value in mean)
     fill = fill[0] if len(fill) == 1 else fill
     if name == "deit":
-        return lambda image, rng: _randaugment(image, rng, fill)
+        return partial(_randaugment, fill)  # a lambda could not be sent to worker processes
     if not name.startswith("rand-"):
         raise CommandError(
             f"--rand-augment {name} is unknown; allowed: deit, none, or a setting of timm such as "
@@ -166,10 +167,10 @@ def rand_augment(name: str | None, mean: Sequence[float]) -> Pixels | None:
             "install timm), or give deit, which needs nothing"
         ) from None
     transform = rand_augment_transform(name, {"img_mean": fill})
-    return lambda image, rng: _seeded(transform, image, rng)
+    return partial(_seeded, transform)
 
 
-def _randaugment(image: Image.Image, rng: random.Random, fill: Color) -> Image.Image:
+def _randaugment(fill: Color, image: Image.Image, rng: random.Random) -> Image.Image:
     for _ in range(RANDAUGMENT_DRAWS):
         operation = OPERATIONS[rng.choice(list(OPERATIONS))]
         if rng.random() < RANDAUGMENT_CHANCE:

@@ -144,7 +144,8 @@ def match_classes(names: Sequence[str], labels: Sequence[str]) -> tuple[list[int
     """Number of the model's class for each class of the data, and how it was found.
 
     By name; else whole numbers are the numbers of classes (folders 0 to 999 of ImageNet-v2); else
-    by order, where there are as many names as classes and no name stands at another place.
+    by order, where there are as many names as classes. A name that stands at another place among
+    the model's rules out what is not by name.
 
     Raises:
         CommandError: if the classes of the data cannot be those of the model.
@@ -155,21 +156,27 @@ def match_classes(names: Sequence[str], labels: Sequence[str]) -> tuple[list[int
     places = {name: place for place, name in enumerate(model) if model.count(name) == 1}
     if all(name in places for name in data):
         return [places[name] for name in data], "by name"
-    if all(name.isdecimal() for name in data):
-        numbers = [int(name) for name in data]
-        if max(numbers) < len(labels):
-            return numbers, "by number"
-        if len(numbers) == len(labels):  # such as 1 to 1000
-            order = sorted(numbers)
-            return [order.index(number) for number in numbers], "by order of their numbers"
-    moved = [name for place, name in enumerate(data) if places.get(name, place) != place]
-    if len(data) == len(model) and not moved:
-        return list(range(len(data))), "by order, since their names differ"
+    for found, how in _guesses(data, len(model)):
+        if all(places.get(name, place) == place for name, place in zip(data, found, strict=True)):
+            return found, how
     raise CommandError(
         f"the {len(names)} classes of the data ({_some(names)}) are not among the {len(labels)} "
         f"classes of the model ({_some(labels)}); give data with the model's classes, by name or "
         "number"
     )
+
+
+def _guesses(data: Sequence[str], count: int) -> Iterator[tuple[list[int], str]]:
+    """Numbers of the model's `count` classes for names that it does not have."""
+    if all(name.isdecimal() for name in data):
+        numbers = [int(name) for name in data]
+        if max(numbers) < count:
+            yield numbers, "by number"
+        elif len(numbers) == count:  # such as 1 to 1000
+            order = sorted(numbers)
+            yield [order.index(number) for number in numbers], "by order of their numbers"
+    if len(data) == count:
+        yield list(range(count)), "by order, since their names differ"
 
 
 def _plain(name: str) -> str:

@@ -5,7 +5,8 @@ import contextlib
 import io
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -148,11 +149,25 @@ def given_data(args: argparse.Namespace, channels: int) -> tuple[Images, Images]
     """A data set of the hub, a local folder of images or parquet, csv or json files. Small data
     sets are decoded at once and held in memory."""
     data = open_dataset(args.dataset, args.dataset_config)
+    if args.test_split is None:
+        data = labelled(args, data)
     parts = train_and_test(data, args.train_split, args.test_split)
     found = [read_images(args, parts["train"], parts[name], channels) for name in parts]
     for part in found:
         part.hold()
     return tuple(found)
+
+
+def labelled(args: argparse.Namespace, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Without the splits whose labels are all -1, as the hub has the tests of competitions such as
+    that of ImageNet; all where none is left."""
+
+    def has_labels(rows: Any) -> bool:
+        names = [args.label_column] if args.label_column else COLUMNS["label_column"]
+        column = next((name for name in names if name in rows.column_names), None)
+        return column is None or not len(rows) or set(rows[column]) != {-1}
+
+    return {split: rows for split, rows in data.items() if has_labels(rows)} or data
 
 
 def read_images(args: argparse.Namespace, training: Any, rows: Any, channels: int) -> Images:
@@ -166,24 +181,29 @@ def read_images(args: argparse.Namespace, training: Any, rows: Any, channels: in
     unknown = set(rows[target]) - set(classes)
     if unknown:
         raise CommandError(
-            f"--label-column {target}: the test has {min(unknown, key=str)!r}, which "
-            "training does not have; a test without labels needs another --test-split"
+            f"--label-column {target}: the test has {min(unknown, key=str)!r}, which is none of "
+            f"the {len(values)} classes; where a test has no labels, name another --test-split"
         )
 
     first = rows[0][pixels] if len(rows) else None
     if first is not None and not isinstance(first, Image.Image) and not _has_bytes(first):
         raise CommandError(f"--image-column {pixels} has no images but {first!r:.40}; name another")
 
-    def load(row: Any) -> tuple[torch.Tensor, int]:
-        image = row[pixels]
-        if _has_bytes(image):  # those of a parquet file without a declared feature
-            image = Image.open(io.BytesIO(image["bytes"]))
-        # a copy, because the pixels of an image are read-only
-        array = torch.from_numpy(np.array(image.convert("L" if channels == 1 else "RGB")))
-        array = array[None] if channels == 1 else array.permute(2, 0, 1).contiguous()
-        return array, classes[row[target]]
-
+    load = partial(_load, pixels=pixels, target=target, channels=channels, classes=classes)
     return Images(rows, load, list(map(str, names or values)))
+
+
+def _load(
+    row: Mapping[str, Any], pixels: str, target: str, channels: int, classes: Mapping[Any, int]
+) -> tuple[torch.Tensor, int]:
+    """The image ``[channels, H, W]``, uint8, and the number of its class."""
+    image = row[pixels]
+    if _has_bytes(image):  # those of a parquet file without a declared feature
+        image = Image.open(io.BytesIO(image["bytes"]))
+    # a copy, because the pixels of an image are read-only
+    array = torch.from_numpy(np.array(image.convert("L" if channels == 1 else "RGB")))
+    array = array[None] if channels == 1 else array.permute(2, 0, 1).contiguous()
+    return array, classes[row[target]]
 
 
 def _has_bytes(value: Any) -> bool:

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -13,7 +14,7 @@ from tqdm import tqdm
 from recipes.data import open_dataset, train_and_test
 from recipes.steps import CommandError
 from recipes.vit.classifier import Classifier, match_classes
-from recipes.vit.data import Images, digits, read_images
+from recipes.vit.data import Images, digits, labelled, read_images
 from recipes.vit.protocol import (
     GAMMA_RULES,
     View,
@@ -95,6 +96,8 @@ def load_data(args: argparse.Namespace, channels: int) -> list[Data]:
 def _test_images(name: str, args: argparse.Namespace, channels: int) -> Images:
     """Classes are those of the split itself, for there may be no training."""
     data = open_dataset(name, args.dataset_config)
+    if args.test_split is None:
+        data = labelled(args, data)
     split = args.test_split or next((split for split in TEST_SPLITS if split in data), None)
     if split is None and "train" in data:
         parts = train_and_test(data)
@@ -247,7 +250,8 @@ def measure_bins(
 ) -> list[Row]:
     """A row for each bin and strategy; see :func:`recipes.vit.protocol.strategies`.
 
-    A strategy is left out of a bin whose smallest image the model refuses, which is said.
+    A strategy is left out of a bin where the model refuses one of its :func:`extremes`, which is
+    said.
     """
     members: dict[int, list[tuple[tuple[int, int], int]]] = {}
     for shape, index in zip(data.shapes(), data.order, strict=True):
@@ -259,8 +263,8 @@ def measure_bins(
         label = bin_label(number, args.bins)
         columns = {}
         for name, view in strategies(shapes, number, args.bins, args.sizes).items():
-            sides = (view.size, view.size) if view.size else map(min, zip(*shapes, strict=True))
-            reason = classifier.refusal(*sides)
+            shown = [(view.size, view.size)] if view.size else extremes(shapes)
+            reason = next(filter(None, (classifier.refusal(*sides) for sides in shown)), None)
             if reason:
                 print(f"{classifier.path}, {data.name} {label}: without {name!r}, since {reason}")
             else:
@@ -270,3 +274,11 @@ def measure_bins(
             size = columns[name][0].view.size or "own"
             rows.append({"bin": label, "strategy": name, "size": size, **accuracies(found)})
     return rows
+
+
+def extremes(shapes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Of (height, width): the smallest of each, and shapes with the smallest and largest of each. A
+    model that takes all of them has neither a size of its own nor too large a patch."""
+    found = [(min(height for height, _ in shapes), min(width for _, width in shapes))]
+    found += [pick(shapes, key=itemgetter(side)) for pick in (min, max) for side in (0, 1)]
+    return list(dict.fromkeys(found))

@@ -1,6 +1,7 @@
 """Translation models of both hosts under one interface, on tiny ones that nobody has trained."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from fairseq.data import Dictionary, LanguagePairDataset
 from recipes.mt.analysis.options import open_translator
 from recipes.mt.analysis.segmentation import Segmentation, found_beside
 from recipes.mt.analysis.similarity import similarities
+from recipes.mt.analysis.stack import loss_by_position
 from recipes.mt.analysis.translators import Decoding, Running, batches
 from recipes.mt.prepare import SEPARATOR
 from recipes.mt.subwords import SentencePiece, SubwordNMT
@@ -53,7 +55,7 @@ def same_sinusoids(monkeypatch):
     monkeypatch.setattr(marian, "build_position_encoder", build)
 
 
-@pytest.mark.parametrize("kind", ["nopos", "relpos", "sinpos", "cape"])
+@pytest.mark.parametrize("kind", ["nopos", "relpos", "sinpos", "shape", "cape"])
 def test_hosts_give_the_same_analysis_for_the_same_weights(work, kind, same_sinusoids):
     """Scores, greedy translations and encoder states. Marian counts positions from 0, fairseq from
     2, which an offset makes up for."""
@@ -90,7 +92,10 @@ def test_loss_is_fairseqs_own(work, kind):
     loss, tokens, _ = CrossEntropyCriterion(task, False).forward(model.eval(), batch)
     found = open_translator(checkpoint, RUNNING).log_probabilities(pairs)
     assert sum(map(len, found)) == tokens
-    assert -sum(values.sum() for values in found) == pytest.approx(loss.item(), rel=1e-5)
+    rows = loss_by_position([-values for values in found])
+    assert [position for position, *_ in rows] == list(range(max(map(len, found))))
+    total = sum(mean * count for _, mean, count in rows)
+    assert total == pytest.approx(loss.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("position", ["sinpos", "abspos"])
@@ -110,6 +115,16 @@ def test_stock_checkpoints_of_fairseq_give_their_own_scores(work, tmp_path, posi
     before = torch.cat((labels[:, -1:], labels[:, :-1]), 1)
     expected = stock.eval()(ids, None, before)[0].log_softmax(-1).gather(2, labels[..., None])
     np.testing.assert_allclose(found, expected[0, :, 0].detach(), atol=1e-5)
+
+
+def test_weights_stored_in_half_precision_are_not_computed_in_it(work, tmp_path):
+    from transformers import AutoModelForSeq2SeqLM
+
+    shutil.copytree(work.hf("cape"), tmp_path / "half")
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "half", dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path / "half")
+    with open_translator(tmp_path / "half", RUNNING).at_work() as model:
+        assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
 def test_stock_marian_gives_its_own_scores_and_can_be_shifted(work, tmp_path):

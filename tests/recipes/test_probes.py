@@ -15,6 +15,10 @@ def test_junctions_get_a_comma_and_lower_case():
     assert stacked == "Das ist gut , er kommt ! wer ?"
     assert stack_sentences(["Plain text.", "Next one."]) == "Plain text, next one."
     assert stack_sentences(["Allein ."]) == "Allein ."
+    # of sentencepiece
+    assert (
+        stack_sentences(["\u2581Ja .", "\u2581Das \u2581geht"]) == "\u2581Ja , \u2581das \u2581geht"
+    )
 
 
 def test_empty_sentences_can_be_stacked():

@@ -1,6 +1,7 @@
 """Augmentation of images, and the data sets of the vision recipe."""
 
 import argparse
+import pickle
 import random
 import re
 import sys
@@ -204,6 +205,14 @@ def test_large_data_sets_are_not_held():
     assert not decoded
 
 
+def test_data_can_be_sent_to_worker_processes(tables):
+    """Where they are not forked, as on macOS."""
+    train, _ = given_data(options(tables), 3)
+    train.augment = Augment(ZERO, ONE, True, rand_augment("deit", (0.5,) * 3), 1.0)
+    sent = pickle.loads(pickle.dumps(train))
+    assert all(torch.equal(sent[n][0], train[n][0]) for n in range(5))
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -226,12 +235,16 @@ def test_missing_columns_and_unknown_labels(tmp_path, monkeypatch):
         given_data(options(tmp_path / "data"), 3)
     images = [Image.new("L", (4, 4))]
     parts = {
-        split: datasets.Dataset.from_dict({"image": images, "label": [label]})
+        split: datasets.Dataset.from_dict({"image": 2 * images, "label": 2 * [label]})
         for split, label in (("train", 1), ("test", -1))
     }
     datasets.DatasetDict(parts).save_to_disk(tmp_path / "unlabelled")
-    with pytest.raises(CommandError, match="the test has -1.*another --test-split"):
-        given_data(options(tmp_path / "unlabelled"), 1)
+    with pytest.raises(CommandError, match="the test has -1.*name another --test-split"):
+        given_data(options(tmp_path / "unlabelled", test_split="test"), 1)
+    assert len(given_data(options(tmp_path / "unlabelled"), 1)[1]) == 1  # of training
+    words = ["--model", "any", "--dataset", str(tmp_path / "unlabelled")]
+    (found,) = measure.load_data(evaluate.parse(words), 1)
+    assert (len(found.images), found.images.names) == (1, ["1"])
 
 
 def test_processor_is_of_the_size_that_is_trained(tmp_path):

@@ -101,6 +101,13 @@ def test_best_of_each_bin_is_weighted_by_images():
 # ---- ranks and classes ---------------------------------------------------------------------------
 
 
+def test_extremes_show_a_size_of_its_own():
+    assert measure.extremes([(224, 300), (260, 260), (300, 224)]) == [
+        (224, 224), (224, 300), (300, 224),
+    ]  # fmt: skip
+    assert measure.extremes([(9, 9), (9, 9)]) == [(9, 9)]
+
+
 def test_ranks_give_the_top_k_accuracy_of_scikit_learn():
     scores, right = torch.randn(200, 7), torch.randint(7, (200,))
     ranks = rank_of(scores, right)
@@ -124,6 +131,8 @@ CLASSES = [
     (["crane", "x", "tench"], ["crane", "crane", "tench"], [0, 1, 2]),
     (["a", "n02"], ["x", "a"], None),  # not by order, since "a" stands elsewhere
     (["a", "n02"], ["a", "b", "c"], None),
+    (["0", "1", "2"], ["1", "2", "3"], None),  # not by number, since "1" stands elsewhere
+    (["2", "3"], ["a", "b", "c", "3"], [2, 3]),
 ]
 
 

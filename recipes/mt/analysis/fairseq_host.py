@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from fairseq import checkpoint_utils, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY
@@ -88,6 +89,9 @@ class FairseqTranslator(Translator):
     def subwords(self, ids: Sequence[int]) -> list[str]:
         return [self.target[index] for index in ids]
 
+    def text(self, ids: Sequence[int]) -> str:
+        return self.segmentation.decode(self.target.string(torch.tensor(ids, dtype=torch.int)))
+
     def position_config(self, model: nn.Module) -> PositionConfig | None:
         return getattr(model, "position_config", None)
 
@@ -121,7 +125,7 @@ class FairseqTranslator(Translator):
         lengths = source.ne(self.source.pad()).sum(1)
         sample = {"net_input": {"src_tokens": source, "src_lengths": lengths}}
         hypotheses = self.task.inference_step(generator, [model], sample)
-        return [self._text(best["tokens"]) for best, *_ in hypotheses]
+        return [self.text(best["tokens"].tolist()) for best, *_ in hypotheses]
 
     def states(self, model: nn.Module, sources: list[Ids]) -> tuple[list[Tensor], Tensor]:
         source = self._padded(sources, self.source)
@@ -132,9 +136,6 @@ class FairseqTranslator(Translator):
 
     def _padded(self, rows: list[Ids], dictionary: Any) -> Tensor:
         return pad(rows, dictionary.pad(), self.running.device)
-
-    def _text(self, tokens: Tensor) -> str:
-        return self.segmentation.decode(self.target.string(tokens.int().cpu()))
 
     def _read(self) -> dict[str, Any]:
         """The checkpoint; in its ``cfg`` the data folder is the one found, and the architecture one

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer
@@ -45,8 +46,8 @@ class HuggingFaceTranslator(Translator):
         self.kind = " ".join(filter(None, words))
 
     def files(self) -> list[Path]:
-        found = [*self.path.glob("*.safetensors"), *self.path.glob("*.bin")]
-        return sorted([*found, self.path / "config.json"])
+        kinds = (".safetensors", ".bin", ".json")
+        return sorted(path for path in self.path.iterdir() if path.suffix in kinds)
 
     def source_ids(self, text: str) -> Ids:
         return self._checked(self.tokenizer(text, verbose=False)["input_ids"])
@@ -57,6 +58,9 @@ class HuggingFaceTranslator(Translator):
     def subwords(self, ids: Sequence[int]) -> list[str]:
         return self.tokenizer.convert_ids_to_tokens(ids)
 
+    def text(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
     def position_config(self, model: nn.Module) -> PositionConfig | None:
         return getattr(model.config, "position_config", None)
 
@@ -65,7 +69,7 @@ class HuggingFaceTranslator(Translator):
         if self.config.model_type == "marian":
             kind, more = CapeMarianMTModel, {"position_embedding": {"type": "sinpos"}}
         try:
-            return kind.from_pretrained(self.path, **more)
+            return kind.from_pretrained(self.path, dtype=torch.float32, **more)
         except (OSError, ValueError) as error:
             raise CommandError(f"--model {self.path}: cannot be loaded ({error})") from None
 
@@ -89,7 +93,7 @@ class HuggingFaceTranslator(Translator):
             forced_eos_token_id=self.tokenizer.eos_token_id,
             do_sample=False,
         )
-        return self.tokenizer.batch_decode(output, skip_special_tokens=True)
+        return [self.text(row) for row in output.tolist()]
 
     def states(self, model: nn.Module, sources: list[Ids]) -> tuple[list[Tensor], Tensor]:
         batch = self._batch(sources)

@@ -205,6 +205,8 @@ def translations(
     settings = {
         "model": [digest(path) for path in model.files()],
         "text": _digest_text(sources),
+        "read": _digest_text(str(model.source_ids(source)) for source in sources),
+        "written": _digest_text(model.text(model.target_ids(source)) for source in sources),
         "decoding": vars(how),
         "offset": model.running.offset,
         "half": model.running.half,
@@ -219,7 +221,7 @@ def translations(
     return (made / "hypotheses").read_text("utf-8").split("\n")[:-1]
 
 
-def _digest_text(lines: Sequence[str]) -> str:
+def _digest_text(lines: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 

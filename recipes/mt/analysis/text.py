@@ -11,10 +11,16 @@ def continue_sentence(text: str) -> str:
     return f"{text[:-1]}," if text.endswith(".") else text
 
 
+def lower_first(text: str) -> str:
+    """The first letter in lower case; sentencepiece may have put its mark before it."""
+    place = int(text.startswith("\u2581"))
+    return text[:place] + text[place : place + 1].lower() + text[place + 1 :]
+
+
 def stack_sentences(sentences: Sequence[str]) -> str:
     """One long sentence; all but the first begin in lower case."""
     first, *others = sentences
-    parts = [first, *(text[:1].lower() + text[1:] for text in others)]
+    parts = [first, *map(lower_first, others)]
     return " ".join([*map(continue_sentence, parts[:-1]), parts[-1]])
 
 

@@ -71,7 +71,8 @@ class Translator(ABC):
 
     @abstractmethod
     def files(self) -> list[Path]:
-        """What the model consists of, for a fingerprint."""
+        """What the model consists of, for a fingerprint; its tokens are told by what it makes of
+        texts."""
 
     @abstractmethod
     def source_ids(self, text: str) -> Ids:
@@ -86,8 +87,12 @@ class Translator(ABC):
         """Target tokens as strings."""
 
     @abstractmethod
+    def text(self, ids: Sequence[int]) -> str:
+        """Target tokens as text."""
+
+    @abstractmethod
     def load(self) -> nn.Module:
-        """The model, with its weights, on the CPU."""
+        """The model, with its weights in single precision, on the CPU."""
 
     @abstractmethod
     def position_config(self, model: nn.Module) -> PositionConfig | None:
