@@ -75,8 +75,9 @@ def run(setup: Setup) -> Report:
 
 def models(setup: Setup, home: int, names: Sequence[str] = tuple(SETTINGS)) -> dict[str, nn.Module]:
     """ViT-Ti of each type, on shared parameters."""
-    made = {name: vit(vit_sizes(setup) | {"image_size": home}, SETTINGS[name]) for name in names}
-    return {name: model.to(setup.device) for name, model in share(made, setup).items()}
+    sizes = vit_sizes(setup) | {"image_size": home}
+    made = {name: vit(sizes, SETTINGS[name]).to(setup.device) for name in names}
+    return share(made, setup)
 
 
 def images_of(setup: Setup, batch: int, size: int) -> torch.Tensor:

@@ -178,7 +178,9 @@ def draw_picture(args: argparse.Namespace) -> str:
     elif args.kind == "similarity":
         patch = _patch(args.patch, sizes, stack)
         tables = _relative(args, stack)
-        # of many layers the first, the middle and the last
+        # of keys and values, rows and columns, the first kind; of many layers three
+        kinds = [table.state.partition(", ")[2] for table in tables]
+        tables = [table for table, kind in zip(tables, kinds, strict=True) if kind == kinds[0]]
         few = [tables[place] for place in sorted({0, len(tables) // 2, len(tables) - 1}) if tables]
         figure = similarities_figure(stack, few or views(stack, sizes, draws, generator), patch)
     elif args.kind == "augmentation":

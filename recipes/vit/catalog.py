@@ -108,7 +108,7 @@ RECIPES = {
             *_DEIT_TRAINING,
             *("--num_train_epochs", "300", "--weight_decay", "0.05", "--warmup_steps", "0.01667"),
             *("--lr_scheduler_type", "cosine_with_min_lr"),
-            *("--lr_scheduler_kwargs", '{"min_lr_rate": 0.01}'),
+            *("--lr_scheduler_kwargs", '{"min_lr": 1e-5}'),
         ),
         options=_DEIT_OPTIONS,
         model={"layer_norm_eps": 1e-6},

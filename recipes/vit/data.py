@@ -64,14 +64,10 @@ class Images(Dataset):
         self.items, self.load, self.names = items, load, list(names)
         self.crop: tuple[float, float] | None = None
         self.augment: Callable[[torch.Tensor, random.Random], torch.Tensor] | None = None
-        self.seed = self.epoch = 0
+        self.seed = 0
 
     def __len__(self) -> int:
         return len(self.items)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Of what is asked for by index; called by accelerate."""
-        self.epoch = epoch
 
     def keep(self, number: int) -> None:
         """Leaves this many images, evenly spread; all if there are no more."""
@@ -90,7 +86,7 @@ class Images(Dataset):
             self.load = _itself
 
     def __getitem__(self, key: int | Request) -> tuple[torch.Tensor, int]:
-        request = key if isinstance(key, Request) else Request(key, None, self.epoch, key)
+        request = key if isinstance(key, Request) else Request(key, None, 0, key)
         image, label = self.load(self.items[request.index])
         if image.dtype == torch.uint8:
             image = image.float() / 255

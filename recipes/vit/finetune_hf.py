@@ -13,6 +13,7 @@ Without --model a ViT is trained from scratch, of the sizes of --preset and --mo
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -209,15 +210,19 @@ def build_model(
     return model
 
 
-def accuracy(model: Any, data: Images, collate: Collator, batch_size: int) -> float:
-    """Share of images of `data`, all of one size, whose best class is right."""
+def accuracy(
+    model: Any, data: Images, collate: Collator, batch_size: int, workers: int = 1
+) -> float:
+    """Share of images of `data`, all of one size, whose best class is right; `workers` threads
+    read them."""
+    with ThreadPoolExecutor(max(1, workers)) as pool:
 
-    def run(rows: Sequence[int]) -> list[bool]:
-        batch = collate([data[row] for row in rows])
-        logits = model(batch["pixel_values"].to(model.device)).logits
-        return (logits.argmax(-1).cpu() == batch["labels"]).tolist()
+        def run(rows: Sequence[int]) -> list[bool]:
+            batch = collate(list(pool.map(data.__getitem__, rows)))
+            logits = model(batch["pixel_values"].to(model.device)).logits
+            return (logits.argmax(-1).cpu() == batch["labels"]).tolist()
 
-    right = share(batches([0] * len(data), batch_size), run, f"size {collate.size}", len(data))
+        right = share(batches([0] * len(data), batch_size), run, f"size {collate.size}", len(data))
     return sum(right) / len(right)
 
 
@@ -271,11 +276,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             training.seed = seed
             run = f"{name}-seed{seed}" if args.seeds else name
             model = train(run, settings, args, training, make_trainer).model
+            how = training.eval_batch_size, training.dataloader_num_workers
             found.append(
-                [
-                    accuracy(model, test_set, Collator(processor, one), training.eval_batch_size)
-                    for one in tested
-                ]
+                [accuracy(model, test_set, Collator(processor, one), *how) for one in tested]
             )
         by_size = zip(map(str, tested), zip(*found, strict=True), strict=True)
         scores[name] = {one: list(row) if args.seeds else row[0] for one, row in by_size}

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -68,10 +69,12 @@ class Data(NamedTuple):
                 ready, waiting = waiting, submit(following)
                 yield collate([future.result() for future in ready])
 
-    def shapes(self) -> list[tuple[int, int]]:
-        """(height, width) of each image of the order, in pixels."""
-        loader = self.load(self.images, _shapes, f"{self.name}: sizes")
-        return [shape for batch in loader for shape in batch]
+
+@cache  # the same for all models
+def shapes_of(data: Data) -> list[tuple[int, int]]:
+    """(height, width) of each image of the order, in pixels."""
+    loader = data.load(data.images, _shapes, f"{data.name}: sizes")
+    return [shape for batch in loader for shape in batch]
 
 
 def _shapes(samples: Sequence[tuple[torch.Tensor, int]]) -> list[tuple[int, int]]:
@@ -254,7 +257,7 @@ def measure_bins(
     said.
     """
     members: dict[int, list[tuple[tuple[int, int], int]]] = {}
-    for shape, index in zip(data.shapes(), data.order, strict=True):
+    for shape, index in zip(shapes_of(data), data.order, strict=True):
         members.setdefault(bin_of(*shape, args.bins), []).append((shape, index))
     rows = []
     for number in sorted(members):

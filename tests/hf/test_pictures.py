@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from cape_plugins import TYPES, PositionEncoder
+from cape_plugins import TYPES, PositionEncoder, pictures
 from cape_plugins.checkpoint import read_stack
 from cape_plugins.cli import main
 from cape_plugins.views import relative_views
@@ -63,7 +63,7 @@ def test_what_is_read_is_what_the_model_adds(family, name, tmp_path):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("heads", ["shared", "separate"])
-def test_relative_embeddings_are_those_of_the_layers(family, heads, tmp_path):
+def test_relative_embeddings_are_those_of_the_layers(family, heads, tmp_path, monkeypatch):
     """In the order of the layers, the heads of one side by side."""
     settings = {"type": "relpos", "relative_context": 3, "relative_heads": heads}
     model = FAMILIES[family].build({**settings, "relative_values": True})
@@ -87,6 +87,18 @@ def test_relative_embeddings_are_those_of_the_layers(family, heads, tmp_path):
         for row, expected in zip(view.embedding, table.detach().unbind(1), strict=True):
             assert row.tolist() == expected.flatten().tolist()
     assert stack.dim == found[0].embedding.shape[1]
+
+    # similarities are those of one kind, layer by layer
+    drawn, draw = [], pictures.similarities_figure
+    monkeypatch.setattr(
+        pictures,
+        "similarities_figure",
+        lambda stack, shown, patch: drawn.extend(shown) or draw(stack, shown, patch),
+    )
+    words = ["--checkpoint", str(tmp_path), "--output", str(tmp_path / "x.png")]
+    main(["plot", "similarity", *words])
+    kind = "columns, keys" if family == "vit" else "keys"
+    assert [view.state for view in drawn] == [f"layer {layer}, {kind}" for layer in (0, 1)]
 
 
 def test_shifts_in_the_unit_of_the_encoder(tmp_path):

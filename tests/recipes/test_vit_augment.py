@@ -15,11 +15,13 @@ pytest.importorskip("transformers")
 
 import torch
 from PIL import Image
+from torch.utils.data import DataLoader
 
 from recipes.steps import CommandError
 from recipes.vit import evaluate, measure
 from recipes.vit.augment import OPERATIONS, Augment, from_pil, rand_augment, to_pil
 from recipes.vit.data import Images, Request, given_data, make_processor, resize
+from recipes.vit.training import SizeSampler
 
 ZERO, ONE = torch.zeros(3, 1, 1), torch.ones(3, 1, 1)
 
@@ -203,6 +205,23 @@ def test_large_data_sets_are_not_held():
     decoded.clear()
     assert data[5][0].shape == (3, 10, 10)
     assert not decoded
+
+
+def test_workers_change_nothing():
+    data = Images(list(torch.rand(8, 3, 20, 24)), lambda item: (item, 0), ["a"])
+    data.crop = (0.3, 1.0)
+    data.load = _labelled
+    data.augment = Augment(ZERO, ONE, True, None, 1.0)
+    sampler = SizeSampler(8, (16, 24), 2, seed=1)
+    batches = []
+    for workers in (0, 2):
+        loader = DataLoader(data, batch_size=2, sampler=sampler, num_workers=workers)
+        batches.append([images for images, _ in loader])
+    assert all(torch.equal(one, other) for one, other in zip(*batches, strict=True))
+
+
+def _labelled(item):
+    return item, 0
 
 
 def test_data_can_be_sent_to_worker_processes(tables):

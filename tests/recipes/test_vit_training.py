@@ -12,7 +12,7 @@ import torch
 from accelerate.data_loader import BatchSamplerShard
 from PIL import Image
 from torch.nn import functional as F
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import BatchSampler
 
 from hf_models import CapeViTConfig, CapeViTForImageClassification
 from recipes import finetune
@@ -20,7 +20,6 @@ from recipes.steps import CommandError
 from recipes.vit import finetune_hf as vit
 from recipes.vit.augment import Mix, Mixing
 from recipes.vit.catalog import PRESETS, RECIPES
-from recipes.vit.data import Images
 from recipes.vit.training import ImageTrainer, SizeSampler
 
 TINY = {
@@ -386,20 +385,3 @@ def test_numbers_out_of_range(words, capsys):
     with pytest.raises(SystemExit):
         vit.main(list(words))
     assert f"argument {words[0]}" in capsys.readouterr().err
-
-
-def test_workers_change_nothing():
-    data = Images(list(torch.rand(8, 3, 20, 24)), lambda item: (item, 0), ["a"])
-    data.crop = (0.3, 1.0)
-    data.load = _labelled
-    data.augment = vit.Augment(torch.zeros(3, 1, 1), torch.ones(3, 1, 1), True, None, 1.0)
-    sampler = SizeSampler(8, (16, 24), 2, seed=1)
-    batches = []
-    for workers in (0, 2):
-        loader = DataLoader(data, batch_size=2, sampler=sampler, num_workers=workers)
-        batches.append([images for images, _ in loader])
-    assert all(torch.equal(one, other) for one, other in zip(*batches, strict=True))
-
-
-def _labelled(item):
-    return item, 0

@@ -1,0 +1,17 @@
+"""Plots as they are on disk."""
+
+import numpy as np
+from PIL import Image
+
+COLOURS = ((31, 119, 180), (255, 127, 14))  # the first of matplotlib
+LEGEND = 300  # a legend has fewer pixels of one of them
+
+
+def assert_lines(path, number=2):
+    """A picture with `number` lines, drawn without a display."""
+    pixels = np.asarray(Image.open(path).convert("RGB"), dtype=int)
+    height, width, _ = pixels.shape
+    assert height > 300
+    assert width > 400
+    for colour in COLOURS[:number]:
+        assert (np.abs(pixels - colour).sum(-1) < 30).sum() > LEGEND
