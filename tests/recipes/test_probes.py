@@ -1,11 +1,12 @@
 """Stacked and swapped sentences: the text functions, and the loss by position."""
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from recipes.mt.analysis.stack import estimate, loss_by_position
+from recipes.mt.analysis.stack import estimate, loss_by_position, stack_for
 from recipes.mt.analysis.text import first_to_end, last_to_front, stack_pairs, stack_sentences
 from recipes.mt.prepare import SEPARATOR
 
@@ -73,6 +74,16 @@ def test_bands_of_several_seeds_are_over_seeds():
     found = estimate([[np.full(4, value), np.full(4, value)] for value in (1.0, 2.0, 3.0)], 4)
     assert found.mean == pytest.approx([2.0])
     assert found.high - found.mean == pytest.approx([4.303 / 3**0.5], rel=1e-3)
+
+
+def test_stacks_reach_their_length_in_the_subwords_of_every_model():
+    lengths = (len, lambda text: len(text.split()))
+    models = [SimpleNamespace(target_length=length) for length in lengths]
+    pairs = [(f"s{n} .", f"t{n} .") for n in range(9)]
+    (first, second) = stack_for(models, pairs, 8)
+    assert first[1] == "t0 , t1 , t2 , t3 ."  # the words, of which there are fewer than letters
+    assert second[0] == "s4 , s5 , s6 , s7 ."
+    assert stack_for(models[:1], pairs, 8)[0][1] == "t0 , t1 ."
 
 
 def test_swap_and_back():

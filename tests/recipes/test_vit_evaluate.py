@@ -63,7 +63,15 @@ def test_strategies_by_bin(classifier, data, monkeypatch):
     seen = []
     forward = classifier.forward
     monkeypatch.setattr(classifier, "forward", lambda x: seen.append(x.shape[2:]) or forward(x))
+    orders = []
+
+    def spy(model, part, *more):
+        orders.append(part.order)
+        return label_ranks(model, part, *more)
+
+    monkeypatch.setattr(measure, "label_ranks", spy)
     rows = measure.measure_bins(classifier, data, options(bins=[10, 20]), range(7))
+    assert sorted(index for order in orders for index in order) == list(data.order)
     counts = {row["bin"]: row["images"] for row in rows}
     assert counts == {"0-10": 12, "11-20": 12, "21+": 4}
     assert sum(counts.values()) == len(data.order)
