@@ -77,7 +77,7 @@ RECIPES = {
             "num_attention_heads": 4,
             "intermediate_size": 128,
         },
-        # The paper's shift is half an image, and its training 300 epochs of ImageNet.
+        # The paper's shift is a quarter of the image, and its training 300 epochs of ImageNet.
         settings={"cape": {"max_global_shift": 0.1}},
         univit_sizes=_DIGIT_SIZES,
     ),

@@ -22,7 +22,7 @@ from recipes.vit.measure import Data, Pass, label_ranks
 from recipes.vit.protocol import View
 from recipes.vit.throughput import Throughput, throughput
 from tests.recipes.image_models import NAMES, SHAPES, SIZES, save
-from tests.recipes.plots import assert_lines
+from tests.recipes.plots import COLOURS, assert_lines
 
 
 @pytest.fixture(scope="module")
@@ -273,7 +273,7 @@ def test_command_line_on_a_folder_of_images(run_cli, repo_root, tmp_path):
     files = {f"{kind}.{suffix}" for kind in kinds for suffix in ("md", "csv", "png")}
     assert {file.name for file in (tmp_path / "out").iterdir()} == files
     for kind in kinds:
-        assert_lines(tmp_path / f"out/{kind}.png", 1)
+        assert_lines(tmp_path / f"out/{kind}.png", COLOURS[:1])
         text = (tmp_path / f"out/{kind}.md").read_text()
         assert "`python recipes/vit/evaluate.py --dataset photos" in text
         assert "torch 2" in text
