@@ -165,6 +165,13 @@ def test_labels_without_names(labels, names, tmp_path, monkeypatch):
     assert test[0][0].shape == (1, 8, 8)
 
 
+def test_what_was_stored_in_half_precision_is_trained_in_single(tmp_path):
+    model = vit.CapeViTForImageClassification(vit.CapeViTConfig(image_size=32, **TINY_VIT))
+    model.to(torch.bfloat16).save_pretrained(tmp_path)
+    again = finetune.load_model(type(model), str(tmp_path), {"type": "cape"})
+    assert {parameter.dtype for parameter in again.parameters()} == {torch.float32}
+
+
 def test_crops_cover_shares_and_places_and_come_back():
     image = torch.arange(40 * 30.0).reshape(1, 40, 30)
     data = vit_data.Images([image] * 200, lambda item: (item, 0), ["a"])
