@@ -161,7 +161,7 @@ def labelled(args: argparse.Namespace, data: Mapping[str, Any]) -> Mapping[str, 
     def has_labels(rows: Any) -> bool:
         names = [args.label_column] if args.label_column else COLUMNS["label_column"]
         column = next((name for name in names if name in rows.column_names), None)
-        return column is None or not len(rows) or set(rows[column]) != {-1}
+        return column is None or not len(rows) or any(label != -1 for label in rows[column])
 
     return {split: rows for split, rows in data.items() if has_labels(rows)} or data
 
