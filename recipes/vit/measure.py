@@ -280,8 +280,8 @@ def measure_bins(
 
 
 def extremes(shapes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Of (height, width) in pixels: the smallest of each, and shapes with the smallest and largest of each. A
-    model that takes all of them has neither a size of its own nor too large a patch."""
+    """Of (height, width) in pixels: the smallest of each, and shapes with the smallest and largest
+    of each. A model that takes all of them has neither a size of its own nor too large a patch."""
     found = [(min(height for height, _ in shapes), min(width for _, width in shapes))]
     found += [pick(shapes, key=itemgetter(side)) for pick in (min, max) for side in (0, 1)]
     return list(dict.fromkeys(found))
