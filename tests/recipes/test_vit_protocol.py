@@ -106,6 +106,7 @@ def test_extremes_show_a_size_of_its_own():
         (224, 224), (224, 300), (300, 224),
     ]  # fmt: skip
     assert measure.extremes([(9, 9), (9, 9)]) == [(9, 9)]
+    assert measure.extremes([(8, 8), (9, 30), (40, 10)]) == [(8, 8), (40, 10), (9, 30)]
 
 
 def test_ranks_give_the_top_k_accuracy_of_scikit_learn():
