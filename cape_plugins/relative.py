@@ -136,7 +136,7 @@ def relative_attention(
     Raises:
         ValueError: if `query_offset` or `patches` do not fit the keys.
     """
-    if isinstance(positions, RelativeGridPositions):
+    if hasattr(positions, "columns"):  # by what it has: adapters put wrappers over modules
         if patches is None or patches[0] * patches[1] > key.shape[2]:
             raise ValueError(
                 f"patches={patches} is not allowed with {key.shape[2]} keys; allowed: (height, "

@@ -6,6 +6,9 @@ and ``cape_speech_to_text`` with the Auto classes of transformers.
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 from transformers import (
     AutoConfig,
     AutoFeatureExtractor,
@@ -18,7 +21,6 @@ from transformers import (
     AutoTokenizer,
     Wav2Vec2Processor,
 )
-from transformers.models.auto.modeling_auto import MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
 
 from hf_models.callback import RankSeedCallback
 from hf_models.configuration import (
@@ -84,9 +86,38 @@ def _register() -> None:
         CapeSpeechConfig, slow_tokenizer_class=CapeSpeechTokenizer, exist_ok=True
     )
     AutoProcessor.register(CapeSpeechConfig, Wav2Vec2Processor, exist_ok=True)
-    # the speech recognition pipeline tells models with a decoder by this table
-    seq2seq = CapeSpeech2TextForConditionalGeneration
-    MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES[CapeSpeech2TextConfig.model_type] = seq2seq.__name__
+
+
+def _accept_position_embedding(stock_from_pretrained: Any) -> Any:
+    """Lets ``AutoConfig.from_pretrained``, and with it every Auto class, take a position embedding
+    for a stock checkpoint: the configuration is then the one of this package.
+
+    transformers drops arguments that a configuration does not know, without a word. Calls without
+    such an argument are the stock ones.
+    """
+    fields = {field for config in AUTO_CLASSES for field in config.position_fields}
+
+    @functools.wraps(stock_from_pretrained)
+    def from_pretrained(source: Any, **kwargs: Any) -> Any:
+        result = stock_from_pretrained(source, **kwargs)
+        config = result[0] if isinstance(result, tuple) else result
+        given = sorted(fields & kwargs.keys())
+        if all(hasattr(config, field) for field in given):
+            return result
+        for own in AUTO_CLASSES:
+            if config.model_type in own.model_types():
+                for name in ("trust_remote_code", "code_revision"):
+                    kwargs.pop(name, None)
+                return own.from_pretrained(source, **kwargs)
+        known = sorted({name for own in AUTO_CLASSES for name in own.model_types()})
+        raise ValueError(
+            f"{given[0]}={kwargs[given[0]]!r} has no effect on {source}, a model of type "
+            f"{config.model_type!r}; model types with a position embedding to choose: "
+            f"{', '.join(known)}. Leave it out, or give such a model."
+        )
+
+    return from_pretrained
 
 
 _register()
+AutoConfig.from_pretrained = _accept_position_embedding(AutoConfig.from_pretrained)

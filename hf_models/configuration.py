@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import difflib
 import json
 import os
 from collections.abc import Mapping
@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 from transformers import (
-    GenerationConfig,
     MarianConfig,
     PreTrainedConfig,
     Speech2TextConfig,
@@ -21,7 +20,9 @@ from cape_plugins import PositionConfig
 from cape_plugins.config import applies, options
 
 FIELD = "position_embedding"
-_GUARD = " (needs the package cape-plugins: import hf_models)"
+# transformers looks for the weights in the file that this key of config.json names
+GUARD = {"transformers_weights": "needs the package cape-plugins: import hf_models"}
+_OLD_GUARD = " (needs the package cape-plugins: import hf_models)"
 
 
 class PositionEmbeddingMixin:
@@ -29,32 +30,50 @@ class PositionEmbeddingMixin:
     value}`` with the options of :class:`~cape_plugins.PositionConfig`.
 
     The dict is checked and completed whenever it is set, so that a saved model keeps its settings
-    should the defaults ever change. Options that are left out take the default of the type.
+    should the defaults ever change. Options that are left out take the default of the type. A
+    source scale may stay "auto" here; a model needs a number. The settings of a configuration that
+    a model was built from no longer change.
 
     A stock class that is named explicitly would load such a model with a mere warning and compute
-    other positions. So one number of the saved file is written as text that the stock
-    configuration refuses, and read back here.
+    other positions. So the saved file sends it to weights that do not exist, by a key that only
+    transformers reads; it is dropped again here.
 
     Attributes:
         position_fields: Domain and architecture of each such field; the first is the main one.
-        guarded_field: The number of the stock configuration that is written as text.
 
     Raises:
-        ValueError: when it is set, naming option, value, allowed range and remedy.
+        ValueError: when a field is set, naming option, value, allowed range and remedy.
     """
 
+    # beside the instance's dict, which is saved, compared and copied
+    __slots__ = ("_in_use",)
+
     position_fields: ClassVar[dict[str, tuple[str, str]]]
-    guarded_field: ClassVar[str | None] = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         # a stock configuration brings the stock model type along; ours is that of the class
         kwargs.pop("model_type", None)
+        _refuse_misplaced(kwargs, self.position_fields)
         super().__post_init__(**kwargs)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.position_fields:
             value = self._complete(name, value)
+            if getattr(self, "_in_use", False) and value != getattr(self, name):
+                raise ValueError(
+                    f"{name}={value!r} cannot be set: a model was built from this configuration "
+                    f"with {getattr(self, name)} and would not change. Set it on a copy "
+                    "(copy.deepcopy) before a model is built from that, or load the model again by "
+                    f"from_pretrained(..., {name}=...)."
+                )
         super().__setattr__(name, value)
+
+    def __getstate__(self) -> dict[str, Any]:  # a copy is not in use
+        return self.__dict__.copy()
+
+    def mark_in_use(self) -> None:
+        """Says that a model was built from this configuration."""
+        self._in_use = True
 
     @property
     def position_config(self) -> PositionConfig:
@@ -66,12 +85,46 @@ class PositionEmbeddingMixin:
         return self._parse(field, getattr(self, field))
 
     @classmethod
+    def model_types(cls) -> tuple[str, ...]:
+        """Types of the checkpoints that this class takes: its own and that of the stock class."""
+        types = (getattr(base, "model_type", "") for base in cls.__mro__)
+        return tuple(dict.fromkeys(name for name in types if name))
+
+    @classmethod
+    def check_model_type(cls, settings: Mapping[str, Any], source: Any) -> None:
+        """Refuses the configuration of another kind of model.
+
+        Args:
+            settings: What a config.json holds.
+            source: Its place, for the message.
+
+        Raises:
+            ValueError: naming the model types that are allowed.
+        """
+        model_type = settings.get("model_type")
+        if model_type and model_type not in cls.model_types():
+            raise ValueError(
+                f"{source} holds a model of type {model_type!r}; {cls.__name__} takes "
+                f"{' and '.join(map(repr, cls.model_types()))} only: other weights would be left "
+                "out or stay random. Give such a checkpoint, or the class for this type."
+            )
+
+    @classmethod
+    def get_config_dict(
+        cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """See transformers; the type of a stock model becomes ours, any other is refused."""
+        settings, rest = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        cls.check_model_type(settings, pretrained_model_name_or_path)
+        return {**settings, "model_type": cls.model_type}, rest
+
+    @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """See transformers. A ``position_embedding`` without "type" changes single options of the
         one that is stored."""
-        guarded = config_dict.get(cls.guarded_field)
-        if isinstance(guarded, str) and guarded.endswith(_GUARD):
-            config_dict = {**config_dict, cls.guarded_field: int(guarded.removesuffix(_GUARD))}
+        cls.check_model_type(config_dict, "config_dict")
+        config_dict = _without_guard(config_dict)
+        _refuse_misplaced(kwargs, cls.position_fields)
         for name in cls.position_fields:
             changes, stored = kwargs.get(name), config_dict.get(name)
             if changes is not None:
@@ -83,9 +136,7 @@ class PositionEmbeddingMixin:
 
     def to_json_file(self, json_file_path: str | os.PathLike[str], use_diff: bool = True) -> None:
         """See transformers; the file is guarded."""
-        saved = json.loads(self.to_json_string(use_diff=use_diff))
-        if self.guarded_field:
-            saved[self.guarded_field] = f"{getattr(self, self.guarded_field)}{_GUARD}"
+        saved = {**json.loads(self.to_json_string(use_diff=use_diff)), **GUARD}
         with open(json_file_path, "w", encoding="utf-8") as file:
             file.write(json.dumps(saved, indent=2, sort_keys=True) + "\n")
 
@@ -103,13 +154,6 @@ class PositionEmbeddingMixin:
     @classmethod
     def _complete(cls, field: str, settings: Any) -> dict[str, Any]:
         config = cls._parse(field, settings)
-        if config.source_scale == "auto":
-            raise ValueError(
-                f"source_scale='auto' of {field} {config.type!r} cannot be counted by a "
-                "configuration; allowed: a number > 0 or TARGET/SOURCE. "
-                "Count the tokens of the training data (`cape-plugins alpha --text SOURCE TARGET` "
-                'does so for tokenised text) and give {"source_scale": ...}, or 1.'
-            )
         kept = {"type": config.type}
         for option in options(config.domain):
             value = getattr(config, option.name)
@@ -120,6 +164,60 @@ class PositionEmbeddingMixin:
         return kept
 
 
+def require_own_config(config: Any, model: str) -> None:
+    """Checks the configuration that a model is about to be built from.
+
+    Args:
+        config: What the caller gave.
+        model: Name of the class of the model, for the message.
+
+    Raises:
+        ValueError: if it is a stock configuration, or if nobody has counted alpha.
+    """
+    if not isinstance(config, PositionEmbeddingMixin):
+        raise ValueError(
+            f"config is a {type(config).__name__}, which has no {FIELD}; {model} takes the "
+            "configuration of its own class. Make one of it by from_dict(config.to_dict(), "
+            f"{FIELD}={{...}}), or leave out config and give {FIELD}={{...}}."
+        )
+    for field in config.position_fields:
+        settings = config.position_settings(field)
+        if settings.source_scale == "auto":
+            raise ValueError(
+                f"source_scale='auto' of {field} {settings.type!r} cannot be counted by a model; "
+                "allowed: a number > 0 or TARGET/SOURCE. Count the tokens of the training data "
+                "(`cape-plugins alpha --text SOURCE TARGET --tokenizer MODEL` does so) and give "
+                f'{field}={{"type": {settings.type!r}, "source_scale": ...}}, or 1.'
+            )
+
+
+def _refuse_misplaced(settings: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
+    """transformers takes any further key without a word, positional settings too."""
+    inside = {option.name for option in options()}
+    for name, value in settings.items():
+        close = difflib.get_close_matches(name, fields, n=1, cutoff=0.9)
+        if name not in fields and (close or name == "decoder_" + FIELD):
+            raise ValueError(
+                f"{name}={value!r} is unknown; allowed: {', '.join(fields)}. "
+                "Correct the name, or leave it out."
+            )
+        option = name.removeprefix("position_")
+        if option in inside:
+            raise ValueError(
+                f"{name}={value!r} stands beside the position embedding; options belong inside: "
+                f'{FIELD}={{"type": ..., "{option}": {value!r}}}.'
+            )
+
+
+def _without_guard(settings: dict[str, Any]) -> dict[str, Any]:
+    """What is stored, also by earlier versions, which wrote one number as text."""
+    kept = {key: value for key, value in settings.items() if GUARD.get(key, ...) != value}
+    for key, value in kept.items():
+        if isinstance(value, str) and value.endswith(_OLD_GUARD):
+            kept[key] = int(value.removesuffix(_OLD_GUARD))
+    return kept
+
+
 @strict
 class CapeMarianConfig(PositionEmbeddingMixin, MarianConfig):
     """Translation. Positions count tokens from 0; `bos_token_id`, or `eos_token_id` where there is
@@ -127,19 +225,7 @@ class CapeMarianConfig(PositionEmbeddingMixin, MarianConfig):
 
     model_type = "cape_marian"
     position_fields: ClassVar = {FIELD: ("text", "seq2seq")}
-    guarded_field: ClassVar = "max_position_embeddings"
-    # transformers up to 5.17 compares with a configuration that was made without arguments; this
-    # one needs alpha
-    has_no_defaults_at_init: ClassVar = True
-
     position_embedding: dict | None = None
-
-    def _get_generation_parameters(self) -> dict[str, Any]:
-        names = set(GenerationConfig._get_default_generation_params()) - {"use_cache"}
-        names -= {field.name for field in dataclasses.fields(self)}
-        return {
-            name: getattr(self, name) for name in names if getattr(self, name, None) is not None
-        }
 
 
 @strict
@@ -153,7 +239,6 @@ class CapeViTConfig(PositionEmbeddingMixin, ViTConfig):
 
     model_type = "cape_vit"
     position_fields: ClassVar = {FIELD: ("image", "encoder")}
-    guarded_field: ClassVar = "num_channels"
 
     drop_path_rate: float | int = 0.0
     position_embedding: dict | None = None
@@ -273,7 +358,6 @@ class CapeSpeech2TextConfig(PositionEmbeddingMixin, Speech2TextConfig):
         FIELD: ("audio", "encoder"),
         "decoder_position_embedding": ("text", "decoder"),
     }
-    guarded_field: ClassVar = "max_source_positions"
 
     hop_seconds: float | int = 0.01
     window_seconds: float | int = 0.025

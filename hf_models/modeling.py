@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from transformers import PreTrainedConfig
 from transformers import initialization as init
 
 from cape_plugins import (
@@ -18,8 +19,11 @@ from cape_plugins import (
     RelativePositions,
     token_positions,
 )
+from hf_models.configuration import require_own_config
 
 TAG = "cape-plugins"
+# arguments of from_pretrained that say where a checkpoint is
+_PLACE = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
 
 
 class PositionModelMixin:
@@ -29,10 +33,35 @@ class PositionModelMixin:
     # would multiply their loss by the number of processes and of accumulation steps.
     accepts_loss_kwargs = False
 
+    def __new__(cls, config: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Checks the configuration before any of the stock parts is built from it."""
+        if config is not None:
+            require_own_config(config, cls.__name__)
+        return super().__new__(cls)
+
     def post_init(self) -> None:
         """See transformers."""
         super().post_init()
+        self.config.mark_in_use()
         self.add_model_tags([TAG])
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: Any, *args: Any, config: Any = None, **kwargs: Any
+    ) -> Any:
+        """See transformers; checkpoints of other kinds of models are refused, also where the
+        caller gives a configuration."""
+        if isinstance(config, PreTrainedConfig) and pretrained_model_name_or_path is not None:
+            require_own_config(config, cls.__name__)
+            place = {name: kwargs[name] for name in _PLACE if name in kwargs}
+            try:
+                stored, _ = PreTrainedConfig.get_config_dict(pretrained_model_name_or_path, **place)
+            except OSError:  # an adapter or bare weights
+                stored = {}
+            config.check_model_type(stored, pretrained_model_name_or_path)
+        return super().from_pretrained(
+            pretrained_model_name_or_path, *args, config=config, **kwargs
+        )
 
     def save_pretrained(
         self, *args: Any, save_original_format: bool = False, **kwargs: Any

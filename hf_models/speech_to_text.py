@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from transformers import Speech2TextForConditionalGeneration, Speech2TextModel
 from transformers.cache_utils import Cache
+from transformers.models.auto.modeling_auto import MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
 from transformers.models.speech_to_text.modeling_speech_to_text import (
     Speech2TextAttention,
     Speech2TextDecoder,
@@ -201,6 +202,13 @@ class CapeSpeech2TextForConditionalGeneration(
 
     def _get_feat_extract_output_lengths(self, input_lengths: Tensor) -> Tensor:
         return encoder_lengths(self.config, input_lengths)
+
+
+# The speech recognition pipeline tells models with a decoder by this table. Entered here and not
+# where the Auto classes are, because a folder with its own code loads this file alone.
+MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES[CapeSpeech2TextConfig.model_type] = (
+    CapeSpeech2TextForConditionalGeneration.__name__
+)
 
 
 def _content_scale(config: CapeSpeech2TextConfig) -> float:

@@ -74,8 +74,6 @@ def test_single_options_of_a_stored_configuration_change(tmp_path):
 
 
 BAD = [
-    (CapeMarianConfig, None, ("source_scale='auto'", "cape-plugins alpha")),
-    (CapeMarianConfig, {"type": "cape"}, ("source_scale='auto'", "cape-plugins alpha")),
     (CapeMarianConfig, {"type": "cape", "source_scale": 0}, ("source_scale=0", "> 0")),
     (CapeMarianConfig, {"type": "cape", "source_scale": -1}, ("source_scale=-1", "> 0")),
     (CapeMarianConfig, {"type": "cape", "source_scale": "nan"}, ("source_scale='nan'", "> 0")),

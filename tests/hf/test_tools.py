@@ -146,10 +146,40 @@ def test_stock_loader_fails_loudly(family, tmp_path):
     with pytest.raises(Exception, match=r"needs the package cape-plugins: import hf_models"):
         row.stock_model.from_pretrained(tmp_path)
     again = row.model.from_pretrained(tmp_path)
-    name = again.config.guarded_field
-    assert getattr(again.config, name) == getattr(
-        row.config(**row.sizes, position_embedding={"type": "nopos"}), name
-    )
+    assert not hasattr(again.config, "transformers_weights")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_guard_leaves_the_stock_fields_of_the_configuration_as_they_are(family, tmp_path):
+    row = FAMILIES[family]
+    config = row.config(**row.sizes, position_embedding={"type": "nopos"})
+    config.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    for name in row.sizes.keys() & saved.keys():
+        assert type(saved[name]) is type(row.sizes[name])
+        assert saved[name] == row.sizes[name]
+
+
+@pytest.mark.parametrize(
+    ("family", "field"),
+    [
+        ("marian", "max_position_embeddings"),
+        ("vit", "num_channels"),
+        ("speech_to_text", "max_source_positions"),
+    ],
+)
+def test_guard_of_earlier_versions_is_read(family, field, tmp_path):
+    model = make(family, "nopos")
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    saved = json.loads(path.read_text())
+    del saved["transformers_weights"]
+    number = saved[field] = getattr(model.config, field)
+    saved[field] = f"{number} (needs the package cape-plugins: import hf_models)"
+    path.write_text(json.dumps(saved))
+    again = FAMILIES[family].model.from_pretrained(tmp_path, attn_implementation="eager")
+    assert getattr(again.config, field) == number
+    assert torch.equal(logits_of(again, family), logits_of(model, family))
 
 
 def test_one_cape_model_to_another(tmp_path):
