@@ -174,7 +174,8 @@ def require_own_config(config: Any, model: str) -> None:
     Raises:
         ValueError: if it is a stock configuration, or if nobody has counted alpha.
     """
-    if not isinstance(config, PositionEmbeddingMixin):
+    # by what it has: transformers may load the code of a self-contained folder more than once
+    if not hasattr(config, "position_fields"):
         raise ValueError(
             f"config is a {type(config).__name__}, which has no {FIELD}; {model} takes the "
             "configuration of its own class. Make one of it by from_dict(config.to_dict(), "
