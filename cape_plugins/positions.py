@@ -91,10 +91,17 @@ def frame_positions(
     Raises:
         ValueError: if a shape is wrong or a number is not positive.
     """
-    if num_frames.dim() != 1 or num_frames.is_floating_point():
+    if (
+        not isinstance(num_frames, Tensor)
+        or num_frames.dim() != 1
+        or num_frames.is_floating_point()
+    ):
+        given = f"={num_frames!r}"
+        if isinstance(num_frames, Tensor):
+            given = f" has shape {tuple(num_frames.shape)} and dtype {num_frames.dtype}"
         raise ValueError(
-            f"num_frames has shape {tuple(num_frames.shape)} and dtype {num_frames.dtype}; "
-            "allowed: [batch] integers, the number of frames of each sample."
+            f"num_frames{given}; allowed: a tensor [batch] of integers, the number of frames of "
+            "each sample, such as torch.tensor([50])."
         )
     if isinstance(seconds_per_frame, int | float) and not 0 < seconds_per_frame < float("inf"):
         raise ValueError(

@@ -73,8 +73,8 @@ class CapeSpeechFeatureExtractor(SequenceFeatureExtractor):
             pad_to_multiple_of: As in transformers, in frames.
 
         Raises:
-            ValueError: for another sampling rate, empty, too short, many-channel or non-finite
-                recordings.
+            ValueError: for another sampling rate, for what is no waveform, and for empty, too
+                short, many-channel or non-finite recordings.
         """
         if sampling_rate is not None and sampling_rate != self.sampling_rate:
             raise ValueError(
@@ -95,7 +95,7 @@ class CapeSpeechFeatureExtractor(SequenceFeatureExtractor):
             )
         features = [
             log_mel(
-                torch.as_tensor(np.asarray(recording), dtype=torch.float32),
+                _waveform(recording),
                 self.sampling_rate,
                 self.feature_size,
                 hop,
@@ -119,3 +119,16 @@ class CapeSpeechFeatureExtractor(SequenceFeatureExtractor):
                 torch.from_numpy(values) if return_tensors == "pt" else values
             )
         return batch
+
+
+def _waveform(recording: Any) -> torch.Tensor:
+    try:
+        if recording is None:  # numpy would make it a NaN
+            raise TypeError
+        return torch.as_tensor(np.asarray(recording, dtype=np.float32))
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"raw_speech holds {str(recording)[:60]!r} ({type(recording).__name__}); allowed: "
+            "waveforms of numbers in -1 to 1. Read a file first, for example by "
+            "soundfile.read(path)[0]."
+        ) from None

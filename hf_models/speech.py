@@ -24,6 +24,9 @@ from cape_plugins.subsampling import (
 from hf_models.modeling import NoAddend, PositionModelMixin, add_positions
 from hf_models.relative import add_relative_positions
 
+# Nanoseconds: one sample at 50 kHz, and the limit of `hop_seconds` in configurations
+MIN_HOP, MAX_HOP = 20_000, 10_000_000_000
+
 
 class Frames(NamedTuple):
     """What the subsampler is given, in the place of the features alone.
@@ -147,21 +150,58 @@ class SpeechEncoder(PositionModelMixin, Speech2TextEncoder):
         if attention_mask is None:
             lengths = torch.full((batch,), length, device=input_features.device)
         else:
-            # generate() hands over a mask as wide as the features
+            # generate() hands over a mask of three dimensions
             mask = attention_mask if attention_mask.dim() == 2 else attention_mask[:, :, -1]
-            lengths = mask.sum(-1)
-        hop = self.config.hop_seconds
-        if isinstance(hop_nanoseconds, Tensor):
-            if hop_nanoseconds.is_floating_point():
+            if mask.shape != (batch, length):
                 raise ValueError(
-                    f"hop_nanoseconds has dtype {hop_nanoseconds.dtype}; allowed: integers, such "
-                    "as 10_000_000 for 10 ms."
+                    f"attention_mask has shape {tuple(attention_mask.shape)}; allowed: "
+                    f"{(batch, length)}, [batch, frames] of input_features. Give the mask that the "
+                    "feature extractor returned with them."
                 )
-            hop = hop_nanoseconds.float() * 1e-9
-        elif hop_nanoseconds is not None:
-            hop = hop_nanoseconds * 1e-9
+            lengths = mask.sum(-1)
+        hop = hop_in_seconds(hop_nanoseconds, self.config.hop_seconds, batch)
         frames = Frames(input_features, lengths, hop, frame_nanoseconds, draw)
         return super().forward(frames, attention_mask=attention_mask, **kwargs)
+
+
+def hop_in_seconds(
+    hop_nanoseconds: Tensor | int | None, default: float, batch: int
+) -> Tensor | float:
+    """Distance of frames, a number or ``[B]`` float32.
+
+    Args:
+        hop_nanoseconds: What a caller gave to a model: a number or ``[B]`` integers.
+        default: Seconds, where it is None.
+        batch: B.
+
+    Raises:
+        ValueError: unless it is an integer that can be a hop: people think in seconds.
+    """
+    if hop_nanoseconds is None:
+        return default
+    allowed = (
+        f"allowed: one integer or [{batch}] integers from {MIN_HOP} to {MAX_HOP} (10 s), "
+        "such as 10_000_000 for 10 ms."
+    )
+    if isinstance(hop_nanoseconds, Tensor):
+        if hop_nanoseconds.is_floating_point():
+            raise ValueError(f"hop_nanoseconds has dtype {hop_nanoseconds.dtype}; {allowed}")
+        if hop_nanoseconds.shape not in ((), (1,), (batch,)):
+            shape = tuple(hop_nanoseconds.shape)
+            raise ValueError(f"hop_nanoseconds has shape {shape}; {allowed}")
+        if not torch.compiler.is_compiling():  # a program has no values to look at
+            low, high = hop_nanoseconds.min(), hop_nanoseconds.max()
+            if low < MIN_HOP or high > MAX_HOP:
+                worst = int(low if low < MIN_HOP else high)
+                raise ValueError(f"hop_nanoseconds holds {worst}; {allowed}")
+        return hop_nanoseconds.float() * 1e-9
+    if (
+        isinstance(hop_nanoseconds, bool)
+        or not isinstance(hop_nanoseconds, int | torch.SymInt)
+        or not MIN_HOP <= hop_nanoseconds <= MAX_HOP
+    ):
+        raise ValueError(f"hop_nanoseconds={hop_nanoseconds!r} is not allowed; {allowed}")
+    return hop_nanoseconds * 1e-9
 
 
 def encoder_stride(config: Any) -> int:

@@ -200,8 +200,14 @@ class CapeViTModel(PositionModelMixin, ViTModel):
             interpolate_pos_encoding: Accepted for the sake of stock callers; without effect.
             draw: Random numbers of this forward, to inject; default drawn in training.
         """
-        if pixel_values is None:
-            raise ValueError("pixel_values is missing; give [batch, channels, height, width].")
+        if pixel_values is None or pixel_values.dim() != 4:
+            given = (
+                "is missing" if pixel_values is None else f"has shape {tuple(pixel_values.shape)}"
+            )
+            raise ValueError(
+                f"pixel_values {given}; allowed: [batch, channels, height, width]. "
+                "Give one image as image[None]."
+            )
         if self.has_relative_positions:
             kwargs["patches"] = self.embeddings.patches(*pixel_values.shape[2:])
         return super().forward(pixel_values, bool_masked_pos, draw, attention_mask, **kwargs)

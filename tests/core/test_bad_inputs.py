@@ -51,6 +51,8 @@ BAD = [
     ),
     ("frames as floats", lambda: frame_positions(FRAMES.float(), 0.1), ["num_frames", "float32"]),
     ("frames of two axes", lambda: frame_positions(FRAMES[None], 0.1), ["num_frames", "(1, 2)"]),
+    ("frames as a number", lambda: frame_positions(50, 0.1), ["num_frames=50", "torch.tensor"]),
+    ("frames as a list", lambda: frame_positions([5, 3], 0.1), ["num_frames=[5, 3]", "tensor"]),
     ("no patch rows", lambda: patch_positions(0, 3), ["height=0", "> 0", "smaller"]),
     ("negative patch columns", lambda: patch_positions(3, -1), ["width=-1", "> 0"]),
     ("gamma zero", lambda: patch_positions(2, 2, 0.0), ["gamma=0.0", "> 0"]),

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -103,6 +104,10 @@ def test_pipeline_on_arrays(folder):
 
 
 BAD = [
+    (None, {}, r"raw_speech holds 'None' \(NoneType\).*soundfile.read"),
+    ("speech.wav", {}, r"raw_speech holds 'speech.wav' \(str\).*soundfile.read"),
+    (Path("speech.wav"), {}, r"raw_speech holds 'speech.wav'.*soundfile.read"),
+    (["a.wav", "b.wav"], {}, r"raw_speech holds .*a.wav.*soundfile.read"),
     ([], {}, "samples"),
     (np.zeros(10, np.float32), {}, "10 samples.*at least 200"),
     (np.zeros(1000, np.float32), {"sampling_rate": 16000}, "sampling_rate=16000.*8000"),

@@ -1,10 +1,12 @@
 """Speech models: time, hops, padding, lengths and generation."""
 
+import re
+
 import pytest
 import torch
 
 from cape_plugins.batching import frame_nanoseconds
-from tests.hf.helpers import AUDIO, CTC, SPEECH_TO_TEXT, frames, make, seam, targets
+from tests.hf.helpers import AUDIO, CTC, SPEECH_TO_TEXT, batch, frames, make, seam, targets
 
 NAMES = list(AUDIO)
 FAMILIES = ("speech_ctc", "speech_to_text")
@@ -36,8 +38,8 @@ def test_batch_equals_its_samples(name, family):
             single = logits(model, alone)
         outputs = -(-length // 3) if family == "speech_ctc" else 5
         assert single.shape[1] == outputs
-        for batch in (expected, logits(model, junk)):
-            torch.testing.assert_close(batch[row, :outputs], single[0], atol=2e-5, rtol=1e-4)
+        for together in (expected, logits(model, junk)):
+            torch.testing.assert_close(together[row, :outputs], single[0], atol=2e-5, rtol=1e-4)
 
 
 def coordinates(model, inputs, **kwargs):
@@ -168,12 +170,36 @@ def test_bad_input_is_refused():
         model(torch.zeros(1, 0, 8))
     with pytest.raises(ValueError, match=r"label 12.*0 to 11"):
         model(**frames(), labels=torch.full((3, 2), 12))
-    with pytest.raises(ValueError, match="seconds_per_frame"):
-        model(**frames(), hop_nanoseconds=0)
-    with pytest.raises(ValueError, match=r"seconds_per_frame has shape \(2,\).*\[3\]"):
-        model(**frames(), hop_nanoseconds=torch.tensor([10_000_000, 10_000_000]))
-    with pytest.raises(ValueError, match=r"hop_nanoseconds has dtype torch.float32.*integers"):
-        model(**frames(), hop_nanoseconds=torch.tensor([1e7, 1e7, 1e7]))
+
+
+HOPS = [
+    (0.01, "hop_nanoseconds=0.01 "),
+    (1e7, "hop_nanoseconds=10000000.0 "),
+    (10, "hop_nanoseconds=10 "),  # milliseconds
+    (0, "hop_nanoseconds=0 "),
+    (-10_000_000, "hop_nanoseconds=-10000000 "),
+    (True, "hop_nanoseconds=True "),
+    (torch.tensor([1e7, 1e7, 1e7]), "hop_nanoseconds has dtype torch.float32"),
+    (torch.tensor([10_000_000, 10_000_000]), "hop_nanoseconds has shape (2,)"),
+    (torch.tensor([10_000_000, 10, 10_000_000]), "hop_nanoseconds holds 10;"),
+    (torch.tensor(20_000_000_000), "hop_nanoseconds holds 20000000000;"),
+]
+
+
+@pytest.mark.parametrize("family", ["speech_ctc", "speech_to_text"])
+@pytest.mark.parametrize(("hop", "message"), HOPS, ids=[message[:40] for _, message in HOPS])
+def test_hop_that_is_no_number_of_nanoseconds_is_refused(family, hop, message):
+    inputs = batch(family)
+    with pytest.raises(ValueError, match=re.escape(message) + ".*10_000_000 for 10 ms"):
+        make(family, "sinpos")(**inputs, hop_nanoseconds=hop)
+
+
+@pytest.mark.parametrize("family", ["speech_ctc", "speech_to_text"])
+@pytest.mark.parametrize("columns", [49, 51])
+def test_mask_of_another_width_than_the_features_is_refused(family, columns):
+    inputs = {**batch(family), "attention_mask": torch.ones(3, columns, dtype=torch.long)}
+    with pytest.raises(ValueError, match=rf"attention_mask has shape \(3, {columns}\).*\(3, 50\)"):
+        make(family, "sinpos")(**inputs)
 
 
 @pytest.mark.parametrize("beams", [1, 3])
