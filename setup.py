@@ -87,7 +87,9 @@ setup(
         "console_scripts": [
             "cape-plugins = cape_plugins.cli:main",
             "cape-average-checkpoints = fairseq_user_dir.average:main",
-        ]
+        ],
+        # what a host does for `cape-plugins alpha`
+        "cape_plugins.alpha": ["tokenizer = hf_models.counting:count_texts"],
     },
     zip_safe=False,
 )

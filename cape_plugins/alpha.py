@@ -16,7 +16,7 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -102,21 +102,24 @@ class _Side(NamedTuple):
 
 
 def count_token_lists(
-    source: Iterable[Sequence[object]], target: Iterable[Sequence[object]]
+    source: Iterable[Sequence[object]],
+    target: Iterable[Sequence[object]],
+    names: tuple[str, str] = ("the source token lists", "the target token lists"),
 ) -> TokenCounts:
     """Counts tokenised sentences held in memory, each as long as it is: nothing is added for EOS.
 
     Args:
         source: Source sentences, each a sequence of tokens or token ids.
         target: Their translations, in the same number.
+        names: What an error calls the two.
 
     Raises:
         ValueError: if a sentence is plain text, if the numbers of sentences differ, or if a side
             has no tokens.
     """
     return _total(
-        [("the source token lists", _count_lists("source", source))],
-        [("the target token lists", _count_lists("target", target))],
+        [(names[0], _count_lists("source", source))],
+        [(names[1], _count_lists("target", target))],
     )
 
 
@@ -152,30 +155,46 @@ def count_text_files(
     return _total(sides[:1], sides[1:])
 
 
-def _count_text(path: Path, eos: bool) -> _Side:
+def text_lines(path: str | os.PathLike[str]) -> Iterator[str]:
+    """The lines of a text file, of which there is at least one.
+
+    Args:
+        path: Text in UTF-8; ``.gz`` is decompressed.
+
+    Raises:
+        FileNotFoundError: if the file is missing.
+        ValueError: if it is empty, damaged or not UTF-8.
+    """
+    path = Path(path)
     _require_file(path)
-    lines = tokens = 0
+    number = 0
     try:
-        # text mode with universal newlines and str.split, because fairseq splits in this way
+        # text mode with universal newlines, because fairseq splits in this way
         with (
             gzip.open(path, "rt", encoding="utf-8")
             if path.suffix == ".gz"
             else path.open(encoding="utf-8") as file
         ):
-            for line in file:
-                lines += 1
-                tokens += len(line.split())
+            for number, line in enumerate(file, 1):  # noqa: B007, the error below tells it
+                yield line
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{path} is not UTF-8 text near line {lines + 1} ({error.reason}); "
+            f"{path} is not UTF-8 text near line {number + 1} ({error.reason}); "
             "convert it, for example with `iconv -t utf-8`."
         ) from None
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise ValueError(
             f"{path} is not a complete gzip file ({error}); compress it again."
         ) from None
-    if lines == 0:
+    if number == 0:
         raise ValueError(f"{path} is empty; give a file with one sentence a line.")
+
+
+def _count_text(path: Path, eos: bool) -> _Side:
+    lines = tokens = 0
+    for line in text_lines(path):
+        lines += 1
+        tokens += len(line.split())  # at white space of any kind, as fairseq
     return _Side(lines, tokens + lines * eos)
 
 

@@ -4,7 +4,7 @@ fairseq, in the commands for Hugging Face models and in the recipes."""
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 from cape_plugins.config import options, parse_option
@@ -15,9 +15,13 @@ TYPE_ARG = "position_embedding"
 TYPE_HELP = "position embedding: " + "; ".join(f"{k}: {row.summary}" for k, row in TYPES.items())
 
 
-def add_position_args(parser: argparse._ActionsContainer, domain: str | None = "text") -> None:
+def add_position_args(
+    parser: argparse._ActionsContainer,
+    domain: str | None = "text",
+    without: Container[str] = (),
+) -> None:
     """Adds ``--position-embedding`` and one ``--position-...`` flag per option of `domain` (None:
-    of any domain).
+    of any domain), but for those in `without`, which the caller adds.
 
     No flag has a default of its own: what is not given is None, the default of the type.
     """
@@ -25,6 +29,8 @@ def add_position_args(parser: argparse._ActionsContainer, domain: str | None = "
         _flag(TYPE_ARG), choices=tuple(TYPES), help=f"{TYPE_HELP} (default: {DEFAULT_TYPE})"
     )
     for option in options(domain):
+        if option.name in without:
+            continue
         parser.add_argument(
             _flag(PREFIX + option.name),
             type=_parser_of(option.name),

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +53,19 @@ def _parser() -> argparse.ArgumentParser:
         "--text",
         nargs=2,
         metavar=("SOURCE", "TARGET"),
-        help="parallel text files after subword segmentation, one sentence a line; .gz is read",
+        help="parallel text files, one sentence a line, after subword segmentation or with "
+        "--tokenizer; .gz is read",
     )
     corpus.add_argument(
         "--binarized",
         metavar="DATA",
         help="folder that fairseq-preprocess wrote; several with : between them",
+    )
+    alpha.add_argument(
+        "--tokenizer",
+        metavar="MODEL",
+        help="with --text: folder or hub name of a Hugging Face model, whose tokenizer splits raw "
+        "text (default: the text is split already, at white space)",
     )
     alpha.add_argument("--source-lang", metavar="S", help="with --binarized: source language")
     alpha.add_argument("--target-lang", metavar="T", help="with --binarized: target language")
@@ -97,6 +105,10 @@ def alpha_report(args: argparse.Namespace) -> str:
 
 
 def _count(args: argparse.Namespace) -> TokenCounts:
+    if args.tokenizer and not args.text:
+        raise ValueError(
+            f"--tokenizer {args.tokenizer} belongs to --text; binarised data have their tokens."
+        )
     binarized_only = {name: getattr(args, name) for name in ("source_lang", "target_lang", "split")}
     for name, value in binarized_only.items():
         flag = "--" + name.replace("_", "-")
@@ -105,10 +117,26 @@ def _count(args: argparse.Namespace) -> TokenCounts:
         if args.binarized and value is None and name != "split":
             raise ValueError(f"{flag} is missing; --binarized needs it, as in {flag} de.")
     if args.text:
+        if args.tokenizer:
+            return _counter_of_hugging_face()(*args.text, args.tokenizer)
         return count_text_files(*args.text)
     return count_binarized(
         args.binarized, args.source_lang, args.target_lang, args.split or "train"
     )
+
+
+def _counter_of_hugging_face() -> Callable[..., TokenCounts]:
+    """Counts raw text by a tokenizer of transformers. This package knows no host: what the one for
+    Hugging Face can do is found by its entry point."""
+    (counter,) = entry_points(group="cape_plugins.alpha", name="tokenizer") or (None,)
+    try:
+        if counter is None:
+            raise ImportError("the package cape-plugins is not installed")
+        return counter.load()
+    except ImportError as error:
+        raise ImportError(
+            f"--tokenizer needs transformers ({error}); install it: pip install 'cape-plugins[hf]'"
+        ) from None
 
 
 def option_table(args: argparse.Namespace) -> str:

@@ -28,7 +28,7 @@ def _option(kind: str, off: Any, unit: str, help: str, **limits: Any) -> Any:
         unit: Unit of the value, as shown to people.
         help: The consequence of the value.
         limits: ``low``, ``high`` (inclusive) for numbers, ``choices`` for a choice; ``domain`` if
-            the option exists in one domain only.
+            the option exists in one domain only; ``training`` if it acts in training only.
     """
     if kind == "bool":
         allowed = "true or false"
@@ -67,6 +67,7 @@ class PositionConfig:
         0.0,
         "tokens (text), seconds (audio), half the image side (image)",
         "half-width D of the global shift U(-D, D) drawn per sample in training (CAPE Eq. 5)",
+        training=True,
     )
     max_local_shift: float | None = _option(
         "float",
@@ -75,6 +76,7 @@ class PositionConfig:
         "half-width of the shift drawn per position in training; 0.5, half the distance to the "
         "neighbour, is the most that keeps the order (CAPE Eq. 6)",
         high=0.5,
+        training=True,
     )
     max_global_scale: float | None = _option(
         "float",
@@ -82,12 +84,14 @@ class PositionConfig:
         "factor",
         "largest global scale L; log scale is U(-ln L, ln L) per sample in training (CAPE Eq. 7)",
         low=1,
+        training=True,
     )
     max_offset: int | None = _option(
         "int",
         0,
         "tokens, frames or patches",
         "largest integer offset, drawn from U{0..max} per sample in training (SHAPE)",
+        training=True,
     )
     mean_normalize: bool | None = _option(
         "bool",
@@ -110,6 +114,7 @@ class PositionConfig:
         "",
         "source and target of a pair share one global shift, scale or offset (CAPE 5.3); "
         "encoder-decoder models only",
+        training=True,
     )
     source_scale: str | float | None = _option(
         "ratio",
@@ -251,6 +256,16 @@ class PositionConfig:
                 "`cape-plugins alpha` counts them."
             )
         return float(Fraction(self.source_scale))
+
+    def changes(self, other: PositionConfig) -> dict[str, tuple[Any, Any]]:
+        """What `other` computes otherwise with the same weights, outside of training: option, or
+        "type" where something else is added to the content, to its value here and there."""
+        changed = {"type": (self.type, other.type)} if self.encoding != other.encoding else {}
+        for option in options():
+            here, there = getattr(self, option.name), getattr(other, option.name)
+            if here != there and not option.metadata.get("training"):
+                changed[option.name] = (here, there)
+        return changed
 
     def replace(self, **changes: Any) -> PositionConfig:
         """A copy with some settings changed; unknown names are refused. Another type begins with

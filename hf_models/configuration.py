@@ -40,6 +40,8 @@ class PositionEmbeddingMixin:
 
     Attributes:
         position_fields: Domain and architecture of each such field; the first is the main one.
+        stock_type: The type that is the stock model, None where there is none.
+        stock_difference: What even this type computes otherwise than the stock model, in words.
 
     Raises:
         ValueError: when a field is set, naming option, value, allowed range and remedy.
@@ -49,6 +51,8 @@ class PositionEmbeddingMixin:
     __slots__ = ("_in_use",)
 
     position_fields: ClassVar[dict[str, tuple[str, str]]]
+    stock_type: ClassVar[str | None] = None
+    stock_difference: ClassVar[str] = ""
 
     def __post_init__(self, **kwargs: Any) -> None:
         # a stock configuration brings the stock model type along; ours is that of the class
@@ -83,6 +87,16 @@ class PositionEmbeddingMixin:
     def position_settings(self, field: str) -> PositionConfig:
         """All settings of one of the `position_fields`."""
         return self._parse(field, getattr(self, field))
+
+    @classmethod
+    def stock_settings(cls) -> dict[str, PositionConfig]:
+        """What the stock model computes, as settings of each field; empty where there is none."""
+        if cls.stock_type is None:
+            return {}
+        return {
+            field: PositionConfig(cls.stock_type, *place)
+            for field, place in cls.position_fields.items()
+        }
 
     @classmethod
     def model_types(cls) -> tuple[str, ...]:
@@ -226,6 +240,7 @@ class CapeMarianConfig(PositionEmbeddingMixin, MarianConfig):
 
     model_type = "cape_marian"
     position_fields: ClassVar = {FIELD: ("text", "seq2seq")}
+    stock_type: ClassVar = "sinpos"
     position_embedding: dict | None = None
 
 
@@ -240,6 +255,7 @@ class CapeViTConfig(PositionEmbeddingMixin, ViTConfig):
 
     model_type = "cape_vit"
     position_fields: ClassVar = {FIELD: ("image", "encoder")}
+    stock_type: ClassVar = "abspos"
 
     drop_path_rate: float | int = 0.0
     position_embedding: dict | None = None
@@ -359,6 +375,10 @@ class CapeSpeech2TextConfig(PositionEmbeddingMixin, Speech2TextConfig):
         FIELD: ("audio", "encoder"),
         "decoder_position_embedding": ("text", "decoder"),
     }
+    stock_type: ClassVar = "sinpos"
+    stock_difference: ClassVar = (
+        "padding: no longer reaches the last frames of shorter recordings through a convolution"
+    )
 
     hop_seconds: float | int = 0.01
     window_seconds: float | int = 0.025

@@ -1,11 +1,12 @@
 """Stock checkpoints to cape checkpoints and back, without training.
 
     python -m hf_models.convert Helsinki-NLP/opus-mt-en-de opus-cape \\
-        --position-embedding cape --position-source-scale 1.05
+        --position-embedding cape --position-source-scale train.en,train.de
     python -m hf_models.convert google/vit-base-patch16-224 vit-cape --position-embedding cape
     python -m hf_models.convert vit-cape vit-stock --stock
 
-Weights, configuration, tokenizer and processor files go to a new folder.
+Weights, configuration, tokenizer and processor files go to a new folder. What the model computes
+otherwise than before, until it is fine-tuned, is printed; with --neutral there is nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,44 +26,59 @@ from huggingface_hub import snapshot_download
 from transformers import AutoConfig, PreTrainedModel
 
 import hf_models
-from cape_plugins import patch_positions
+from cape_plugins import PositionConfig, patch_positions
 from cape_plugins.arguments import TYPE_ARG, add_position_args, given_settings
+from cape_plugins.config import TYPES, applies, parse_option
 from cape_plugins.registry import DEFAULT_TYPE
 from hf_models.configuration import FIELD
+from hf_models.counting import count_texts
 from hf_models.export import make_self_contained
+from hf_models.loading import clear_errors
 
 # What the result has of its own, and what belongs to a training that has ended.
 LEFT_BEHIND = (
     *("*.safetensors", "*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.ckpt", "*.ot", "*.onnx"),
     *("*.index.json", "config.json", "README.md", "trainer_state.json", ".*", "*.py"),
+    *("*_results.json", "*_results.txt", "generated_predictions.txt", "events.out.tfevents.*"),
 )
+_OWN_FIELDS = ("hop_seconds", "window_seconds", "drop_path_rate")
+Settings = Mapping[str, PositionConfig]
 
 
 def convert(
-    source: str, target: str | os.PathLike[str], settings: dict[str, Any] | None
+    source: str,
+    target: str | os.PathLike[str],
+    settings: dict[str, Any] | None,
+    neutral: bool = False,
 ) -> PreTrainedModel:
-    """Writes the checkpoint `source` to the new folder `target` with another position embedding.
+    """Writes the checkpoint `source` to the new folder `target` with another position embedding,
+    and prints what it computes otherwise before it is fine-tuned.
 
     Args:
         source: Folder or hub name of a stock or cape checkpoint.
         target: Folder that does not exist yet.
         settings: ``{"type": ..., option: value}``; None for the stock model.
+        neutral: Take what `settings` leave open from `source`, so that the new model computes the
+            same until it is trained: alpha, BOS hint, mean-normalisation; new relative embeddings
+            begin at zero.
 
     Returns:
         The model that was written.
 
     Raises:
-        ValueError: if the family is unknown, a setting is wrong, or the stock model would not give
-            the same output.
+        ValueError: if `source` is of an unknown family or cannot be read, if a setting is wrong,
+            or if the stock model, or with `neutral` the new one, would not give the same output.
     """
     target = Path(target)
     if target.exists():
         raise ValueError(f"{target} exists already; give a new folder, or remove this one first.")
-    name = _architecture(source)
-    if settings is None:
-        model = _stock_model(source, name)
-    else:
-        model = _cape_model(source, name, settings)
+    with clear_errors(source):
+        config = AutoConfig.from_pretrained(source)
+        name = _architecture(source, config)
+        if settings is None:
+            model = _stock_model(source, name, config)
+        else:
+            model = _cape_model(source, name, config, settings, neutral)
     # complete or not at all
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -77,60 +93,165 @@ def convert(
     return model
 
 
-def _architecture(source: str) -> str:
+def _architecture(source: str, config: Any) -> str:
     """Name of the stock class that a checkpoint was saved by."""
-    config = AutoConfig.from_pretrained(source)
     saved = (config.architectures or [""])[0]
     name = saved.removeprefix("Cape")
-    if not hasattr(hf_models, f"Cape{name}"):
-        known = sorted(n.removeprefix("Cape") for n in hf_models.MODELS)
+    model_class = getattr(hf_models, f"Cape{name}", None)
+    if (
+        f"Cape{name}" not in hf_models.MODELS
+        or config.model_type not in model_class.config_class.model_types()
+    ):
+        known = (model.removeprefix("Cape") for model in hf_models.MODELS)
+        stock = sorted(model for model in known if hasattr(transformers, model))
         raise ValueError(
             f"{source} holds a {saved or 'model without architecture'} (model type "
-            f"{config.model_type!r}), which has no cape counterpart; known: {', '.join(known)}."
+            f"{config.model_type!r}), which has no cape counterpart; known: {', '.join(stock)}."
         )
     return name
 
 
-def _cape_model(source: str, name: str, settings: dict[str, Any]) -> PreTrainedModel:
-    cape_class = getattr(hf_models, f"Cape{name}")
-    model, report = cape_class.from_pretrained(
-        source, position_embedding=settings, output_loading_info=True, dtype="auto"
+def _settings(config: Any) -> Settings:
+    """What the model of a configuration computes, stock or cape, for each position embedding."""
+    if hasattr(config, "position_fields"):
+        return {field: config.position_settings(field) for field in config.position_fields}
+    return next(
+        own.stock_settings()
+        for own in hf_models.AUTO_CLASSES
+        if config.model_type in own.model_types()
     )
+
+
+def _changes(before: Settings, after: Settings) -> dict[str, str]:
+    """What differs outside of training, in words, by "field option"."""
+    words = {
+        "source_scale": "alpha",
+        "source_bos": "the BOS hint",
+        "mean_normalize": "mean-normalised positions",
+        "relative_context": "relative attention",
+    }
+    changes = {}
+    for field, here in before.items():
+        for option, (old, new) in here.changes(after[field]).items():
+            text = f"{words.get(option, option)}: {_show(old)} -> {_show(new)}"
+            if option == "type":
+                text = f"position embedding {old!r} -> {new!r}"
+                if here.encoding == "table":
+                    text += ", the learned table is dropped"
+            changes[f"{field} {option}"] = f"{text} ({field})"
+    return changes
+
+
+def _show(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _cape_model(
+    source: str, name: str, config: Any, settings: dict[str, Any], neutral: bool
+) -> PreTrainedModel:
+    before = _settings(config)
+    model_class = getattr(hf_models, f"Cape{name}")
+    place = model_class.config_class.position_fields[FIELD]
+    if neutral:
+        kept = ("source_scale", "source_bos", "mean_normalize", "gamma")
+        own = {key: getattr(before[FIELD], key) for key in kept if applies(key, settings["type"])}
+        settings = {**own, **settings}
+    if PositionConfig.from_dict(settings, *place).source_scale == "auto":
+        raise ValueError(
+            f"alpha of {settings['type']!r} is missing, target tokens per source token: give "
+            "--position-source-scale (in Python source_scale) as a number such as 1.05, as "
+            "TARGET/SOURCE, or as two raw texts to count, SOURCE.txt,TARGET.txt; or begin as the "
+            "stock model by --neutral."
+        )
+    model, report = model_class.from_pretrained(
+        source,
+        position_embedding=settings,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+        dtype="auto",
+    )
+    if report["mismatched_keys"]:
+        raise ValueError(
+            f"the weights of {source} do not fit its config.json: "
+            + "; ".join(
+                f"{key} {tuple(a)} for {tuple(b)}" for key, a, b in report["mismatched_keys"]
+            )
+            + ". Take both from one model."
+        )
+    changes = _changes(before, _settings(model.config))
+    if neutral:
+        changes = _begin_relative_at_zero(model, report["missing_keys"], changes)
+        if changes:
+            raise ValueError(
+                f"--neutral cannot make {settings['type']!r} compute what {source} does: "
+                f"{'; '.join(changes.values())}. Types that can: {_neutral_types(before[FIELD])}; "
+                "or leave out --neutral and fine-tune."
+            )
     for key in sorted(report["missing_keys"]):
         print(f"new, not trained yet: {key}")
+    _keep_row_of_class_token(model, source, name)
+    notes = list(changes.values())
+    if not hasattr(config, "position_fields") and model.config.stock_difference:
+        notes.append(model.config.stock_difference)
+    if notes:
+        print("until it is fine-tuned, this model computes otherwise than the one it comes from:")
+        print("\n".join(f"  {text}" for text in notes))
+    else:
+        print("until it is fine-tuned, this model computes what the one it comes from does")
+    return model
+
+
+def _neutral_types(before: PositionConfig) -> str:
+    """Types that can begin as a model with the settings `before`."""
+    return ", ".join(
+        name
+        for name, row in TYPES.items()
+        if row.encoding == before.encoding and not row.options.get("relative_context")
+    )
+
+
+@torch.no_grad()
+def _begin_relative_at_zero(
+    model: PreTrainedModel, new: Sequence[str], changes: dict[str, str]
+) -> dict[str, str]:
+    """Sets new relative embeddings to zero, where they add nothing, and returns the changes that
+    are left."""
+    tables = {name: table for name, table in model.named_parameters() if ".relative." in name}
+    if not tables or not tables.keys() <= set(new):
+        return changes
+    for table in tables.values():
+        table.zero_()
+    return {key: text for key, text in changes.items() if " relative_" not in key}
+
+
+def _keep_row_of_class_token(model: PreTrainedModel, source: str, name: str) -> None:
+    """Where a table is dropped, adds the row of the class token to the class token itself."""
     embeddings = getattr(model.base_model, "embeddings", None)
     if hasattr(embeddings, "cls_token") and embeddings.position_embeddings is None:
         table = _tensor(source, getattr(transformers, name), "position_embeddings")
         if table is not None:
-            # the class token keeps what it has learnt in its own row of the table
             with torch.no_grad():
                 embeddings.cls_token += table[:, :1]
-    return model
 
 
-def _stock_model(source: str, name: str) -> PreTrainedModel:
+def _stock_model(source: str, name: str, config: Any) -> PreTrainedModel:
+    if not hasattr(config, "position_fields"):
+        raise ValueError(f"{source} holds a stock {name} already; there is nothing to convert.")
+    if not hasattr(transformers, name):
+        raise ValueError(f"{source} holds a Cape{name}, which transformers has no stock model for.")
     cape = getattr(hf_models, f"Cape{name}").from_pretrained(source, dtype="auto").eval()
     embeddings = getattr(cape.base_model, "embeddings", None)
-    settings = cape.config.to_dict()
-    reasons = []
-    for field in cape.config.position_fields:
-        config = cape.config.position_settings(field)
-        changed = {
-            "alpha": config.source_scale != "1",
-            "the BOS hint": config.source_bos,
-            "relative attention": bool(config.relative_context),
-        }
-        if embeddings is None:
-            changed["mean-normalised positions"] = config.mean_normalize
-            changed[f"position embedding {config.type!r}"] = config.encoding != "sinusoid"
-        reasons += [f"{reason} ({field})" for reason, present in changed.items() if present]
-        del settings[field]
-    if reasons:
+    changes = _changes(_settings(cape.config), cape.config.stock_settings())
+    if embeddings is not None:  # the table of one image size can hold all that is added
+        added = ("type", "gamma", "mean_normalize")
+        changes = {key: text for key, text in changes.items() if key.split()[1] not in added}
+    if changes:
         raise ValueError(
-            f"{source} cannot become a stock {name}: its output depends on {', '.join(reasons)}, "
-            "which the stock model does not have. Keep the cape checkpoint."
+            f"{source} cannot become a stock {name}, whose output would differ: "
+            f"{'; '.join(changes.values())}. Keep the cape checkpoint."
         )
-    for own in ("model_type", "hop_seconds", "window_seconds", "drop_path_rate"):
+    settings = cape.config.to_dict()
+    for own in (*cape.config.position_fields, "model_type", *_OWN_FIELDS):
         settings.pop(own, None)
     stock_class = getattr(transformers, name)
     stock = stock_class(stock_class.config_class(**settings)).to(cape.dtype)
@@ -186,6 +307,24 @@ def _copy_other_files(source: str, target: Path) -> None:
     )
 
 
+def _source_scale(text: str, model: str) -> str:
+    """Alpha as given, or counted from two texts."""
+    files = text.split(",")
+    if len(files) == 2:
+        counts = count_texts(*files, model)
+        print(f"alpha = {counts} = {counts.alpha:.4f} target tokens per source token")
+        return str(counts)
+    try:
+        if text == "auto" or len(files) > 2:
+            raise ValueError
+        return parse_option("source_scale", text)
+    except ValueError:
+        raise ValueError(
+            f"--position-source-scale {text} is not allowed; allowed: a number > 0, TARGET/SOURCE "
+            "tokens, or two texts to count, SOURCE.txt,TARGET.txt."
+        ) from None
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; ends with status 2 and one line if something is wrong."""
     parser = argparse.ArgumentParser(
@@ -202,22 +341,38 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="also write the code of the model, so that the folder loads without this package by "
         "trust_remote_code=True",
     )
-    add_position_args(parser, "image")
+    parser.add_argument(
+        "--neutral",
+        action="store_true",
+        help="begin with a model that computes exactly what SRC does: alpha, BOS hint and "
+        "mean-normalisation are those of SRC unless given, relative embeddings begin at zero",
+    )
+    add_position_args(parser, "image", without=("source_scale",))
+    parser.add_argument(
+        "--position-source-scale",
+        metavar="X|SOURCE.txt,TARGET.txt",
+        help="alpha, multiplies source positions (CAPE 5.3): a number > 0, TARGET/SOURCE tokens, "
+        "or two raw texts, one sentence a line, that the tokenizer of SRC counts (default: 1; "
+        "cape must be told)",
+    )
     args = parser.parse_args(argv)
     given = given_settings(args, "image")
     position_type = getattr(args, TYPE_ARG)
-    if args.stock and (position_type or given or args.self_contained):
+    if args.stock and (position_type or given or args.self_contained or args.neutral):
         parser.error(
-            "--stock writes a stock checkpoint: leave out --position-... and --self-contained"
+            "--stock writes a stock checkpoint: leave out --position-..., --neutral and "
+            "--self-contained"
         )
     if not args.stock:
         given["type"] = position_type or DEFAULT_TYPE
     try:
-        model = convert(args.source, args.target, None if args.stock else given)
+        if "source_scale" in given:
+            given["source_scale"] = _source_scale(given["source_scale"], args.source)
+        model = convert(args.source, args.target, None if args.stock else given, args.neutral)
         if args.self_contained:
             make_self_contained(args.target)
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     print(f"wrote {type(model).__name__} to {args.target}")
     return 0

@@ -10,13 +10,15 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import cape_plugins
 import hf_models
+from hf_models.modeling import model_card
 
 # Modules that a model does not need.
 _COMMANDS = (
-    *("cli", "__main__", "run", "convert", "export"),
+    *("cli", "__main__", "run", "convert", "counting", "export", "loading"),
     *("audio", "batching", "ctc"),
     *("checkpoint", "pictures", "plot", "plot_positions", "views"),
 )
@@ -59,6 +61,7 @@ def make_self_contained(folder: str | os.PathLike[str]) -> None:
     }
     _write(path, config)
     _map_processors(folder)
+    _change_card(folder, config)
 
 
 def _map_processors(folder: Path) -> None:
@@ -78,7 +81,20 @@ def _map_processors(folder: Path) -> None:
         _write(path, saved)
 
 
-def _write(path: Path, content: dict[str, object]) -> None:
+def _change_card(folder: Path, config: dict[str, Any]) -> None:
+    """Says how the folder loads now, in a card that nobody has changed."""
+    path, settings = folder / "README.md", config["position_embedding"]
+    name = (config.get("architectures") or [""])[0]
+    autos = [
+        auto for auto, reference in config["auto_map"].items() if reference.endswith(f".{name}")
+    ]
+    if name and autos and path.is_file():
+        text = path.read_text(encoding="utf-8")
+        if text == model_card(name, settings):
+            path.write_text(model_card(name, settings, autos[0]), encoding="utf-8")
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
     partial = path.with_name(f".{path.name}")
     partial.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     partial.replace(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,9 @@ class PositionModelMixin:
         super().save_pretrained(*args, save_original_format=save_original_format, **kwargs)
         card = Path(args[0] if args else kwargs["save_directory"]) / "README.md"
         if kwargs.get("is_main_process", True) and not card.exists():
-            card.write_text(model_card(self), encoding="utf-8")
+            card.write_text(
+                model_card(type(self).__name__, self.config.position_embedding), encoding="utf-8"
+            )
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -83,21 +86,26 @@ class PositionModelMixin:
                 init.uniform_(table, -0.1, 0.1)
 
 
-def model_card(model: Any) -> str:
-    """A model card that says what the model is and how to load it."""
-    settings = json.dumps(model.config.position_embedding)
-    name = type(model).__name__
-    return f"""---
-library_name: transformers
-tags:
-- {TAG}
-- {model.config.position_embedding["type"]}
----
-# {name}
+def model_card(name: str, settings: Mapping[str, Any], auto: str | None = None) -> str:
+    """A model card that says what the model is and how to load it.
 
-Position embedding: `{settings}`
+    Args:
+        name: Class of the model.
+        settings: Its position embedding.
+        auto: Auto class that loads it, where the folder carries the code.
+    """
+    if auto:
+        loading = f"""The folder carries the code of the class:
 
-The class comes with the package cape-plugins (`pip install ".[hf]"` in its repository):
+```python
+from transformers import {auto}
+
+model = {auto}.from_pretrained(PATH, trust_remote_code=True)
+```
+"""
+    else:
+        loading = f"""The class comes with the package cape-plugins \
+(`pip install ".[hf]"` in its repository):
 
 ```python
 import hf_models
@@ -105,6 +113,17 @@ import hf_models
 model = hf_models.{name}.from_pretrained(PATH)  # or AutoModel... of transformers
 ```
 """
+    return f"""---
+library_name: transformers
+tags:
+- {TAG}
+- {settings["type"]}
+---
+# {name}
+
+Position embedding: `{json.dumps(settings, sort_keys=True)}`
+
+{loading}"""
 
 
 def rank_generator(device: torch.device) -> torch.Generator | None:

@@ -114,9 +114,9 @@ def test_back_to_stock_gives_the_same_output(family, settings, tmp_path):
 @pytest.mark.parametrize(
     ("encoder", "decoder", "reason"),
     [
-        ({"type": "sinpos"}, {"type": "nopos"}, "'nopos' (decoder_position_embedding)"),
-        ({"type": "sinpos"}, {"type": "relpos"}, "relative attention (decoder"),
-        ({"type": "cape"}, {"type": "sinpos"}, "mean-normalised positions (position_embedding)"),
+        ({"type": "sinpos"}, {"type": "nopos"}, "'nopos' -> 'sinpos' (decoder_position_embedding)"),
+        ({"type": "sinpos"}, {"type": "relpos"}, "relative attention: 150 -> 0 (decoder"),
+        ({"type": "cape"}, {"type": "sinpos"}, "positions: true -> false (position_embedding)"),
     ],
 )
 def test_both_sides_must_be_stock(encoder, decoder, reason, tmp_path):
@@ -207,8 +207,8 @@ def test_a_failure_leaves_nothing_behind(stock, tmp_path, monkeypatch):
 
 
 BAD = [
-    (["SRC", "DST"], "source_scale='auto'"),
-    (["SRC", "DST", "--position-source-scale", "0"], "source_scale='0'"),
+    (["SRC", "DST"], "give --position-source-scale"),
+    (["SRC", "DST", "--position-source-scale", "0"], "--position-source-scale 0 is not allowed"),
     (["SRC", "DST", "--position-embedding", "rope"], "'rope'"),
     (["SRC", "SRC", "--position-embedding", "sinpos"], "exists already"),
     (["SRC", "DST", "--stock", "--position-embedding", "cape"], "leave out"),

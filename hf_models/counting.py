@@ -1,0 +1,48 @@
+"""Source scale alpha of raw text, counted by the tokenizer of a model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from tqdm import tqdm
+from transformers import AutoTokenizer
+
+from cape_plugins.alpha import TokenCounts, count_token_lists, text_lines
+
+
+def count_texts(
+    source_path: str | os.PathLike[str],
+    target_path: str | os.PathLike[str],
+    model: str | os.PathLike[str],
+) -> TokenCounts:
+    """Counts the tokens of two parallel raw text files, one sentence a line, with progress bars.
+
+    Args:
+        source_path: Source text in UTF-8; ``.gz`` is decompressed.
+        target_path: Target text, with the same number of lines.
+        model: Folder or hub name of a model with a tokenizer. What it puts around a sentence counts
+            (EOS, language codes), but for BOS, as everywhere in this package.
+
+    Raises:
+        FileNotFoundError: if a text is missing.
+        ValueError: if a text is damaged, if the line counts differ, or if there is no tokenizer.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError, KeyError, ImportError, TypeError) as error:
+        raise ValueError(
+            f"{model} has no tokenizer that loads ({str(error).splitlines()[0]}); give a folder "
+            "with the tokenizer of the model, or its hub name."
+        ) from None
+
+    def tokens(path: str | os.PathLike[str], side: str) -> Iterator[list[int]]:
+        for line in tqdm(text_lines(path), desc=str(path), unit=" lines", disable=None):
+            ids = tokenizer(**{side: line.rstrip("\n")}, verbose=False)["input_ids"]
+            yield ids[1:] if ids[:1] == [tokenizer.bos_token_id] else ids
+
+    return count_token_lists(
+        tokens(source_path, "text"),
+        tokens(target_path, "text_target"),
+        names=(str(source_path), str(target_path)),
+    )

@@ -1,0 +1,384 @@
+"""The command convert: what it says of the result, beginnings that compute what stock does, and
+people's mistakes."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import sentencepiece
+import torch
+from transformers import AutoTokenizer, MarianTokenizer
+
+from cape_plugins.cli import main as cape_plugins_main
+from hf_models.convert import main
+from tests.hf.helpers import FAMILIES, WITH_STOCK, batch, make
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory):
+    """Stock checkpoints by family, with the outputs of each."""
+    root = tmp_path_factory.mktemp("stock")
+    folders = {}
+    for family in WITH_STOCK:
+        model = FAMILIES[family].build_stock(seed=1, attn_implementation="eager")
+        model.save_pretrained(root / family)
+        folders[family] = root / family, outputs(model, family)
+    return folders
+
+
+def outputs(model, family):
+    """Logits of a batch without padding; images of the size of the stock model."""
+    inputs = batch(family)
+    inputs.pop("attention_mask", None)
+    if family == "vit":
+        inputs["pixel_values"] = inputs["pixel_values"].repeat(1, 1, 2, 1)[..., :32, :32]
+    with torch.no_grad():
+        return model.eval()(**inputs).logits
+
+
+def converted(family, folder, target, *flags):
+    assert main([str(folder), str(target), *flags]) == 0
+    return FAMILIES[family].model.from_pretrained(target, attn_implementation="eager")
+
+
+CHANGES = [
+    (
+        "marian",
+        ["--position-embedding", "cape", "--position-source-scale", "1.05"],
+        ["alpha: 1 -> 1.05", "the BOS hint: false -> true"],
+    ),
+    (
+        "marian",
+        ["--position-embedding", "abspos"],
+        ["position embedding 'sinpos' -> 'abspos'"],
+    ),
+    (
+        "marian",
+        ["--position-embedding", "sinpos", "--position-relative-context", "3"],
+        ["relative attention: 0 -> 3"],
+    ),
+    (
+        "vit",
+        ["--position-embedding", "cape"],
+        ["position embedding 'abspos' -> 'cape', the learned table is dropped"],
+    ),
+    (
+        "speech_to_text",
+        ["--position-embedding", "cape"],
+        ["mean-normalised positions: false -> true"],
+    ),
+    ("marian", ["--position-embedding", "shape"], []),
+    ("vit", ["--position-embedding", "abspos"], []),
+]
+
+
+@pytest.mark.parametrize(("family", "flags", "changes"), CHANGES, ids=lambda v: str(v)[:60])
+def test_it_says_what_the_result_computes_otherwise(
+    family, flags, changes, stock, tmp_path, capsys
+):
+    folder, expected = stock[family]
+    model = converted(family, folder, tmp_path / "cape", *flags)
+    said = capsys.readouterr().out
+    same = torch.equal(outputs(model, family), expected)
+    assert same == (not changes)
+    assert ("computes what the one it comes from does" in said) == same
+    assert ("computes otherwise than the one it comes from" in said) == (not same)
+    assert sorted(re.findall(r"^  (.*) \(position_embedding\)$", said, re.MULTILINE)) == changes
+
+
+NEUTRAL = [
+    ("marian", "sinpos", []),
+    ("marian", "shape", []),
+    ("marian", "cape", []),
+    ("marian", "cape", ["--position-max-global-shift", "9"]),
+    ("marian", "cape", ["--position-relative-context", "3", "--position-relative-values", "true"]),
+    ("vit", "abspos", []),
+    ("vit", "abspos", ["--position-relative-context", "2"]),
+    ("speech_to_text", "sinpos", []),
+    ("speech_to_text", "shape", []),
+    ("speech_to_text", "cape", []),
+]
+
+
+@pytest.mark.parametrize(("family", "name", "flags"), NEUTRAL, ids=lambda v: str(v)[:40])
+def test_neutral_start_computes_what_stock_does(family, name, flags, stock, tmp_path, capsys):
+    folder, expected = stock[family]
+    words = ["--neutral", "--position-embedding", name, *flags]
+    model = converted(family, folder, tmp_path / "cape", *words)
+    assert model.config.position_embedding["type"] == name
+    if flags and "relative" in flags[0]:  # another order of the sums
+        torch.testing.assert_close(outputs(model, family), expected, atol=1e-5, rtol=1e-5)
+        model.train()(**batch(family)).loss.backward()
+        learned = [p for n, p in model.named_parameters() if ".relative." in n]
+        assert any(table.grad.abs().sum() > 0 for table in learned)
+    else:
+        assert torch.equal(outputs(model, family), expected)
+    said = capsys.readouterr().out
+    if family == "speech_to_text":
+        assert re.findall("^  (.*)", said, re.MULTILINE) == [model.config.stock_difference]
+    else:
+        assert "computes what the one it comes from does" in said
+
+
+def test_neutral_start_from_a_cape_model_keeps_what_it_computes(tmp_path):
+    model = FAMILIES["marian"].build(
+        {"type": "cape", "source_scale": "3/2"}, attn_implementation="eager"
+    )
+    model.save_pretrained(tmp_path / "a")
+    words = ["--neutral", "--position-embedding", "shape"]
+    again = converted("marian", tmp_path / "a", tmp_path / "b", *words)
+    settings = again.config.position_config
+    assert (settings.type, settings.source_scale, settings.source_bos) == ("shape", "3/2", True)
+    assert torch.equal(outputs(again, "marian"), outputs(model, "marian"))
+
+
+IMPOSSIBLE = [
+    ("marian", ["--position-embedding", "nopos"], "Types that can: sinpos, shape, cape"),
+    ("marian", ["--position-embedding", "relpos"], "'sinpos' -> 'relpos'"),
+    ("vit", ["--position-embedding", "cape"], "Types that can: abspos"),
+    (
+        "marian",
+        ["--position-embedding", "cape", "--position-source-scale", "2"],
+        "alpha: 1 -> 2",
+    ),
+    (
+        "speech_to_text",
+        ["--position-embedding", "cape", "--position-mean-normalize", "true"],
+        "mean",
+    ),
+]
+
+
+@pytest.mark.parametrize(("family", "flags", "message"), IMPOSSIBLE, ids=lambda v: str(v)[:50])
+def test_what_cannot_begin_neutral_is_refused(family, flags, message, stock, tmp_path, capsys):
+    folder, _ = stock[family]
+    assert main([str(folder), str(tmp_path / "cape"), "--neutral", *flags]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("error: --neutral cannot make")
+    assert message in error
+    assert not list(tmp_path.iterdir())
+
+
+# ---- mistakes ------------------------------------------------------------------------------------
+
+
+def damage(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def cut_weights(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:500])
+
+
+def empty_weights(folder):
+    (folder / "model.safetensors").write_bytes(b"")
+
+
+def cut_configuration(folder):
+    path = folder / "config.json"
+    path.write_text(path.read_text()[:50])
+
+
+MISTAKES = [
+    ("marian", cut_weights, "weights of SRC cannot be read"),
+    ("marian", empty_weights, "weights of SRC cannot be read"),
+    ("marian", cut_configuration, "config.json"),
+    ("marian", lambda folder: damage(folder, d_model=48), "do not fit its config.json"),
+    ("vit", lambda folder: damage(folder, hidden_size=48), "do not fit its config.json"),
+    ("marian", lambda folder: damage(folder, encoder_attention_heads=5), "divisible"),
+    ("marian", lambda folder: damage(folder, d_model="wide"), "configuration of SRC"),
+    ("marian", lambda folder: damage(folder, activation_function="no"), "configuration of SRC"),
+    ("vit", lambda folder: damage(folder, patch_size=0), "configuration of SRC"),
+    ("marian", lambda folder: damage(folder, model_type="bart"), "no cape counterpart"),
+    ("marian", lambda folder: damage(folder, model_type="none"), "none"),
+]
+
+
+@pytest.mark.parametrize(("family", "harm", "message"), MISTAKES, ids=range(len(MISTAKES)))
+def test_damaged_folders_end_in_one_line(family, harm, message, tmp_path, capsys):
+    folder = tmp_path / "SRC"
+    FAMILIES[family].build_stock().save_pretrained(folder)
+    harm(folder)
+    capsys.readouterr()
+    kept = "abspos" if family == "vit" else "sinpos"
+    assert main([str(folder), str(tmp_path / "DST"), "--position-embedding", kept]) == 2
+    error = capsys.readouterr().err.replace(str(folder), "SRC").strip()
+    assert error.splitlines()[-1].startswith("error: ")
+    assert message in error.partition("error: ")[2]
+    assert [path.name for path in tmp_path.iterdir()] == ["SRC"]
+
+
+def test_stock_of_a_stock_model_is_refused(stock, tmp_path, capsys):
+    folder, _ = stock["marian"]
+    assert main([str(folder), str(tmp_path / "DST"), "--stock"]) == 2
+    assert "holds a stock MarianMTModel already" in capsys.readouterr().err
+
+
+def test_stock_of_a_model_without_a_stock_class_is_refused(tmp_path, capsys):
+    make("speech_ctc", "sinpos").save_pretrained(tmp_path / "SRC")
+    assert main([str(tmp_path / "SRC"), str(tmp_path / "DST"), "--stock"]) == 2
+    assert "transformers has no stock model for" in capsys.readouterr().err
+
+
+def test_known_classes_are_those_of_transformers(tmp_path, capsys):
+    make("vit", "nopos").save_pretrained(tmp_path / "SRC")
+    damage(tmp_path / "SRC", architectures=["CapeFooModel"])
+    assert main([str(tmp_path / "SRC"), str(tmp_path / "DST")]) == 2
+    known = re.search(r"known: (.*)\.$", capsys.readouterr().err.strip())[1].split(", ")
+    assert {"MarianMTModel", "ViTModel", "ViTForImageClassification"} <= set(known)
+    assert not [name for name in known if name.startswith("Speech") and "2Text" not in name]
+
+
+def test_results_of_an_old_training_are_left_behind(tmp_path):
+    folder = tmp_path / "SRC"
+    FAMILIES["vit"].build_stock().save_pretrained(folder)
+    old = [
+        "all_results.json",
+        "eval_results.json",
+        "train_results.json",
+        "generated_predictions.txt",
+    ]
+    for name in [*old, "preprocessor_config.json"]:
+        (folder / name).write_text("{}")
+    converted("vit", folder, tmp_path / "DST", "--position-embedding", "abspos")
+    kept = {path.name for path in (tmp_path / "DST").iterdir()}
+    assert kept == {"README.md", "config.json", "model.safetensors", "preprocessor_config.json"}
+
+
+@pytest.mark.parametrize("own_code", [False, True])
+def test_card_says_how_the_folder_loads(own_code, stock, tmp_path):
+    words = ["--neutral", *(["--self-contained"] if own_code else [])]
+    converted("marian", stock["marian"][0], tmp_path / "DST", *words)
+    card = (tmp_path / "DST" / "README.md").read_text()
+    assert ("trust_remote_code=True" in card) == own_code
+    assert ("AutoModelForSeq2SeqLM.from_pretrained(PATH" in card) == own_code
+    assert ("import hf_models" in card) == (not own_code)
+
+
+def test_card_of_people_is_left_as_it_is(stock, tmp_path):
+    converted("marian", stock["marian"][0], tmp_path / "DST", "--neutral")
+    card = tmp_path / "DST" / "README.md"
+    card.write_text("mine")
+    words = ["--neutral", "--position-embedding", "shape", "--self-contained"]
+    converted("marian", tmp_path / "DST", tmp_path / "again", *words)
+    assert card.read_text() == "mine"
+
+
+# ---- alpha from raw text -------------------------------------------------------------------------
+
+TEXTS = {
+    "train.en": "one two three four\nfive six\n\nseven eight nine zero one\n",
+    "train.de": "eins zwei drei vier\nfünf sechs\nnull\nsieben acht neun null eins zwei\n",
+}
+
+
+@pytest.fixture(scope="module")
+def translator(tmp_path_factory):
+    """A stock Marian folder with its tokenizer, and two texts."""
+    root = tmp_path_factory.mktemp("translator")
+    for name, text in TEXTS.items():
+        (root / name).write_text(text, encoding="utf-8")
+    sentencepiece.SentencePieceTrainer.train(
+        input=",".join(str(root / name) for name in TEXTS), model_prefix=str(root / "spm"),
+        vocab_size=50, hard_vocab_limit=False, minloglevel=2,
+    )  # fmt: skip
+    model = sentencepiece.SentencePieceProcessor(model_file=str(root / "spm.model"))
+    words = ["</s>", "<unk>", *(model.id_to_piece(i) for i in range(3, model.get_piece_size()))]
+    vocabulary = {word: index for index, word in enumerate([*words, "<pad>"])}
+    (root / "vocab.json").write_text(json.dumps(vocabulary), encoding="utf-8")
+    spm = str(root / "spm.model")
+    folder = root / "stock"
+    MarianTokenizer(source_spm=spm, target_spm=spm, vocab=str(root / "vocab.json")).save_pretrained(
+        folder
+    )
+    FAMILIES["marian"].build_stock().save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    source, target = (TEXTS[name].splitlines() for name in ("train.en", "train.de"))
+    counts = (
+        sum(len(ids) for ids in tokenizer(text_target=target)["input_ids"]),
+        sum(len(ids) for ids in tokenizer(source)["input_ids"]),
+    )
+    assert counts[0] != counts[1]
+    return folder, root / "train.en", root / "train.de", "/".join(map(str, counts))
+
+
+def test_alpha_of_raw_text_is_counted_by_the_tokenizer(translator, capsys):
+    folder, source, target, alpha = translator
+    words = ["alpha", "--text", str(source), str(target)]
+    assert cape_plugins_main([*words, "--tokenizer", str(folder)]) == 0
+    assert f"--position-source-scale {alpha}\n" in capsys.readouterr().out
+    cape_plugins_main(words)
+    assert f"--position-source-scale {alpha}\n" not in capsys.readouterr().out
+
+
+def test_convert_counts_alpha_from_two_texts(translator, tmp_path, capsys):
+    folder, source, target, alpha = translator
+    words = ["--position-embedding", "cape", "--position-source-scale", f"{source},{target}"]
+    assert main([str(folder), str(tmp_path / "cape"), *words]) == 0
+    assert f"alpha = {alpha} = " in capsys.readouterr().out
+    saved = json.loads((tmp_path / "cape" / "config.json").read_text())
+    assert saved["position_embedding"]["source_scale"] == alpha
+
+
+BAD_ALPHA = ["auto", "0", "-1", "two", "1,2,3", "gone.en,gone.de"]
+
+
+@pytest.mark.parametrize("text", BAD_ALPHA)
+def test_bad_alpha_names_the_flag(text, translator, tmp_path, capsys):
+    words = ["--position-embedding", "cape", "--position-source-scale", text]
+    assert main([str(translator[0]), str(tmp_path / "cape"), *words]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert (
+        "gone.en is not a file" if "gone" in text else f"--position-source-scale {text}"
+    ) in error
+
+
+def test_help_of_convert_offers_what_it_takes(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    flag = shown.partition("--position-source-scale X")[2].partition("--position-source-bos")[0]
+    assert "auto" not in flag
+    assert "SOURCE.txt,TARGET.txt" in flag
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--text", "SOURCE", "TARGET", "--tokenizer", "EMPTY"], "has no tokenizer that loads"),
+        (["--binarized", "EMPTY", "--tokenizer", "MODEL"], "--tokenizer"),
+        (["--text", "SOURCE", "SHORT", "--tokenizer", "MODEL"], "has 4 sentences"),
+        (["--text", "gone.en", "TARGET", "--tokenizer", "MODEL"], "gone.en is not a file"),
+    ],
+    ids=lambda value: str(value)[-40:],
+)
+def test_bad_texts_and_tokenizers_end_in_one_line(words, message, translator, tmp_path, capsys):
+    folder, source, target, _ = translator
+    (tmp_path / "short").write_text("one\n")
+    (tmp_path / "empty").mkdir()
+    places = {"SOURCE": source, "TARGET": target, "MODEL": folder}
+    places |= {"SHORT": tmp_path / "short", "EMPTY": tmp_path / "empty"}
+    with pytest.raises(SystemExit) as status:
+        cape_plugins_main(["alpha", *(str(places.get(word, word)) for word in words)])
+    assert status.value.code == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_tokenizer_without_transformers_says_what_to_install(translator, tmp_path):
+    """In a process of its own, where transformers cannot be imported."""
+    folder, source, target, _ = translator
+    code = (
+        "import sys; sys.modules['transformers'] = None\n"
+        "from cape_plugins.cli import main; main(sys.argv[1:])"
+    )
+    words = ["alpha", "--text", source, target, "--tokenizer", folder]
+    result = subprocess.run(
+        [sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True
+    )
+    assert result.returncode == 2
+    assert "pip install 'cape-plugins[hf]'" in result.stderr
+    assert "Traceback" not in result.stderr
