@@ -64,6 +64,15 @@ _FAMILIES: dict[str, tuple[dict[str, tuple[str, str]], str | None]] = {
 }
 
 
+def stock_type(model_type: str) -> str | None:
+    """The type that the stock model of a Hugging Face family is, None where there is no such model.
+
+    Args:
+        model_type: Of a config.json, with or without the prefix ``cape_``.
+    """
+    return _FAMILIES[model_type.removeprefix("cape_")][1]
+
+
 def _read_folder(folder: Path, side: str | None) -> Stack:
     file = folder / "config.json"
     try:

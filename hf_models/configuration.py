@@ -40,8 +40,7 @@ class PositionEmbeddingMixin:
 
     Attributes:
         position_fields: Domain and architecture of each such field; the first is the main one.
-        stock_type: The type that is the stock model, None where there is none.
-        stock_difference: What even this type computes otherwise than the stock model, in words.
+        stock_difference: What the model computes otherwise than stock with any settings, in words.
 
     Raises:
         ValueError: when a field is set, naming option, value, allowed range and remedy.
@@ -51,7 +50,6 @@ class PositionEmbeddingMixin:
     __slots__ = ("_in_use",)
 
     position_fields: ClassVar[dict[str, tuple[str, str]]]
-    stock_type: ClassVar[str | None] = None
     stock_difference: ClassVar[str] = ""
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -87,16 +85,6 @@ class PositionEmbeddingMixin:
     def position_settings(self, field: str) -> PositionConfig:
         """All settings of one of the `position_fields`."""
         return self._parse(field, getattr(self, field))
-
-    @classmethod
-    def stock_settings(cls) -> dict[str, PositionConfig]:
-        """What the stock model computes, as settings of each field; empty where there is none."""
-        if cls.stock_type is None:
-            return {}
-        return {
-            field: PositionConfig(cls.stock_type, *place)
-            for field, place in cls.position_fields.items()
-        }
 
     @classmethod
     def model_types(cls) -> tuple[str, ...]:
@@ -240,7 +228,6 @@ class CapeMarianConfig(PositionEmbeddingMixin, MarianConfig):
 
     model_type = "cape_marian"
     position_fields: ClassVar = {FIELD: ("text", "seq2seq")}
-    stock_type: ClassVar = "sinpos"
     position_embedding: dict | None = None
 
 
@@ -255,7 +242,6 @@ class CapeViTConfig(PositionEmbeddingMixin, ViTConfig):
 
     model_type = "cape_vit"
     position_fields: ClassVar = {FIELD: ("image", "encoder")}
-    stock_type: ClassVar = "abspos"
 
     drop_path_rate: float | int = 0.0
     position_embedding: dict | None = None
@@ -375,7 +361,6 @@ class CapeSpeech2TextConfig(PositionEmbeddingMixin, Speech2TextConfig):
         FIELD: ("audio", "encoder"),
         "decoder_position_embedding": ("text", "decoder"),
     }
-    stock_type: ClassVar = "sinpos"
     stock_difference: ClassVar = (
         "padding: no longer reaches the last frames of shorter recordings through a convolution"
     )

@@ -28,6 +28,7 @@ from transformers import AutoConfig, PreTrainedModel
 import hf_models
 from cape_plugins import PositionConfig, patch_positions
 from cape_plugins.arguments import TYPE_ARG, add_position_args, given_settings
+from cape_plugins.checkpoint import stock_type
 from cape_plugins.config import TYPES, applies, parse_option
 from cape_plugins.registry import DEFAULT_TYPE
 from hf_models.configuration import FIELD
@@ -113,13 +114,16 @@ def _architecture(source: str, config: Any) -> str:
 
 def _settings(config: Any) -> Settings:
     """What the model of a configuration computes, stock or cape, for each position embedding."""
-    if hasattr(config, "position_fields"):
-        return {field: config.position_settings(field) for field in config.position_fields}
-    return next(
-        own.stock_settings()
-        for own in hf_models.AUTO_CLASSES
-        if config.model_type in own.model_types()
-    )
+    if not hasattr(config, "position_fields"):
+        own = (own for own in hf_models.AUTO_CLASSES if config.model_type in own.model_types())
+        return _stock_settings(next(own))
+    return {field: config.position_settings(field) for field in config.position_fields}
+
+
+def _stock_settings(config: Any) -> Settings:
+    """What the stock model of a cape configuration computes."""
+    stock = stock_type(config.model_type)
+    return {field: PositionConfig(stock, *place) for field, place in config.position_fields.items()}
 
 
 def _changes(before: Settings, after: Settings) -> dict[str, str]:
@@ -241,7 +245,7 @@ def _stock_model(source: str, name: str, config: Any) -> PreTrainedModel:
         raise ValueError(f"{source} holds a Cape{name}, which transformers has no stock model for.")
     cape = getattr(hf_models, f"Cape{name}").from_pretrained(source, dtype="auto").eval()
     embeddings = getattr(cape.base_model, "embeddings", None)
-    changes = _changes(_settings(cape.config), cape.config.stock_settings())
+    changes = _changes(_settings(cape.config), _stock_settings(cape.config))
     if embeddings is not None:  # the table of one image size can hold all that is added
         added = ("type", "gamma", "mean_normalize")
         changes = {key: text for key, text in changes.items() if key.split()[1] not in added}

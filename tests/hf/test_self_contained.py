@@ -1,0 +1,147 @@
+"""Folders that carry their own code, loaded by processes that do not have the package."""
+
+import json
+import shutil
+
+import pytest
+import sentencepiece
+import torch
+from transformers import (
+    Speech2TextFeatureExtractor,
+    Speech2TextProcessor,
+    Speech2TextTokenizer,
+    Wav2Vec2CTCTokenizer,
+    Wav2Vec2Processor,
+)
+
+import hf_models
+from hf_models.export import make_self_contained
+from tests.hf.helpers import FAMILIES, batch, sentences, targets
+
+LOADER = """
+import importlib.util, sys, torch
+for name in ("cape_plugins", "hf_models"):
+    assert importlib.util.find_spec(name) is None, name
+from transformers import AutoConfig, AutoModel, {auto}
+folder = sys.argv[1]
+model = {auto}.from_pretrained(folder, trust_remote_code=True).eval()
+AutoModel.from_pretrained(folder, trust_remote_code=True)
+torch.save(model(**torch.load(sys.argv[2])).logits, sys.argv[3])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "auto"),
+    [("marian", "AutoModelForSeq2SeqLM"), ("vit", "AutoModelForImageClassification")],
+)
+def test_folder_with_its_own_code(family, auto, run_cli, tmp_path, repo_root):
+    stock, target = tmp_path / "stock", tmp_path / "cape"
+    FAMILIES[family].build_stock(seed=1).save_pretrained(stock)
+    command = ("python", "-m", "hf_models.convert", stock, target, "--self-contained")
+    run_cli(*command, "--position-embedding", "sinpos")
+    folder = tmp_path / "elsewhere"
+    shutil.copytree(target, folder)
+    inputs = {"decoder_input_ids": targets(), **sentences()}
+    if family == "vit":
+        inputs = {"pixel_values": batch("vit")["pixel_values"]}
+    torch.save(inputs, tmp_path / "inputs.pt")
+    script = tmp_path / "load.py"
+    # the interpreter knows the package; hide it
+    hide = "import sys\nsys.path = [p for p in sys.path if p not in ({root!r}, '')]\n"
+    hide += "sys.meta_path = [f for f in sys.meta_path if 'editable' not in str(f).lower()]\n"
+    script.write_text(hide.format(root=str(repo_root)) + LOADER.format(auto=auto))
+    run_cli(
+        "python", script, folder, tmp_path / "inputs.pt", tmp_path / "out.pt", cwd=tmp_path,
+        env={"HF_MODULES_CACHE": str(tmp_path / "modules"), "PYTHONPATH": ""},
+    )  # fmt: skip
+    model = FAMILIES[family].model.from_pretrained(target).eval()
+    torch.testing.assert_close(torch.load(tmp_path / "out.pt"), model(**inputs).logits)
+
+
+RECOGNISER = """
+import numpy
+from transformers import AutoModelForCTC, AutoProcessor, pipeline
+
+processor = AutoProcessor.from_pretrained(sys.argv[1], trust_remote_code=True)
+recogniser = pipeline(
+    "automatic-speech-recognition", model=sys.argv[1], trust_remote_code=True, device="cpu"
+)
+print(type(processor.feature_extractor).__module__, type(processor.tokenizer).__name__)
+print("text:", recogniser(numpy.tile([0.1, -0.1], 8000))["text"])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("subwords", [False, True])
+def test_recogniser_with_its_own_code(subwords, run_cli, tmp_path, repo_root):
+    folder = tmp_path / "recogniser"
+    folder.mkdir()
+    if subwords:
+        (tmp_path / "text").write_text("one two three four five\n" * 10)
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(tmp_path / "text"), model_prefix=str(tmp_path / "spm"), vocab_size=30,
+            pad_id=0, unk_id=1, bos_id=-1, eos_id=-1, hard_vocab_limit=False, minloglevel=2,
+        )  # fmt: skip
+        tokenizer = hf_models.CapeSpeechTokenizer(str(tmp_path / "spm.model"))
+    else:
+        (tmp_path / "vocab.json").write_text(json.dumps({c: i for i, c in enumerate("_?|abc")}))
+        tokenizer = Wav2Vec2CTCTokenizer(
+            str(tmp_path / "vocab.json"), pad_token="_", unk_token="?", bos_token=None,
+            eos_token=None,
+        )  # fmt: skip
+    sizes = {"d_model": 16, "encoder_layers": 1, "encoder_ffn_dim": 16}
+    config = hf_models.CapeSpeechConfig(**sizes, vocab_size=len(tokenizer))
+    hf_models.CapeSpeechForCTC(config).save_pretrained(folder)
+    Wav2Vec2Processor(hf_models.CapeSpeechFeatureExtractor(), tokenizer).save_pretrained(folder)
+    make_self_contained(folder)
+    script = tmp_path / "load.py"
+    hide = "import sys\nsys.modules['hf_models'] = sys.modules['cape_plugins'] = None\n"
+    script.write_text(hide + RECOGNISER)
+    output = run_cli(
+        "python", script, folder, cwd=tmp_path,
+        env={"HF_MODULES_CACHE": str(tmp_path / "modules")},
+    ).stdout  # fmt: skip
+    assert "transformers_modules" in output
+    assert type(tokenizer).__name__ in output
+    assert "text:" in output
+
+
+SEQ2SEQ_RECOGNISER = """
+import numpy
+from transformers import pipeline
+
+recogniser = pipeline(
+    "automatic-speech-recognition", model=sys.argv[1], trust_remote_code=True, device="cpu"
+)
+print("type:", recogniser.type)
+print("text:", recogniser(numpy.tile([0.1, -0.1], 8000), generate_kwargs={"max_length": 5})["text"])
+"""
+
+
+@pytest.mark.slow
+def test_recogniser_with_decoder_and_its_own_code(run_cli, tmp_path):
+    folder = tmp_path / "recogniser"
+    folder.mkdir()
+    (tmp_path / "text").write_text("one two three four five\n" * 10)
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "text"), model_prefix=str(tmp_path / "spm"), vocab_size=30,
+        hard_vocab_limit=False, minloglevel=2,
+    )  # fmt: skip
+    vocabulary = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "▁one": 4, "▁two": 5}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
+    tokenizer = Speech2TextTokenizer(str(tmp_path / "vocab.json"), str(tmp_path / "spm.model"))
+    extractor = Speech2TextFeatureExtractor(feature_size=8, num_mel_bins=8)
+    row = FAMILIES["speech_to_text"]
+    sizes = {**row.sizes, "vocab_size": len(vocabulary), "max_source_positions": 200}
+    model = row.model(row.config(**sizes, position_embedding={"type": "sinpos"}))
+    model.save_pretrained(folder)
+    Speech2TextProcessor(extractor, tokenizer).save_pretrained(folder)
+    make_self_contained(folder)
+    script = tmp_path / "load.py"
+    hide = "import sys\nsys.modules['hf_models'] = sys.modules['cape_plugins'] = None\n"
+    script.write_text(hide + SEQ2SEQ_RECOGNISER)
+    environment = {"HF_MODULES_CACHE": str(tmp_path / "modules")}
+    output = run_cli("python", script, folder, cwd=tmp_path, env=environment).stdout
+    assert "type: seq2seq\n" in output
+    assert "text:" in output
