@@ -78,7 +78,8 @@ test: lint setup-hf
 test-fast: setup-hf
 	$(PYTEST) -m "not slow" $(ARGS)
 
-# the tests that transformers has for all its models, downloaded for the installed version
+# The tests that transformers has for all its models, of the installed version; the last line says
+# what was run and what was left out. ARGS="--position-embedding relpos" for another type.
 test-hf-common: setup-hf
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.hf_common.run $(ARGS)
 

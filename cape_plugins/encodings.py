@@ -145,8 +145,8 @@ def _phase(coords: Tensor, weights: Tensor, offset: Tensor | None = None) -> Ten
         phase = columns[0][..., None] * weights[0]
     else:
         phase = torch.addcmul(offset, columns[0][..., None], weights[0])
-    for column, weight in zip(columns[1:], weights[1:], strict=True):
-        phase.addcmul_(column[..., None], weight)
+    for dim in range(1, len(columns)):  # a slice of no rows would stay in exported programs
+        phase.addcmul_(columns[dim][..., None], weights[dim])
     return phase
 
 

@@ -7,6 +7,7 @@ position embedding is added to the content before the stock forward sees it.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -33,6 +34,20 @@ from hf_models.modeling import (
     draw_positions,
 )
 from hf_models.relative import add_relative_positions
+
+
+@dataclass
+class CapeEncoderOutput(BaseModelOutput):
+    """What the encoder returns with the BOS hint: all of it fits the source of the caller, and one
+    more state, for the decoder.
+
+    Attributes:
+        leading_state: ``[B, 1, C]``, the state before the first column of the source. The hint, or
+            padding in a shorter sentence that is padded on the left: there, the hint stands in the
+            last column of its padding.
+    """
+
+    leading_state: Tensor | None = None
 
 
 class _Stack(PositionModelMixin, MarianPreTrainedModel):
@@ -66,6 +81,12 @@ class CapeMarianEncoder(_Stack, MarianEncoder):
         # Embeddings that the caller gives are taken as they are
         self.embed_scale = 1.0
 
+    @property
+    def has_hint(self) -> bool:
+        """Whether BOS is put before the source."""
+        return self.positions.config.source_bos
+
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -73,7 +94,7 @@ class CapeMarianEncoder(_Stack, MarianEncoder):
         inputs_embeds: Tensor | None = None,
         draw: Draw | None = None,
         **kwargs: Any,
-    ) -> BaseModelOutput:
+    ) -> BaseModelOutput | CapeEncoderOutput:
         """Encodes the source; not augmented without a `draw`, also in training mode.
 
         Args:
@@ -83,14 +104,14 @@ class CapeMarianEncoder(_Stack, MarianEncoder):
             draw: From :meth:`~cape_plugins.PositionEncoder.draw`.
 
         Returns:
-            stock output; with the BOS hint hidden states of S + 1 positions, attentions of S.
+            stock output, of S positions; with the BOS hint :class:`CapeEncoderOutput`.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids) * self.content_scale
         caller_mask = attention_mask
-        if self.positions.config.source_bos:
+        if self.has_hint:
             inputs_embeds, attention_mask = self._prepend_bos(inputs_embeds, attention_mask)
         valid = attention_mask
         if valid is None or valid.dim() != 2:
@@ -98,20 +119,13 @@ class CapeMarianEncoder(_Stack, MarianEncoder):
         positions = token_positions(valid.bool(), self.positions.config.alpha)
         inputs_embeds = add_positions(inputs_embeds, self.positions, positions, draw)
         output = super().forward(
-            attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
+            attention_mask=attention_mask, inputs_embeds=inputs_embeds, return_dict=True, **kwargs
         )
-        if self.positions.config.source_bos and isinstance(output, BaseModelOutput):
-            output.attentions = without_bos(output.attentions, caller_mask, queries=True)
-        return output
+        return _without_hint(output, caller_mask) if self.has_hint else output
 
     def _prepend_bos(self, content: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """``[B, S + 1, C]`` with BOS directly before the first token, and its mask."""
-        if mask is not None and mask.dim() != 2:
-            raise ValueError(
-                f"attention_mask has shape {tuple(mask.shape)}; with source_bos=True only "
-                "[batch, source length] is allowed, because the source grows by the BOS hint. "
-                "Give such a mask, or set source_bos to False."
-            )
+        longer_mask = extend_mask(mask)
         token = self.config.bos_token_id
         if token is None:
             token = self.config.eos_token_id
@@ -120,7 +134,7 @@ class CapeMarianEncoder(_Stack, MarianEncoder):
         longer = torch.cat((torch.zeros_like(content[:, :1]), content), dim=1)
         here = torch.arange(longer.shape[1], device=content.device) == first_valid(mask, content)
         longer = torch.where(here[..., None], bos.to(content.dtype), longer)
-        return longer, extend_mask(mask)
+        return longer, longer_mask
 
 
 class CapeMarianDecoder(_Stack, MarianDecoder):
@@ -206,31 +220,36 @@ class CapeMarianModel(PositionModelMixin, MarianModel):
         """See transformers.
 
         Args:
+            encoder_outputs: What the encoder has returned, as it is or as a tuple: with the BOS
+                hint its last hidden state alone is not enough.
             draw: Random numbers of this forward, to inject; by default drawn in training. With
                 `encoder_outputs` nothing is drawn, because the encoder has run without.
             decoder_draw: The same for the decoder alone; default the draw of the encoder if the
                 configuration synchronises them, else one of its own.
+
+        Raises:
+            ValueError: for `encoder_outputs` without the state of the BOS hint.
         """
         if encoder_outputs is None:
             content = input_ids if inputs_embeds is None else inputs_embeds
             if draw is None:
                 draw = draw_positions(self.encoder.positions, content)
             encoder_outputs = self.encoder(
-                input_ids, attention_mask, inputs_embeds, draw=draw, **kwargs
+                input_ids, attention_mask, inputs_embeds, draw=draw, return_dict=True, **kwargs
             )
             if decoder_draw is None and draw is not None:
                 decoder_draw = draw
                 if not self.encoder.positions.config.synchronize:
                     decoder_draw = draw_positions(self.decoder.positions, content)
-        states = encoder_outputs[0]
-        cross_mask = attention_mask
-        if self.encoder.positions.config.source_bos and _lacks_bos(attention_mask, states):
+        seen, cross_mask = encoder_outputs, attention_mask
+        if self.encoder.has_hint:
+            seen, encoder_outputs = _with_hint(encoder_outputs)
             cross_mask = extend_mask(attention_mask)
         output = super().forward(
             attention_mask=cross_mask,
             decoder_input_ids=decoder_input_ids,
             decoder_attention_mask=decoder_attention_mask,
-            encoder_outputs=encoder_outputs,
+            encoder_outputs=seen,
             past_key_values=past_key_values,
             decoder_inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
@@ -238,7 +257,8 @@ class CapeMarianModel(PositionModelMixin, MarianModel):
             draw=decoder_draw,
             **kwargs,
         )
-        if self.encoder.positions.config.source_bos:
+        if self.encoder.has_hint:
+            output.encoder_last_hidden_state = encoder_outputs.last_hidden_state
             output.cross_attentions = without_bos(output.cross_attentions, attention_mask)
         return output
 
@@ -266,6 +286,14 @@ class CapeMarianMTModel(PositionModelMixin, MarianMTModel):
         self.lm_head = nn.Linear(config.d_model, size, bias=False)
         self.post_init()
 
+    def _prepare_static_cache(self, *args: Any, **kwargs: Any) -> Cache:
+        """Sized by the states that the encoder shows; the decoder sees the BOS hint as well."""
+        cache = super()._prepare_static_cache(*args, **kwargs)
+        if self.model.encoder.has_hint:
+            for layer in cache.cross_attention_cache.layers:
+                layer.max_cache_len += 1
+        return cache
+
 
 def _position_encoder(config: CapeMarianConfig) -> PositionEncoder:
     return build_position_encoder(
@@ -289,9 +317,19 @@ def first_valid(mask: Tensor | None, content: Tensor) -> Tensor:
 
 
 def extend_mask(mask: Tensor | None) -> Tensor | None:
-    """``[B, S]`` to ``[B, S + 1]`` with BOS directly before the first token."""
+    """``[B, S]`` to ``[B, S + 1]`` with BOS directly before the first token.
+
+    Raises:
+        ValueError: for a mask of another kind.
+    """
     if mask is None:
         return None
+    if mask.dim() != 2:
+        raise ValueError(
+            f"attention_mask has shape {tuple(mask.shape)}; with source_bos=True only "
+            "[batch, source length] is allowed, because the source grows by the BOS hint. "
+            "Give such a mask, or set source_bos to False."
+        )
     slot = mask.ne(0).int().argmax(dim=1, keepdim=True)
     return torch.cat((torch.zeros_like(mask[:, :1]), mask), dim=1).scatter(1, slot, 1)
 
@@ -314,5 +352,33 @@ def without_bos(
     return tuple(trimmed)
 
 
-def _lacks_bos(mask: Tensor | None, states: Tensor) -> bool:
-    return mask is not None and mask.dim() == 2 and mask.shape[1] == states.shape[1] - 1
+def _without_hint(output: BaseModelOutput, mask: Tensor | None) -> CapeEncoderOutput:
+    """What S + 1 positions gave, over the caller's S."""
+    hidden_states = output.hidden_states
+    if hidden_states is not None:  # None where a caller has selected others
+        hidden_states = tuple(None if state is None else state[:, 1:] for state in hidden_states)
+    return CapeEncoderOutput(
+        last_hidden_state=output.last_hidden_state[:, 1:],
+        hidden_states=hidden_states,
+        attentions=without_bos(output.attentions, mask, queries=True),
+        leading_state=output.last_hidden_state[:, :1],
+    )
+
+
+def _with_hint(outputs: Any) -> tuple[BaseModelOutput, CapeEncoderOutput]:
+    """What the decoder sees, S + 1 states, and the `outputs` of the encoder that were given."""
+    if not isinstance(outputs, BaseModelOutput):
+        *shown, leading = outputs
+        if shown and isinstance(leading, Tensor):
+            outputs = CapeEncoderOutput(*shown, leading_state=leading)
+    leading = getattr(outputs, "leading_state", None)
+    # not len(), which would fix the batch size of exported programs
+    if leading is None or leading.shape[0] != outputs.last_hidden_state.shape[0]:
+        rows = "none" if leading is None else f"one of {leading.shape[0]} rows"
+        raise ValueError(
+            "encoder_outputs need a leading_state, for the BOS hint (source_bos=True), with as "
+            f"many rows as last_hidden_state; given: {rows}. Hand over all that the encoder has "
+            "returned, as it is or as a tuple; repeat rows of leading_state where you repeat rows."
+        )
+    states = torch.cat((leading, outputs.last_hidden_state), dim=1)
+    return BaseModelOutput(states, outputs.hidden_states, outputs.attentions), outputs

@@ -1,5 +1,6 @@
-"""torch.compile takes the whole core without a graph break and with equal results; nothing reads a
-value back from the device, shown with fake tensors, which have none."""
+"""torch.compile takes the whole core without a graph break and with equal results, torch.export
+through a file, too; nothing reads a value back from the device, shown with fake tensors, which have
+none."""
 
 import pytest
 import torch
@@ -92,6 +93,22 @@ def test_lengths_may_change_without_compiling_each():
     for length in (6, 9, 12, 31, 40):
         forward(torch.full((2, length), 5))
     assert frames.frame_count <= 2  # one for the first length, one for any
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_exported_program_is_saved_and_loaded(domain, tmp_path):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder = make_encoder("cape", domain)
+
+        def forward(self, data):
+            return self.encoder(positions_from(domain, data))
+
+    model, data = Model().eval(), data_for(domain)
+    torch.export.save(torch.export.export(model, (data,)), tmp_path / "model.pt2")
+    loaded = torch.export.load(tmp_path / "model.pt2").module()
+    assert torch.equal(loaded(data), model(data))
 
 
 def test_one_step_of_decoding():

@@ -55,22 +55,47 @@ def test_compiles_to_one_graph_for_all_shapes(family, training):
             actual.sum().backward()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_exports_with_dynamic_shapes(family):
-    extra = {"use_cache": False} if family != "vit" else {}
-    model = make(family, "cape", **extra)
+EXPORTED = [("marian", "sinpos"), *((family, "cape") for family in FAMILIES)]
+
+
+def to_export(family, name):
+    """A model, inputs, and inputs of another batch size and length with what they give."""
+    model = make(family, name, **({"use_cache": False} if family != "vit" else {}))
     model.set_attn_implementation("sdpa")
-    inputs = rows(family, 3, 2)
-    size = torch.export.Dim.AUTO
-    shapes = {name: dict.fromkeys(range(value.dim()), size) for name, value in inputs.items()}
-    for name, fixed in (("pixel_values", 1), ("input_features", 2)):
-        if name in shapes:
-            del shapes[name][fixed]
-    exported = torch.export.export(model, (), inputs, dynamic_shapes=shapes, strict=False)
     other = rows(family, 2, 3)
-    actual = exported.module()(**other).logits
-    torch.testing.assert_close(actual, model(**other).logits, atol=1e-5, rtol=1e-4)
+    with torch.no_grad():
+        return model, rows(family, 3, 2), other, model(**other).logits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "name"), EXPORTED)
+def test_exported_program_is_saved_and_loaded_for_all_shapes(family, name, tmp_path):
+    model, inputs, other, expected = to_export(family, name)
+    size = torch.export.Dim.AUTO
+    shapes = {key: dict.fromkeys(range(value.dim()), size) for key, value in inputs.items()}
+    for key, fixed in (("pixel_values", 1), ("input_features", 2)):
+        if key in shapes:
+            del shapes[key][fixed]
+    exported = torch.export.export(model, (), inputs, dynamic_shapes=shapes, strict=False)
+    torch.export.save(exported, tmp_path / "model.pt2")
+    loaded = torch.export.load(tmp_path / "model.pt2")
+    for program in (exported, loaded):
+        actual = program.module()(**other).logits
+        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "name"), EXPORTED)
+def test_exporter_of_transformers_saves_and_loads(family, name, tmp_path):
+    exporters = pytest.importorskip("transformers.exporters")
+    if not hasattr(exporters, "ExportedModel"):
+        pytest.skip("this transformers does not load what it has exported")
+    model, inputs, other, expected = to_export(family, name)
+    settings = exporters.DynamoConfig(dynamic=True)
+    exporters.DynamoExporter().export(model, inputs, settings).save_pretrained(tmp_path)
+    loaded = exporters.ExportedModel.from_pretrained(tmp_path)
+    assert type(loaded.config) is type(model.config)
+    torch.testing.assert_close(loaded(**other).logits, expected, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,7 +1,10 @@
 """Translation: padding, generation, alpha, the BOS hint and what is given back."""
 
+import copy
+
 import pytest
 import torch
+from transformers.modeling_outputs import BaseModelOutput
 
 from hf_models import CapeMarianMTModel
 from tests.hf.helpers import MARIAN, PAD, TEXT, make, sentences, targets
@@ -96,37 +99,118 @@ def test_generation_in_training_mode_equals_evaluation_mode(name):
     assert all(map(torch.equal, found.scores, expected.scores))
 
 
+@pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("name", NAMES)
-def test_encoder_outputs_can_be_reused(name):
-    model, inputs = make("marian", name), sentences(left=True)
-    states = model.get_encoder()(**inputs)
+def test_encoder_outputs_can_be_reused(name, left):
+    """As they are, or as a tuple, by forward and by generate()."""
+    model, inputs = make("marian", name), sentences(left)
+    with torch.no_grad():
+        encoded = model.get_encoder()(**inputs, output_hidden_states=True)
+        as_tuple = model.get_encoder()(**inputs, return_dict=False)
     expected = logits(model, inputs)
     mask = {"attention_mask": inputs["attention_mask"]}
-    torch.testing.assert_close(logits(model, mask, encoder_outputs=states), expected)
-    as_tuple = (states.last_hidden_state,)
-    torch.testing.assert_close(logits(model, mask, encoder_outputs=as_tuple), expected)
+    assert torch.equal(logits(model, mask, encoder_outputs=encoded), expected)
+    assert torch.equal(logits(model, mask, encoder_outputs=encoded.to_tuple()), expected)
+    assert torch.equal(logits(model, mask, encoder_outputs=as_tuple), expected)
+    with torch.no_grad():
+        again = model(**mask, encoder_outputs=encoded, decoder_input_ids=targets())
+    assert torch.equal(again.encoder_last_hidden_state, encoded.last_hidden_state)
+    for mode in ("greedy", "beam", "static cache"):
+        options = {**MODES[mode], "max_new_tokens": 8}
+        generated = model.generate(**inputs, **options)
+        again = model.generate(**mask, encoder_outputs=copy.deepcopy(encoded), **options)
+        assert torch.equal(again, generated)
+
+
+@pytest.mark.parametrize("hint", [False, True])
+def test_encoder_outputs_without_a_mask(hint):
+    model, inputs = make("marian", "sinpos+bos" if hint else "sinpos"), sentences(lengths=(7, 7))
+    expected = model.generate(input_ids=inputs["input_ids"], max_new_tokens=8, num_beams=2)
+    with torch.no_grad():
+        encoded = model.get_encoder()(inputs["input_ids"])
+    again = model.generate(encoder_outputs=encoded, max_new_tokens=8, num_beams=2)
+    assert torch.equal(again, expected)
+
+
+def test_encoder_outputs_without_the_hint_are_refused():
+    """The decoder would see another source than the one that was encoded."""
+    model, inputs = make("marian", "cape"), sentences()
+    with torch.no_grad():
+        out = model(**inputs, decoder_input_ids=targets())
+        encoded = model.get_encoder()(**inputs)
+    for mask in ({"attention_mask": inputs["attention_mask"]}, {}):
+        for given in (
+            (out.encoder_last_hidden_state,),
+            BaseModelOutput(out.encoder_last_hidden_state),
+            BaseModelOutput(*encoded.to_tuple()[:1]),
+        ):
+            with pytest.raises(ValueError, match=r"leading_state.*given: none"):
+                logits(model, mask, encoder_outputs=given)
+    encoded.last_hidden_state = encoded.last_hidden_state.repeat_interleave(2, 0)
+    with pytest.raises(ValueError, match="one of 3 rows"):
+        logits(model, {}, targets(6), encoder_outputs=encoded)
 
 
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("name", NAMES)
-def test_attentions_fit_the_tokens_of_the_caller(name, left):
+def test_outputs_fit_the_tokens_of_the_caller(name, left):
     model, inputs = make("marian", name), sentences(left)
+    ask = {"output_attentions": True, "output_hidden_states": True}
     with torch.no_grad():
-        out = model(**inputs, decoder_input_ids=targets(), output_attentions=True)
+        out = model(**inputs, decoder_input_ids=targets(), **ask)
+        encoded = model.get_encoder()(**inputs, **ask)
+        in_tuple = model.get_encoder()(**inputs, **ask, return_dict=False)
+    generated = model.generate(
+        **inputs, **ask, num_beams=2, max_new_tokens=3, return_dict_in_generate=True
+    )
     pads = inputs["attention_mask"].eq(0)
     for attentions, shape in (
         (out.encoder_attentions, (3, 4, 9, 9)),
         (out.decoder_attentions, (3, 4, 7, 7)),
         (out.cross_attentions, (3, 4, 7, 9)),
+        (encoded.attentions, (3, 4, 9, 9)),
+        (in_tuple[2], (3, 4, 9, 9)),
+        (generated.encoder_attentions, (3, 4, 9, 9)),
+        (generated.cross_attentions[1], (6, 4, 1, 9)),
     ):
         assert len(attentions) == 2
         assert all(attention.shape == shape for attention in attentions)
     for attention in (*out.encoder_attentions, *out.cross_attentions):
         rows = pads[:, None, None].expand_as(attention)
         assert (attention[rows] < 1e-6).all()
-    hint = 0.0 if not model.config.position_config.source_bos else None
     total = out.cross_attentions[0].sum(-1)
-    assert torch.allclose(total, torch.ones_like(total)) == (hint == 0.0)
+    hint = model.config.position_config.source_bos
+    assert torch.allclose(total, torch.ones_like(total)) == (not hint)
+    for states in (
+        out.encoder_hidden_states, encoded.hidden_states, in_tuple[1],
+        generated.encoder_hidden_states,
+    ):  # fmt: skip
+        assert len(states) == 3
+        assert all(state.shape == (3, 9, 32) for state in states)
+        assert torch.equal(states[-1], out.encoder_last_hidden_state)
+    assert torch.equal(encoded.last_hidden_state, out.encoder_last_hidden_state)
+    assert torch.equal(in_tuple[0], out.encoder_last_hidden_state)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_states_of_tokens_do_not_depend_on_the_padding_side(name):
+    """So that they can be pooled by the mask of the caller."""
+    model, right, left = make("marian", name), sentences(), sentences(left=True)
+    with torch.no_grad():
+        states, others = (model.get_encoder()(**inputs, output_hidden_states=True).hidden_states
+                          for inputs in (right, left))  # fmt: skip
+    for state, other in zip(states, others, strict=True):
+        tokens, same = state[right["attention_mask"].bool()], other[left["attention_mask"].bool()]
+        torch.testing.assert_close(tokens, same, atol=1e-5, rtol=1e-5)
+
+
+def test_selected_hidden_states():
+    model, inputs = make("marian", "cape"), sentences()
+    states = model.get_encoder()(**inputs, output_hidden_states=[1]).hidden_states
+    if all(state is not None for state in states):
+        pytest.skip("this transformers returns all")
+    assert [state is None for state in states] == [True, False, True]
+    assert states[1].shape == (3, 9, 32)
 
 
 def test_hint_is_a_token_before_the_source():

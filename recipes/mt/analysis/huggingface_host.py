@@ -96,12 +96,19 @@ class HuggingFaceTranslator(Translator):
         return [self.text(row) for row in output.tolist()]
 
     def states(self, model: nn.Module, sources: list[Ids]) -> tuple[list[Tensor], Tensor]:
-        batch = self._batch(sources)
-        output = model.get_encoder()(**batch, output_hidden_states=True, return_dict=True)
-        states, valid = list(output.hidden_states), batch["attention_mask"]
-        if states[0].shape[1] > valid.shape[1]:  # the BOS hint
-            valid = extend_mask(valid)
-        return states, valid.bool()
+        batch, encoder = self._batch(sources), model.get_encoder()
+        valid, states = batch["attention_mask"], []
+        if not getattr(encoder, "has_hint", False):
+            output = encoder(**batch, output_hidden_states=True, return_dict=True)
+            return list(output.hidden_states), valid.bool()
+        # fairseq counts the BOS hint, which the output leaves out
+        hooks = [layer.register_forward_pre_hook(lambda _layer, inputs: states.append(inputs[0]))
+                 for layer in encoder.layers]  # fmt: skip
+        output = encoder(**batch)
+        for hook in hooks:
+            hook.remove()
+        states.append(torch.cat((output.leading_state, output.last_hidden_state), dim=1))
+        return states, extend_mask(valid).bool()
 
     def _batch(self, sources: list[Ids]) -> dict[str, Tensor]:
         device = self.running.device
