@@ -163,10 +163,8 @@ class SpeechDataset(FairseqDataset):
         if self.training:
             place, content = self._reader(index)
         else:
-            try:
-                place, content = index, self._load(index)
-            except AudioError as error:
-                logger.warning("skipped: %s", error)
+            place, content = index, self._reader.attempt(index)
+            if content is None:
                 return None
         text = self.utterances[place].text
         return Sample(index, content, self.targets[place], float(self.seconds[place]), text)
