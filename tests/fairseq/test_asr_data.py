@@ -4,6 +4,7 @@ import gc
 import io
 import logging
 import multiprocessing
+import sys
 import zipfile
 
 import numpy as np
@@ -122,6 +123,7 @@ def test_epochs_of_a_training(folder, workers, monkeypatch, capfd):
 
     def collecting(dataset, index):
         if get_worker_info() is not None and index == 0:
+            sys.unraisablehook = sys.__unraisablehook__  # not that of pytest
             gc.collect()
         return load(dataset, index)
 
