@@ -201,7 +201,7 @@ def matches(
     """Was `folder` made with these settings? False if it does not exist; other settings raise."""
     if not (folder / RECORD).exists():
         return False
-    old, new = json.loads((folder / RECORD).read_text("utf-8")), json.loads(json.dumps(settings))
+    old, new = recorded(folder), json.loads(json.dumps(settings))
     if old == new:
         return True
     changes = "; ".join(
@@ -223,6 +223,12 @@ def _change(key: str, old: Any, new: Any) -> str:
         both = {k for k in {*old, *new} if old.get(k) != new.get(k)}
         old, new = ({k: d.get(k) for k in sorted(both)} for d in (old, new))
     return f"{key} {old!r}, now {new!r}"
+
+
+def recorded(folder: Path) -> dict[str, Any]:
+    """The settings that `folder` was made with; none if it does not exist."""
+    path = folder / RECORD
+    return json.loads(path.read_text("utf-8")) if path.exists() else {}
 
 
 def record(folder: Path, settings: Mapping[str, Any]) -> None:
