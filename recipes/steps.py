@@ -24,6 +24,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 RECORD = "settings.json"
 
 
@@ -75,6 +77,11 @@ def check_model(path: str) -> None:
     """
     if (path.startswith((".", "/", "~")) or path.count("/") > 1) and not Path(path).is_dir():
         raise CommandError(f"--model {path}: no such folder")
+
+
+def progress(work: Iterable | None = None, title: str = "", **options: Any) -> tqdm:
+    """A progress bar, on terminals only: a file that keeps the output would be full of it."""
+    return tqdm(work, title, leave=False, disable=None, **options)
 
 
 def available_cores() -> int:

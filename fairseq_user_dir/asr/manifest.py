@@ -79,7 +79,9 @@ def read_manifest(path: str, audio_root: str | None = None, texts: bool = True) 
     found: list[Utterance] = []
     skipped: Counter[str] = Counter()
     first = ""
-    for number, row in enumerate(tqdm(rows, os.path.basename(path), leave=False, disable=None)):
+    for number, row in enumerate(
+        tqdm(rows, os.path.basename(path), leave=False, delay=2, disable=None)
+    ):
         text = " ".join((row.get(column) or "").split())
         try:
             if texts and not text:

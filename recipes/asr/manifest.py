@@ -17,12 +17,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import soundfile
-from tqdm import tqdm
 
 from cape_plugins.audio import AudioError, audio_seconds, read_audio
 from cape_plugins.features import WINDOW_SECONDS
 from recipes.asr.data import report_skipped
-from recipes.steps import RECORD, CommandError, building, matches, record, recorded, write_lines
+from recipes.steps import (
+    RECORD,
+    CommandError,
+    building,
+    matches,
+    progress,
+    record,
+    recorded,
+    write_lines,
+)
 
 COLUMNS = ("id", "audio", "seconds", "tgt_text")
 
@@ -110,7 +118,7 @@ def collect(
     """
     entries, skipped, first = [], Counter(), ""
     seen = set()
-    for id, audio, text, make in tqdm(utterances, name, unit="recording", leave=False):
+    for id, audio, text, make in progress(utterances, name, unit="recording"):
         if not text:
             skipped["without a text"] += 1
             continue
