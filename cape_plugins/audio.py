@@ -122,14 +122,19 @@ class TolerantReader:
     Args:
         read: From an index to ``[samples]``; raises :class:`AudioError`.
         seconds: Durations ``[N]``.
+        shared: Processes of a data loader may read, too; this takes a file descriptor.
 
     Attributes:
-        unreadable: ``[N]``, True for recordings that could not be read; shared by processes.
+        unreadable: ``[N]``, True for recordings that could not be read.
     """
 
-    def __init__(self, read: Callable[[int], Tensor], seconds: Sequence[float]) -> None:
+    def __init__(
+        self, read: Callable[[int], Tensor], seconds: Sequence[float], shared: bool = True
+    ) -> None:
         self.read, self.seconds = read, np.asarray(seconds)
-        self.unreadable = torch.zeros(len(self.seconds), dtype=torch.bool).share_memory_()
+        self.unreadable = torch.zeros(len(self.seconds), dtype=torch.bool)
+        if shared:
+            self.unreadable.share_memory_()
 
     def __call__(self, index: int) -> tuple[int, Tensor]:
         """Reads a recording, or, if that cannot be, the one of nearest duration that can, so that

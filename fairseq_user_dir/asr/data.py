@@ -51,6 +51,7 @@ class SpeechDataset(FairseqDataset):
         training: As above.
         padding_free: Make batches without padding (CAPE Appendix C.3); in training only.
         seed: Of these batches.
+        shared: Processes of a data loader may read it; what changes is in memory that they share.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class SpeechDataset(FairseqDataset):
         training: bool = False,
         padding_free: bool = False,
         seed: int = 1,
+        shared: bool = True,
     ) -> None:
         self.utterances, self.dictionary = list(utterances), dictionary
         self.targets = [targets.encode(one.text, dictionary) for one in utterances]
@@ -72,9 +74,11 @@ class SpeechDataset(FairseqDataset):
         self.sizes = np.stack([frames.astype(np.int64) + 1, np.array(lengths)], axis=1)
         self.hop_seconds, self.num_mel_bins = hop_seconds, num_mel_bins
         self.training, self.padding_free = training, padding_free and training
-        self.seed, self._epoch = seed, torch.ones((), dtype=torch.long).share_memory_()
+        self.seed, self._epoch = seed, torch.ones((), dtype=torch.long)
+        if shared:
+            self._epoch.share_memory_()
         self._check_units()
-        self._reader = TolerantReader(self._load, self.seconds)
+        self._reader = TolerantReader(self._load, self.seconds, shared)
 
     def _check_units(self) -> None:
         """Says how many units the dictionary lacks.

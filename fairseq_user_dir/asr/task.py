@@ -217,8 +217,14 @@ class CapeAsrTask(LegacyFairseqTask):
         self, src_tokens: list[Utterance], src_lengths: list[float], **kwargs: Any
     ) -> SpeechDataset:
         """Of what :meth:`get_interactive_tokens_and_lengths` returns; see fairseq."""
-        hop = self.args.hop_seconds
-        return SpeechDataset(src_tokens, self.dictionary, self.targets, hop, self.mel_bins)
+        return SpeechDataset(
+            src_tokens,
+            self.dictionary,
+            self.targets,
+            self.args.hop_seconds,
+            self.mel_bins,
+            shared=False,  # there is one for each line
+        )
 
     def _path(self, name: str) -> str:
         return os.path.join(self.args.data, f"{name}.tsv")
@@ -238,8 +244,11 @@ class CapeAsrTask(LegacyFairseqTask):
 
     def get_batch_iterator(self, dataset: Any, **kwargs: Any) -> Any:
         """See fairseq. Worker processes alone load ahead: fairseq's thread for that aborts the
-        program if it is at work while the interpreter ends."""
+        program if it is at work while the interpreter ends. Iterators are kept for sets that are
+        read again, not for each line of fairseq-interactive."""
         kwargs["data_buffer_size"] = 0
+        if all(dataset is not known for known in self.datasets.values()):
+            kwargs["disable_iterator_cache"] = True
         return super().get_batch_iterator(dataset, **kwargs)
 
     def train_step(

@@ -131,6 +131,7 @@ def test_epochs_of_a_training(folder, workers, monkeypatch, capfd):
     task = make_task(folder, "--padding-free")
     task.load_dataset("train")
     given = {"max_tokens": 600, "seed": 7, "num_workers": workers}
+    gc.collect()  # what other tests left
     processes, others = set(), {one.pid for one in multiprocessing.active_children()}
     gc.disable()
     try:
@@ -263,6 +264,22 @@ def test_recordings_without_text_are_transcribed(folder, caplog):
     (folder / "bare.tsv").write_text("audio\nmixed/000.wav\n")
     task.load_dataset("bare")
     assert task.dataset("bare").collater([task.dataset("bare")[0]])["target"] is None
+
+
+def test_paths_of_recordings_are_read_one_by_one(folder, monkeypatch):
+    """Without files that stay open, and without keeping what was read."""
+    monkeypatch.chdir(folder)
+    task = make_task(folder)
+    task.mel_bins = 8
+    for line in ["train/000.wav", "gone.wav", "", "train/001.wav"] * 8:
+        found, seconds = task.get_interactive_tokens_and_lengths([line], None)
+        dataset = task.build_dataset_for_inference(found, seconds)
+        iterator = task.get_batch_iterator(dataset, max_sentences=1)
+        batches = list(iterator.next_epoch_itr(shuffle=False))
+        assert [batch["id"].tolist() for batch in batches] == [[0]] * line.startswith("train")
+        assert not dataset._reader.unreadable.is_shared()
+        assert not dataset._epoch.is_shared()
+    assert not task.dataset_to_epoch_iter
 
 
 def test_training_needs_texts(tmp_path, folder):
