@@ -241,16 +241,17 @@ def _check_vocabulary(
     _, none = model.score(start, names.get_index(_NO_WORD))
     wanted = [name for name in lexicon or tokens if not _SPECIAL.fullmatch(name)]
     unknown = [name for name in wanted if model.score(start, names.get_index(name))[1] == none]
-    kind, remedy = "words of the lexicon", "both must write words alike, also upper and lower case"
+    entries = "words of the lexicon"
+    remedy = "both must write words alike, also upper and lower case"
     if lexicon is None:
-        kind = "units"
+        entries = "units"
         remedy = (
             "a model of words needs a lexicon with the units of each word (--ctc-lexicon), a model "
             "of units those of this model"
         )
     if len(unknown) == len(wanted):
         raise ValueError(
-            f"lm={os.fspath(lm)!r} knows none of the {len(wanted)} {kind}, such as "
+            f"lm={os.fspath(lm)!r} knows none of the {len(wanted)} {entries}, such as "
             f"{', '.join(map(repr, unknown[:3]))}; {remedy}."
         )
     if len(unknown) > len(wanted) / 2 or separator in unknown:
@@ -260,7 +261,7 @@ def _check_vocabulary(
             os.fspath(lm),
             len(unknown),
             len(wanted),
-            kind,
+            entries,
             ", ".join(map(repr, unknown[:3])),
             remedy,
         )

@@ -106,14 +106,14 @@ def read_manifest(path: str, audio_root: str | None = None, texts: bool = True) 
 def named_recordings(paths: Sequence[str]) -> list[Utterance]:
     """Recordings without texts, relative to the current folder; those that cannot be used are
     reported and have a duration of 0."""
-    found = []
+    recordings = []
     for number, path in enumerate(paths):
         try:
-            found.append(_utterance({"audio": path}, number, "", ""))
+            recordings.append(_utterance({"audio": path}, number, "", ""))
         except AudioError as error:
             logger.warning("skipped, %s", error)
-            found.append(Utterance(str(number), path, "", 0.0))
-    return found
+            recordings.append(Utterance(str(number), path, "", 0.0))
+    return recordings
 
 
 def _utterance(row: Mapping[str, str | None], number: int, root: str, text: str) -> Utterance:

@@ -186,17 +186,19 @@ class CapeAsrTask(LegacyFairseqTask):
         root = self.config.get("audio_root")
         training = task_cfg is None and split == getattr(self.args, "train_subset", "train")
         texts = training or self.needs_texts
-        found = [one for name in names for one in read_manifest(self._path(name), root, texts)]
-        unknown = sum(not one.text for one in found)
+        utterances = [
+            line for name in names for line in read_manifest(self._path(name), root, texts)
+        ]
+        unknown = sum(not utterance.text for utterance in utterances)
         if unknown:
             logger.warning(
                 "%s: %d of %d recordings have no text; they are transcribed, not scored",
                 split,
                 unknown,
-                len(found),
+                len(utterances),
             )
         self.datasets[split] = SpeechDataset(
-            found,
+            utterances,
             self.dictionary,
             self.targets,
             self.args.hop_seconds,
@@ -210,8 +212,8 @@ class CapeAsrTask(LegacyFairseqTask):
         self, lines: Sequence[str], encode_fn: Any
     ) -> tuple[list[Utterance], list[float]]:
         """Recordings whose paths fairseq-interactive reads, and their seconds; see fairseq."""
-        found = named_recordings(lines)
-        return found, [one.seconds for one in found]
+        recordings = named_recordings(lines)
+        return recordings, [recording.seconds for recording in recordings]
 
     def build_dataset_for_inference(
         self, src_tokens: list[Utterance], src_lengths: list[float], **kwargs: Any

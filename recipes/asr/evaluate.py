@@ -74,7 +74,7 @@ def decode(
         log = partial / "generate.log"
         root = read_config(str(data)).get("audio_root")
         utterances = read_manifest(str(data / f"{name}.tsv"), root, texts=False)
-        if not any(one.text for one in utterances):
+        if not any(utterance.text for utterance in utterances):
             raise CommandError(
                 f"--data {data}: no recording of {name}.tsv has a text to compare with; "
                 "fairseq-generate transcribes it"
@@ -97,8 +97,8 @@ def decode(
     for line in lines:
         duration, reference, hypothesis = line.split("\t")
         texts.append(Text(float(duration), reference, hypothesis))
-    speed = sum(one.seconds for one in texts) / max(float(seconds), 1e-3)
-    return [one for one in texts if one.reference], speed
+    speed = sum(text.seconds for text in texts) / max(float(seconds), 1e-3)
+    return [text for text in texts if text.reference], speed
 
 
 def _decoded(log: Path, utterances: Sequence[Utterance]) -> list[str]:
