@@ -6,6 +6,7 @@ import io
 import logging
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,6 +17,11 @@ from torch import Tensor
 logger = logging.getLogger(__name__)
 
 Source = str | os.PathLike | bytes
+
+# What libsndfile says of a file that is shorter than its header, of which it reads what is there.
+_SHORTER = re.compile(r"^ *(?:data|SSND|Data Size) *: (\d+) \(should be (\d+)\)", re.MULTILINE)
+_HEADER_BYTES = 44  # of a wav file; some writers count them as samples
+_UNKNOWN_BYTES = 0x7FFFF000  # what writers into pipes, which do not know the size, put at least
 
 
 class AudioError(ValueError):
@@ -47,10 +53,7 @@ def read_audio(source: Source, sampling_rate: int = 16000) -> Tensor:
             raise _unreadable(source, error) from None
         rate, expected = file.samplerate, file.frames
     if len(samples) < 0.99 * expected:
-        raise AudioError(
-            f"{_name(source)} is cut off: {len(samples)} of {expected} samples; repair it or leave "
-            "it out."
-        )
+        raise _cut_off(source, f"{len(samples)} of {expected} samples")
     if not len(samples):
         raise AudioError(f"{_name(source)} holds no sample; leave it out.")
     if not np.isfinite(samples).all():
@@ -59,7 +62,10 @@ def read_audio(source: Source, sampling_rate: int = 16000) -> Tensor:
 
 
 def audio_seconds(source: Source) -> float:
-    """Duration of a recording, from its header; raises as :func:`read_audio`."""
+    """Duration of a recording, from its header; raises as :func:`read_audio`.
+
+    A wav, aiff or au file that holds fewer samples than its header says is cut off, too; in
+    compressed formats only reading shows that."""
     with _opened(source) as file:
         return file.frames / file.samplerate
 
@@ -85,9 +91,14 @@ def _opened(source: Source) -> Any:
     if not isinstance(source, bytes) and not os.path.isfile(source):
         raise AudioError(f"{_name(source)}: no such file; check the path.")
     try:
-        return soundfile.SoundFile(io.BytesIO(source) if isinstance(source, bytes) else source)
+        file = soundfile.SoundFile(io.BytesIO(source) if isinstance(source, bytes) else source)
     except (RuntimeError, OSError) as error:
         raise _unreadable(source, error) from None
+    for promised, held in (map(int, sizes) for sizes in _SHORTER.findall(file.extra_info)):
+        if held + _HEADER_BYTES < promised < _UNKNOWN_BYTES:
+            file.close()
+            raise _cut_off(source, f"{held} of {promised} bytes")
+    return file
 
 
 def _unreadable(source: Source, error: Exception) -> AudioError:
@@ -96,45 +107,70 @@ def _unreadable(source: Source, error: Exception) -> AudioError:
     )
 
 
+def _cut_off(source: Source, held: str) -> AudioError:
+    return AudioError(f"{_name(source)} is cut off: {held}; repair it or leave it out.")
+
+
 def _name(source: Source) -> str:
     return f"a recording of {len(source)} bytes" if isinstance(source, bytes) else str(source)
 
 
 class TolerantReader:
-    """Reads recordings by index; one that cannot be read is reported once and replaced by the one
-    of nearest duration that can, so that no training ends, and no batch shrinks, in mid-epoch.
+    """Reads recordings by index; one that cannot be read is reported once, whichever process of a
+    data loader reads it, and in whichever epoch.
 
     Args:
         read: From an index to ``[samples]``; raises :class:`AudioError`.
         seconds: Durations ``[N]``.
+        shared: Processes of a data loader may read, too; this takes a file descriptor.
+
+    Attributes:
+        unreadable: ``[N]``, True for recordings that could not be read.
     """
 
-    def __init__(self, read: Callable[[int], Tensor], seconds: Sequence[float]) -> None:
+    def __init__(
+        self, read: Callable[[int], Tensor], seconds: Sequence[float], shared: bool = True
+    ) -> None:
         self.read, self.seconds = read, np.asarray(seconds)
-        self.unreadable: set[int] = set()
+        self.unreadable = torch.zeros(len(self.seconds), dtype=torch.bool)
+        if shared:
+            self.unreadable.share_memory_()
 
     def __call__(self, index: int) -> tuple[int, Tensor]:
-        """Index and ``[samples]`` of what was read.
+        """Reads a recording, or, if that cannot be, the one of nearest duration that can, so that
+        no training ends, and no batch shrinks, in mid-epoch.
+
+        Returns:
+            Index and ``[samples]`` of what was read.
 
         Raises:
             AudioError: if none can be read.
         """
         for candidate in self._candidates(index):
-            try:
-                return candidate, self.read(candidate)
-            except AudioError as error:
-                self.unreadable.add(candidate)
+            samples = self.attempt(candidate, "Another one takes its place")
+            if samples is not None:
+                return candidate, samples
+        raise AudioError("none of the recordings can be read; check paths and formats.")
+
+    def attempt(self, index: int, consequence: str = "It is skipped") -> Tensor | None:
+        """``[samples]``, or None for a recording that cannot be read; `consequence` is reported."""
+        try:
+            return self.read(index)
+        except AudioError as error:
+            if not self.unreadable[index]:
+                self.unreadable[index] = True
                 logger.warning(
-                    "%s Another one takes its place (%d of %d so far).",
+                    "%s %s (%d of %d so far).",
                     error,
-                    len(self.unreadable),
+                    consequence,
+                    int(self.unreadable.sum()),
                     len(self.seconds),
                 )
-        raise AudioError("none of the recordings can be read; check paths and formats.")
+            return None
 
     def _candidates(self, index: int) -> Iterator[int]:
         """The wanted one, then the others by difference of duration, whatever was read before."""
-        if index not in self.unreadable:
+        if not self.unreadable[index]:
             yield index
         order = np.argsort(np.abs(self.seconds - self.seconds[index]), kind="stable")
-        yield from (other for other in order.tolist() if other not in self.unreadable)
+        yield from (other for other in order.tolist() if not self.unreadable[other])

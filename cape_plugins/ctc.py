@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+_SPECIAL = re.compile(r"<.*>|\[.*\]")  # tokens that no text holds, such as <s>, <unk>, [PAD]
+_NO_WORD = "\ufffe"  # which no model knows
 
 
 class Hypothesis(NamedTuple):
@@ -56,7 +63,8 @@ class BeamDecoder:
 
     Raises:
         ImportError: without the package flashlight-text.
-        ValueError: for a setting that is not allowed or a spelling with unknown tokens.
+        ValueError: for a setting that is not allowed, a spelling with unknown tokens, or a language
+            model that knows none of the tokens or words; one that knows few is reported.
     """
 
     def __init__(
@@ -83,7 +91,10 @@ class BeamDecoder:
         names = dictionary.Dictionary(list(tokens if lexicon is None else lexicon))
         if lexicon is not None and "<unk>" not in lexicon:
             names.add_entry("<unk>")
-        model = decoder.ZeroLM() if lm is None else _language_model(lm, names)
+        model = decoder.ZeroLM()
+        if lm is not None:
+            model = _language_model(lm, names)
+            _check_vocabulary(lm, model, names, tokens, lexicon, separator)
         common = {
             "beam_size": beam,
             "beam_size_token": len(tokens),
@@ -199,25 +210,58 @@ def _flashlight() -> tuple[Any, Any]:
 
 
 def _language_model(path: str | os.PathLike, names: Any) -> Any:
-    """KenLM's model of a file.
+    """KenLM's model of a file; a name that it does not know is added to the `names`.
 
     Raises:
-        ValueError: if it cannot be read, or knows none of the names.
+        ValueError: if it cannot be read.
     """
     from flashlight.lib.text.decoder.kenlm import KenLM
 
+    names.add_entry(_NO_WORD)
     try:
-        model = KenLM(os.fspath(path), names)
+        return KenLM(os.fspath(path), names)
     except RuntimeError as error:
         raise ValueError(
             f"lm={os.fspath(path)!r} is no n-gram model of order 2 or more, ARPA or KenLM binary "
             f"({error})."
         ) from None
+
+
+def _check_vocabulary(
+    lm: str | os.PathLike,
+    model: Any,
+    names: Any,
+    tokens: Sequence[str],
+    lexicon: Mapping[str, Any] | None,
+    separator: str | None,
+) -> None:
+    """Refuses a model that knows none of the tokens, or words of the lexicon; reports one that
+    looks as if it were of something else. Names that it does not know all have one score."""
     start = model.start(False)
-    scores = {model.score(start, index)[1] for index in range(names.index_size())}
-    if len(scores) == 1:
-        raise ValueError(
-            f"lm={os.fspath(path)!r} knows none of the {names.index_size()} units or words it is "
-            "given; a model of words needs a lexicon, a model of units the units of this model."
+    _, none = model.score(start, names.get_index(_NO_WORD))
+    wanted = [name for name in lexicon or tokens if not _SPECIAL.fullmatch(name)]
+    unknown = [name for name in wanted if model.score(start, names.get_index(name))[1] == none]
+    entries = "words of the lexicon"
+    remedy = "both must write words alike, also upper and lower case"
+    if lexicon is None:
+        entries = "units"
+        remedy = (
+            "a model of words needs a lexicon with the units of each word (--ctc-lexicon), a model "
+            "of units those of this model"
         )
-    return model
+    if len(unknown) == len(wanted):
+        raise ValueError(
+            f"lm={os.fspath(lm)!r} knows none of the {len(wanted)} {entries}, such as "
+            f"{', '.join(map(repr, unknown[:3]))}; {remedy}."
+        )
+    if len(unknown) > len(wanted) / 2 or separator in unknown:
+        unknown.sort(key=lambda name: name != separator)
+        logger.warning(
+            "lm=%r lacks %d of the %d %s, such as %s; %s.",
+            os.fspath(lm),
+            len(unknown),
+            len(wanted),
+            entries,
+            ", ".join(map(repr, unknown[:3])),
+            remedy,
+        )

@@ -173,7 +173,7 @@ def average_checkpoints(paths: Sequence[str | Path]) -> dict[str, Any]:
     _check_distinct(paths)
     total: dict[str, Tensor] = {}
     longest, longest_path = None, paths[0]
-    for path in tqdm(paths, desc="averaging", unit="checkpoint"):
+    for path in tqdm(paths, desc="averaging", unit="checkpoint", disable=None):
         state = load_checkpoint(path)
         state.pop("last_optimizer_state", None)
         if longest is None:

@@ -331,7 +331,7 @@ def share(
         work[state.process_index :: state.num_processes],
         what,
         leave=False,
-        disable=not state.is_main_process,
+        disable=None if state.is_main_process else True,
     )
     with torch.no_grad():
         for batch in bar:

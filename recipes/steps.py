@@ -24,6 +24,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 RECORD = "settings.json"
 
 
@@ -75,6 +77,11 @@ def check_model(path: str) -> None:
     """
     if (path.startswith((".", "/", "~")) or path.count("/") > 1) and not Path(path).is_dir():
         raise CommandError(f"--model {path}: no such folder")
+
+
+def progress(work: Iterable | None = None, title: str = "", **options: Any) -> tqdm:
+    """A progress bar, on terminals only: a file that keeps the output would be full of it."""
+    return tqdm(work, title, leave=False, disable=None, **options)
 
 
 def available_cores() -> int:
@@ -201,7 +208,7 @@ def matches(
     """Was `folder` made with these settings? False if it does not exist; other settings raise."""
     if not (folder / RECORD).exists():
         return False
-    old, new = json.loads((folder / RECORD).read_text("utf-8")), json.loads(json.dumps(settings))
+    old, new = recorded(folder), json.loads(json.dumps(settings))
     if old == new:
         return True
     changes = "; ".join(
@@ -223,6 +230,12 @@ def _change(key: str, old: Any, new: Any) -> str:
         both = {k for k in {*old, *new} if old.get(k) != new.get(k)}
         old, new = ({k: d.get(k) for k in sorted(both)} for d in (old, new))
     return f"{key} {old!r}, now {new!r}"
+
+
+def recorded(folder: Path) -> dict[str, Any]:
+    """The settings that `folder` was made with; none if it does not exist."""
+    path = folder / RECORD
+    return json.loads(path.read_text("utf-8")) if path.exists() else {}
 
 
 def record(folder: Path, settings: Mapping[str, Any]) -> None:

@@ -164,7 +164,15 @@ def check_machine_paths(path: str, source: str) -> Iterator[str]:
             yield f"{path}:{number} {line.strip()[:80]}"
 
 
-PYTHON_CHECKS = (check_imports, check_core_levels, check_encoding_names, check_sizes)
+def check_bars(path: str, source: str) -> Iterator[str]:
+    """Progress bars say what they do where there is no terminal; recipes/steps.py has one."""
+    for node in ast.walk(ast.parse(source)):
+        bar = isinstance(node, ast.Call) and ast.unparse(node.func) == "tqdm"
+        if bar and not {"disable", "mininterval"} & {keyword.arg for keyword in node.keywords}:
+            yield f"{path}:{node.lineno} fills logs with a bar; give disable=None"
+
+
+PYTHON_CHECKS = (check_imports, check_core_levels, check_encoding_names, check_sizes, check_bars)
 Check = Callable[[str, str], Iterator[str]]
 
 
@@ -200,6 +208,7 @@ LONG_FUNCTION = 'def f():\n    """Doc."""\n' + "    x = 1\n" * MAX_FUNCTION_LINE
         (check_encoding_names, "hf_models/x.py", "KINDS = {'relpos': 1}"),
         (check_sizes, "recipes/x.py", "x = 1\n" * (MAX_FILE_LINES + 1)),
         (check_sizes, "recipes/x.py", LONG_FUNCTION),
+        (check_bars, "recipes/x.py", "for one in tqdm(work, leave=False): pass"),
         (check_machine_paths, "docs/x.md", "see " + "/home" + "/me/data"),
         (check_machine_paths, "docs/x.md", "see `" + "/tmp" + "/x`"),
     ],
@@ -221,6 +230,7 @@ def test_check_can_fail(check: Check, path: str, source: str) -> None:
         (check_encoding_names, "fairseq_user_dir/x.py", "f'cape_{arch}'"),
         (check_encoding_names, "cape_plugins/config.py", "x = 'cape'"),
         (check_sizes, "recipes/x.py", LONG_FUNCTION.rpartition("    x")[0]),
+        (check_bars, "recipes/x.py", "for one in tqdm(work, disable=None): pass"),
         (check_machine_paths, "docs/x.md", "recipes/work/x ~/home/x https://a.org/home/b"),
     ],
 )

@@ -36,13 +36,13 @@ class Sample(NamedTuple):
 
 
 class SpeechDataset(FairseqDataset):
-    """Recordings with their texts.
+    """Recordings with their texts, or without, to be transcribed.
 
     In training, a recording that cannot be read is replaced by one of like duration; elsewhere it
     is left out of its batch. Both are reported.
 
     Args:
-        utterances: Lines of a manifest.
+        utterances: Lines of a manifest; those of no duration are left out.
         dictionary: Of the units.
         targets: From text to units.
         hop_seconds: Distance of frames; in batches without padding that of a recording of mean
@@ -51,6 +51,7 @@ class SpeechDataset(FairseqDataset):
         training: As above.
         padding_free: Make batches without padding (CAPE Appendix C.3); in training only.
         seed: Of these batches.
+        shared: Processes of a data loader may read it; what changes is in memory that they share.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class SpeechDataset(FairseqDataset):
         training: bool = False,
         padding_free: bool = False,
         seed: int = 1,
+        shared: bool = True,
     ) -> None:
         self.utterances, self.dictionary = list(utterances), dictionary
         self.targets = [targets.encode(one.text, dictionary) for one in utterances]
@@ -72,9 +74,11 @@ class SpeechDataset(FairseqDataset):
         self.sizes = np.stack([frames.astype(np.int64) + 1, np.array(lengths)], axis=1)
         self.hop_seconds, self.num_mel_bins = hop_seconds, num_mel_bins
         self.training, self.padding_free = training, padding_free and training
-        self.seed, self.epoch = seed, 1
+        self.seed, self._epoch = seed, torch.ones((), dtype=torch.long)
+        if shared:
+            self._epoch.share_memory_()
         self._check_units()
-        self._reader = TolerantReader(self._load, self.seconds)
+        self._reader = TolerantReader(self._load, self.seconds, shared)
 
     def _check_units(self) -> None:
         """Says how many units the dictionary lacks.
@@ -99,13 +103,13 @@ class SpeechDataset(FairseqDataset):
     # ---- what fairseq asks for -------------------------------------------------------------------
 
     @property
-    def can_reuse_epoch_itr_across_epochs(self) -> bool:
-        """Batches without padding are made anew for each epoch."""
-        return not self.padding_free
+    def epoch(self) -> int:
+        """Of the batches without padding."""
+        return int(self._epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """See fairseq."""
-        self.epoch = epoch
+        """See fairseq; also in processes of a data loader, which outlive an epoch."""
+        self._epoch.fill_(epoch)
 
     def __len__(self) -> int:
         return len(self.utterances)
@@ -124,7 +128,8 @@ class SpeechDataset(FairseqDataset):
 
     def ordered_indices(self) -> np.ndarray:
         """The longest first, so that what needs most memory is met at once."""
-        return np.argsort(-self.seconds, kind="stable")
+        order = np.argsort(-self.seconds, kind="stable")
+        return order[self.seconds[order] > 0]
 
     def batch_by_size(
         self,
@@ -134,12 +139,16 @@ class SpeechDataset(FairseqDataset):
         required_batch_size_multiple: int = 1,
     ) -> list[np.ndarray]:
         """Batches of at most `max_tokens` frames and `max_sentences` recordings. The multiple,
-        8 by default, is ignored: fairseq would leave the last recordings out."""
+        8 by default, is ignored: fairseq would leave the last recordings out. Recordings without
+        text come first and by themselves: fairseq scores the batches that have targets, and shows
+        the score if the last one has."""
         longest = int(self.sizes[indices, 0].max(initial=0))
         if max_tokens and longest > max_tokens and not self.training:
             max_tokens = longest  # whatever can be decoded is
         if not self.padding_free:
-            return super().batch_by_size(indices, max_tokens, max_sentences, 1)
+            spoken = np.array([bool(self.utterances[index].text) for index in indices], dtype=bool)
+            batches = super().batch_by_size(indices[~spoken], max_tokens, max_sentences, 1)
+            return [*batches, *super().batch_by_size(indices[spoken], max_tokens, max_sentences, 1)]
         indices = np.sort(indices)
         settings = {
             "seconds": self.seconds[indices],
@@ -163,10 +172,8 @@ class SpeechDataset(FairseqDataset):
         if self.training:
             place, content = self._reader(index)
         else:
-            try:
-                place, content = index, self._load(index)
-            except AudioError as error:
-                logger.warning("skipped: %s", error)
+            place, content = index, self._reader.attempt(index)
+            if content is None:
                 return None
         text = self.utterances[place].text
         return Sample(index, content, self.targets[place], float(self.seconds[place]), text)
@@ -190,7 +197,8 @@ class SpeechDataset(FairseqDataset):
         Returns:
             In `net_input` the features ``[B, T, bins]`` as `src_tokens`, their lengths ``[B]``,
             the distance of frames ``[B]`` and, where frames were skipped, the time of each
-            ``[B, T]`` in nanoseconds; besides, targets with EOS, padded on the right.
+            ``[B, T]`` in nanoseconds; besides, targets with EOS, padded on the right, or None for
+            recordings without text.
         """
         read = [sample for sample in samples if sample is not None]
         if not samples:
@@ -215,7 +223,7 @@ class SpeechDataset(FairseqDataset):
             "id": torch.tensor([sample.index for sample in kept], dtype=torch.long),
             "texts": [sample.text for sample in kept],
             "net_input": net_input,
-            "target": target,
+            "target": None if kept and not any(sample.text for sample in kept) else target,
             "target_lengths": lengths,
             "ntokens": int(lengths.sum()),
             "nsentences": len(kept),

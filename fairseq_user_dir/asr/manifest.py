@@ -1,8 +1,9 @@
 """Manifests of recordings with their texts, one line each: ours, and those of fairseq's S2T task.
 
-Tab-separated columns with a header: `audio` and `tgt_text` (or `text`), and if known `id` and
-`seconds`. `audio` is a file, relative to the folder of the manifest, or ``ARCHIVE.zip:OFFSET:SIZE``
-in an uncompressed zip; either holds audio, or frames of features as a numpy array.
+Tab-separated columns with a header: `audio` and, unless recordings are only to be transcribed,
+`tgt_text` (or `text`), and if known `id` and `seconds`. `audio` is a file, relative to the folder
+of the manifest, or ``ARCHIVE.zip:OFFSET:SIZE`` in an uncompressed zip; either holds audio, or
+frames of features as a numpy array.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +32,10 @@ SAMPLING_RATE = 16000
 FEATURE_HOP = 0.010  # of features that were computed before
 _NUMPY = b"\x93NUMPY"
 TEXT_COLUMNS = ("tgt_text", "text")
+_WITHOUT_TEXT = (
+    " Training and validation need texts; recordings without are transcribed by fairseq-generate "
+    "and fairseq-interactive."
+)
 _USED = ("vocab_filename", "audio_root", "input_feat_per_channel")
 
 
@@ -39,16 +44,17 @@ class Utterance(NamedTuple):
 
     name: str
     audio: str
-    text: str
+    text: str  # empty where it is not known
     seconds: float
 
 
-def read_manifest(path: str, audio_root: str | None = None) -> list[Utterance]:
+def read_manifest(path: str, audio_root: str | None = None, texts: bool = True) -> list[Utterance]:
     """The usable lines of a manifest; the others are counted and reported.
 
     Args:
         path: TSV file.
         audio_root: What relative recordings are relative to; default the folder of the manifest.
+        texts: Lines without a text cannot be used; else their text is empty.
 
     Raises:
         ValueError: if there is no such file, a column is missing, or no line is usable.
@@ -62,38 +68,58 @@ def read_manifest(path: str, audio_root: str | None = None) -> list[Utterance]:
     with open(path, encoding="utf-8-sig", newline="") as file:
         table = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
         rows, columns = list(table), table.fieldnames or ()
-    text = next((name for name in TEXT_COLUMNS if name in columns), None)
-    if text is None or "audio" not in columns or not rows:
+    column = next((name for name in TEXT_COLUMNS if name in columns), None)
+    needed = "audio and tgt_text" if texts else "audio"
+    if "audio" not in columns or not rows or (texts and column is None):
         names = ", ".join(map(str, columns)) or "none"
         raise ValueError(
-            f"{path} has the columns {names} and {len(rows)} lines below; needed: audio and "
-            "tgt_text, tab-separated, named in the first line, and at least one line below."
+            f"{path} has the columns {names} and {len(rows)} lines below; needed: {needed}, "
+            f"tab-separated, named in the first line, and at least one line below.{_WITHOUT_TEXT}"
         )
     found: list[Utterance] = []
     skipped: Counter[str] = Counter()
     first = ""
-    for number, row in enumerate(tqdm(rows, os.path.basename(path), leave=False, delay=2)):
+    for number, row in enumerate(
+        tqdm(rows, os.path.basename(path), leave=False, delay=2, disable=None)
+    ):
+        text = " ".join((row.get(column) or "").split())
         try:
+            if texts and not text:
+                raise AudioError(f"without a text: {row['audio']}")
             found.append(_utterance(row, number, root, text))
         except AudioError as error:
             reason, _, detail = str(error).partition(": ")
             skipped[reason] += 1
             first = first or f"line {number + 2}: {detail}"
+    reasons = ", ".join(f"{count} {reason}" for reason, count in skipped.items())
+    if not found:
+        raise ValueError(
+            f"{path}: none of its {len(rows)} recordings can be used ({reasons}). {first}"
+            f"{_WITHOUT_TEXT if 'without a text' in skipped else ''}"
+        )
     if skipped:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in skipped.items())
         count = sum(skipped.values())
         logger.warning("%s: %d of %d skipped (%s); %s", path, count, len(rows), reasons, first)
-    if not found:
-        raise ValueError(f"{path}: none of its {len(rows)} recordings can be used. {first}")
     return found
 
 
-def _utterance(row: Mapping[str, str | None], number: int, root: str, column: str) -> Utterance:
-    audio, text = (row["audio"] or "").strip(), " ".join((row[column] or "").split())
-    if not text:
-        raise AudioError(f"without a text: {audio}")
+def named_recordings(paths: Sequence[str]) -> list[Utterance]:
+    """Recordings without texts, relative to the current folder; those that cannot be used are
+    reported and have a duration of 0."""
+    recordings = []
+    for number, path in enumerate(paths):
+        try:
+            recordings.append(_utterance({"audio": path}, number, "", ""))
+        except AudioError as error:
+            logger.warning("skipped, %s", error)
+            recordings.append(Utterance(str(number), path, "", 0.0))
+    return recordings
+
+
+def _utterance(row: Mapping[str, str | None], number: int, root: str, text: str) -> Utterance:
+    audio = (row["audio"] or "").strip()
     if not audio:
-        raise AudioError("without a recording: the column audio is empty")
+        raise AudioError("without a recording: its path is empty")
     audio = os.path.join(root, audio)
     try:
         seconds = float(row["seconds"]) if row.get("seconds") else _seconds(audio)

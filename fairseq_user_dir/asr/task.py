@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import logging
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,7 +18,12 @@ from cape_plugins.features import spec_augment
 from fairseq_user_dir.asr.ctc_model import CapeCtcTransformerModel
 from fairseq_user_dir.asr.data import SpeechDataset
 from fairseq_user_dir.asr.decoding import CtcGenerator
-from fairseq_user_dir.asr.manifest import read_config, read_manifest
+from fairseq_user_dir.asr.manifest import (
+    Utterance,
+    named_recordings,
+    read_config,
+    read_manifest,
+)
 from fairseq_user_dir.asr.text import (
     DICTIONARY,
     SUBWORD_MODEL,
@@ -55,7 +61,8 @@ def _count(low: int) -> Any:
 
 @register_task("cape_asr")
 class CapeAsrTask(LegacyFairseqTask):
-    """Recordings and texts from manifests, in padded batches or without padding.
+    """Recordings and texts from manifests, in padded batches or without padding. In generation
+    recordings need no text; to fairseq-interactive they are named, one path a line.
 
     ``--max-tokens`` counts frames: ``--max-tokens 12000`` are 120 seconds at a hop of 10 ms.
     """
@@ -64,7 +71,8 @@ class CapeAsrTask(LegacyFairseqTask):
     def add_args(parser: argparse.ArgumentParser) -> None:
         """Adds the flags of data, SpecAugment and decoding."""
         add = parser.add_argument
-        add("data", help="folder with train.tsv, valid.tsv ...: columns audio and tgt_text")
+        add("data", help="folder with train.tsv, valid.tsv ...: columns audio and tgt_text, in "
+            "generation audio alone")  # fmt: skip
         add("--config-yaml", default="config.yaml", help="of fairseq's S2T data; used if it exists")
         add("--subword-model", metavar="FILE", help="sentencepiece model; default: spm.model of "
             "the data folder, letters if there is none")  # fmt: skip
@@ -97,6 +105,10 @@ class CapeAsrTask(LegacyFairseqTask):
         super().__init__(args)
         self.dictionary, self.targets = dictionary, targets
         self.config = read_config(args.data, args.config_yaml)
+        self.needs_texts = False
+        # One iterator for all epochs: processes that were forked while that of an earlier epoch is
+        # garbage would end its processes, which are not theirs.
+        self.cfg = argparse.Namespace(rebuild_batches=args.padding_free)
 
     @classmethod
     def setup_task(cls, args: Any, **kwargs: Any) -> CapeAsrTask:
@@ -116,6 +128,11 @@ class CapeAsrTask(LegacyFairseqTask):
         if not os.path.isfile(path):
             names = (getattr(args, "train_subset", None) or "train").split(",")
             paths = [os.path.join(args.data, f"{name}.tsv") for name in names]
+            if not os.path.isfile(paths[0]):
+                raise ValueError(
+                    f"{path}: no such dictionary, and to make one of {paths[0]}: no such manifest; "
+                    "copy the dictionary (and spm.model) of training, or give the data folder."
+                )
             root = config.get("audio_root")
             texts = [one.text for train in paths for one in read_manifest(train, root)]
             save(targets.dictionary(texts), path)
@@ -128,12 +145,17 @@ class CapeAsrTask(LegacyFairseqTask):
         """See fairseq."""
         bins = getattr(args, "input_feat_per_channel", None)
         args.input_feat_per_channel = bins or self.config.get("input_feat_per_channel", MEL_BINS)
-        args.input_channels = 1
+        self.mel_bins, args.input_channels = args.input_feat_per_channel, 1
         args.tgt_dict_size = len(self.dictionary)
         args.dictionary_digest = self._check_dictionary(getattr(args, "dictionary_digest", None))
         model = super().build_model(args, from_checkpoint)
         _check_pair(model, args)
         return model
+
+    def build_criterion(self, args: Any) -> Any:
+        """See fairseq. What has a criterion, training and validation, needs texts."""
+        self.needs_texts = True
+        return super().build_criterion(args)
 
     def _check_dictionary(self, trained: str | None) -> str:
         """Of the units and their order. A checkpoint carries it, because one of as many other
@@ -162,15 +184,48 @@ class CapeAsrTask(LegacyFairseqTask):
             if combine:
                 names += itertools.takewhile(lambda one: os.path.isfile(self._path(one)), more)
         root = self.config.get("audio_root")
+        training = task_cfg is None and split == getattr(self.args, "train_subset", "train")
+        texts = training or self.needs_texts
+        utterances = [
+            line for name in names for line in read_manifest(self._path(name), root, texts)
+        ]
+        unknown = sum(not utterance.text for utterance in utterances)
+        if unknown:
+            logger.warning(
+                "%s: %d of %d recordings have no text; they are transcribed, not scored",
+                split,
+                unknown,
+                len(utterances),
+            )
         self.datasets[split] = SpeechDataset(
-            [one for name in names for one in read_manifest(self._path(name), root)],
+            utterances,
             self.dictionary,
             self.targets,
             self.args.hop_seconds,
             bins or self.config.get("input_feat_per_channel", MEL_BINS),
-            training=task_cfg is None and split == getattr(self.args, "train_subset", "train"),
+            training=training,
             padding_free=self.args.padding_free,
             seed=getattr(self.args, "seed", 1),
+        )
+
+    def get_interactive_tokens_and_lengths(
+        self, lines: Sequence[str], encode_fn: Any
+    ) -> tuple[list[Utterance], list[float]]:
+        """Recordings whose paths fairseq-interactive reads, and their seconds; see fairseq."""
+        recordings = named_recordings(lines)
+        return recordings, [recording.seconds for recording in recordings]
+
+    def build_dataset_for_inference(
+        self, src_tokens: list[Utterance], src_lengths: list[float], **kwargs: Any
+    ) -> SpeechDataset:
+        """Of what :meth:`get_interactive_tokens_and_lengths` returns; see fairseq."""
+        return SpeechDataset(
+            src_tokens,
+            self.dictionary,
+            self.targets,
+            self.args.hop_seconds,
+            self.mel_bins,
+            shared=False,  # there is one for each line
         )
 
     def _path(self, name: str) -> str:
@@ -191,8 +246,11 @@ class CapeAsrTask(LegacyFairseqTask):
 
     def get_batch_iterator(self, dataset: Any, **kwargs: Any) -> Any:
         """See fairseq. Worker processes alone load ahead: fairseq's thread for that aborts the
-        program if it is at work while the interpreter ends."""
+        program if it is at work while the interpreter ends. Iterators are kept for sets that are
+        read again, not for each line of fairseq-interactive."""
         kwargs["data_buffer_size"] = 0
+        if all(dataset is not known for known in self.datasets.values()):
+            kwargs["disable_iterator_cache"] = True
         return super().get_batch_iterator(dataset, **kwargs)
 
     def train_step(
@@ -240,6 +298,7 @@ class CapeAsrTask(LegacyFairseqTask):
                     "decoder, whose beam is --beam."
                 )
             return super().build_generator(models, args, **kwargs)
+        args.beam = settings.ctc_beam  # fairseq-generate shows it with the score
         return CtcGenerator(
             self.dictionary,
             settings.ctc_beam,
@@ -257,7 +316,11 @@ class CapeAsrTask(LegacyFairseqTask):
         prefix_tokens: Any | None = None,
         constraints: Any | None = None,
     ) -> Any:
-        """See fairseq."""
+        """See fairseq, whose fairseq-interactive passes on features and lengths only."""
+        net_input = sample["net_input"]
+        if "hop_nanoseconds" not in net_input:
+            hop = torch.full_like(net_input["src_lengths"], round(self.args.hop_seconds * 1e9))
+            sample = {**sample, "net_input": {**net_input, "hop_nanoseconds": hop}}
         with torch.no_grad():
             return generator.generate(
                 models, sample, prefix_tokens=prefix_tokens, constraints=constraints

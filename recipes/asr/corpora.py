@@ -3,7 +3,6 @@
 Each function returns the sets of a corpus as utterances: ``train``, ``valid``, test sets.
 """
 
-import os
 import re
 import shutil
 import subprocess
@@ -15,7 +14,7 @@ from pathlib import Path
 import soundfile
 
 from cape_plugins.audio import AudioError, audio_seconds
-from recipes.asr.manifest import Utterance, ascii_words, write_audio
+from recipes.asr.manifest import Utterance, ascii_words, files_below, write_audio
 from recipes.data import read_text
 from recipes.steps import CommandError
 
@@ -228,15 +227,11 @@ def wsj(source: Path, vocabulary: str = "20k") -> Sets:
 
 def _files(source: Path) -> dict[str, Path]:
     """All files by their path in lower case. Folders may be links to discs."""
-    found, visited = {}, set()
-    for folder, folders, names in os.walk(source, followlinks=True):
-        real = os.path.realpath(folder)
-        if real in visited:  # a link to a folder above
-            folders.clear()
-            continue
-        visited.add(real)
-        found |= {os.path.join(folder, name).lower(): Path(folder, name) for name in names}
-    return dict(sorted(found.items()))
+    return {str(path).lower(): path for path in sorted(files_below(source), key=_lower)}
+
+
+def _lower(path: Path) -> str:
+    return str(path).lower()
 
 
 def _wsj_subset(subset: str, files: Mapping[str, Path]) -> Iterator[Utterance]:

@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch.utils.data import Dataset
-from tqdm import tqdm
 
 from cape_plugins.audio import AudioError, audio_seconds, read_audio, resample
 from cape_plugins.features import WINDOW_SECONDS
 from recipes.asr.synthesis import make_speech
 from recipes.data import check_columns, given_tables, open_dataset, read_text, train_and_test
-from recipes.steps import CommandError
+from recipes.steps import CommandError, progress
 
 SAMPLING_RATE = 16000
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
@@ -96,7 +95,7 @@ def usable(rows: Iterator[tuple[Any, Any, str]], total: int, name: str) -> list[
         name: Shown to the user.
     """
     items, skipped, first = [], Counter(), ""
-    for kept, source, text in tqdm(rows, f"{name}: durations", total, leave=False):
+    for kept, source, text in progress(rows, f"{name}: durations", total=total):
         if not isinstance(text, str) or not text.strip():
             skipped["without a text"] += 1
             continue

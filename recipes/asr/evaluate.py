@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq_user_dir.asr.manifest import read_config, read_manifest
+from fairseq_user_dir.asr.manifest import Utterance, read_config, read_manifest
 from recipes.asr.report import (
     ALL,
     Text,
@@ -62,15 +62,23 @@ def decode(
     """Runs fairseq-generate on the set `name`, once.
 
     Returns:
-        What was understood, and the throughput in seconds of audio per second of computation,
-        without the reading of recordings.
+        What was understood of recordings with a text, and the throughput in seconds of audio per
+        second of computation, without the reading of recordings.
 
     Raises:
+        CommandError: if no recording has a text.
         ChildError: if the command fails.
     """
 
     def make(partial: Path) -> None:
         log = partial / "generate.log"
+        root = read_config(str(data)).get("audio_root")
+        utterances = read_manifest(str(data / f"{name}.tsv"), root, texts=False)
+        if not any(utterance.text for utterance in utterances):
+            raise CommandError(
+                f"--data {data}: no recording of {name}.tsv has a text to compare with; "
+                "fairseq-generate transcribes it"
+            )
         run_module(
             "fairseq_cli.generate",
             *(data, "--user-dir", USER_DIR, "--task", "cape_asr", "--path", checkpoint),
@@ -79,7 +87,7 @@ def decode(
             log=log,
             env=child_environment(threads),
         )
-        write_lines(partial / DECODED, _decoded(log, data / f"{name}.tsv"))
+        write_lines(partial / DECODED, _decoded(log, utterances))
 
     settings = {"checkpoint": digest(checkpoint), "set": digest(data / f"{name}.tsv"), "hop": hop}
     settings |= {"flags": [str(flag) for flag in flags], "max_tokens": max_tokens}
@@ -89,10 +97,11 @@ def decode(
     for line in lines:
         duration, reference, hypothesis = line.split("\t")
         texts.append(Text(float(duration), reference, hypothesis))
-    return texts, sum(one.seconds for one in texts) / max(float(seconds), 1e-3)
+    speed = sum(text.seconds for text in texts) / max(float(seconds), 1e-3)
+    return [text for text in texts if text.reference], speed
 
 
-def _decoded(log: Path, manifest: Path) -> list[str]:
+def _decoded(log: Path, utterances: Sequence[Utterance]) -> list[str]:
     """Seconds of computation; then duration, reference and hypothesis of each recording."""
     found: dict[str, dict[int, str]] = {"T": {}, "H": {}}
     seconds = None
@@ -104,10 +113,9 @@ def _decoded(log: Path, manifest: Path) -> list[str]:
                 found[kind][int(number)] = fields[-1] if fields else ""
             if match := _TIMING.search(line):
                 seconds = match[1]
-    if seconds is None or found["T"].keys() != found["H"].keys() or not found["T"]:
+    scored = {index for index in found["H"] if utterances[index].text}
+    if seconds is None or found["T"].keys() != scored or not scored:
         raise ChildError(f"{log}: not a complete log of fairseq-generate")
-    root = read_config(str(manifest.parent)).get("audio_root")
-    utterances = read_manifest(str(manifest), root)
     rows = (
         (f"{utterances[index].seconds:.3f}", utterances[index].text, hypothesis)
         for index, hypothesis in sorted(found["H"].items())
@@ -230,7 +238,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for model, path in zip(names, args.checkpoints, strict=True):
             folder = args.work / digest(path) / name
             texts, _ = decode(args.data, name, path, folder / "hop-10ms", **options)
-            results.append(Result(model, 0, 0.0, by_duration(texts, args.bins)))
+            results.append(Result(model, None, None, by_duration(texts, args.bins)))
             if args.hops:
                 curves[model] = hop_curve(args.data, name, path, folder, args.hops, **options)
         labels = list(results[0].scores)

@@ -5,23 +5,32 @@ separated by tabs, no quotes, the first line names the columns. ``audio`` is rel
 of the table for recordings under it, else an absolute path.
 """
 
+import hashlib
 import os
 import re
 import shutil
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import soundfile
-from tqdm import tqdm
 
 from cape_plugins.audio import AudioError, audio_seconds, read_audio
 from cape_plugins.features import WINDOW_SECONDS
 from recipes.asr.data import report_skipped
-from recipes.steps import CommandError, matches, step, write_lines
+from recipes.steps import (
+    RECORD,
+    CommandError,
+    building,
+    matches,
+    progress,
+    record,
+    recorded,
+    write_lines,
+)
 
 COLUMNS = ("id", "audio", "seconds", "tgt_text")
 
@@ -109,7 +118,7 @@ def collect(
     """
     entries, skipped, first = [], Counter(), ""
     seen = set()
-    for id, audio, text, make in tqdm(utterances, name, unit="recording", leave=False):
+    for id, audio, text, make in progress(utterances, name, unit="recording"):
         if not text:
             skipped["without a text"] += 1
             continue
@@ -139,14 +148,96 @@ def collect(
     return entries
 
 
-def make_folder(folder: Path, settings: Mapping[str, Any], make: Callable[[Path], None]) -> None:
-    """A step of recipes/steps.py that leaves nothing behind when it fails: speech fills disks."""
-    matches(folder, settings, "give another --output folder")
+# ---- folders -------------------------------------------------------------------------------------
+
+SOURCES = "sources"  # in the record of a folder: what its sources were
+# What preparations read: recordings, texts, lists of them.
+_SOURCE_SUFFIXES = {".wav", ".flac", ".ogg", ".mp3", ".sph", ".wv1"}
+_SOURCE_SUFFIXES |= {".txt", ".csv", ".jsonl", ".stm", ".dot", ".lsn", ".ndx"}
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """All files at any depth, also behind links to folders, of which none is visited twice."""
+    visited = set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(place)
+        if real in visited:  # a link to a folder above
+            folders.clear()
+            continue
+        visited.add(real)
+        yield from (Path(place, name) for name in names)
+
+
+def fingerprint(source: Path, output: Path) -> dict[str, Any]:
+    """Number of recordings, texts and lists below `source`, and a digest of their names, sizes and
+    times; without those in `output`, which may lie there."""
+    sha, count = hashlib.sha256(), 0
+    for path in sorted(files_below(source)):
+        if path.suffix.lower() in _SOURCE_SUFFIXES and not path.is_relative_to(output):
+            facts = path.stat() if path.exists() else path.lstat()  # a link to nothing
+            name = path.relative_to(source).as_posix()
+            sha.update(f"{name}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode(errors="replace"))
+            count += 1
+    return {"files": count, "digest": sha.hexdigest()[:16]}
+
+
+def make_folder(
+    folder: Path,
+    settings: Mapping[str, Any],
+    make: Callable[[Path], None],
+    source: Path | None = None,
+) -> None:
+    """A step of recipes/steps.py that leaves nothing behind when it fails: speech fills disks.
+
+    Says so if a finished folder is reused. One whose recordings or texts in `source` have changed
+    is made again; what others have put into it since, such as dict.txt, stays.
+    """
+    old = recorded(folder).get(SOURCES)
+    expected = {**settings, SOURCES: old} if old else settings
+    finished = matches(folder, expected, "give another --output folder")
+    now = fingerprint(source, folder) if source is not None and source.is_dir() else None
+    if finished and (old is None or now is None or now.items() <= old.items()):
+        print(f"reused: {folder} {_why_reused(source, old, now)}", flush=True)
+        return
+    if finished:
+        counts = f"{now['files']} recordings, texts and lists, then {old['files']}"
+        print(f"{source} has changed ({counts}): {folder} is made again", flush=True)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+    new = folder.with_name(f"{folder.name}.new") if finished else folder
     try:
-        step(folder, settings, make)
+        with building(new) as partial:
+            make(partial)
+            made = {**(now or {}), "made": sorted(path.name for path in partial.glob("*.tsv"))}
+            record(partial, {**settings, SOURCES: made} if now else settings)
     except BaseException:  # also Ctrl-C
-        shutil.rmtree(folder.with_name(f"{folder.name}.partial"), ignore_errors=True)
+        shutil.rmtree(new.with_name(f"{new.name}.partial"), ignore_errors=True)
         raise
+    if finished:
+        _replace_content(folder, new, old["made"])
+
+
+def _why_reused(source: Path | None, old: Any, now: Any) -> str:
+    if source is None:
+        return "was made with these settings"
+    if now is None:
+        return f"is finished, and {source} is not there any more"
+    if old is None:
+        return f"is finished; delete it if {source} has changed since, which it does not say"
+    return f"is finished, and {source} has not changed"
+
+
+def _replace_content(folder: Path, new: Path, tables: Sequence[str]) -> None:
+    """Moves what was made into a finished folder, whose `tables` and their recordings go. The
+    record is last: up to then the folder counts as made of what there was before."""
+    for name in tables:
+        (folder / name).unlink(missing_ok=True)
+        shutil.rmtree(folder / "audio" / Path(name).stem, ignore_errors=True)
+    for path in (*new.glob("audio/*"), *new.glob("*.tsv"), new / RECORD):
+        place = folder / path.relative_to(new)
+        place.parent.mkdir(exist_ok=True)
+        os.replace(path, place)
+    shutil.rmtree(new)
 
 
 # ---- tables --------------------------------------------------------------------------------------

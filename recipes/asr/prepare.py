@@ -8,6 +8,7 @@
     python -m recipes.asr.prepare synthetic --output data/synthetic     # espeak-ng
 
 Recordings that cannot be read, are shorter than a window or have no text are counted and left out.
+A finished folder is reused, unless recordings or texts of SOURCE have changed since.
 The format is described in recipes/asr/manifest.py.
 """
 
@@ -244,7 +245,8 @@ CORPORA = {
 def prepare(
     corpus: str, output: Path, options: Mapping[str, Any], decode: bool = False
 ) -> dict[str, list[Entry]]:
-    """Makes the folder `output`, unless it is finished. Returns what its manifests list.
+    """Makes the folder `output`, unless it is finished and its sources are as they were. Returns
+    what its manifests list.
 
     Args:
         corpus: One of :data:`CORPORA`.
@@ -268,7 +270,7 @@ def prepare(
         for name, utterances in CORPORA[corpus](**options).items():
             write_manifest(folder / f"{name}.tsv", collect(name, utterances, folder, decode))
 
-    make_folder(output, settings, make)
+    make_folder(output, settings, make, options.get("source"))
     names = (path.stem for path in output.glob("*.tsv"))
     names = sorted(names, key=lambda name: (("train", "valid", name).index(name), name))
     return {name: read_manifest(output / f"{name}.tsv") for name in names}

@@ -53,7 +53,7 @@ def by_duration(texts: Sequence[Text], bins: Sequence[float]) -> dict[str, Rates
 
 
 def write_csv(path: Path, results: Sequence[Result], first: str = "duration") -> None:
-    """One row for each model and group."""
+    """One row for each model and group; what is not known of a model is left empty."""
     with writing(path) as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(["model", "seed", "train_seconds", first, *Rates._fields])
@@ -80,8 +80,9 @@ def write_markdown(
         lines += markdown_table(results, metric, labels)
     lines += ["", "## Models", ""]
     for variant in dict.fromkeys(result.variant for result in results):
-        seconds = mean(result.seconds for result in results if result.variant == variant)
-        trained = f", trained in {seconds:.0f} s (mean)" if seconds else ""
+        times = [result.seconds for result in results if result.variant == variant]
+        known = [seconds for seconds in times if seconds is not None]
+        trained = f", trained in {mean(known):.0f} s (mean)" if known else ""
         lines.append(f"- **{variant}**: `{models[variant]}`{trained}")
     write_lines(path, lines)
 
@@ -108,10 +109,11 @@ def write_plot(path: Path, results: Sequence[Result], labels: Sequence[str], tra
         axes.plot(places, list(map(mean, values)), marker="o", ms=3, label=name, **style)
         low, high = list(map(min, values)), list(map(max, values))
         axes.fill_between(places, low, high, alpha=0.12, color=style["color"])
-    axes.axvspan(-0.5, trained - 0.5, color="0.92", zorder=0)
+    if trained:
+        axes.axvspan(-0.5, trained - 0.5, color="0.92", zorder=0, label="occurs in training")
     axes.set_xticks(places, labels)
     axes.set_xlim(-0.5, len(labels) - 0.5)
-    axes.set(xlabel="duration (grey: occurs in training)", ylabel="word error rate, %")
+    axes.set(xlabel="duration", ylabel="word error rate, %")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small", ncols=2)

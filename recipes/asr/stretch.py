@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from cape_plugins.audio import AudioError, read_audio
 from recipes.asr.data import SAMPLING_RATE, report_skipped
@@ -30,7 +29,7 @@ from recipes.asr.manifest import (
     write_audio,
     write_manifest,
 )
-from recipes.steps import CommandError, digest, run_main
+from recipes.steps import CommandError, digest, progress, run_main
 
 
 def groups(entries: Sequence[Entry], any_group: bool = False) -> dict[str, list[Entry]]:
@@ -112,7 +111,7 @@ def stretch(
             for group, rows in members.items()
             for n, run in enumerate(pack(rows, seconds, gap))
         ]
-        for id, run in tqdm(runs, name, unit="recording", leave=False):
+        for id, run in progress(runs, name, unit="recording"):
             samples, text = join(run, gap, errors)
             if text:
                 write_audio(folder / f"{id}.flac", samples, SAMPLING_RATE)

@@ -22,7 +22,7 @@ class Labelled(Dataset):
     def __init__(self, recordings: Recordings, tokenizer: Any) -> None:
         self.recordings = recordings
         self.labels = [tokenizer(text=item.text).input_ids for item in recordings.items]
-        self._read: TolerantReader | None = None
+        self._read = TolerantReader(recordings.__getitem__, self.seconds)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -33,8 +33,6 @@ class Labelled(Dataset):
         return [item.seconds for item in self.recordings.items]
 
     def __getitem__(self, index: int | Hop) -> tuple[torch.Tensor, list[int], Hop | None]:
-        if self._read is None:
-            self._read = TolerantReader(self.recordings.__getitem__, self.seconds)
         hop = index if isinstance(index, Hop) else None
         place, waveform = self._read(hop.index if hop else index)
         return waveform, self.labels[place], hop

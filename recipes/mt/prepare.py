@@ -12,15 +12,13 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
-from tqdm import tqdm
-
 from recipes.mt import number_lists
 from recipes.mt.catalog import Recipe
 from recipes.mt.corpus import Row, fingerprint, read_lines, read_pairs, write_columns
 from recipes.mt.moses import Moses, map_columns
 from recipes.mt.pipeline import binarise
 from recipes.mt.subwords import SEGMENTATIONS
-from recipes.steps import CommandError, step
+from recipes.steps import CommandError, progress, step
 
 SEPARATOR = "<sep>"  # between joined sentences
 SAMPLE_SIZES = {"train": 600, "valid": 20, "test": 12}
@@ -135,7 +133,7 @@ def tokenise_text(
     for split in splits:
         pairs = read_pairs(*split_files(text, split, recipe), split)
         pairs = map_columns([side.tokenise for side in moses], pairs, workers)
-        pairs = iter(tqdm(pairs, desc=f"tokenise {split}", unit="pair"))
+        pairs = iter(progress(pairs, f"tokenise {split}", unit="pair"))
         if split == "train":
             low, high = recipe.clean or (1, None)
             pairs = (pair for pair in pairs if lengths_fit(pair, low, high, recipe.max_ratio))
@@ -161,7 +159,7 @@ def segment_text(
             plain = read_lines(text / f"{split}.{languages[1]}", split)
             rows = ((*pair, reference) for pair, reference in zip(rows, plain, strict=True))
             names.append("reference")
-        rows = iter(tqdm(rows, desc=f"segment {split}", unit="pair"))
+        rows = iter(progress(rows, f"segment {split}", unit="pair"))
         if split == "train" or (split == "valid" and recipe.filter_valid):
             limits = (1, recipe.max_subwords, recipe.max_ratio)
             rows = (row for row in rows if lengths_fit(row[:2], *limits))

@@ -19,8 +19,8 @@ class Result:
     """Scores of one trained model: by group label, and :data:`ALL`."""
 
     variant: str
-    seed: int
-    seconds: float  # training time
+    seed: int | None  # None where it is not known
+    seconds: float | None  # training time, the same
     scores: Mapping[str, Score]
 
 

@@ -14,11 +14,10 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 from torch.utils.data import Dataset
-from tqdm import tqdm
 from transformers import ViTImageProcessor
 
 from recipes.data import check_columns, open_dataset, train_and_test
-from recipes.steps import CommandError
+from recipes.steps import CommandError, progress
 
 # Where the caller names no columns, the first of these that the data have.
 COLUMNS = {
@@ -81,7 +80,7 @@ class Images(Dataset):
         """Decodes all images once, if they will take no more than `limit` bytes together."""
         sample = [self.load(self.items[index])[0] for index in range(min(16, len(self)))]
         if len(self) * sum(image.nbytes for image in sample) <= limit * len(sample):
-            numbers = tqdm(range(len(self)), "decode", leave=False, disable=len(self) < 1000)
+            numbers = progress(range(len(self)), "decode", delay=1)
             self.items = [self.load(self.items[index]) for index in numbers]
             self.load = _itself
 

@@ -81,6 +81,62 @@ def test_a_file_of_another_kind(tmp_path):
             function(tmp_path / "one.wav")
 
 
+def cut(samples, format, share=0.5, **options):
+    """The first part of a file whose header promises all of it."""
+    file = io.BytesIO()
+    soundfile.write(file, samples, 16000, format=format, **options)
+    return file.getvalue()[: int(share * file.tell())]
+
+
+@pytest.mark.parametrize("share", [0.5, 0.99])
+@pytest.mark.parametrize("format", ["WAV", "WAVEX", "AIFF", "AU"])
+def test_fewer_samples_than_the_header_says(tmp_path, format, share):
+    """libsndfile reads what is there; its text would be longer than what is said."""
+    path = tmp_path / "one"
+    path.write_bytes(cut(tone(16000), format, share))
+    for function in (read_audio, audio_seconds):
+        for source in (path, path.read_bytes()):
+            with pytest.raises(AudioError, match=r"is cut off: \d+ of 16\d\d\d bytes; repair it"):
+                function(source)
+
+
+@pytest.mark.parametrize("size", [0x7FFFF000, 0x7FFFFFFF, 0xFFFFFFFF, 16044])
+def test_headers_of_writers_that_do_not_know_the_size(size):
+    """Into a pipe; or such as count the header."""
+    file = bytearray(written(tone(16000)))
+    place = file.index(b"data") + 4
+    file[place : place + 4] = size.to_bytes(4, "little")
+    assert audio_seconds(bytes(file)) == 0.5
+    assert len(read_audio(bytes(file))) == 8000
+
+
+class Attempts(torch.utils.data.Dataset):
+    """Reads in processes of a data loader."""
+
+    def __init__(self, reader):
+        self.reader = reader
+
+    def __len__(self):
+        return len(self.reader.seconds)
+
+    def __getitem__(self, index):
+        return self.reader.attempt(index) is not None
+
+
+def test_a_broken_recording_is_reported_once_by_all_processes(caplog):
+    def read(index):
+        if index == 1:
+            raise AudioError("1 is broken.")
+        return torch.zeros(1)
+
+    reader = TolerantReader(read, [1.0, 2.0])
+    loader = torch.utils.data.DataLoader(Attempts(reader), batch_size=None, num_workers=1)
+    assert list(loader) == [True, False]
+    assert reader.unreadable.tolist() == [False, True]
+    assert reader.attempt(1) is None
+    assert not caplog.records, "the process of the loader has said so"
+
+
 def test_a_broken_recording_is_replaced_by_one_of_like_duration(caplog):
     def read(index):
         if index in (1, 3):

@@ -1,6 +1,7 @@
 """CTC decoding: best path and beams, against searches by hand."""
 
 import itertools
+import re
 
 import pytest
 import torch
@@ -109,6 +110,34 @@ def test_language_model_of_tokens(tmp_path):
     )
 
 
+WORDS = (
+    (ARPA, TOKENS, None, "knows none of the 6 units, such as '|', 'o', 'n'; a model of words"),
+    # the symbols of a sentence are known to every model, and are no units
+    (ARPA, ["<s>", "</s>", "<unk>", "[UNK]", "|", "o"], None, "knows none of the 2 units"),
+    (ARPA, TOKENS, {"ONE": ["o"]}, "knows none of the 1 words of the lexicon, such as 'ONE'; both"),
+)
+FEW = (
+    # words of one letter
+    (ARPA.replace("one", "o").replace("two", "e"), TOKENS, None, "lacks 4 of the 6 units, such as"),
+    # all letters, but nothing between words
+    (ARPA.replace("one", "o"), ["<b>", "|", "o"], None, "lacks 1 of the 2 units, such as '|'; a"),
+    (ARPA, TOKENS, {name: ["o"] for name in ("one", "x", "y")}, "lacks 2 of the 3 words of the"),
+)
+
+
+@pytest.mark.parametrize(("arpa", "tokens", "lexicon", "message"), [*WORDS, *FEW])
+def test_language_model_of_something_else(tmp_path, caplog, arpa, tokens, lexicon, message):
+    """Of words without a lexicon, or of words that are written otherwise."""
+    (tmp_path / "lm.arpa").write_text(arpa)
+    given = {"lm": tmp_path / "lm.arpa", "lexicon": lexicon, "separator": "|"}
+    if (arpa, tokens, lexicon, message) in FEW:
+        BeamDecoder(tokens, **given)
+        assert message in caplog.text
+    else:
+        with pytest.raises(ValueError, match=re.escape(message)):
+            BeamDecoder(tokens, **given)
+
+
 def test_nothing_fits_the_lexicon(tmp_path):
     (tmp_path / "lm.arpa").write_text(ARPA)
     beam = BeamDecoder(TOKENS, lm=tmp_path / "lm.arpa", lexicon={"one": [["o", "n", "e"]]})
@@ -120,7 +149,10 @@ BAD = [
     (lambda path: BeamDecoder(TOKENS, lm=path / "gone"), "no such file"),
     (lambda path: BeamDecoder(TOKENS, lexicon={"one": [["o"]]}), "a lexicon needs words, and"),
     (lambda path: BeamDecoder(TOKENS, lm=path / "lm", lexicon={}), "a lexicon needs words, and"),
-    (lambda path: BeamDecoder(TOKENS, lm=path / "lm"), "knows none of the 7 units"),
+    (
+        lambda path: BeamDecoder(TOKENS, lm=path / "lm"),
+        "knows none of the 6 units, .*a model of words needs a lexicon .*--ctc-lexicon",
+    ),
     (lambda path: BeamDecoder(TOKENS, lm=path / "bad"), "is no n-gram model of order 2"),
     (lambda path: read_lexicon(path / "gone"), "gone': no such file"),
     (lambda path: read_lexicon(path / "empty"), "empty' is empty"),

@@ -128,6 +128,32 @@ def test_error_rates_are_jiwers(run_cli, folder, checkpoint):
 
 
 @pytest.mark.slow
+def test_recordings_without_text(run_cli, folder, checkpoint):
+    """In a manifest, and by their paths; understood as those with a text, and not scored."""
+    flags = ("--hop-seconds", 0.014)
+    output = generate(run_cli, folder, checkpoint, *flags)
+    plain = lines(output, "H")
+    assert "Generate test with beam=1: WER" in output, "not the beam of models with decoder"
+    recordings = [line.split("\t")[1] for line in (folder / "test.tsv").read_text().splitlines()]
+    (folder / "bare.tsv").write_text("\n".join(recordings) + "\n")
+    output = generate(run_cli, folder, checkpoint, *flags, "--gen-subset", "bare")
+    assert lines(output, "H") == plain
+    assert not lines(output, "T")
+    assert "WER" not in output
+    named = run_cli(
+        "fairseq-interactive", folder, *TASK, "--path", checkpoint, *flags,
+        input="\n".join(["gone.wav", *recordings[1:4], "", recordings[4]]) + "\n", cwd=folder,
+    )  # fmt: skip
+    found = lines(named.stdout, "H")
+    assert list(found) == [1, 2, 3, 5]
+    for number, expected in zip(found, range(4), strict=True):
+        (score, text), (same_score, same_text) = found[number][0], plain[expected][0]
+        assert text == same_text
+        assert float(score) == pytest.approx(float(same_score), abs=1e-4)
+    assert "gone.wav: no such file" in named.stderr
+
+
+@pytest.mark.slow
 def test_another_dictionary_is_refused(run_cli, folder, checkpoint, tmp_path):
     """One of the same size, which would load."""
     for name in ("test.tsv", "dict.txt"):

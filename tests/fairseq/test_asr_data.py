@@ -1,7 +1,10 @@
 """The task's data: manifests, dictionaries, batches without padding, recordings that are broken."""
 
+import gc
 import io
 import logging
+import multiprocessing
+import sys
 import zipfile
 
 import numpy as np
@@ -10,8 +13,10 @@ import pytest
 pytest.importorskip("soundfile")
 import soundfile
 import torch
+from torch.utils.data import get_worker_info
 
 from cape_plugins.features import log_mel
+from fairseq_user_dir.asr.data import SpeechDataset
 from fairseq_user_dir.asr.manifest import load
 from tests.fairseq.speech import RATE, durations, make_task, training_set, write_manifest
 
@@ -68,7 +73,6 @@ def test_epochs_differ_and_are_reproducible(folder):
     assert not torch.equal(
         one["frame_nanoseconds"], dataset.collater(samples)["net_input"]["frame_nanoseconds"]
     )
-    assert not dataset.can_reuse_epoch_itr_across_epochs
 
 
 def epoch_iterator(folder, **given):
@@ -109,6 +113,40 @@ def test_resuming_in_mid_epoch(folder, workers):
     for one, two in zip(rest, expected[3:], strict=True):
         for key, value in one["net_input"].items():
             assert torch.equal(value, two["net_input"][key]), key
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_epochs_of_a_training(folder, workers, monkeypatch, capfd):
+    """The same as those of trainings that begin with them. Processes of a data loader live on, for
+    those of the next epoch would find garbage that refers to them, and fail to end them."""
+    load = SpeechDataset.__getitem__
+
+    def collecting(dataset, index):
+        if get_worker_info() is not None and index == 0:
+            sys.unraisablehook = sys.__unraisablehook__  # not that of pytest
+            gc.collect()
+        return load(dataset, index)
+
+    monkeypatch.setattr(SpeechDataset, "__getitem__", collecting)
+    task = make_task(folder, "--padding-free")
+    task.load_dataset("train")
+    given = {"max_tokens": 600, "seed": 7, "num_workers": workers}
+    gc.collect()  # what other tests left
+    processes, others = set(), {one.pid for one in multiprocessing.active_children()}
+    gc.disable()
+    try:
+        for epoch in (1, 2, 3):  # as fairseq's trainer does
+            iterator = task.get_batch_iterator(task.dataset("train"), epoch=epoch, **given)
+            batches = list(iterator.next_epoch_itr())
+            processes |= {one.pid for one in multiprocessing.active_children()} - others
+            alone = list(epoch_iterator(folder, epoch=epoch).next_epoch_itr())
+            for one, two in zip(batches, alone, strict=True):
+                for key, value in one["net_input"].items():
+                    assert torch.equal(value, two["net_input"][key]), (epoch, key)
+    finally:
+        gc.enable()
+    assert "can only test a child process" not in capfd.readouterr().err
+    assert len(processes) == workers
 
 
 def test_says_how_much_padding_is_saved(folder, caplog):
@@ -201,6 +239,69 @@ def test_manifest_of_fairseq(tmp_path):
     free = training_set(tmp_path, "--padding-free")
     with pytest.raises(ValueError, match="which need recordings"):
         free.collater([free[0], free[1]])
+
+
+def drop_texts(manifest, keep=()):
+    """Lines in which only the texts of some rows are left."""
+    header, *lines = manifest.read_text().splitlines()
+    kept = [line if n in keep else line.rpartition("\t")[0] + "\t" for n, line in enumerate(lines)]
+    manifest.write_text("\n".join([header, *kept]) + "\n")
+
+
+def test_recordings_without_text_are_transcribed(folder, caplog):
+    """By themselves, before the others: fairseq scores batches, and shows a score at the end if the
+    last has targets."""
+    drop_texts(write_manifest(folder, "mixed", durations(7, seed=3)), keep=(1, 4))
+    task = make_task(folder)
+    task.load_dataset("mixed")
+    assert "mixed: 5 of 7 recordings have no text; they are transcribed, not scored" in caplog.text
+    dataset = task.dataset("mixed")
+    batches = dataset.batch_by_size(dataset.ordered_indices(), max_sentences=4)
+    samples = [dataset.collater([dataset[index] for index in batch]) for batch in batches]
+    assert [sample["target"] is None for sample in samples] == [True, True, False]
+    assert sorted(samples[-1]["id"].tolist()) == [1, 4]
+    assert sorted(index for batch in batches for index in batch) == list(range(7))
+    (folder / "bare.tsv").write_text("audio\nmixed/000.wav\n")
+    task.load_dataset("bare")
+    assert task.dataset("bare").collater([task.dataset("bare")[0]])["target"] is None
+
+
+def test_paths_of_recordings_are_read_one_by_one(folder, monkeypatch):
+    """Without files that stay open, and without keeping what was read."""
+    monkeypatch.chdir(folder)
+    task = make_task(folder)
+    task.mel_bins = 8
+    for line in ["train/000.wav", "gone.wav", "", "train/001.wav"] * 8:
+        found, seconds = task.get_interactive_tokens_and_lengths([line], None)
+        dataset = task.build_dataset_for_inference(found, seconds)
+        iterator = task.get_batch_iterator(dataset, max_sentences=1)
+        batches = list(iterator.next_epoch_itr(shuffle=False))
+        assert [batch["id"].tolist() for batch in batches] == [[0]] * line.startswith("train")
+        assert not dataset._reader.unreadable.is_shared()
+        assert not dataset._epoch.is_shared()
+    assert not task.dataset_to_epoch_iter
+
+
+def test_training_needs_texts(tmp_path, folder):
+    drop_texts(write_manifest(tmp_path, "train", [1.0, 0.5]))
+    (tmp_path / "valid.tsv").write_text("audio\ntrain/000.wav\n")
+    reason = r"2 recordings can be used \(2 without a text\).*transcribed by fairseq-generate"
+    with pytest.raises(ValueError, match=reason):  # for dict.txt
+        make_task(tmp_path)
+    (tmp_path / "dict.txt").write_bytes((folder / "dict.txt").read_bytes())
+    task = make_task(tmp_path, criterion="cape_ctc", target_norm=False)
+    with pytest.raises(ValueError, match=reason):
+        task.load_dataset("train")
+    task.load_dataset("valid")
+    task.build_criterion(task.args)
+    with pytest.raises(ValueError, match="columns audio and 1 lines.* transcribed by fairseq-gen"):
+        task.load_dataset("valid")
+
+
+def test_folder_without_dictionary_and_training_data(tmp_path):
+    write_manifest(tmp_path, "test", [1.0])
+    with pytest.raises(ValueError, match=r"dict.txt: no such dictionary.*copy the dictionary"):
+        make_task(tmp_path)
 
 
 # ---- sets ----------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("soundfile")
 from recipes.asr import evaluate, run
 from recipes.asr.catalog import BATCHES, RECIPES, STUDIES
-from recipes.asr.report import ALL, Text, by_duration, rates
+from recipes.asr.report import ALL, Text, by_duration, rates, write_plot
 from recipes.mt.report import Result
 from recipes.steps import CommandError
 from tests.fairseq.speech import durations, write_manifest
@@ -134,12 +134,51 @@ def test_comparison_from_training_to_plot(folder, tmp_path, monkeypatch, capsys)
     checkpoint = tmp_path / "build/asr/types/runs/cape-seed1/checkpoint_last.pt"
     evaluate.main([str(checkpoint), "--data", str(folder), "--bins", "1", "--output", "again"])
     with open("again/test/scores.csv", newline="") as file:
-        again = [(row["duration"], row["wer"]) for row in csv.DictReader(file)]
+        found = list(csv.DictReader(file))
+    again = [(row["duration"], row["wer"]) for row in found]
+    assert {(row["seed"], row["train_seconds"]) for row in found} == {("", "")}, "not known"
     first = [(r["duration"], r["wer"]) for r in rows if (r["model"], r["seed"]) == ("cape", "1")]
     assert again == first
     capsys.readouterr()
     run.main(command)  # all is reused
     assert "4 trainings" in capsys.readouterr().out
+
+
+def test_what_is_grey_is_in_the_legend(tmp_path, monkeypatch):
+    """And nothing is said of grey where nothing is."""
+    from matplotlib.figure import Figure
+
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    results = [Result("cape", None, None, by_duration(TEXTS, (1,)))]
+    for trained in (1, 0):
+        write_plot(tmp_path / "scores.png", results, ["0-1 s", "over 1 s"], trained)
+    labels = [
+        ([text.get_text() for text in axes.get_legend().get_texts()], axes.get_xlabel())
+        for figure in figures
+        for axes in figure.axes
+    ]
+    assert labels == [(["cape", "occurs in training"], "duration"), (["cape"], "duration")]
+
+
+def test_sets_without_text(folder, tmp_path, monkeypatch):
+    """Recordings without text are decoded, and not counted; a set without any is refused."""
+    output = {"H-0": "a b", "H-1": "x", "H-2": "c", "T-0": "a b"}
+    monkeypatch.setattr(evaluate, "run_module", lambda *_, log, **__: log.write_text(
+        "".join(f"{name}\t{text}\n" for name, text in output.items())
+        + "Translated 3 sentences (3 tokens) in 0.5s (1 sentences/s, 1 tokens/s)\n"
+    ))  # fmt: skip
+    rows = ["audio\tseconds\ttext", "test/000.wav\t1.5\ta b"]
+    rows += [f"test/00{n}.wav\t1.0\t" for n in (1, 2)]
+    (folder / "mixed.tsv").write_text("\n".join(rows) + "\n")
+    checkpoint = tmp_path / "one.pt"
+    checkpoint.touch()
+    texts, speed = evaluate.decode(folder, "mixed", checkpoint, tmp_path / "mixed")
+    assert texts == [Text(1.5, "a b", "a b")]
+    assert speed == pytest.approx(7.0)
+    (folder / "bare.tsv").write_text("audio\ntest/000.wav\n")
+    with pytest.raises(CommandError, match="no recording of bare.tsv has a text to compare with"):
+        evaluate.decode(folder, "bare", checkpoint, tmp_path / "bare")
 
 
 BAD_RUN = [

@@ -170,7 +170,8 @@ def test_stretched_set_is_reused(test_set, capsys):
     made = (test_set.parent / "audio/test_6s/84-1-0000.flac").stat().st_mtime_ns
     before = capsys.readouterr().out
     stretch.main(command)
-    assert capsys.readouterr().out == before
+    reused = f"reused: {test_set.parent}/audio/test_6s was made with these settings\n"
+    assert capsys.readouterr().out == reused + before
     assert (test_set.parent / "audio/test_6s/84-1-0000.flac").stat().st_mtime_ns == made
     with pytest.raises(CommandError, match=r"other settings \(gap 0.0, now 1.0\); .*--output"):
         stretch.main([*command, "--gap", "1"])

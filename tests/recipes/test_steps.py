@@ -2,7 +2,7 @@
 
 import pytest
 
-from recipes.steps import ChildError, CommandError, run_main, shown_command
+from recipes.steps import ChildError, CommandError, progress, run_main, shown_command
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,13 @@ def test_shown_commands_name_no_folder_of_the_machine(tmp_path, monkeypatch):
         "python -m recipes.x --model cape=runs/a/last.pt,b/last.pt 'x=runs/*/last.pt' --data place "
         "--ratio 1/2"
     )
+
+
+def test_progress_is_shown_on_terminals_only(capfd, monkeypatch):
+    assert list(progress(range(3), "count", mininterval=0)) == [0, 1, 2]
+    assert capfd.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with progress(title="count", total=2) as bar:
+        bar.update()
+        bar.refresh()
+    assert "count:  50%" in capfd.readouterr().err

@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from cape_plugins import PositionConfig, PositionEncoder
 from recipes.mt.corpus import Pair
-from recipes.steps import CommandError
+from recipes.steps import CommandError, progress
 
 Ids = list[int]
 
@@ -190,7 +189,7 @@ class Translator(ABC):
 
     def _batches(self, lengths: Sequence[int], title: str) -> Iterator[list[int]]:
         work = batches(lengths, self.running.max_tokens)
-        with tqdm(total=len(lengths), desc=title, unit="sentence", leave=False) as bar:
+        with progress(title=title, total=len(lengths), unit="sentence") as bar:
             for rows in work:
                 yield rows
                 bar.update(len(rows))
