@@ -11,6 +11,7 @@ from typing import Any
 from recipes.steps import CommandError
 
 TABLES = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
+TEST_SPLITS = ("test", "validation", "valid", "dev")  # the first that there is, unless one is named
 
 
 def open_dataset(name: str, config: str | None = None) -> Mapping[str, Any]:
@@ -91,8 +92,7 @@ def train_and_test(
     for option, name in (("--train-split", train_split), ("--test-split", test_split)):
         if name is not None and name not in data:
             raise CommandError(f"{option} {name}: the data have the splits {', '.join(data)}")
-    names = ("test", "validation", "valid", "dev")
-    test = test_split or next((name for name in names if name in data), None)
+    test = test_split or next((name for name in TEST_SPLITS if name in data), None)
     if test is not None:
         return {"train": data[train_split], "test": data[test]}
     size = min(1000, max(1, len(data[train_split]) // 10))

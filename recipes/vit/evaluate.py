@@ -71,7 +71,7 @@ def make_options() -> argparse.ArgumentParser:
     text = "hub names, folders of images by class, parquet, csv or json; default: built-in digits"
     add("--dataset", nargs="+", default=[None], metavar="NAME", help=text)
     add("--dataset-config", metavar="NAME", help="configuration of a data set of the hub")
-    text = "default: test, validation, valid or dev; without any, at most 1000 of train"
+    text = "tested as a whole; default: the only one, else test, validation, valid or dev"
     add("--test-split", metavar="NAME", help=text)
     add("--image-column", metavar="NAME", help="default: one of a usual name")
     add("--label-column", metavar="NAME", help="default: one of a usual name")

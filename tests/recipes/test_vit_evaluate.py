@@ -314,6 +314,26 @@ def test_whole_images_of_digits(digit_path, tmp_path, capsys):
         assert float(found["top1"]) == pytest.approx(100 * right.double().mean().item())
 
 
+def test_single_file_is_tested_whole(digit_path, tmp_path, monkeypatch):
+    """Not a part of it, as training would split off."""
+    import datasets
+
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    chosen = [digits()[1][number] for number in range(40)]
+    pixels = [(255 * image[0]).round().to(torch.uint8).numpy() for image, _ in chosen]
+    rows = {"image": [Image.fromarray(one) for one in pixels], "label": [n for _, n in chosen]}
+    datasets.Dataset.from_dict(rows).to_parquet(tmp_path / "pages.parquet")
+    words = ["--model", digit_path, "--dataset", str(tmp_path / "pages.parquet"), "--sizes", "16"]
+    evaluate.main([*words, "--device", "cpu", "--output", str(tmp_path / "out")])
+    (found,) = rows_of(tmp_path / "out/accuracy.csv")
+    assert found["images"] == "40"
+    images = [View("crop", 16)(torch.from_numpy(one)[None] / 255) for one in pixels]
+    right = logits_of(Classifier(digit_path), torch.stack(images)).argmax(-1) == torch.tensor(
+        rows["label"]
+    )
+    assert float(found["top1"]) == pytest.approx(100 * right.double().mean().item(), abs=1e-4)
+
+
 def logits_of(classifier, images):
     return torch.stack([logits(classifier, image) for image in images])
 
