@@ -5,6 +5,7 @@ swap    the first of ten joined sentences moved to the end (SHAPE 3.2, table 1)
 """
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import islice
 
 import torch
@@ -21,7 +22,6 @@ from recipes.mt.stages import (
     detokenise,
     load_model,
     selected_checkpoint,
-    undo_segmentation,
 )
 from recipes.steps import CommandError, write_lines
 
@@ -73,10 +73,8 @@ def swap(experiment: Experiment) -> None:
     def translate(lines: Sequence[str], order: str) -> list[str]:
         return translations(model, lines, decoding, experiment.run / "swap", order)
 
-    def readable(pieces: Sequence[str]) -> list[str]:
-        return detokenise(experiment, undo_segmentation(experiment, pieces))
-
-    bleu = swap_bleu(translate, sources, readable(targets), metric, readable)
+    references = detokenise(experiment, list(map(model.plain, targets)))
+    bleu = swap_bleu(translate, sources, references, metric, partial(detokenise, experiment))
     lines = [
         f"| model | {' | '.join(COLUMNS)} |",
         "|---" * (1 + len(COLUMNS)) + "|",

@@ -1,6 +1,7 @@
 """The analysis of translation models, on tiny models that nobody has trained."""
 
 import csv
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -199,6 +200,51 @@ def test_commands_write_tables_and_a_plot(work, tmp_path, command, capsys, monke
             assert (picture == colour).all(-1).sum() > 300
 
 
+@pytest.mark.parametrize("command", ["length", "swap"])
+def test_text_in_subwords_is_scored_as_text(work, tmp_path, command, monkeypatch):
+    """The scores are those of plain text, on which a word of several pieces counts once."""
+
+    def translate(model, sources, *_):  # the source without its first tokens, and so on some BLEU
+        return [model.text(model.source_ids(source)[2:-1]) for source in sources]
+
+    monkeypatch.setattr(Translator, "translate", translate)
+    test = tmp_path / "test.en"
+    test.write_text("".join(f"{source}\n" for source in work.sources()), encoding="utf-8")
+    if command == "swap":
+        text = ["--text", test, test, "--output", tmp_path / "joined.en", tmp_path / "joined.de"]
+        analyze.main(["interpolate", *text, "--count", "3"])
+        test = tmp_path / "joined.en"
+    subwords = SentencePiece(work.corpus / "sentencepiece.model")
+    lines = test.read_text("utf-8").splitlines()
+    segmented = tmp_path / "pieces.en"
+    pieces = (f" {SEPARATOR} ".join(map(subwords.encode, line.split(SEPARATOR))) for line in lines)
+    segmented.write_text("".join(f"{line}\n" for line in pieces), encoding="utf-8")
+    found = {}
+    for path, more in ((test, []), (segmented, ["--segmented"])):
+        output = tmp_path / f"out-{path.stem}"
+        model = f"a={checkpoint_with_separator(work, tmp_path)}"
+        options = ["--test", path, path, "--output", output, *MORE[command], *more]
+        options = options if command == "length" else [*options, "--join", "1"]
+        analyze.main([command, "--model", model, *options])
+        found[path] = read_csv(output / f"{command}.csv")
+        report = (output / f"{command}.md").read_text("utf-8")
+        assert ("Subwords of the test text are joined" in report) == bool(more)
+    assert found[test] == found[segmented]
+    name = "bleu" if command == "length" else "bleu_original"
+    assert all(5 < float(row[name]) < 99 for row in found[test])
+
+
+def checkpoint_with_separator(work, folder):
+    """A model whose vocabulary has the separator, as those of joined sentences do."""
+    corpus = folder / "corpus"
+    if not corpus.exists():
+        shutil.copytree(work.corpus, corpus)
+        for path in (corpus / "binary").iterdir():
+            path.write_text(f"{path.read_text('utf-8')}{SEPARATOR} 1\n", encoding="utf-8")
+        save_fairseq(corpus, folder / "checkpoint.pt", "--position-embedding", "nopos")
+    return folder / "checkpoint.pt"
+
+
 @pytest.mark.slow
 def test_quickstart_models_need_no_other_flags(run_cli, tmp_path):
     """Trained by the command of the quickstart on own text, analysed by a command line."""
@@ -232,6 +278,11 @@ BAD = {
     "no dictionary": (["stack", "--model", "a=A", "--data", "folder"], "--data FOLDER"),
     "no subwords": (["stack", "--model", "a=A", "--spm", "text"], "--spm text"),
     "subwords of its own": (["stack", "--model", "h=folder", "--spm", "h=x"], "--spm h=x has no"),
+    "segmented by whom": (["length", "--model", "h=folder", "--segmented"], "--segmented: h is a"),
+    "segmented twice": (
+        ["length", "--model", "a=A", "--segmented", "--spm", "x"],
+        "leave it or --segmented out",
+    ),
     "too short": (["stack", "--model", "a=A", "--target-tokens", "99999"], "--target-tokens 99999"),
     "no test": (["stack", "--model", "a=A", "--test", "gone", "gone"], "--test gone"),
     "bins": (["length", "--model", "a=A", "--bins", "5", "5"], "--bins 5 5: the numbers must"),

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import fairseq_user_dir  # noqa: F401 registers the architectures, lets torch load checkpoints
 from cape_plugins import PositionConfig
 from recipes.mt.analysis import segmentation
-from recipes.mt.analysis.segmentation import SOURCE, TARGET, Segmentation
+from recipes.mt.analysis.segmentation import SOURCE, TARGET, Segmentation, Segmented
 from recipes.mt.analysis.translators import Decoding, Ids, Running, Translator, pad
 from recipes.mt.prepare import SEPARATOR
 from recipes.steps import CommandError
@@ -65,15 +65,16 @@ class FairseqTranslator(Translator):
             )
         self.source, self.target = self.task.source_dictionary, self.task.target_dictionary
         languages = cfg.task.source_lang, cfg.task.target_lang
-        chosen = segmentation.given(spm, bpe, segmented, languages)
+        chosen = Segmented(self.target.symbols) if segmented else None
+        chosen = chosen or segmentation.given(spm, bpe, languages)
         chosen = chosen or segmentation.found_beside(Path(cfg.task.data), languages)
         if chosen is None:
             raise CommandError(
                 f"--model {path}: no subword model beside {cfg.task.data}; give --spm FILE or"
                 " --bpe FILE, or --segmented if the test text is in the subwords of the model"
             )
-        chosen.keeps_separator = SEPARATOR in self.source.indices
-        self.segmentation: Segmentation = chosen
+        chosen.keeps_separator |= SEPARATOR in self.source.indices
+        self.segmentation: Segmentation | Segmented = chosen
         position = getattr(cfg.model, "position_embedding", None)
         self.kind = " ".join(filter(None, ("fairseq", _arch(cfg.model), position)))
 
@@ -91,6 +92,9 @@ class FairseqTranslator(Translator):
 
     def text(self, ids: Sequence[int]) -> str:
         return self.segmentation.decode(self.target.string(torch.tensor(ids, dtype=torch.int)))
+
+    def plain(self, text: str) -> str:
+        return self.segmentation.plain(text)
 
     def position_config(self, model: nn.Module) -> PositionConfig | None:
         return getattr(model, "position_config", None)
