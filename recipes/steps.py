@@ -31,6 +31,12 @@ class CommandError(ValueError):
     """A mistake of the caller; the message names option, value and remedy."""
 
 
+def reason(error: BaseException) -> str:
+    """The first line of what an error of a library says; its name where it says nothing."""
+    lines = str(error).strip().splitlines()
+    return lines[0].strip() if lines else type(error).__name__
+
+
 class ChildError(RuntimeError):
     """A command that was started failed; the message has the end of its log."""
 
@@ -45,7 +51,9 @@ def run_main(main: Callable[[], None]) -> None:
     try:
         main()
     except CommandError as error:
-        print(f"error: {error}", file=sys.stderr)
+        # in a worker process of torch the message has its traceback before it
+        message = str(error).rpartition(f"{CommandError.__name__}: ")[2].strip()
+        print(f"error: {message}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

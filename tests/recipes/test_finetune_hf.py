@@ -3,17 +3,21 @@
 import argparse
 import json
 import re
+import shutil
 
 import pytest
 
 pytest.importorskip("transformers")
 
 import torch
+import transformers
 from PIL import Image
 
+import hf_models
 from recipes import data, finetune
+from recipes.asr import finetune_hf as asr
 from recipes.mt import finetune_hf as mt
-from recipes.steps import CommandError
+from recipes.steps import CommandError, run_main
 from recipes.vit import data as vit_data
 from recipes.vit import finetune_hf as vit
 from tests.recipes.plots import assert_lines
@@ -212,6 +216,143 @@ BAD = [
 def test_bad_input(program, words, message, tmp_path):
     with pytest.raises(CommandError, match=re.escape(message)):
         program.main([*words, "--output", str(tmp_path)])
+
+
+FOREIGN = [
+    *((mt, kind) for kind in ("M2M100", "Bart", "Whisper", "Llama")),
+    *((vit, kind) for kind in ("DeiT", "Beit", "ViTMAE")),
+    *((asr, kind) for kind in ("Whisper", "Llama", "Wav2Vec2")),
+]
+ALLOWED = {
+    mt: "marian, cape_marian",
+    vit: "vit, cape_vit",
+    asr: "speech_to_text, cape_speech_ctc, cape_speech_to_text",
+}
+
+
+@pytest.mark.parametrize(("program", "kind"), FOREIGN, ids=lambda value: str(value)[-12:])
+def test_models_of_other_types_are_refused(program, kind, tmp_path):
+    """Before anything is read or written; their weights would fit in part."""
+    config = getattr(transformers, f"{kind}Config")()
+    config.save_pretrained(tmp_path / "model")
+    message = f"is of the type {config.model_type}; allowed: {ALLOWED[program]}"
+    with pytest.raises(CommandError, match=re.escape(message)):
+        program.main(["--model", str(tmp_path / "model"), "--output", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("program", "config", "what"),
+    [
+        (mt, transformers.MarianConfig(), "tokenizer"),
+        (mt, hf_models.CapeMarianConfig(position_embedding={"type": "sinpos"}), "tokenizer"),
+        (asr, hf_models.CapeSpeechConfig(), "processor"),
+        (asr, hf_models.CapeSpeech2TextConfig(), "processor"),
+    ],
+)
+def test_model_without_tokenizer(program, config, what, tmp_path):
+    config.save_pretrained(tmp_path / "model")
+    with pytest.raises(CommandError, match=rf"model: has no {what} that can be read .*; put its"):
+        program.main(["--model", str(tmp_path / "model"), "--output", str(tmp_path / "out")])
+
+
+@pytest.mark.parametrize("damage", ["truncated", "other sizes"])
+def test_damaged_weights(damage, tmp_path):
+    kind = vit.CapeViTForImageClassification
+    kind(vit.CapeViTConfig(image_size=16, patch_size=8, **TINY_VIT)).save_pretrained(tmp_path)
+    weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    if damage == "truncated":
+        weights.write_bytes(weights.read_bytes()[:300])
+        message = "cannot be loaded: .*header"
+    else:
+        sizes = json.loads(config.read_text())
+        config.write_text(json.dumps({**sizes, "intermediate_size": 32}))
+        message = "the shapes of .*mlp.* are not those of its config.json"
+    args = argparse.Namespace(model=str(tmp_path), drop_path=None)
+    with pytest.raises(CommandError, match=f"--model .*{message}"):
+        vit.build_model(args, {"type": "nopos"}, {"image_size": 16}, ["a", "b"])
+
+
+TABLES = {
+    "empty.json": b"",
+    "no_rows.json": b"[]",
+    "cut_off.json": b'{"en": "a"',
+    "words.jsonl": b'{"en": "a", "de": "b"}\nno json\n',
+    "no_rows.csv": b"en,de\n",
+    "quote.csv": b'en,de\n"a,b\n',
+    "latin.csv": b"en,de\na\xff,b\n",
+    "no.parquet": b"en,de\na,b\n",
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_broken_tables_are_named(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / name).write_bytes(TABLES[name])
+    for option in ("--train-file", "--dataset"):
+        words = [option, str(tmp_path / name), "--output", str(tmp_path / "out")]
+        with pytest.raises(CommandError, match=rf"^{tmp_path / name}.*; give a .*file") as error:
+            mt.main(words)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [("1,2\n1,2\n", "the data have 1, which is no text"), ("a,b\n", "train: has 1 row, too few")],
+)
+def test_tables_that_cannot_be_used(rows, message, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "train.csv").write_text(f"en,de\n{rows}")
+    with pytest.raises(CommandError, match=message):
+        mt.main(["--train-file", str(tmp_path / "train.csv"), "--output", str(tmp_path / "out")])
+
+
+def test_damaged_folder_of_a_data_set(tmp_path):
+    (tmp_path / "dataset_dict.json").write_text("{")
+    with pytest.raises(CommandError, match=r"--dataset .* cannot be read .*; give the name"):
+        data.open_dataset(str(tmp_path))
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch):
+    """A folder of images of two classes."""
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    for number, label in enumerate(("dark", "light")):
+        folder = tmp_path / "photos" / label
+        folder.mkdir(parents=True)
+        for n in range(6):
+            Image.new("RGB", (20, 16), (200 * number + n,) * 3).save(folder / f"{n}.png")
+    return tmp_path / "photos"
+
+
+@pytest.mark.parametrize("content", [b"", b"no image", None], ids=["empty", "text", "cut off"])
+def test_broken_images_are_named(content, photos, tmp_path):
+    broken = photos / "light/3.png"
+    broken.write_bytes(broken.read_bytes()[:60] if content is None else content)
+    with pytest.raises(CommandError, match=r"light/3.png cannot be read .*; repair it, or take"):
+        vit.main(["--dataset", str(photos), "--output", str(tmp_path / "out")])
+
+
+def test_broken_image_in_a_worker_process_is_named(photos, capsys):
+    (photos / "light/3.png").write_bytes(b"")
+    rows = data.open_dataset(str(photos))["train"]
+    capsys.readouterr()
+    names = argparse.Namespace(image_column=None, label_column=None)
+    images = vit_data.read_images(names, rows, rows, 3)
+    loader = torch.utils.data.DataLoader(images, 4, num_workers=1)
+    with pytest.raises(SystemExit):
+        run_main(lambda: list(loader))
+    (error,) = capsys.readouterr().err.splitlines()
+    assert re.match(r"error: .*light/3.png cannot be read", error)
+
+
+@pytest.mark.parametrize("classes", [0, 1])
+def test_images_of_fewer_than_two_classes(classes, photos, tmp_path):
+    for folder in ("dark", "light")[classes:]:
+        shutil.rmtree(photos / folder)
+    message = "--label-column is missing: .*two classes" if classes else "--dataset .* cannot be"
+    with pytest.raises(CommandError, match=message):
+        vit.main(["--dataset", str(photos), "--output", str(tmp_path / "out")])
 
 
 def test_a_trained_model_is_not_taken_for_another(tmp_path, capsys):

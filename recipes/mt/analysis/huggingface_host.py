@@ -12,7 +12,7 @@ from cape_plugins import PositionConfig
 from hf_models import CapeMarianConfig, CapeMarianMTModel
 from hf_models.marian import extend_mask
 from recipes.mt.analysis.translators import Decoding, Ids, Running, Translator, pad
-from recipes.steps import CommandError
+from recipes.steps import CommandError, reason
 
 IGNORED = -100  # label of padding
 
@@ -71,7 +71,7 @@ class HuggingFaceTranslator(Translator):
         try:
             return kind.from_pretrained(self.path, dtype=torch.float32, **more)
         except (OSError, ValueError) as error:
-            raise CommandError(f"--model {self.path}: cannot be loaded ({error})") from None
+            raise CommandError(f"--model {self.path}: cannot be loaded ({reason(error)})") from None
 
     def score(self, model: nn.Module, sources: list[Ids], targets: list[Ids]) -> Tensor:
         labels = pad(targets, IGNORED, self.running.device)
