@@ -166,6 +166,21 @@ def test_stack_command_agrees_between_hosts(work, tmp_path):
         assert float(one["mean_nll"]) == pytest.approx(float(other["mean_nll"]), abs=1e-5)
 
 
+def test_ends_of_texts_are_not_taken_for_better_translation(work, tmp_path, capsys):
+    """All positions of the table are reached by all sentences; the CSV marks the others."""
+    words = ["stack", "--model", f"a={work.fairseq('nopos')}", *work.test_options]
+    analyze.main([*words, "--target-tokens", "70", "--output", str(tmp_path)])
+    header, _, row = capsys.readouterr().out.splitlines()[:3]
+    assert header == "| model | 0-49 | 50-69 |"
+    rows = read_csv(tmp_path / "stack.csv")
+    assert len(rows) > 71
+    assert [row["tail"] for row in rows] == ["0"] * 70 + ["1"] * (len(rows) - 70)
+    assert len({row["count"] for row in rows[:70]}) == 1
+    last = np.mean([float(row["mean_nll"]) for row in rows[50:70]])
+    assert f"| {last:.2f} (" in row
+    assert "positions from 70 on" in (tmp_path / "stack.md").read_text()
+
+
 @pytest.mark.parametrize("command", MORE)
 def test_commands_write_tables_and_a_plot(work, tmp_path, command, capsys, monkeypatch):
     if command == "swap":  # BLEU of models that nobody has trained is 0, and its plot blank
