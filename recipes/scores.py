@@ -9,7 +9,7 @@ from statistics import mean
 
 import accelerate
 
-from recipes.steps import machine, shown_command, versions, writing
+from recipes.steps import machine, shown_command, started_as, versions, writing
 
 # name of the variant: scores by group (length, duration, size ...), a list of those of all seeds
 # where there are several
@@ -48,9 +48,12 @@ def report(
     lines = [line for title, by_name in metrics.items() for line in _table(title, by_name, group)]
     if len(seeds) > 1:
         lines += [f"Mean of seeds {', '.join(map(str, seeds))} (lowest-highest)", ""]
-    script = "/".join(Path(sys.argv[0]).parts[-3:])
+    program = started_as()
+    if state.num_processes > 1:
+        launch = f"torchrun --nproc_per_node {state.num_processes}"
+        program = f"{launch} {program.removeprefix('python ')}"
     lines += [
-        f"`{shown_command(f'python {script}', sys.argv[1:])}`",
+        f"`{shown_command(program, sys.argv[1:])}`",
         f"{machine()}; {versions(('torch', 'transformers', 'accelerate'))}",
     ]
     with writing(folder / "scores.md") as file:

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import platform
-import re
 import shlex
 import shutil
 import signal
@@ -117,27 +116,21 @@ def versions(packages: Sequence[str]) -> str:
 
 
 def shown_command(program: str, argv: Sequence[str]) -> str:
-    """The command for a report that others will read: without the folders it writes to; absolute
-    paths from the current folder on, and those elsewhere, which nobody else has, by their last
-    part, checkpoints with their folder.
+    """The command as it was typed, for a report: pasted into a shell in the same folder, it makes
+    the same report again. It has the paths that were typed: give relative ones where others will
+    read the report.
 
-    >>> shown_command("run", ["--data", "/some/data", "--model", "a=/some/run1/last.pt"])
-    'run --data data --model a=run1/last.pt'
+    >>> shown_command("python -m run", ["--model", "a=runs/*/last.pt", "--output", "my results"])
+    "python -m run --model 'a=runs/*/last.pt' --output 'my results'"
     """
-    words = list(map(str, argv))
-    for option in ("--work", "--output"):
-        if option in words:
-            start = words.index(option)
-            del words[start : start + 2]
-    absolute = re.compile(r"(?<![^=,])/[^=,]+")  # alone, or after the name or comma before it
-    return shlex.join([*shlex.split(program), *(absolute.sub(_shown, word) for word in words)])
+    return shlex.join([*shlex.split(program), *map(str, argv)])
 
 
-def _shown(found: re.Match[str]) -> str:
-    path = Path(found[0])
-    if path.is_relative_to(Path.cwd()):
-        return str(path.relative_to(Path.cwd()))
-    return "/".join(path.parts[-2:] if path.suffix == ".pt" else path.parts[-1:])
+def started_as() -> str:
+    """How this process was started, without its options: ``python SCRIPT``, the path as it was
+    typed, or ``python -m MODULE``."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return f"python -m {spec.name}" if spec else f"python {shlex.quote(sys.argv[0])}"
 
 
 # ---- files -------------------------------------------------------------------------------------

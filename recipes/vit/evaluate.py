@@ -34,6 +34,7 @@ from recipes.steps import (
     positive,
     run_main,
     shown_command,
+    started_as,
     usable_folder,
     versions,
     writing,
@@ -241,7 +242,7 @@ def facts_of(args: argparse.Namespace, argv: Sequence[str]) -> dict[str, str]:
         where = f"{torch.cuda.get_device_name(args.device)}; {where}"
     shown = {"crop": "shorter side to size / 0.875, centre crop", "whole": "whole image squeezed"}
     facts = {
-        "command": f"`{shown_command('python recipes/vit/evaluate.py', argv)}`",
+        "command": f"`{shown_command(started_as(), argv)}`",
         "machine": f"{where}; {versions(PACKAGES)}",
         "images": f"{shown[args.protocol]}, bilinear; {args.dtype}",
         "gamma": f"train is {args.train_size or 'the image_size of each model'}",

@@ -3,6 +3,7 @@
 import argparse
 import json
 import re
+import shlex
 import shutil
 
 import pytest
@@ -35,8 +36,11 @@ def scores(folder):
 def test_images_built_in(run_cli, repo_root, tmp_path):
     command = ("python", repo_root / "recipes/vit/finetune_hf.py", "--output", "out", *QUICK)
     command += ("--model-config", json.dumps(TINY_VIT))
-    output = run_cli(*command, "--compare", "abspos", "cape", cwd=tmp_path).stdout
+    command += ("--compare", "abspos", "cape")
+    output = run_cli(*command, cwd=tmp_path).stdout
     assert "| cape | 0." in output
+    report = (tmp_path / "out/scores.md").read_text()
+    assert f"`{shlex.join(map(str, command))}`" in report  # can be pasted
     found = scores(tmp_path / "out")
     assert list(found) == ["abspos", "cape"]
     assert list(found["cape"]) == ["16", "20", "24", "32", "48"]

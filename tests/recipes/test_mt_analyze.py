@@ -1,6 +1,8 @@
 """The analysis of translation models, on tiny models that nobody has trained."""
 
 import csv
+import re
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -187,15 +189,17 @@ def test_commands_write_tables_and_a_plot(work, tmp_path, command, capsys, monke
         monkeypatch.setattr(Translator, "translate", lambda model, sources, *_: list(sources))
     models = [f"a={work.fairseq('sinpos')},{work.fairseq('sinpos', 2)}"]
     models.append(f"b={work.hf('nopos')},{work.hf('nopos', 2)}")
-    analyze.main([command, "--model", *models, *work.test_options, "--output", str(tmp_path),
-                  "--inference-offset", "3", *MORE[command]])  # fmt: skip
+    words = [command, "--model", *models, *work.test_options, "--output", str(tmp_path)]
+    words += ["--inference-offset", "3", *MORE[command]]
+    analyze.main(words)
     shown = capsys.readouterr().out
     assert f"{command}.png" in shown
     report = (tmp_path / f"{command}.md").read_text("utf-8")
     assert f"python -m recipes.mt.analyze {command} --model" in report
     for fact in ("cores", "torch 2", "test.en", "cape_transformer", "--inference-offset 3"):
         assert fact in report
-    assert str(work.folder) not in report
+    (shown,) = re.findall("`python -m recipes.mt.analyze (.*)`", report)
+    assert shlex.split(shown) == words
     assert "nan" not in report
     rows = read_csv(tmp_path / f"{command}.csv")
     if command != "scores":

@@ -1,8 +1,15 @@
 """How programs of the recipes end."""
 
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from recipes.steps import ChildError, CommandError, run_main, shown_command
+from recipes.steps import ChildError, CommandError, run_main
+from tests.conftest import ROOT
 
 
 @pytest.mark.parametrize(
@@ -32,12 +39,22 @@ def test_a_defect_keeps_its_traceback():
         run_main(main)
 
 
-def test_shown_commands_name_no_folder_of_the_machine(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    inside, outside = tmp_path / "runs" / "a", "/some/place"
-    argv = ["--model", f"cape={inside}/last.pt,{outside}/b/last.pt", "x=runs/*/last.pt"]
-    argv += ["--data", outside, "--work", "w", "--ratio", "1/2", "--output", outside]
-    assert shown_command("python -m recipes.x", argv) == (
-        "python -m recipes.x --model cape=runs/a/last.pt,b/last.pt 'x=runs/*/last.pt' --data place "
-        "--ratio 1/2"
+@pytest.mark.slow
+@pytest.mark.parametrize("module", [False, True])
+def test_shown_commands_can_be_pasted(module, tmp_path):
+    """From another folder than that of the program, with words that a shell would change."""
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools/tell it.py").write_text(
+        "import sys\n"
+        "from recipes.steps import shown_command, started_as\n"
+        "print(shown_command(started_as(), sys.argv[1:]))\n"
     )
+    (tmp_path / "tools/told.py").write_text((tmp_path / "tools/tell it.py").read_text())
+    program = "python -m tools.told" if module else "python 'tools/tell it.py'"
+    words = "--model 'a=/some/place/last.pt,b*' --data data/cifar10 --work w --output 'my results'"
+    bin_first = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    env = {**os.environ, "PATH": bin_first, "PYTHONPATH": f"{ROOT}{os.pathsep}."}
+    shell = {"shell": True, "cwd": tmp_path, "env": env, "text": True}
+    shown = subprocess.check_output(f"{program} {words}", **shell)
+    assert shlex.split(shown) == shlex.split(f"{program} {words}")
+    assert subprocess.check_output(shown, **shell) == shown

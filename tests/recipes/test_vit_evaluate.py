@@ -3,6 +3,7 @@
 import argparse
 import csv
 import re
+import shlex
 from statistics import mean, stdev
 
 import numpy as np
@@ -275,7 +276,7 @@ def test_command_line_on_a_folder_of_images(run_cli, repo_root, tmp_path):
     for kind in kinds:
         assert_lines(tmp_path / f"out/{kind}.png", COLOURS[:1])
         text = (tmp_path / f"out/{kind}.md").read_text()
-        assert "`python recipes/vit/evaluate.py --dataset photos" in text
+        assert f"`{shlex.join(map(str, [*command, *more]))}`" in text
         assert "torch 2" in text
     values = [float(r["top1"]) for r in rows_of(tmp_path / "out/accuracy.csv") if r["size"] == "24"]
     assert len(values) == 2
