@@ -15,6 +15,7 @@ pytest.importorskip("transformers")
 
 from PIL import Image
 from sacrebleu.metrics import BLEU
+from transformers import LlamaConfig
 
 from recipes.mt import analyze
 from recipes.mt.analysis import scores, swap
@@ -349,6 +350,24 @@ def test_bad_input(work, tmp_path, monkeypatch, name):
         analyze.main([command, *rest])
     assert message in str(error.value)
     assert sorted(tmp_path.rglob("*")) == before  # nothing half-written
+
+
+def test_language_models_are_refused_before_any_work(work, tmp_path, monkeypatch):
+    """Of both hosts, also behind a model that translates."""
+    from fairseq import options
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+    parser = options.get_training_parser("language_modeling")
+    words = [str(work.corpus / "binary"), "--arch", "transformer_lm", "--max-tokens", "100"]
+    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, words))
+    state = torch.load(work.fairseq("nopos"), weights_only=True)
+    torch.save({**state, "cfg": cfg, "model": {}}, tmp_path / "lm.pt")
+    LlamaConfig().save_pretrained(tmp_path / "llama")
+    monkeypatch.setattr(Translator, "log_probabilities", None)
+    for name, message in (("lm.pt", "task language_modeling"), ("llama", "type llama")):
+        models = [f"a={work.fairseq('nopos')}", f"b={tmp_path / name}"]
+        with pytest.raises(CommandError, match=f"{name}: is of the {message}.*; give a"):
+            analyze.main(["stack", "--model", *models, *work.test_options])
 
 
 def _placed(word, places):
