@@ -15,14 +15,16 @@ TYPE_ARG = "position_embedding"
 TYPE_HELP = "position embedding: " + "; ".join(f"{k}: {row.summary}" for k, row in TYPES.items())
 
 
-def add_position_args(parser: argparse._ActionsContainer, domain: str | None = "text") -> None:
+def add_position_args(
+    parser: argparse._ActionsContainer, domain: str | None = "text", default: str = DEFAULT_TYPE
+) -> None:
     """Adds ``--position-embedding`` and one ``--position-...`` flag per option of `domain` (None:
-    of any domain).
+    of any domain). Help says that `default` is the type where none is given.
 
     No flag has a default of its own: what is not given is None, the default of the type.
     """
     parser.add_argument(
-        _flag(TYPE_ARG), choices=tuple(TYPES), help=f"{TYPE_HELP} (default: {DEFAULT_TYPE})"
+        _flag(TYPE_ARG), choices=tuple(TYPES), help=f"{TYPE_HELP} (default: {default})"
     )
     for option in options(domain):
         parser.add_argument(

@@ -32,7 +32,7 @@ from cape_plugins import TYPES, PositionConfig
 from cape_plugins.arguments import TYPE_ARG, add_position_args, given_settings
 from cape_plugins.config import options, parse_option
 from hf_models import RankSeedCallback
-from recipes.steps import CommandError, check_model, matches, reason, record
+from recipes.steps import CommandError, check_model, matches, reason, record, usable_folder
 
 TRAINER_DEFAULTS = (
     *("--report_to", "none", "--save_strategy", "steps", "--save_total_limit", "1"),
@@ -77,7 +77,7 @@ def make_parser(description: str, domain: str) -> argparse.ArgumentParser:
         "with the defaults of each, or with others such as cape:max_global_scale=1,gamma=2; "
         "default without --position-embedding")  # fmt: skip
     add("--output", type=Path, help="folder for models, tables and plot")
-    add_position_args(parser, domain)
+    add_position_args(parser, domain, "cape with --position-... options, else see --compare")
     return parser
 
 
@@ -103,6 +103,8 @@ def parse(
     if training.per_device_train_batch_size < 1:
         size = training.per_device_train_batch_size
         raise CommandError(f"--per_device_train_batch_size {size} is not allowed; allowed: >= 1")
+    if args.output:
+        usable_folder(args.output, "--output")
     if args.model:
         check_model(args.model)
     if args.model_config:

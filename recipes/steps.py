@@ -162,6 +162,11 @@ def usable_folder(path: Path, option: str) -> None:
     found = path
     while not found.exists():
         found = found.parent
+    if path.is_absolute() and path != found == Path(path.anchor):
+        raise CommandError(
+            f"{option} {path}: {Path(*path.parts[:2])} does not exist, and no folder is made at the"
+            " root of the file system; check the path, or make that folder first"
+        )
     if not found.is_dir() or not os.access(found, os.W_OK):
         raise CommandError(
             f"{option} {path}: {found} is no folder that can be written to; give another"
@@ -219,11 +224,34 @@ def matches(
 def _change(key: str, old: Any, new: Any) -> str:
     """What is different, without what is the same."""
     if isinstance(old, list) and isinstance(new, list):
-        old, new = ([x for x in a if x not in b] for a, b in ((old, new), (new, old)))
+        old, new = _flags(old), _flags(new)
+        gone, added = ([x for x in a if x not in b] for a, b in ((old, new), (new, old)))
+        if not gone and not added:
+            return f"{key} {' '.join(old)}, now {' '.join(new)}"  # in another order
+        before, after = " ".join(gone), " ".join(added)
+        if not gone or not added:
+            return f"{key}: {f'now also {after}' if added else f'no longer {before}'}"
+        return f"{key} {before}, now {after}"
     if isinstance(old, dict) and isinstance(new, dict):
         both = {k for k in {*old, *new} if old.get(k) != new.get(k)}
         old, new = ({k: d.get(k) for k in sorted(both)} for d in (old, new))
     return f"{key} {old!r}, now {new!r}"
+
+
+def _flags(words: Sequence[Any]) -> list[str]:
+    """Options with their values; a list of other things one by one.
+
+    >>> _flags(["--lr", "0.1", "--cpu", "--seed", "7", 3])
+    ['--lr 0.1', '--cpu', '--seed 7', '3']
+    """
+    groups: list[str] = []
+    for word in words:
+        is_value = isinstance(word, str) and not word.startswith("--")
+        if is_value and groups and groups[-1].startswith("--"):
+            groups[-1] += f" {word}"
+        else:
+            groups.append(str(word))
+    return groups
 
 
 def record(folder: Path, settings: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.steps import ChildError, CommandError, run_main
+from recipes.steps import ChildError, CommandError, run_main, usable_folder
 from tests.conftest import ROOT
 
 
@@ -37,6 +37,35 @@ def test_a_defect_keeps_its_traceback():
 
     with pytest.raises(ZeroDivisionError):
         run_main(main)
+
+
+def test_folders_for_results(tmp_path, monkeypatch):
+    """They are made anywhere but at the root of the file system, where a typing error is likelier,
+    and not under a file."""
+    monkeypatch.chdir(tmp_path)
+    for path in (Path("results/vit"), tmp_path / "a/b", tmp_path, Path()):
+        usable_folder(path, "--output")
+    (tmp_path / "file").touch()
+    with pytest.raises(CommandError, match="file is no folder that can be written to"):
+        usable_folder(tmp_path / "file/x", "--output")
+    with pytest.raises(CommandError, match="/nowhere/such: /nowhere does not exist, and no folder"):
+        usable_folder(Path("/nowhere/such"), "--output")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+PARSERS = {
+    "phones.run": lambda program, words: program.parse_arguments(words),
+    "mt.quickstart": lambda program, words: program.parse_arguments(words),
+    "vit.evaluate": lambda program, words: program.parse(["--model", "x", *words]),
+    "finetune": lambda program, words: program.parse(program.make_parser("", "image"), (), words),
+}
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_recipes_look_at_their_folders_before_they_begin(name):
+    program = pytest.importorskip(f"recipes.{name}", exc_type=ImportError)
+    with pytest.raises(CommandError, match="--output /nowhere/such: /nowhere does not exist"):
+        PARSERS[name](program, ["--output", "/nowhere/such"])
 
 
 @pytest.mark.slow
