@@ -262,7 +262,6 @@ def test_command_line_on_a_folder_of_images(run_cli, repo_root, tmp_path):
             pixels = rng.integers(0, 200, (height, width, 3), dtype=np.uint8) + 8 * number
             Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{n}.png")
     paths = [save(tmp_path / name, seed=seed) for seed, name in enumerate("ab")]
-    stock = save(tmp_path / "stock", "stock")
     command = ["python", repo_root / "recipes/vit/evaluate.py", "--dataset", "photos"]
     command += ["--model", "cape=a,b", "--sizes", 16, 24, "--output", "out", "--device", "cpu"]
     env = {"HF_HOME": str(tmp_path / "cache"), "DISPLAY": "", "MPLBACKEND": "TkAgg"}
@@ -288,7 +287,7 @@ def test_command_line_on_a_folder_of_images(run_cli, repo_root, tmp_path):
             right += logits(classifier, View("crop", 24)(image)).argmax() == number
     assert values[0] == pytest.approx(100 * float(right) / 49, abs=1e-3)
     assert [r["batch"] for r in rows_of(tmp_path / "out/throughput.csv")] == ["4", "4"]
-    command[command.index("cape=a,b")] = stock
+    command[command.index("cape=a,b")] = save(tmp_path / "stock", "stock")
     output = run_cli(*command, "--dtype", "bfloat16", cwd=tmp_path, env=env).stdout
     assert "| stock |" in output
 
@@ -313,26 +312,6 @@ def test_whole_images_of_digits(digit_path, tmp_path, capsys):
         images = torch.stack([View("whole", size)(image) for image, _ in chosen])
         right = logits_of(classifier, images).argmax(-1) == torch.tensor([n for _, n in chosen])
         assert float(found["top1"]) == pytest.approx(100 * right.double().mean().item())
-
-
-def test_single_file_is_tested_whole(digit_path, tmp_path, monkeypatch):
-    """Not a part of it, as training would split off."""
-    import datasets
-
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    chosen = [digits()[1][number] for number in range(40)]
-    pixels = [(255 * image[0]).round().to(torch.uint8).numpy() for image, _ in chosen]
-    rows = {"image": [Image.fromarray(one) for one in pixels], "label": [n for _, n in chosen]}
-    datasets.Dataset.from_dict(rows).to_parquet(tmp_path / "pages.parquet")
-    words = ["--model", digit_path, "--dataset", str(tmp_path / "pages.parquet"), "--sizes", "16"]
-    evaluate.main([*words, "--device", "cpu", "--output", str(tmp_path / "out")])
-    (found,) = rows_of(tmp_path / "out/accuracy.csv")
-    assert found["images"] == "40"
-    images = [View("crop", 16)(torch.from_numpy(one)[None] / 255) for one in pixels]
-    right = logits_of(Classifier(digit_path), torch.stack(images)).argmax(-1) == torch.tensor(
-        rows["label"]
-    )
-    assert float(found["top1"]) == pytest.approx(100 * right.double().mean().item(), abs=1e-4)
 
 
 def logits_of(classifier, images):
