@@ -18,15 +18,17 @@ TYPE_HELP = "position embedding: " + "; ".join(f"{k}: {row.summary}" for k, row 
 def add_position_args(
     parser: argparse._ActionsContainer,
     domain: str | None = "text",
+    default: str = DEFAULT_TYPE,
     without: Container[str] = (),
 ) -> None:
     """Adds ``--position-embedding`` and one ``--position-...`` flag per option of `domain` (None:
-    of any domain), but for those in `without`, which the caller adds.
+    of any domain), but for those in `without`, which the caller adds. Help says that `default` is
+    the type where none is given.
 
     No flag has a default of its own: what is not given is None, the default of the type.
     """
     parser.add_argument(
-        _flag(TYPE_ARG), choices=tuple(TYPES), help=f"{TYPE_HELP} (default: {DEFAULT_TYPE})"
+        _flag(TYPE_ARG), choices=tuple(TYPES), help=f"{TYPE_HELP} (default: {default})"
     )
     for option in options(domain):
         if option.name in without:

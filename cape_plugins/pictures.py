@@ -166,6 +166,7 @@ def draw_picture(args: argparse.Namespace) -> str:
     output = args.output or Path(f"{args.kind}-{config.type}-{config.domain}.png")
     if output.suffix.lower() != ".png" or output.is_dir():
         raise ValueError(f"--output {output} is not allowed; allowed: a file name ending in .png.")
+    folder = _new_folder(output)
     word = "sizes" if config.domain == "image" else "lengths"
     sizes = _sizes(f"--{word}", args.sizes, kind.sizes[config.domain], kind.most_sizes, stack)
     draws = _draws(args.draws, kind, config)
@@ -196,7 +197,25 @@ def draw_picture(args: argparse.Namespace) -> str:
             f"--output {output} cannot be written ({error.strerror or error}); give a file in a "
             "folder that can."
         ) from None
-    return "\n".join([*_table(rows), f"wrote {output}"])
+    where = f", in the new folder {folder}" if folder else ""
+    return "\n".join([*_table(rows), f"wrote {output}{where}"])
+
+
+def _new_folder(output: Path) -> Path | None:
+    """The folder that is made for a file; None where it is there.
+
+    Raises:
+        ValueError: if folders would have to be made at the root of the file system.
+    """
+    folder = output.parent
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    if folder.is_absolute() and folder != there == Path(folder.anchor):
+        raise ValueError(
+            f"--output {output} is not allowed: {Path(*folder.parts[:2])} does not exist, and no "
+            "folder is made at the root of the file system; check the path, or make that folder "
+            "first."
+        )
+    return None if folder == there else folder
 
 
 def _relative(args: argparse.Namespace, stack: Stack) -> list[View]:

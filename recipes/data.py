@@ -2,15 +2,17 @@
 
 import argparse
 import codecs
+import contextlib
 import csv
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recipes.steps import CommandError
+from recipes.steps import CommandError, reason
 
 TABLES = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
+TEST_SPLITS = ("test", "validation", "valid", "dev")  # the first that there is, unless one is named
 
 
 def open_dataset(name: str, config: str | None = None) -> Mapping[str, Any]:
@@ -19,18 +21,28 @@ def open_dataset(name: str, config: str | None = None) -> Mapping[str, Any]:
     from datasets import Dataset, load_dataset, load_from_disk
 
     path = Path(name)
-    if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
-        data = load_from_disk(name)
-        return {"train": data} if isinstance(data, Dataset) else data
     if path.is_file():
         return open_tables({"train": name}, "--dataset")
-    try:
+    remedy = "give the name of a data set of the hub, a folder of save_to_disk, or a folder or file"
+    with reading(f"--dataset {name}", f"{remedy} of tables, images or recordings"):
+        if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
+            data = load_from_disk(name)
+            return {"train": data} if isinstance(data, Dataset) else data
         return load_dataset(name, config)
-    except (OSError, ValueError) as error:  # unknown, empty, without network, no such config
-        raise CommandError(
-            f"--dataset {name} cannot be read ({error}); give the name of a data set of the hub, a "
-            "folder of save_to_disk, or a folder or file of tables, images or recordings"
-        ) from None
+
+
+@contextlib.contextmanager
+def reading(what: str, remedy: str) -> Iterator[None]:
+    """In this block every error becomes a :class:`CommandError`: `what` is unknown, empty, damaged,
+    out of reach ..., and each reader of `datasets` has errors of its own for it."""
+    from datasets.exceptions import DatasetGenerationError
+
+    try:
+        yield
+    except Exception as error:
+        general = isinstance(error, DatasetGenerationError)  # its cause says what is wrong
+        why = reason((error.__cause__ if general else None) or error)
+        raise CommandError(f"{what} cannot be read ({why}); {remedy}") from None
 
 
 def open_tables(files: Mapping[str, str], option: str = "--train-file") -> Mapping[str, Any]:
@@ -40,6 +52,8 @@ def open_tables(files: Mapping[str, str], option: str = "--train-file") -> Mappi
     for name in files.values():
         if not Path(name).is_file():
             raise CommandError(f"{name}: no such file; give {', '.join(TABLES)}")
+        if not Path(name).stat().st_size:
+            raise CommandError(f"{name}: is empty; give a file with a row for each example")
     suffix = Path(files["train"]).suffix
     if suffix not in TABLES:
         raise CommandError(
@@ -48,7 +62,11 @@ def open_tables(files: Mapping[str, str], option: str = "--train-file") -> Mappi
     if any(Path(name).suffix != suffix for name in files.values()):
         raise CommandError(f"{', '.join(files.values())}: give files of one format")
     more = {"sep": "\t", "quoting": csv.QUOTE_NONE} if suffix == ".tsv" else {}
-    return load_dataset(TABLES[suffix], data_files=dict(files), **more)
+    data = {}
+    for split, name in files.items():  # one by one, for errors do not say which
+        with reading(name, f"give a {suffix} file with a row for each example"):
+            data |= load_dataset(TABLES[suffix], data_files={split: name}, **more)
+    return data
 
 
 def given_tables(args: argparse.Namespace) -> Mapping[str, Any]:
@@ -91,11 +109,16 @@ def train_and_test(
     for option, name in (("--train-split", train_split), ("--test-split", test_split)):
         if name is not None and name not in data:
             raise CommandError(f"{option} {name}: the data have the splits {', '.join(data)}")
-    names = ("test", "validation", "valid", "dev")
-    test = test_split or next((name for name in names if name in data), None)
+    test = test_split or next((name for name in TEST_SPLITS if name in data), None)
     if test is not None:
         return {"train": data[train_split], "test": data[test]}
-    size = min(1000, max(1, len(data[train_split]) // 10))
+    rows = len(data[train_split])
+    if rows < 2:
+        raise CommandError(
+            f"{train_split}: has {rows} row{'s' * (rows != 1)}, too few to split off a test; give "
+            "more data, or a test of its own"
+        )
+    size = min(1000, max(1, rows // 10))
     return dict(data[train_split].train_test_split(size, seed=0))
 
 

@@ -17,19 +17,30 @@ from typing import Any
 import accelerate
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from tqdm import tqdm
-from transformers import HfArgumentParser, Seq2SeqTrainingArguments, Trainer, TrainerCallback
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    HfArgumentParser,
+    Seq2SeqTrainingArguments,
+    Trainer,
+    TrainerCallback,
+)
 
 from cape_plugins import TYPES, PositionConfig
 from cape_plugins.arguments import TYPE_ARG, add_position_args, given_settings
 from cape_plugins.config import options, parse_option
 from hf_models import RankSeedCallback
-from recipes.steps import CommandError, check_model, matches, record
+from recipes.steps import CommandError, check_model, matches, reason, record, usable_folder
 
 TRAINER_DEFAULTS = (
     *("--report_to", "none", "--save_strategy", "steps", "--save_total_limit", "1"),
     *("--logging_steps", "50", "--save_steps", "200", "--remove_unused_columns", "False"),
 )
+
+# What a checkpoint raises that is no model of its type, or damaged, or of other shapes
+UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, SafetensorError)
 
 # What a model was trained with, so that no other run takes it for its own: options of the recipes
 # and of the Trainer, as far as they are not about length, speed or output.
@@ -66,7 +77,7 @@ def make_parser(description: str, domain: str) -> argparse.ArgumentParser:
         "with the defaults of each, or with others such as cape:max_global_scale=1,gamma=2; "
         "default without --position-embedding")  # fmt: skip
     add("--output", type=Path, help="folder for models, tables and plot")
-    add_position_args(parser, domain)
+    add_position_args(parser, domain, "cape with --position-... options, else see --compare")
     return parser
 
 
@@ -92,6 +103,8 @@ def parse(
     if training.per_device_train_batch_size < 1:
         size = training.per_device_train_batch_size
         raise CommandError(f"--per_device_train_batch_size {size} is not allowed; allowed: >= 1")
+    if args.output:
+        usable_folder(args.output, "--output")
     if args.model:
         check_model(args.model)
     if args.model_config:
@@ -136,6 +149,47 @@ def make_config(kind: type[Any], sizes: Mapping[str, Any], **more: Any) -> Any:
         raise CommandError(f"the configuration of the model is refused: {error}") from None
 
 
+def read_config(path: str, *kinds: type[Any]) -> Any:
+    """The configuration of the checkpoint of ``--model``, read before there is any work.
+
+    Args:
+        path: Folder or name on the hub.
+        kinds: Configurations of this package that the recipe can train, from their own checkpoints
+            or from those of their stock models.
+
+    Raises:
+        CommandError: if it cannot be read, or is of another type of model.
+    """
+    try:
+        config = AutoConfig.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise CommandError(f"--model {path} cannot be loaded: {reason(error)}") from None
+    own = [kind.model_type for kind in kinds]
+    allowed = [name for name in (n.removeprefix("cape_") for n in own) if name in CONFIG_MAPPING]
+    if config.model_type not in (*allowed, *own):
+        raise CommandError(
+            f"--model {path}: is of the type {config.model_type}; allowed: "
+            f"{', '.join([*allowed, *own])}"
+        )
+    return config
+
+
+def read_beside(kind: type[Any], path: str) -> Any:
+    """The tokenizer or processor in the folder of ``--model``, by an auto class of transformers.
+
+    Raises:
+        CommandError: if there is none.
+    """
+    what = kind.__name__.removeprefix("Auto").lower()
+    try:
+        return kind.from_pretrained(path)
+    except Exception as error:  # without its files each tokenizer fails in a way of its own
+        raise CommandError(
+            f"--model {path}: has no {what} that can be read ({reason(error)}); put its files "
+            f"there, as {what}.save_pretrained writes them"
+        ) from None
+
+
 def load_model(kind: type[Any], path: str, settings: Mapping[str, Any], **more: Any) -> Any:
     """The checkpoint of ``--model`` with another position embedding."""
     try:
@@ -143,8 +197,8 @@ def load_model(kind: type[Any], path: str, settings: Mapping[str, Any], **more: 
         return kind.from_pretrained(
             path, position_embedding=dict(settings), dtype=torch.float32, **more
         )
-    except (OSError, ValueError) as error:
-        raise CommandError(f"--model {path} cannot be loaded: {error}") from None
+    except UNREADABLE as error:
+        raise CommandError(f"--model {path} cannot be loaded: {reason(error)}") from None
 
 
 def variants(

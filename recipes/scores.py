@@ -2,18 +2,24 @@
 
 import csv
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import accelerate
 
-from recipes.steps import machine, shown_command, versions, writing
+from recipes.steps import machine, shown_command, started_as, versions, writing
 
 # name of the variant: scores by group (length, duration, size ...), a list of those of all seeds
 # where there are several
 Scores = Mapping[str, Mapping[str, float | Sequence[float]]]
+
+
+SHARES = ("accuracy", "exact match")  # metrics of 0 to 1; of the others 100 is all
+LEAST_SPAN = 0.05  # of all, on the axis of a plot
 
 
 def report(
@@ -48,9 +54,12 @@ def report(
     lines = [line for title, by_name in metrics.items() for line in _table(title, by_name, group)]
     if len(seeds) > 1:
         lines += [f"Mean of seeds {', '.join(map(str, seeds))} (lowest-highest)", ""]
-    script = "/".join(Path(sys.argv[0]).parts[-3:])
+    program = started_as()
+    if state.num_processes > 1:
+        launch = f"torchrun --nproc_per_node {state.num_processes}"
+        program = f"{launch} {program.removeprefix('python ')}"
     lines += [
-        f"`{shown_command(f'python {script}', sys.argv[1:])}`",
+        f"`{shown_command(program, sys.argv[1:])}`",
         f"{machine()}; {versions(('torch', 'transformers', 'accelerate'))}",
     ]
     with writing(folder / "scores.md") as file:
@@ -58,6 +67,16 @@ def report(
     print("\n".join(lines))
     _plot(folder / "scores.png", scores, metric, group, trained)
     print(f"tables and plot: {folder}/scores.md, scores.csv, scores.json, scores.png")
+
+
+def widen(axes: Any, least: float, top: float) -> None:
+    """Lets the vertical axis span at least so much, so that a difference that says nothing does not
+    look large; 0 and `top` are the ends of what the numbers can be."""
+    low, high = axes.get_ylim()
+    if high - low < least:
+        margin = 0.45 * least  # a line at the end is seen
+        middle = min(max((low + high) / 2, margin), top - margin)
+        axes.set_ylim(middle - least / 2, middle + least / 2)
 
 
 def _values(score: float | Sequence[float]) -> list[float]:
@@ -110,7 +129,11 @@ def _plot(path: Path, scores: Scores, metric: str, group: str, trained: Sequence
     for index, key in enumerate(groups):
         if key in trained:
             axes.axvspan(index - 0.5, index + 0.5, color="0.92", zorder=0)
-    axes.set(xlabel=f"{group} (grey: in training)", ylabel=metric)
+    count = max(len(_values(score)) for row in scores.values() for score in row.values())
+    seeds = f"mean of {count} seeds, band: lowest to highest" if count > 1 else "one seed"
+    axes.set(xlabel=f"{group} (grey: in training)", ylabel=f"{metric}\n({seeds})")
+    whole = 1 if metric in SHARES else 100
+    widen(axes, LEAST_SPAN * whole, top=whole if metric in SHARES else math.inf)
     axes.legend()
     axes.grid(alpha=0.3)
     with writing(path, "wb") as file:

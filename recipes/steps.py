@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import platform
-import re
 import shlex
 import shutil
 import signal
@@ -33,6 +32,12 @@ class CommandError(ValueError):
     """A mistake of the caller; the message names option, value and remedy."""
 
 
+def reason(error: BaseException) -> str:
+    """The first line of what an error of a library says; its name where it says nothing."""
+    lines = str(error).strip().splitlines()
+    return lines[0].strip() if lines else type(error).__name__
+
+
 class ChildError(RuntimeError):
     """A command that was started failed; the message has the end of its log."""
 
@@ -47,7 +52,9 @@ def run_main(main: Callable[[], None]) -> None:
     try:
         main()
     except CommandError as error:
-        print(f"error: {error}", file=sys.stderr)
+        # in a worker process of torch the message has its traceback before it
+        message = str(error).rpartition(f"{CommandError.__name__}: ")[2].strip()
+        print(f"error: {message}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -116,27 +123,21 @@ def versions(packages: Sequence[str]) -> str:
 
 
 def shown_command(program: str, argv: Sequence[str]) -> str:
-    """The command for a report that others will read: without the folders it writes to; absolute
-    paths from the current folder on, and those elsewhere, which nobody else has, by their last
-    part, checkpoints with their folder.
+    """The command as it was typed, for a report: pasted into a shell in the same folder, it makes
+    the same report again. It has the paths that were typed: give relative ones where others will
+    read the report.
 
-    >>> shown_command("run", ["--data", "/some/data", "--model", "a=/some/run1/last.pt"])
-    'run --data data --model a=run1/last.pt'
+    >>> shown_command("python -m run", ["--model", "a=runs/*/last.pt", "--output", "my results"])
+    "python -m run --model 'a=runs/*/last.pt' --output 'my results'"
     """
-    words = list(map(str, argv))
-    for option in ("--work", "--output"):
-        if option in words:
-            start = words.index(option)
-            del words[start : start + 2]
-    absolute = re.compile(r"(?<![^=,])/[^=,]+")  # alone, or after the name or comma before it
-    return shlex.join([*shlex.split(program), *(absolute.sub(_shown, word) for word in words)])
+    return shlex.join([*shlex.split(program), *map(str, argv)])
 
 
-def _shown(found: re.Match[str]) -> str:
-    path = Path(found[0])
-    if path.is_relative_to(Path.cwd()):
-        return str(path.relative_to(Path.cwd()))
-    return "/".join(path.parts[-2:] if path.suffix == ".pt" else path.parts[-1:])
+def started_as() -> str:
+    """How this process was started, without its options: ``python SCRIPT``, the path as it was
+    typed, or ``python -m MODULE``."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return f"python -m {spec.name}" if spec else f"python {shlex.quote(sys.argv[0])}"
 
 
 # ---- files -------------------------------------------------------------------------------------
@@ -168,6 +169,11 @@ def usable_folder(path: Path, option: str) -> None:
     found = path
     while not found.exists():
         found = found.parent
+    if path.is_absolute() and path != found == Path(path.anchor):
+        raise CommandError(
+            f"{option} {path}: {Path(*path.parts[:2])} does not exist, and no folder is made at the"
+            " root of the file system; check the path, or make that folder first"
+        )
     if not found.is_dir() or not os.access(found, os.W_OK):
         raise CommandError(
             f"{option} {path}: {found} is no folder that can be written to; give another"
@@ -225,7 +231,14 @@ def matches(
 def _change(key: str, old: Any, new: Any) -> str:
     """What is different, without what is the same."""
     if isinstance(old, list) and isinstance(new, list):
-        old, new = ([x for x in a if x not in b] for a, b in ((old, new), (new, old)))
+        old, new = _flags(old), _flags(new)
+        gone, added = ([x for x in a if x not in b] for a, b in ((old, new), (new, old)))
+        if not gone and not added:
+            return f"{key} {' '.join(old)}, now {' '.join(new)}"  # in another order
+        before, after = " ".join(gone), " ".join(added)
+        if not gone or not added:
+            return f"{key}: {f'now also {after}' if added else f'no longer {before}'}"
+        return f"{key} {before}, now {after}"
     if isinstance(old, dict) and isinstance(new, dict):
         both = {k for k in {*old, *new} if old.get(k) != new.get(k)}
         old, new = ({k: d.get(k) for k in sorted(both)} for d in (old, new))
@@ -236,6 +249,22 @@ def recorded(folder: Path) -> dict[str, Any]:
     """The settings that `folder` was made with; none if it does not exist."""
     path = folder / RECORD
     return json.loads(path.read_text("utf-8")) if path.exists() else {}
+
+
+def _flags(words: Sequence[Any]) -> list[str]:
+    """Options with their values; a list of other things one by one.
+
+    >>> _flags(["--lr", "0.1", "--cpu", "--seed", "7", 3])
+    ['--lr 0.1', '--cpu', '--seed 7', '3']
+    """
+    groups: list[str] = []
+    for word in words:
+        is_value = isinstance(word, str) and not word.startswith("--")
+        if is_value and groups and groups[-1].startswith("--"):
+            groups[-1] += f" {word}"
+        else:
+            groups.append(str(word))
+    return groups
 
 
 def record(folder: Path, settings: Mapping[str, Any]) -> None:

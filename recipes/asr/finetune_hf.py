@@ -26,7 +26,6 @@ if __name__ == "__main__":  # as a script, so that it also runs under `accelerat
 import jiwer
 import torch
 from transformers import (
-    AutoConfig,
     AutoProcessor,
     Seq2SeqTrainingArguments,
     Speech2TextFeatureExtractor,
@@ -55,6 +54,8 @@ from recipes.finetune import (
     make_config,
     make_parser,
     parse,
+    read_beside,
+    read_config,
     share,
     train,
     variants,
@@ -88,19 +89,14 @@ SECONDS = (1, 2, 4, 8, 16, 32, 64)  # upper ends of bins of durations
 def is_seq2seq(args: argparse.Namespace) -> bool:
     """True for models with a decoder, False for CTC; decided by checkpoint or sizes."""
     if args.model:
-        try:
-            kind = AutoConfig.from_pretrained(args.model).model_type
-        except (OSError, ValueError) as error:
-            raise CommandError(f"--model {args.model} cannot be loaded: {error}") from None
-    else:
-        kind = (args.model_config or {}).get("model_type", CapeSpeechConfig.model_type)
-    kinds = {
-        "cape_speech_ctc": False,
-        "cape_speech_to_text": True,
-        "speech_to_text": True,
-    }
+        config = read_config(args.model, CapeSpeechConfig, CapeSpeech2TextConfig)
+        return not isinstance(config, CapeSpeechConfig)
+    kind = (args.model_config or {}).get("model_type", CapeSpeechConfig.model_type)
+    kinds = {"cape_speech_ctc": False, "cape_speech_to_text": True, "speech_to_text": True}
     if kind not in kinds:
-        raise CommandError(f"model type {kind!r} is not allowed; allowed: {', '.join(kinds)}")
+        raise CommandError(
+            f"--model-config: model_type {kind!r} is not allowed; allowed: {', '.join(kinds)}"
+        )
     return kinds[kind]
 
 
@@ -316,6 +312,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         torch.set_num_threads(1)  # so small a model gains nothing by more
     seq2seq = is_seq2seq(args)
     check_flags(args, seq2seq)
+    if args.model:
+        processor = read_beside(AutoProcessor, args.model)
     splits = synthetic() if builtin else given(args)
     if args.max_seconds is not None:
         kept = [item for item in splits["train"].items if item.seconds <= args.max_seconds]
@@ -326,9 +324,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         splits["train"].items = kept
     texts = [item.text for item in splits["train"].items]
     sizes = dict(DIGIT_MODEL if builtin and not seq2seq else {}) | dict(args.model_config or {})
-    if args.model:
-        processor = AutoProcessor.from_pretrained(args.model)
-    else:
+    if not args.model:
         # one process writes its files, the others read them
         with training.main_process_first():
             processor = make_processor(

@@ -49,6 +49,8 @@ from recipes.finetune import (
     make_config,
     make_parser,
     parse,
+    read_beside,
+    read_config,
     share,
     train,
     variants,
@@ -151,14 +153,21 @@ def given_data(args: argparse.Namespace) -> dict[str, list[tuple[str, str]]]:
 
 
 def _pair(row: Mapping[str, Any], languages: tuple[str, str]) -> tuple[str, str]:
-    texts = row.get("translation", row)
+    texts = row.get("translation") or row
     try:
-        return texts[languages[0]], texts[languages[1]]
+        pair = texts[languages[0]], texts[languages[1]]
     except KeyError:
         raise CommandError(
             f"--source-lang {languages[0]} --target-lang {languages[1]}: the data have the columns "
             f"{', '.join(texts)}; name two of them"
         ) from None
+    for text in pair:
+        if not isinstance(text, str | None):
+            raise CommandError(
+                f"--source-lang {languages[0]} --target-lang {languages[1]}: the data have {text!r}"
+                ", which is no text; name columns of texts (json keeps numbers in quotes)"
+            )
+    return pair
 
 
 def make_tokenizer(folder: Path, pairs: Sequence[tuple[str, str]], size: int) -> MarianTokenizer:
@@ -266,10 +275,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.set_defaults(output=Path("results/mt_hf"))
     lists = not has_data(parser.parse_known_args(argv)[0])
     args, training = parse(parser, LIST_TRAINING if lists else (), argv)
-    splits = number_lists() if lists else given_data(args)
     if args.model:
-        tokenizer = AutoTokenizer.from_pretrained(args.model)
-    else:
+        read_config(args.model, CapeMarianConfig)
+        tokenizer = read_beside(AutoTokenizer, args.model)
+    splits = number_lists() if lists else given_data(args)
+    if not args.model:
         size = LIST_VOCABULARY if lists else args.vocab_size
         with training.main_process_first():
             tokenizer = make_tokenizer(args.output / "tokenizer", splits["train"], size)

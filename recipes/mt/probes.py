@@ -5,6 +5,7 @@ swap    the first of ten joined sentences moved to the end (SHAPE 3.2, table 1)
 """
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import islice
 
 import torch
@@ -21,7 +22,6 @@ from recipes.mt.stages import (
     detokenise,
     load_model,
     selected_checkpoint,
-    undo_segmentation,
 )
 from recipes.steps import CommandError, write_lines
 
@@ -45,15 +45,16 @@ def stack(experiment: Experiment) -> None:
     rows = loss_by_position(losses)
     write_csv(
         experiment.run / "stacked.csv",
-        ["position", "mean_nll", "count"],
-        ((position, f"{loss:.4f}", count) for position, loss, count in rows),
+        ["position", "mean_nll", "count", "tail"],
+        ((place, f"{loss:.4f}", count, int(place >= length)) for place, loss, count in rows),
     )
     print(f"{len(losses)} stacked sentences; mean negative log likelihood (nats) by position")
-    for start in range(0, len(rows), TABLE_BIN):
-        part = rows[start : start + TABLE_BIN]
+    for start in range(0, length, TABLE_BIN):
+        part = rows[start : min(start + TABLE_BIN, length)]
         total = sum(count for _, _, count in part)
         loss = sum(loss * count for _, loss, count in part) / total
         print(f"{start:5d}-{start + len(part) - 1:<5d} {loss:8.3f}   {total} tokens")
+    print(f"not shown: from {length} on, the ends of the texts (tail 1 in stacked.csv)")
 
 
 def swap(experiment: Experiment) -> None:
@@ -73,10 +74,8 @@ def swap(experiment: Experiment) -> None:
     def translate(lines: Sequence[str], order: str) -> list[str]:
         return translations(model, lines, decoding, experiment.run / "swap", order)
 
-    def readable(pieces: Sequence[str]) -> list[str]:
-        return detokenise(experiment, undo_segmentation(experiment, pieces))
-
-    bleu = swap_bleu(translate, sources, readable(targets), metric, readable)
+    references = detokenise(experiment, list(map(model.plain, targets)))
+    bleu = swap_bleu(translate, sources, references, metric, partial(detokenise, experiment))
     lines = [
         f"| model | {' | '.join(COLUMNS)} |",
         "|---" * (1 + len(COLUMNS)) + "|",

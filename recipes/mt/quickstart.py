@@ -37,6 +37,7 @@ from recipes.steps import (
     run_main,
     shown_command,
     stop_children,
+    usable_folder,
     versions,
 )
 
@@ -195,6 +196,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
             parser.error(f"--{flag} needs --data; the built-in number lists have their own splits")
     if args.ablations:
         args.variants = list(dict.fromkeys([*args.variants, *ABLATIONS]))
+    usable_folder(args.output, "--output")
     return args
 
 

@@ -6,7 +6,7 @@ Both have ``train``, ``encode`` (text to pieces separated by spaces) and ``decod
 import contextlib
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,9 @@ from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
 from recipes.steps import CommandError, writing
+
+WORD_START = "\u2581"  # before the first piece of a word, by sentencepiece
+CONTINUED = "@@"  # after all pieces of a word but the last, by subword-nmt
 
 
 class SentencePiece:
@@ -58,8 +61,9 @@ class SentencePiece:
     def encode(self, text: str) -> str:
         return " ".join(self.processor.encode(text, out_type=str))
 
-    def decode(self, pieces: str) -> str:
-        return pieces.replace(" ", "").replace("\u2581", " ").strip()
+    @staticmethod
+    def decode(pieces: str) -> str:
+        return pieces.replace(" ", "").replace(WORD_START, " ").strip()
 
 
 class SubwordNMT:
@@ -83,8 +87,20 @@ class SubwordNMT:
     def encode(self, text: str) -> str:
         return self.bpe.process_line(text)
 
-    def decode(self, pieces: str) -> str:
-        return re.sub(r"@@( |$)", "", pieces)
+    @staticmethod
+    def decode(pieces: str) -> str:
+        return re.sub(f"{CONTINUED}( |$)", "", pieces)
 
 
 SEGMENTATIONS = {"sentencepiece": SentencePiece, "bpe": SubwordNMT}
+
+
+def segmentation_of(subwords: Iterable[str]) -> type[SentencePiece] | type[SubwordNMT] | None:
+    """What has made these subwords, by their marks; None where they have none, as words."""
+    subwords = list(subwords)
+    marked = {
+        SentencePiece: sum(subword.startswith(WORD_START) for subword in subwords),
+        SubwordNMT: sum(subword.endswith(CONTINUED) for subword in subwords),
+    }
+    likely = max(marked, key=marked.get)
+    return likely if marked[likely] else None

@@ -31,6 +31,7 @@ from recipes.steps import (
     positive,
     run_main,
     shown_command,
+    usable_folder,
     versions,
     write_lines,
 )
@@ -54,6 +55,7 @@ PAPER = {
     "epochs": 80,
     "learning_rate": 0.05,
 }
+DEFAULT = "sinpos"  # type of position embedding
 LEFT_OUT = "left_out.txt"
 TRAINED = ("inc", "exc", "inc-scram", "exc-scram")
 
@@ -74,7 +76,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         add(f"--{option.replace('_', '-')}", type=positive, metavar="N", help=text)
     text = f"train several types with their defaults, of {', '.join(TYPES)}"
     add("--compare", nargs="+", metavar="TYPE", help=text)
-    add_position_args(parser, "audio")
+    add_position_args(parser, "audio", DEFAULT)
     text = f"what to train, of {', '.join(CONDITIONS)} (default: the first {len(TRAINED)})"
     add("--models", nargs="+", choices=CONDITIONS, default=TRAINED, metavar="NAME", help=text)
     add("--paper", action="store_true", help="sizes and training of the thesis")
@@ -106,6 +108,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
             )
     args.models, args.seeds = list(dict.fromkeys(args.models)), list(dict.fromkeys(args.seeds))
     check(args)
+    for option in ("work", "output"):
+        usable_folder(getattr(args, option), f"--{option}")
     return args
 
 
@@ -134,7 +138,7 @@ def position_configs(args: argparse.Namespace) -> list[PositionConfig]:
             "--position-... options"
         )
     configs = []
-    for name in dict.fromkeys(args.compare or [chosen or "sinpos"]):
+    for name in dict.fromkeys(args.compare or [chosen or DEFAULT]):
         try:
             config = PositionConfig.from_dict({"type": name, **given}, "audio")
         except ValueError as error:

@@ -11,7 +11,8 @@ from transformers import AutoModelForImageClassification, ViTImageProcessor
 import hf_models  # noqa: F401  registers the cape types
 from cape_plugins import PositionEncoder
 from cape_plugins.config import applies
-from recipes.steps import CommandError
+from recipes.finetune import UNREADABLE
+from recipes.steps import CommandError, reason
 
 
 class Classifier:
@@ -31,8 +32,8 @@ class Classifier:
             self.model, info = AutoModelForImageClassification.from_pretrained(
                 path, dtype=dtype, output_loading_info=True
             )
-        except (OSError, ValueError) as error:
-            raise CommandError(f"--model {path} cannot be loaded: {error}") from None
+        except UNREADABLE as error:
+            raise CommandError(f"--model {path} cannot be loaded: {reason(error)}") from None
         if info["missing_keys"]:
             raise CommandError(
                 f"--model {path} has no weights for {', '.join(sorted(info['missing_keys'])[:3])}; "

@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from datasets import Image as Feature
 from PIL import Image
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 from transformers import ViTImageProcessor
 
 from recipes.data import check_columns, open_dataset, train_and_test
-from recipes.steps import CommandError, progress
+from recipes.steps import CommandError, progress, reason
 
 # Where the caller names no columns, the first of these that the data have.
 COLUMNS = {
@@ -57,6 +58,7 @@ class Images(Dataset):
         crop: Smallest and largest share of the image in a random crop; None for whole images.
         augment: What else is done to an image of its final size, given a random generator.
         seed: Of crops and augmentation.
+        column: That of the images, where `items` are rows of a data set.
     """
 
     def __init__(self, items: Any, load: Callable, names: Sequence[str]) -> None:
@@ -64,6 +66,7 @@ class Images(Dataset):
         self.crop: tuple[float, float] | None = None
         self.augment: Callable[[torch.Tensor, random.Random], torch.Tensor] | None = None
         self.seed = 0
+        self.column = ""
 
     def __len__(self) -> int:
         return len(self.items)
@@ -78,15 +81,36 @@ class Images(Dataset):
 
     def hold(self, limit: int = HELD_BYTES) -> None:
         """Decodes all images once, if they will take no more than `limit` bytes together."""
-        sample = [self.load(self.items[index])[0] for index in range(min(16, len(self)))]
+        sample = [self.read(index)[0] for index in range(min(16, len(self)))]
         if len(self) * sum(image.nbytes for image in sample) <= limit * len(sample):
             numbers = progress(range(len(self)), "decode", delay=1)
-            self.items = [self.load(self.items[index]) for index in numbers]
+            self.items = [self.read(index) for index in numbers]
             self.load = _itself
+
+    def read(self, index: int) -> tuple[torch.Tensor, int]:
+        """Image, as it is stored, and label.
+
+        Raises:
+            CommandError: naming the file or row of an image that cannot be read.
+        """
+        try:
+            return self.load(self.items[index])
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            raise CommandError(
+                f"{self._name(index)} cannot be read ({reason(error)}); repair it, or take it out "
+                "of the data"
+            ) from None
+
+    def _name(self, index: int) -> str:
+        if self.column and isinstance(self.items.features[self.column], Feature):
+            row = self.items.cast_column(self.column, Feature(decode=False))[index]
+            if (row[self.column] or {}).get("path"):
+                return row[self.column]["path"]
+        return f"image {index} of the data"
 
     def __getitem__(self, key: int | Request) -> tuple[torch.Tensor, int]:
         request = key if isinstance(key, Request) else Request(key, None, 0, key)
-        image, label = self.load(self.items[request.index])
+        image, label = self.read(request.index)
         if image.dtype == torch.uint8:
             image = image.float() / 255
         rng = random.Random(f"{self.seed} {request.epoch} {request.place}")
@@ -180,12 +204,15 @@ def read_images(args: argparse.Namespace, training: Any, rows: Any, channels: in
             f"the {len(values)} classes; where a test has no labels, name another --test-split"
         )
 
-    first = rows[0][pixels] if len(rows) else None
-    if first is not None and not isinstance(first, Image.Image) and not _has_bytes(first):
+    stored = not isinstance(rows.features[pixels], Feature) and len(rows) > 0
+    first = rows[0][pixels] if stored else None
+    if first is not None and not _has_bytes(first):
         raise CommandError(f"--image-column {pixels} has no images but {first!r:.40}; name another")
 
     load = partial(_load, pixels=pixels, target=target, channels=channels, classes=classes)
-    return Images(rows, load, list(map(str, names or values)))
+    images = Images(rows, load, list(map(str, names or values)))
+    images.column = pixels
+    return images
 
 
 def _load(
@@ -193,6 +220,8 @@ def _load(
 ) -> tuple[torch.Tensor, int]:
     """The image ``[channels, H, W]``, uint8, and the number of its class."""
     image = row[pixels]
+    if image is None:
+        raise ValueError("there is none in this row")
     if _has_bytes(image):  # those of a parquet file without a declared feature
         image = Image.open(io.BytesIO(image["bytes"]))
     # a copy, because the pixels of an image are read-only
@@ -214,7 +243,8 @@ def _column(args: argparse.Namespace, option: str, data: Any) -> str:
     if not usual:
         raise CommandError(
             f"--{option.replace('_', '-')} is missing: the data have the columns "
-            f"{', '.join(data.column_names)}; name one of them"
+            f"{', '.join(data.column_names)}; name one of them, or give a folder with a subfolder "
+            "of images for each of two classes or more"
         )
     return usual[0]
 

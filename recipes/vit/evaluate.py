@@ -34,6 +34,7 @@ from recipes.steps import (
     positive,
     run_main,
     shown_command,
+    started_as,
     usable_folder,
     versions,
     writing,
@@ -71,7 +72,7 @@ def make_options() -> argparse.ArgumentParser:
     text = "hub names, folders of images by class, parquet, csv or json; default: built-in digits"
     add("--dataset", nargs="+", default=[None], metavar="NAME", help=text)
     add("--dataset-config", metavar="NAME", help="configuration of a data set of the hub")
-    text = "default: test, validation, valid or dev; without any, at most 1000 of train"
+    text = "tested as a whole; default: the only one, else test, validation, valid or dev"
     add("--test-split", metavar="NAME", help=text)
     add("--image-column", metavar="NAME", help="default: one of a usual name")
     add("--label-column", metavar="NAME", help="default: one of a usual name")
@@ -241,7 +242,7 @@ def facts_of(args: argparse.Namespace, argv: Sequence[str]) -> dict[str, str]:
         where = f"{torch.cuda.get_device_name(args.device)}; {where}"
     shown = {"crop": "shorter side to size / 0.875, centre crop", "whole": "whole image squeezed"}
     facts = {
-        "command": f"`{shown_command('python recipes/vit/evaluate.py', argv)}`",
+        "command": f"`{shown_command(started_as(), argv)}`",
         "machine": f"{where}; {versions(PACKAGES)}",
         "images": f"{shown[args.protocol]}, bilinear; {args.dtype}",
         "gamma": f"train is {args.train_size or 'the image_size of each model'}",

@@ -22,7 +22,7 @@ if __name__ == "__main__":  # as a script, so that it also runs under `accelerat
 
 import numpy as np
 import torch
-from transformers import AutoConfig, Seq2SeqTrainingArguments
+from transformers import Seq2SeqTrainingArguments
 
 from hf_models import CapeViTConfig, CapeViTForImageClassification
 from recipes.data import add_data_args, has_data
@@ -32,6 +32,7 @@ from recipes.finetune import (
     make_config,
     make_parser,
     parse,
+    read_config,
     share,
     train,
     variants,
@@ -44,6 +45,7 @@ from recipes.vit.data import Images, digits, given_data, make_processor, resize
 from recipes.vit.training import ImageTrainer
 
 COMPARED = ("abspos", "sinpos", "cape")
+CLASSIFIER = ("classifier.weight", "classifier.bias")  # new for other classes
 
 
 # ---- options -----------------------------------------------------------------------------------
@@ -149,10 +151,7 @@ def model_sizes(args: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     own = {"image_size": pixels[0]} if len(pixels) == 1 else {}
     middle = {"image_size": pixels[len(pixels) // 2]} if len(pixels) > 1 else {}
     if args.model:
-        try:
-            stock = AutoConfig.from_pretrained(args.model)
-        except (OSError, ValueError) as error:
-            raise CommandError(f"--model {args.model} cannot be loaded: {error}") from None
+        stock = read_config(args.model, CapeViTConfig)
         names = ("image_size", "patch_size", "num_channels")
         sizes = {name: getattr(stock, name) for name in names if hasattr(stock, name)}
         return {**sizes, **own}
@@ -203,7 +202,14 @@ def build_model(
         more["position_embedding"] = dict(settings)
         return CapeViTForImageClassification(make_config(CapeViTConfig, sizes, **more))
     kind = CapeViTForImageClassification
-    model = load_model(kind, args.model, settings, ignore_mismatched_sizes=True, **more)
+    more |= {"ignore_mismatched_sizes": True, "output_loading_info": True}  # of the classifier
+    model, info = load_model(kind, args.model, settings, **more)
+    others = sorted({key for key, *_ in info["mismatched_keys"]} - set(CLASSIFIER))
+    if others:
+        raise CommandError(
+            f"--model {args.model}: the shapes of {', '.join(others[:3])} are not those of its "
+            "config.json; give the folder as it was saved"
+        )
     size = sizes["image_size"]
     if size != model.config.image_size:
         model.base_model.resize_images(*np.broadcast_to(size, 2).tolist())
@@ -253,6 +259,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     compared = variants(args, "image", COMPARED, recipe.settings)
     train_set, test_set = given_data(args, channels) if args.dataset else digits(channels)
     processor = make_processor(args.model, size, channels)
+    if len(train_set.names) < 2:
+        raise CommandError(
+            f"--dataset {args.dataset}: all images are of one class; give two or more"
+        )
     collate = Collator(processor)
     pixels = rand_augment(args.rand_augment, processor.image_mean)
     train_set.crop = args.crop

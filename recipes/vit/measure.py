@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from recipes.data import open_dataset, train_and_test
+from recipes.data import TEST_SPLITS, open_dataset
 from recipes.steps import CommandError
 from recipes.vit.classifier import Classifier, match_classes
 from recipes.vit.data import Images, digits, labelled, read_images
@@ -30,7 +30,6 @@ from recipes.vit.tables import Row
 T = TypeVar("T")
 
 DIGITS = "digits"
-TEST_SPLITS = ("test", "validation", "valid", "dev")
 
 
 # ---- data --------------------------------------------------------------------------------------
@@ -97,19 +96,34 @@ def load_data(args: argparse.Namespace, channels: int) -> list[Data]:
 
 
 def _test_images(name: str, args: argparse.Namespace, channels: int) -> Images:
-    """Classes are those of the split itself, for there may be no training."""
+    """The whole split that is tested. Classes are those of the split itself, for there may be no
+    training."""
     data = open_dataset(name, args.dataset_config)
-    if args.test_split is None:
-        data = labelled(args, data)
-    split = args.test_split or next((split for split in TEST_SPLITS if split in data), None)
-    if split is None and "train" in data:
-        parts = train_and_test(data)
-        return read_images(args, parts["train"], parts["test"], channels)
+    split = args.test_split or _test_split(name, args, data)
     if split not in data:
         raise CommandError(
-            f"--test-split {split or 'test'}: {name} has the splits {', '.join(data)}; name one"
+            f"--test-split {split}: {name} has the splits {', '.join(data)}; name one"
         )
     return read_images(args, data[split], data[split], channels)
+
+
+def _test_split(name: str, args: argparse.Namespace, data: Mapping[str, Any]) -> str:
+    """The only split, or the first of a usual name that has labels.
+
+    Raises:
+        CommandError: if there is none, for a split of training is not tested unless it is named.
+    """
+    if len(data) == 1:
+        print(f"{name}: its only split is tested whole; is it new to the models?", flush=True)
+        return next(iter(data))
+    with_labels = labelled(args, data)
+    split = next((split for split in TEST_SPLITS if split in with_labels), None)
+    if split is None:
+        raise CommandError(
+            f"--test-split is missing: {name} has the splits {', '.join(data)}, of which none with "
+            f"labels is called {', '.join(TEST_SPLITS)}; name the one to test"
+        )
+    return split
 
 
 # ---- ranks of the right classes ------------------------------------------------------------------

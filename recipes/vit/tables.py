@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from recipes.scores import LEAST_SPAN, widen
 from recipes.steps import write_lines, writing
 from recipes.vit.protocol import MAX, MIN
 
@@ -169,13 +170,23 @@ def draw_lines(
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, (title, table) in zip(grid, panels.items(), strict=False):
         _draw_panel(axes, table)
-        axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
+        axes.set(title=title, xlabel=xlabel, ylabel=f"{ylabel}\n({said_of_seeds(table)})")
+        widen(axes, 100 * LEAST_SPAN, top=100)
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
     for axes in grid[len(panels) :]:
         axes.remove()
     with writing(path, "wb") as file:
         figure.savefig(file, format="png", dpi=120)
+
+
+def said_of_seeds(table: Table) -> str:
+    """What a band is, and where there is none."""
+    counts = {len(values) for row in table.values() for values in row.values() if values}
+    band = "band: ± standard deviation over seeds"
+    if counts == {1}:
+        return "one seed each"
+    return f"{band}, none of one" if 1 in counts else band
 
 
 def _draw_panel(axes: Any, table: Table) -> None:
@@ -207,11 +218,15 @@ def draw_throughput(path: Path, rates: Table, accuracies: Table) -> None:
     axes = figure.subplots()
     for name, row in rates.items():
         points = [(mean(row[size]), mean(accuracies[name][size])) for size in row]
-        axes.plot(*zip(*points, strict=True), marker="o", ms=4, label=name)
+        spread = [stdev(v) if len(v) > 1 else 0.0 for v in map(accuracies[name].get, row)]
+        style = {"yerr": spread if any(spread) else None, "capsize": 2, "marker": "o", "ms": 4}
+        axes.errorbar(*zip(*points, strict=True), label=name, **style)
         for size, point in zip(row, points, strict=True):
             axes.annotate(str(size), point, (4, 4), textcoords="offset points", fontsize="small")
     axes.set_xscale("log")
-    axes.set(xlabel="images per second (numbers: size in pixels)", ylabel=TOP["top1"])
+    axes.set_xlabel("images per second (numbers: size in pixels)")
+    axes.set_ylabel(f"{TOP['top1']}\n({said_of_seeds(accuracies).replace('band', 'bars')})")
+    widen(axes, 100 * LEAST_SPAN, top=100)
     axes.grid(alpha=0.3, which="both")
     axes.legend(fontsize="small")
     with writing(path, "wb") as file:

@@ -47,6 +47,15 @@ def shown(monkeypatch):
     return figures
 
 
+def test_no_folder_is_made_at_the_root_of_the_file_system(monkeypatch, capsys):
+    monkeypatch.setattr(pictures, "save", lambda *_: pytest.fail("would be made"))
+    with pytest.raises(SystemExit, match="2"):
+        main(["plot", "similarity", "--lengths", "5", "--output", "/nowhere/such/x.png"])
+    message = capsys.readouterr().err
+    for words in ("--output /nowhere/such/x.png", "/nowhere does not exist", "make that folder"):
+        assert words in message
+
+
 @pytest.mark.parametrize(("kind", "domain", "name"), CASES)
 def test_every_kind_in_every_domain_for_every_type(kind, domain, name, shown, tmp_path, capsys):
     output = tmp_path / "new" / "a picture.PNG"
@@ -64,7 +73,7 @@ def test_every_kind_in_every_domain_for_every_type(kind, domain, name, shown, tm
         assert not output.parent.exists()
         return
     assert main(["plot", *map(str, words)]) == 0
-    assert f"wrote {output}" in capsys.readouterr().out
+    assert f"wrote {output}, in the new folder {output.parent}" in capsys.readouterr().out
     assert list(tmp_path.rglob("*.*")) == [output]
     (figure,) = shown
     title = figure.get_suptitle()

@@ -337,7 +337,7 @@ BAD = [
     (["--compare", "foo"], "--compare foo is unknown; allowed: nopos"),
     (["--test-file", "a.csv"], "--test-file needs --train-file"),
     (["--position-embedding", "sinpos", "--position-max-global-shift", "3"], "max_global_shift"),
-    (["--model-config", '{"model_type": "bert"}'], "model type 'bert' is not allowed"),
+    (["--model-config", '{"model_type": "bert"}'], "model_type 'bert' is not allowed"),
     (["--train-file", "gone.csv"], "gone.csv: no such file"),
     (["--train-file", __file__], "unknown format"),
     (["--dataset", "EMPTY"], "cannot be read"),

@@ -3,15 +3,19 @@
 import argparse
 import json
 import re
+import shlex
 
 import pytest
 
 pytest.importorskip("transformers")
 
 import torch
+import transformers
 from PIL import Image
 
-from recipes import data, finetune
+import hf_models
+from recipes import finetune
+from recipes.asr import finetune_hf as asr
 from recipes.mt import finetune_hf as mt
 from recipes.steps import CommandError
 from recipes.vit import data as vit_data
@@ -31,8 +35,11 @@ def scores(folder):
 def test_images_built_in(run_cli, repo_root, tmp_path):
     command = ("python", repo_root / "recipes/vit/finetune_hf.py", "--output", "out", *QUICK)
     command += ("--model-config", json.dumps(TINY_VIT))
-    output = run_cli(*command, "--compare", "abspos", "cape", cwd=tmp_path).stdout
+    command += ("--compare", "abspos", "cape")
+    output = run_cli(*command, cwd=tmp_path).stdout
     assert "| cape | 0." in output
+    report = (tmp_path / "out/scores.md").read_text()
+    assert f"`{shlex.join(map(str, command))}`" in report  # can be pasted
     found = scores(tmp_path / "out")
     assert list(found) == ["abspos", "cape"]
     assert list(found["cape"]) == ["16", "20", "24", "32", "48"]
@@ -116,27 +123,6 @@ def test_translation_of_own_files_from_a_checkpoint(run_cli, repo_root, tmp_path
     assert list(scores(tmp_path / "second")["cape"])[-1] == "all"
 
 
-@pytest.mark.parametrize("splits", [("train",), ("train", "validation")])
-def test_folders_of_datasets(splits, tmp_path, monkeypatch):
-    """As save_to_disk leaves them, and as files of tables."""
-    import datasets
-
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    rows = datasets.Dataset.from_dict({"en": [f"a {n}" for n in range(30)], "de": ["b"] * 30})
-    datasets.DatasetDict(dict.fromkeys(splits, rows)).save_to_disk(tmp_path / "saved")
-    for split in splits:
-        (tmp_path / "tables").mkdir(exist_ok=True)
-        rows.to_parquet(tmp_path / "tables" / f"{split}.parquet")
-    expected = {"train": 30, "test": 30} if len(splits) == 2 else {"train": 27, "test": 3}
-    for folder in ("saved", "tables"):
-        parts = data.train_and_test(data.open_dataset(str(tmp_path / folder)))
-        assert {name: len(part) for name, part in parts.items()} == expected
-    rows.save_to_disk(tmp_path / "single")
-    assert len(data.open_dataset(str(tmp_path / "single"))["train"]) == 30
-    with pytest.raises(CommandError, match=r"--dataset .*nowhere cannot be read"):
-        data.open_dataset(str(tmp_path / "nowhere"))
-
-
 def test_given_settings_win_over_those_of_the_built_in_data():
     shift = ["--position-max-global-shift", "0.3"]
     for words in (["--position-embedding", "cape", *shift], shift):
@@ -212,6 +198,61 @@ BAD = [
 def test_bad_input(program, words, message, tmp_path):
     with pytest.raises(CommandError, match=re.escape(message)):
         program.main([*words, "--output", str(tmp_path)])
+
+
+FOREIGN = [
+    *((mt, kind) for kind in ("M2M100", "Bart", "Whisper", "Llama")),
+    *((vit, kind) for kind in ("DeiT", "Beit", "ViTMAE")),
+    *((asr, kind) for kind in ("Whisper", "Llama", "Wav2Vec2")),
+]
+ALLOWED = {
+    mt: "marian, cape_marian",
+    vit: "vit, cape_vit",
+    asr: "speech_to_text, cape_speech_ctc, cape_speech_to_text",
+}
+
+
+@pytest.mark.parametrize(("program", "kind"), FOREIGN, ids=lambda value: str(value)[-12:])
+def test_models_of_other_types_are_refused(program, kind, tmp_path):
+    """Before anything is read or written; their weights would fit in part."""
+    config = getattr(transformers, f"{kind}Config")()
+    config.save_pretrained(tmp_path / "model")
+    message = f"is of the type {config.model_type}; allowed: {ALLOWED[program]}"
+    with pytest.raises(CommandError, match=re.escape(message)):
+        program.main(["--model", str(tmp_path / "model"), "--output", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("program", "config", "what"),
+    [
+        (mt, transformers.MarianConfig(), "tokenizer"),
+        (mt, hf_models.CapeMarianConfig(position_embedding={"type": "sinpos"}), "tokenizer"),
+        (asr, hf_models.CapeSpeechConfig(), "processor"),
+        (asr, hf_models.CapeSpeech2TextConfig(), "processor"),
+    ],
+)
+def test_model_without_tokenizer(program, config, what, tmp_path):
+    config.save_pretrained(tmp_path / "model")
+    with pytest.raises(CommandError, match=rf"model: has no {what} that can be read .*; put its"):
+        program.main(["--model", str(tmp_path / "model"), "--output", str(tmp_path / "out")])
+
+
+@pytest.mark.parametrize("damage", ["truncated", "other sizes"])
+def test_damaged_weights(damage, tmp_path):
+    kind = vit.CapeViTForImageClassification
+    kind(vit.CapeViTConfig(image_size=16, patch_size=8, **TINY_VIT)).save_pretrained(tmp_path)
+    weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    if damage == "truncated":
+        weights.write_bytes(weights.read_bytes()[:300])
+        message = "cannot be loaded: .*header"
+    else:
+        sizes = json.loads(config.read_text())
+        config.write_text(json.dumps({**sizes, "intermediate_size": 32}))
+        message = "the shapes of .*mlp.* are not those of its config.json"
+    args = argparse.Namespace(model=str(tmp_path), drop_path=None)
+    with pytest.raises(CommandError, match=f"--model .*{message}"):
+        vit.build_model(args, {"type": "nopos"}, {"image_size": 16}, ["a", "b"])
 
 
 def test_a_trained_model_is_not_taken_for_another(tmp_path, capsys):

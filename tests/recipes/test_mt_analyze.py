@@ -1,6 +1,9 @@
 """The analysis of translation models, on tiny models that nobody has trained."""
 
 import csv
+import re
+import shlex
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +15,7 @@ pytest.importorskip("transformers")
 
 from PIL import Image
 from sacrebleu.metrics import BLEU
+from transformers import LlamaConfig
 
 from recipes.mt import analyze
 from recipes.mt.analysis import scores, swap
@@ -165,21 +169,38 @@ def test_stack_command_agrees_between_hosts(work, tmp_path):
         assert float(one["mean_nll"]) == pytest.approx(float(other["mean_nll"]), abs=1e-5)
 
 
+def test_ends_of_texts_are_not_taken_for_better_translation(work, tmp_path, capsys):
+    """All positions of the table are reached by all sentences; the CSV marks the others."""
+    words = ["stack", "--model", f"a={work.fairseq('nopos')}", *work.test_options]
+    analyze.main([*words, "--target-tokens", "70", "--output", str(tmp_path)])
+    header, _, row = capsys.readouterr().out.splitlines()[:3]
+    assert header == "| model | 0-49 | 50-69 |"
+    rows = read_csv(tmp_path / "stack.csv")
+    assert len(rows) > 71
+    assert [row["tail"] for row in rows] == ["0"] * 70 + ["1"] * (len(rows) - 70)
+    assert len({row["count"] for row in rows[:70]}) == 1
+    last = np.mean([float(row["mean_nll"]) for row in rows[50:70]])
+    assert f"| {last:.2f} (" in row
+    assert "positions from 70 on" in (tmp_path / "stack.md").read_text()
+
+
 @pytest.mark.parametrize("command", MORE)
 def test_commands_write_tables_and_a_plot(work, tmp_path, command, capsys, monkeypatch):
     if command == "swap":  # BLEU of models that nobody has trained is 0, and its plot blank
         monkeypatch.setattr(Translator, "translate", lambda model, sources, *_: list(sources))
     models = [f"a={work.fairseq('sinpos')},{work.fairseq('sinpos', 2)}"]
     models.append(f"b={work.hf('nopos')},{work.hf('nopos', 2)}")
-    analyze.main([command, "--model", *models, *work.test_options, "--output", str(tmp_path),
-                  "--inference-offset", "3", *MORE[command]])  # fmt: skip
+    words = [command, "--model", *models, *work.test_options, "--output", str(tmp_path)]
+    words += ["--inference-offset", "3", *MORE[command]]
+    analyze.main(words)
     shown = capsys.readouterr().out
     assert f"{command}.png" in shown
     report = (tmp_path / f"{command}.md").read_text("utf-8")
     assert f"python -m recipes.mt.analyze {command} --model" in report
     for fact in ("cores", "torch 2", "test.en", "cape_transformer", "--inference-offset 3"):
         assert fact in report
-    assert str(work.folder) not in report
+    (shown,) = re.findall("`python -m recipes.mt.analyze (.*)`", report)
+    assert shlex.split(shown) == words
     assert "nan" not in report
     rows = read_csv(tmp_path / f"{command}.csv")
     if command != "scores":
@@ -197,6 +218,51 @@ def test_commands_write_tables_and_a_plot(work, tmp_path, command, capsys, monke
     if command not in ("similarity", "scores"):
         for colour in ((31, 119, 180), (255, 127, 14)):
             assert (picture == colour).all(-1).sum() > 300
+
+
+@pytest.mark.parametrize("command", ["length", "swap"])
+def test_text_in_subwords_is_scored_as_text(work, tmp_path, command, monkeypatch):
+    """The scores are those of plain text, on which a word of several pieces counts once."""
+
+    def translate(model, sources, *_):  # the source without its first tokens, and so on some BLEU
+        return [model.text(model.source_ids(source)[2:-1]) for source in sources]
+
+    monkeypatch.setattr(Translator, "translate", translate)
+    test = tmp_path / "test.en"
+    test.write_text("".join(f"{source}\n" for source in work.sources()), encoding="utf-8")
+    if command == "swap":
+        text = ["--text", test, test, "--output", tmp_path / "joined.en", tmp_path / "joined.de"]
+        analyze.main(["interpolate", *text, "--count", "3"])
+        test = tmp_path / "joined.en"
+    subwords = SentencePiece(work.corpus / "sentencepiece.model")
+    lines = test.read_text("utf-8").splitlines()
+    segmented = tmp_path / "pieces.en"
+    pieces = (f" {SEPARATOR} ".join(map(subwords.encode, line.split(SEPARATOR))) for line in lines)
+    segmented.write_text("".join(f"{line}\n" for line in pieces), encoding="utf-8")
+    found = {}
+    for path, more in ((test, []), (segmented, ["--segmented"])):
+        output = tmp_path / f"out-{path.stem}"
+        model = f"a={checkpoint_with_separator(work, tmp_path)}"
+        options = ["--test", path, path, "--output", output, *MORE[command], *more]
+        options = options if command == "length" else [*options, "--join", "1"]
+        analyze.main([command, "--model", model, *options])
+        found[path] = read_csv(output / f"{command}.csv")
+        report = (output / f"{command}.md").read_text("utf-8")
+        assert ("Subwords of the test text are joined" in report) == bool(more)
+    assert found[test] == found[segmented]
+    name = "bleu" if command == "length" else "bleu_original"
+    assert all(5 < float(row[name]) < 99 for row in found[test])
+
+
+def checkpoint_with_separator(work, folder):
+    """A model whose vocabulary has the separator, as those of joined sentences do."""
+    corpus = folder / "corpus"
+    if not corpus.exists():
+        shutil.copytree(work.corpus, corpus)
+        for path in (corpus / "binary").iterdir():
+            path.write_text(f"{path.read_text('utf-8')}{SEPARATOR} 1\n", encoding="utf-8")
+        save_fairseq(corpus, folder / "checkpoint.pt", "--position-embedding", "nopos")
+    return folder / "checkpoint.pt"
 
 
 @pytest.mark.slow
@@ -232,6 +298,11 @@ BAD = {
     "no dictionary": (["stack", "--model", "a=A", "--data", "folder"], "--data FOLDER"),
     "no subwords": (["stack", "--model", "a=A", "--spm", "text"], "--spm text"),
     "subwords of its own": (["stack", "--model", "h=folder", "--spm", "h=x"], "--spm h=x has no"),
+    "segmented by whom": (["length", "--model", "h=folder", "--segmented"], "--segmented: h is a"),
+    "segmented twice": (
+        ["length", "--model", "a=A", "--segmented", "--spm", "x"],
+        "leave it or --segmented out",
+    ),
     "too short": (["stack", "--model", "a=A", "--target-tokens", "99999"], "--target-tokens 99999"),
     "no test": (["stack", "--model", "a=A", "--test", "gone", "gone"], "--test gone"),
     "bins": (["length", "--model", "a=A", "--bins", "5", "5"], "--bins 5 5: the numbers must"),
@@ -279,6 +350,24 @@ def test_bad_input(work, tmp_path, monkeypatch, name):
         analyze.main([command, *rest])
     assert message in str(error.value)
     assert sorted(tmp_path.rglob("*")) == before  # nothing half-written
+
+
+def test_language_models_are_refused_before_any_work(work, tmp_path, monkeypatch):
+    """Of both hosts, also behind a model that translates."""
+    from fairseq import options
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+    parser = options.get_training_parser("language_modeling")
+    words = [str(work.corpus / "binary"), "--arch", "transformer_lm", "--max-tokens", "100"]
+    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, words))
+    state = torch.load(work.fairseq("nopos"), weights_only=True)
+    torch.save({**state, "cfg": cfg, "model": {}}, tmp_path / "lm.pt")
+    LlamaConfig().save_pretrained(tmp_path / "llama")
+    monkeypatch.setattr(Translator, "log_probabilities", None)
+    for name, message in (("lm.pt", "task language_modeling"), ("llama", "type llama")):
+        models = [f"a={work.fairseq('nopos')}", f"b={tmp_path / name}"]
+        with pytest.raises(CommandError, match=f"{name}: is of the {message}.*; give a"):
+            analyze.main(["stack", "--model", *models, *work.test_options])
 
 
 def _placed(word, places):

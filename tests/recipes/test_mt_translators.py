@@ -16,7 +16,7 @@ from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.data import Dictionary, LanguagePairDataset
 
 from recipes.mt.analysis.options import open_translator
-from recipes.mt.analysis.segmentation import Segmentation, found_beside
+from recipes.mt.analysis.segmentation import Segmentation, Segmented, found_beside
 from recipes.mt.analysis.similarity import similarities
 from recipes.mt.analysis.stack import loss_by_position
 from recipes.mt.analysis.translators import Decoding, Running, batches
@@ -260,6 +260,23 @@ def test_text_may_be_segmented_before(work):
     assert pieces[0] != source
     (expected,) = plain.log_probabilities([(source, target)])
     np.testing.assert_array_equal(segmented.log_probabilities([pieces])[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "pieces", "text"),
+    [
+        (["\u2581a", "b", "\u2581"], "\u2581a b \u2581c", "ab c"),
+        (["a@@", "b", "c"], "a@@ b c d@@", "ab c d"),
+        (["\u2581a", "b"], f"\u2581a b {SEPARATOR} \u2581a", f"ab {SEPARATOR} a"),
+        (["a@@", "b"], f"a@@ b {SEPARATOR} b", f"ab {SEPARATOR} b"),
+        (["a", "b"], f"a b {SEPARATOR} b", f"a b {SEPARATOR} b"),
+    ],
+)
+def test_subwords_are_joined_by_their_marks(vocabulary, pieces, text, capsys):
+    segmentation = Segmented(vocabulary)
+    assert segmentation.encode(pieces, 0) == pieces
+    assert segmentation.plain(pieces) == segmentation.decode(pieces) == text
+    assert ("scored as it is" in capsys.readouterr().out) == (vocabulary[0] == "a")
 
 
 @pytest.mark.parametrize("host", ["fairseq", "hf"])

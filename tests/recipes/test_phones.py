@@ -233,6 +233,17 @@ def test_finished_models_are_reused_and_others_refused(tmp_path):
         trained(tmp_path, job, make_corpus(1), SIZES, training, "cpu")
 
 
+def test_help_names_the_default_that_is_used(capsys):
+    with pytest.raises(SystemExit):
+        run.main(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "the positions are the sinusoid (sinpos)" in text
+    assert "(default: sinpos)" in text
+    assert "(default: cape)" not in text
+    (config,) = run.position_configs(run.parse_arguments([]))
+    assert config.type == "sinpos"
+
+
 def test_the_best_epoch_on_dev_is_kept(tmp_path):
     corpus = make_corpus()
     job = Job("exc", config("nopos"), 1)

@@ -46,7 +46,7 @@ def test_sample_runs_from_text_to_score(run_cli, tmp_path, name):
         assert test.count("<sep>") == 12 - len(test.splitlines())
         assert "nats" in out
         positions = (run / "stacked.csv").read_text().splitlines()
-        assert positions[0] == "position,mean_nll,count"
+        assert positions[0] == "position,mean_nll,count,tail"
         assert len(positions) > 40
         original, swapped, drop = re.findall(r"-?\d+\.\d+", (run / "swap.md").read_text())[:3]
         assert float(drop) == pytest.approx(float(original) - float(swapped), abs=0.011)

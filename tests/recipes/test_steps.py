@@ -1,8 +1,15 @@
 """How programs of the recipes end."""
 
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from recipes.steps import ChildError, CommandError, progress, run_main, shown_command
+from recipes.steps import ChildError, CommandError, progress, run_main, usable_folder
+from tests.conftest import ROOT
 
 
 @pytest.mark.parametrize(
@@ -32,15 +39,54 @@ def test_a_defect_keeps_its_traceback():
         run_main(main)
 
 
-def test_shown_commands_name_no_folder_of_the_machine(tmp_path, monkeypatch):
+def test_folders_for_results(tmp_path, monkeypatch):
+    """They are made anywhere but at the root of the file system, where a typing error is likelier,
+    and not under a file."""
     monkeypatch.chdir(tmp_path)
-    inside, outside = tmp_path / "runs" / "a", "/some/place"
-    argv = ["--model", f"cape={inside}/last.pt,{outside}/b/last.pt", "x=runs/*/last.pt"]
-    argv += ["--data", outside, "--work", "w", "--ratio", "1/2", "--output", outside]
-    assert shown_command("python -m recipes.x", argv) == (
-        "python -m recipes.x --model cape=runs/a/last.pt,b/last.pt 'x=runs/*/last.pt' --data place "
-        "--ratio 1/2"
+    for path in (Path("results/vit"), tmp_path / "a/b", tmp_path, Path()):
+        usable_folder(path, "--output")
+    (tmp_path / "file").touch()
+    with pytest.raises(CommandError, match="file is no folder that can be written to"):
+        usable_folder(tmp_path / "file/x", "--output")
+    with pytest.raises(CommandError, match="/nowhere/such: /nowhere does not exist, and no folder"):
+        usable_folder(Path("/nowhere/such"), "--output")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+PARSERS = {
+    "phones.run": lambda program, words: program.parse_arguments(words),
+    "mt.quickstart": lambda program, words: program.parse_arguments(words),
+    "vit.evaluate": lambda program, words: program.parse(["--model", "x", *words]),
+    "finetune": lambda program, words: program.parse(program.make_parser("", "image"), (), words),
+}
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_recipes_look_at_their_folders_before_they_begin(name):
+    program = pytest.importorskip(f"recipes.{name}", exc_type=ImportError)
+    with pytest.raises(CommandError, match="--output /nowhere/such: /nowhere does not exist"):
+        PARSERS[name](program, ["--output", "/nowhere/such"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", [False, True])
+def test_shown_commands_can_be_pasted(module, tmp_path):
+    """From another folder than that of the program, with words that a shell would change."""
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools/tell it.py").write_text(
+        "import sys\n"
+        "from recipes.steps import shown_command, started_as\n"
+        "print(shown_command(started_as(), sys.argv[1:]))\n"
     )
+    (tmp_path / "tools/told.py").write_text((tmp_path / "tools/tell it.py").read_text())
+    program = "python -m tools.told" if module else "python 'tools/tell it.py'"
+    words = "--model 'a=/some/place/last.pt,b*' --data data/cifar10 --work w --output 'my results'"
+    bin_first = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    env = {**os.environ, "PATH": bin_first, "PYTHONPATH": f"{ROOT}{os.pathsep}."}
+    shell = {"shell": True, "cwd": tmp_path, "env": env, "text": True}
+    shown = subprocess.check_output(f"{program} {words}", **shell)
+    assert shlex.split(shown) == shlex.split(f"{program} {words}")
+    assert subprocess.check_output(shown, **shell) == shown
 
 
 def test_progress_is_shown_on_terminals_only(capfd, monkeypatch):

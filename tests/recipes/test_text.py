@@ -2,6 +2,7 @@
 
 import gzip
 import random
+import re
 
 import pytest
 
@@ -117,6 +118,24 @@ def test_other_settings_are_an_error_that_says_which(tmp_path):
     with pytest.raises(CommandError, match=r"vocab_size 140, now 200.*--work") as error:
         matches(tmp_path, {"vocab_size": 200, "seed": 1})
     assert "seed" not in str(error.value)
+
+
+FLAGS = ["--seed", "1", "--lr", "0.1", "--cpu"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([*FLAGS, "--seed", "7"], "(flags: now also --seed 7)"),
+        (FLAGS[2:], "(flags: no longer --seed 1)"),
+        (["--seed", "0.1", *FLAGS[2:]], "(flags --seed 1, now --seed 0.1)"),
+        ([*FLAGS[2:], "--seed", "1"], "(flags --seed 1 --lr 0.1 --cpu, now --lr 0.1 --cpu --seed"),
+    ],
+)
+def test_changed_flags_are_shown_with_their_values(tmp_path, flags, message):
+    record(tmp_path, {"flags": FLAGS})
+    with pytest.raises(CommandError, match=re.escape(message)):
+        matches(tmp_path, {"flags": flags})
 
 
 def test_written_files_are_readable_by_others(tmp_path):

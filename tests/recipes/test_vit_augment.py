@@ -262,8 +262,10 @@ def test_missing_columns_and_unknown_labels(tmp_path, monkeypatch):
         given_data(options(tmp_path / "unlabelled", test_split="test"), 1)
     assert len(given_data(options(tmp_path / "unlabelled"), 1)[1]) == 1  # of training
     words = ["--model", "any", "--dataset", str(tmp_path / "unlabelled")]
-    (found,) = measure.load_data(evaluate.parse(words), 1)
-    assert (len(found.images), found.images.names) == (1, ["1"])
+    with pytest.raises(CommandError, match="--test-split is missing: .* has the splits train, te"):
+        measure.load_data(evaluate.parse(words), 1)
+    (found,) = measure.load_data(evaluate.parse([*words, "--test-split", "train"]), 1)
+    assert (len(found.images), found.images.names) == (2, ["1"])
 
 
 def test_processor_is_of_the_size_that_is_trained(tmp_path):

@@ -3,6 +3,7 @@
 import argparse
 import csv
 import re
+import shlex
 from statistics import mean, stdev
 
 import numpy as np
@@ -261,7 +262,6 @@ def test_command_line_on_a_folder_of_images(run_cli, repo_root, tmp_path):
             pixels = rng.integers(0, 200, (height, width, 3), dtype=np.uint8) + 8 * number
             Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{n}.png")
     paths = [save(tmp_path / name, seed=seed) for seed, name in enumerate("ab")]
-    stock = save(tmp_path / "stock", "stock")
     command = ["python", repo_root / "recipes/vit/evaluate.py", "--dataset", "photos"]
     command += ["--model", "cape=a,b", "--sizes", 16, 24, "--output", "out", "--device", "cpu"]
     env = {"HF_HOME": str(tmp_path / "cache"), "DISPLAY": "", "MPLBACKEND": "TkAgg"}
@@ -275,7 +275,7 @@ def test_command_line_on_a_folder_of_images(run_cli, repo_root, tmp_path):
     for kind in kinds:
         assert_lines(tmp_path / f"out/{kind}.png", COLOURS[:1])
         text = (tmp_path / f"out/{kind}.md").read_text()
-        assert "`python recipes/vit/evaluate.py --dataset photos" in text
+        assert f"`{shlex.join(map(str, [*command, *more]))}`" in text
         assert "torch 2" in text
     values = [float(r["top1"]) for r in rows_of(tmp_path / "out/accuracy.csv") if r["size"] == "24"]
     assert len(values) == 2
@@ -287,7 +287,7 @@ def test_command_line_on_a_folder_of_images(run_cli, repo_root, tmp_path):
             right += logits(classifier, View("crop", 24)(image)).argmax() == number
     assert values[0] == pytest.approx(100 * float(right) / 49, abs=1e-3)
     assert [r["batch"] for r in rows_of(tmp_path / "out/throughput.csv")] == ["4", "4"]
-    command[command.index("cape=a,b")] = stock
+    command[command.index("cape=a,b")] = save(tmp_path / "stock", "stock")
     output = run_cli(*command, "--dtype", "bfloat16", cwd=tmp_path, env=env).stdout
     assert "| stock |" in output
 

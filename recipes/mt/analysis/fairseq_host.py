@@ -17,10 +17,10 @@ from torch import Tensor, nn
 import fairseq_user_dir  # noqa: F401 registers the architectures, lets torch load checkpoints
 from cape_plugins import PositionConfig
 from recipes.mt.analysis import segmentation
-from recipes.mt.analysis.segmentation import SOURCE, TARGET, Segmentation
+from recipes.mt.analysis.segmentation import SOURCE, TARGET, Segmentation, Segmented
 from recipes.mt.analysis.translators import Decoding, Ids, Running, Translator, pad
 from recipes.mt.prepare import SEPARATOR
-from recipes.steps import CommandError
+from recipes.steps import CommandError, reason
 
 # fairseq's masks: of booleans for padding, of numbers for the future
 warnings.filterwarnings("ignore", "Support for mismatched key_padding_mask and attn_mask")
@@ -58,22 +58,18 @@ class FairseqTranslator(Translator):
         self.data = data
         cfg = self._read()["cfg"]
         self.task = tasks.setup_task(cfg.task, from_checkpoint=True)
-        if not isinstance(self.task, TranslationTask):
-            raise CommandError(
-                f"--model {path}: is of the task {cfg.task._name}; give a model of the task"
-                " translation"
-            )
         self.source, self.target = self.task.source_dictionary, self.task.target_dictionary
         languages = cfg.task.source_lang, cfg.task.target_lang
-        chosen = segmentation.given(spm, bpe, segmented, languages)
+        chosen = Segmented(self.target.symbols) if segmented else None
+        chosen = chosen or segmentation.given(spm, bpe, languages)
         chosen = chosen or segmentation.found_beside(Path(cfg.task.data), languages)
         if chosen is None:
             raise CommandError(
                 f"--model {path}: no subword model beside {cfg.task.data}; give --spm FILE or"
                 " --bpe FILE, or --segmented if the test text is in the subwords of the model"
             )
-        chosen.keeps_separator = SEPARATOR in self.source.indices
-        self.segmentation: Segmentation = chosen
+        chosen.keeps_separator |= SEPARATOR in self.source.indices
+        self.segmentation: Segmentation | Segmented = chosen
         position = getattr(cfg.model, "position_embedding", None)
         self.kind = " ".join(filter(None, ("fairseq", _arch(cfg.model), position)))
 
@@ -92,6 +88,9 @@ class FairseqTranslator(Translator):
     def text(self, ids: Sequence[int]) -> str:
         return self.segmentation.decode(self.target.string(torch.tensor(ids, dtype=torch.int)))
 
+    def plain(self, text: str) -> str:
+        return self.segmentation.plain(text)
+
     def position_config(self, model: nn.Module) -> PositionConfig | None:
         return getattr(model, "position_config", None)
 
@@ -101,7 +100,7 @@ class FairseqTranslator(Translator):
                 [str(self.path)], task=self.task, state=self._read()
             )
         except (ValueError, RuntimeError) as error:
-            raise CommandError(f"--model {self.path}: cannot be built ({error})") from None
+            raise CommandError(f"--model {self.path}: cannot be built ({reason(error)})") from None
         return model
 
     def score(self, model: nn.Module, sources: list[Ids], targets: list[Ids]) -> Tensor:
@@ -144,13 +143,18 @@ class FairseqTranslator(Translator):
             state = checkpoint_utils.load_checkpoint_to_cpu(str(self.path))
         except Exception as error:  # what a file of another kind raises is up to torch and fairseq
             raise CommandError(
-                f"--model {self.path}: cannot be read as a checkpoint of fairseq ({error}); give"
-                " checkpoint*.pt, or a folder of a Hugging Face model"
+                f"--model {self.path}: cannot be read as a checkpoint of fairseq ({reason(error)});"
+                " give checkpoint*.pt, or a folder of a Hugging Face model"
             ) from None
         if not state.get("cfg"):  # of an older fairseq
             state["cfg"] = convert_namespace_to_omegaconf(state["args"])
         state["args"] = None
         cfg = state["cfg"]
+        task = getattr(cfg.task, "_name", None)
+        if not issubclass(tasks.TASK_REGISTRY.get(task, object), TranslationTask):
+            raise CommandError(
+                f"--model {self.path}: is of the task {task}; give a model of the task translation"
+            )
         with open_dict(cfg):
             cfg.task.data = str(find_data(self.path, self.data, cfg.task))
         use_cape_architecture(cfg.model)

@@ -2,17 +2,23 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import (
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+)
 
 from cape_plugins import PositionConfig
 from hf_models import CapeMarianConfig, CapeMarianMTModel
 from hf_models.marian import extend_mask
 from recipes.mt.analysis.translators import Decoding, Ids, Running, Translator, pad
-from recipes.steps import CommandError
+from recipes.steps import CommandError, reason
 
 IGNORED = -100  # label of padding
 
@@ -33,17 +39,26 @@ class HuggingFaceTranslator(Translator):
 
     def __init__(self, path: Path, running: Running):
         super().__init__(path, running)
-        try:
-            self.config = AutoConfig.from_pretrained(path)
-            self.tokenizer = AutoTokenizer.from_pretrained(path)
-        except (OSError, ValueError, KeyError) as error:
+        self.config = self._read(AutoConfig)
+        if type(self.config) not in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:
             raise CommandError(
-                f"--model {path}: cannot be read as a Hugging Face model ({error}); give a folder"
-                " with a translation model and its tokenizer, or a checkpoint*.pt of fairseq"
-            ) from None
+                f"--model {path}: is of the type {self.config.model_type}, which cannot translate;"
+                " give a model with an encoder and a decoder of text, such as marian"
+            )
         settings = getattr(self.config, "position_embedding", None) or {}
+        self.tokenizer = self._read(AutoTokenizer)
         words = ("Hugging Face", self.config.model_type, settings.get("type"))
         self.kind = " ".join(filter(None, words))
+
+    def _read(self, kind: Any) -> Any:
+        try:
+            return kind.from_pretrained(self.path)
+        except Exception as error:  # without its files each tokenizer fails in a way of its own
+            raise CommandError(
+                f"--model {self.path}: cannot be read as a Hugging Face model ({reason(error)});"
+                " give a folder with a translation model and its tokenizer, or a checkpoint*.pt of"
+                " fairseq"
+            ) from None
 
     def files(self) -> list[Path]:
         kinds = (".safetensors", ".bin", ".json")
@@ -71,7 +86,7 @@ class HuggingFaceTranslator(Translator):
         try:
             return kind.from_pretrained(self.path, dtype=torch.float32, **more)
         except (OSError, ValueError) as error:
-            raise CommandError(f"--model {self.path}: cannot be loaded ({error})") from None
+            raise CommandError(f"--model {self.path}: cannot be loaded ({reason(error)})") from None
 
     def score(self, model: nn.Module, sources: list[Ids], targets: list[Ids]) -> Tensor:
         labels = pad(targets, IGNORED, self.running.device)

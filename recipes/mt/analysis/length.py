@@ -16,6 +16,7 @@ from recipes.mt.analysis.options import (
     decoding,
     draw_band,
     facts,
+    joined,
     markdown,
     new_figure,
     open_models,
@@ -68,7 +69,8 @@ def run(args: argparse.Namespace) -> None:
         for number, translator in enumerate(group, 1):
             folder = args.output / "translations"
             found = translations(translator, sources, how, folder, f"{name} {number}")
-            scores.setdefault(name, []).append(score_by_length(pairs, found, args.bins))
+            plain = [tuple(map(translator.plain, pair)) for pair in pairs]
+            scores.setdefault(name, []).append(score_by_length(plain, found, args.bins))
     labels = list(next(iter(scores.values()))[0])
     write_csv(
         args.output / "length.csv",
@@ -91,6 +93,7 @@ def run(args: argparse.Namespace) -> None:
         lines += [f"## {title} by source words", "", *markdown(["model", *labels], [*rows, sizes])]
         lines.append("")
     lines.append("BLEU: sacrebleu, 13a. Exact match: share of sentences without any difference.")
+    lines += joined(args)
     plot(args, scores, [label for label in labels if label != ALL])
     write_report(args, "Scores by source length", lines, facts(args, models))
 

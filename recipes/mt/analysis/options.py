@@ -61,7 +61,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add("--data", **many, metavar="[NAME=]DIR", help="folder of fairseq-preprocess")
     add("--spm", **many, metavar="[NAME=]FILE", help="sentencepiece model")
     add("--bpe", **many, metavar="[NAME=]FILE", help="subword-nmt codes, after Moses tokenisation")
-    add("--segmented", action="store_true", help="the test text is in the subwords of the models")
+    text = "the test text is in the subwords of the models; they are joined before it is scored"
+    add("--segmented", action="store_true", help=text)
     add = parser.add_argument_group("computation").add_argument
     text = "such as cpu or cuda:1 (default: cuda if there is one)"
     add("--device", metavar="DEVICE", help=text)
@@ -126,9 +127,17 @@ def open_models(args: argparse.Namespace) -> dict[str, list[Translator]]:
         if names.count(name) > 1:
             raise CommandError(f"--model: two models are named {name}; give seeds as {name}=A,B")
     files = {option: _by_name(getattr(args, option), names) for option in ("data", "spm", "bpe")}
+    for option in ("spm", "bpe") if args.segmented else ():
+        if files[option]:
+            raise CommandError(f"--{option} segments plain text; leave it or --segmented out")
     models: dict[str, list[Translator]] = {}
     how = running(args)
     for name, _, paths in named:
+        if args.segmented and any(path.is_dir() for path in _expand(paths)):
+            raise CommandError(
+                f"--segmented: {name} is a Hugging Face model, which segments plain text itself; "
+                "give plain text, and --spm or --bpe for models of fairseq"
+            )
         for option, found in files.items():
             if name in found and all(path.is_dir() for path in _expand(paths)):
                 raise CommandError(
@@ -304,6 +313,13 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """One table as Markdown."""
     lines = [f"| {' | '.join(row)} |" for row in (header, *rows)]
     return [lines[0], "|" + "---|" * len(header), *lines[1:]]
+
+
+def joined(args: argparse.Namespace) -> list[str]:
+    """What is to be said of scores of text that was segmented before."""
+    if not args.segmented:
+        return []
+    return ["", "Subwords of the test text are joined before; its words are scored as they are."]
 
 
 def write_report(

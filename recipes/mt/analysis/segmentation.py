@@ -1,12 +1,19 @@
 """Text to the subwords of a fairseq model, and back, by the files that its recipe has left."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from recipes.mt.moses import Moses
 from recipes.mt.prepare import SEPARATOR
-from recipes.mt.subwords import SEGMENTATIONS, SentencePiece, SubwordNMT
+from recipes.mt.subwords import (
+    CONTINUED,
+    SEGMENTATIONS,
+    WORD_START,
+    SentencePiece,
+    SubwordNMT,
+    segmentation_of,
+)
 from recipes.steps import RECORD, CommandError
 
 SOURCE, TARGET = 0, 1
@@ -16,13 +23,13 @@ class Segmentation:
     """Text to subwords separated by spaces, and back.
 
     Args:
-        subwords: Subword model; None for text that has been segmented before.
+        subwords: Subword model.
         moses: Tokenisation of the source and of the target language before it.
     """
 
     def __init__(
         self,
-        subwords: SentencePiece | SubwordNMT | None = None,
+        subwords: SentencePiece | SubwordNMT,
         moses: tuple[Moses, Moses] | None = None,
     ):
         self.subwords = subwords
@@ -36,7 +43,7 @@ class Segmentation:
         def segment(part: str) -> str:
             if self.moses:
                 part = self.moses[side].tokenise(part)
-            return self.subwords.encode(part) if self.subwords else part
+            return self.subwords.encode(part)
 
         return self._each_sentence(segment, text)
 
@@ -44,15 +51,50 @@ class Segmentation:
         """Text in the target language."""
 
         def join(part: str) -> str:
-            text = self.subwords.decode(part) if self.subwords else part
+            text = self.subwords.decode(part)
             return self.moses[TARGET].detokenise(text) if self.moses else text
 
         return self._each_sentence(join, pieces)
 
+    def plain(self, text: str) -> str:
+        """A line of the test text as it is scored."""
+        return text
+
     def _each_sentence(self, function: Callable[[str], str], text: str) -> str:
-        if not (self.keeps_separator and self.subwords and SEPARATOR in text):
-            return function(text)
-        return f" {SEPARATOR} ".join(function(part.strip()) for part in text.split(SEPARATOR))
+        return by_sentence(function, text) if self.keeps_separator else function(text)
+
+
+class Segmented:
+    """Text that is in the subwords of a model already. They are joined before anything is scored.
+
+    Args:
+        subwords: Of the model; their marks say how they are joined.
+    """
+
+    def __init__(self, subwords: Sequence[str]):
+        segmentation = segmentation_of(subwords)
+        self.keeps_separator = True  # the text has its separators already
+        self.join: Callable[[str], str] = segmentation.decode if segmentation else str
+        if not segmentation:
+            print(f"--segmented: no subword of the model is marked by {WORD_START} or {CONTINUED}; "
+                  "text is scored as it is", flush=True)  # fmt: skip
+
+    def encode(self, text: str, side: int) -> str:
+        """The text itself."""
+        return text
+
+    def decode(self, pieces: str) -> str:
+        """Words, as they were before segmentation."""
+        return by_sentence(self.join, pieces)
+
+    plain = decode
+
+
+def by_sentence(function: Callable[[str], str], text: str) -> str:
+    """`function` of each of the sentences that separators join."""
+    if SEPARATOR not in text:
+        return function(text)
+    return f" {SEPARATOR} ".join(function(part.strip()) for part in text.split(SEPARATOR))
 
 
 def open_subwords(kind: str, path: Path, option: str) -> SentencePiece | SubwordNMT:
@@ -86,12 +128,8 @@ def found_beside(data: Path, languages: tuple[str, str]) -> Segmentation | None:
     return Segmentation(subwords, _moses(languages, *flags))
 
 
-def given(
-    spm: Path | None, bpe: Path | None, segmented: bool, languages: tuple[str, str]
-) -> Segmentation | None:
-    """By the options ``--spm``, ``--bpe`` and ``--segmented``; None if there are none."""
-    if segmented:
-        return Segmentation()
+def given(spm: Path | None, bpe: Path | None, languages: tuple[str, str]) -> Segmentation | None:
+    """By the options ``--spm`` and ``--bpe``; None if there are none."""
     if spm:
         return Segmentation(open_subwords("sentencepiece", spm, "--spm"))
     if bpe:  # as fairseq's own --tokenizer moses

@@ -1,9 +1,10 @@
 """Loss by target position on stacked sentences (CAPE section 5.3, figure 8).
 
 Consecutive test pairs are joined until the target has --target-tokens subwords, in those of the
-model that needs the fewest, so that all models see the same text and all reach that position. The
-end of sentence is a token. Bands are 95 % intervals: over seeds (Student's t) where there are
-several, else over sentences (bootstrap).
+model that needs the fewest, so that all models see the same text and all reach that position. What
+follows it, the last words of a text and its end, is easier, and not every text has it: the CSV
+marks it as tail, table and plot leave it out. Bands are 95 % intervals: over seeds (Student's t)
+where there are several, else over sentences (bootstrap).
 """
 
 import argparse
@@ -121,9 +122,9 @@ def run(args: argparse.Namespace) -> None:
     write_columns(names, stacked)
     write_csv(
         args.output / "stack.csv",
-        ["model", "seed", "position", "mean_nll", "count"],
+        ["model", "seed", "position", "mean_nll", "count", "tail"],
         (
-            (name, number, position, f"{loss:.6f}", count)
+            (name, number, position, f"{loss:.6f}", count, int(position >= args.target_tokens))
             for name, group in losses.items()
             for number, seed in enumerate(group, 1)
             for position, loss, count in loss_by_position(seed)
@@ -131,10 +132,12 @@ def run(args: argparse.Namespace) -> None:
     )
     plot(args, losses)
     lines = [
-        *table(losses),
+        *table(losses, args.target_tokens),
         "",
         f"Negative log likelihood (nats per token) by target position, {len(stacked)} stacked"
-        f" sentences ({', '.join(path.name for path in names)}), 95 % band in brackets.",
+        f" sentences ({', '.join(path.name for path in names)}), 95 % band in brackets. Not shown:"
+        f" positions from {args.target_tokens} on, which hold the ends of the texts (tail 1 in"
+        " stack.csv).",
     ]
     if len({tuple(map(len, group[0])) for group in losses.values()}) > 1:
         lines += ["", "The models have different subwords: compare their shapes, not their values."]
@@ -142,16 +145,19 @@ def run(args: argparse.Namespace) -> None:
     write_report(args, title, lines, facts(args, models))
 
 
-def table(losses: dict[str, list[Losses]]) -> list[str]:
-    """One row per model, columns of :data:`TABLE_BIN` positions."""
-    longest = max(len(values) for group in losses.values() for values in group[0])
-    starts = range(0, longest, TABLE_BIN)
-    header = ["model", *(f"{start}-{min(start + TABLE_BIN, longest) - 1}" for start in starts)]
+def without_tail(group: Sequence[Losses], end: int) -> list[Losses]:
+    """The losses before position `end`, which every sentence reaches."""
+    return [[values[:end] for values in losses] for losses in group]
+
+
+def table(losses: dict[str, list[Losses]], end: int) -> list[str]:
+    """One row per model, columns of :data:`TABLE_BIN` positions, up to position `end`."""
+    starts = range(0, end, TABLE_BIN)
+    header = ["model", *(f"{start}-{min(start + TABLE_BIN, end) - 1}" for start in starts)]
     rows = []
     for name, group in losses.items():
-        found = estimate(group, TABLE_BIN)
-        cells = [found.cell(index, 2) for index in range(len(found.mean))]
-        rows.append([name, *cells, *[""] * (len(starts) - len(cells))])
+        found = estimate(without_tail(group, end), TABLE_BIN)
+        rows.append([name, *(found.cell(index, 2) for index in range(len(starts)))])
     return markdown(header, rows)
 
 
@@ -160,13 +166,11 @@ def plot(args: argparse.Namespace, losses: dict[str, list[Losses]]) -> None:
     figure = new_figure(8, 4.8)
     axes = figure.subplots()
     for name, group in losses.items():
-        found = estimate(group, args.smooth)
+        found = estimate(without_tail(group, args.target_tokens), args.smooth)
         places = (np.arange(len(found.mean)) + 0.5) * args.smooth - 0.5
         draw_band(axes, places, found, label=name)
-    dotted = f"dotted: {args.target_tokens}, where stacking ends"
-    axes.set(xlabel=f"target position (subwords; {dotted})")
+    axes.set(xlabel=f"target position (subwords; up to {args.target_tokens}, where stacking ends)")
     axes.set(ylabel="negative log likelihood (nats per token)")
-    axes.axvline(args.target_tokens, color="0.6", linestyle=":")
     axes.grid(alpha=0.3)
     axes.legend()
     write_figure(args.output / "stack.png", figure)

@@ -18,6 +18,7 @@ from recipes.mt.analysis.options import (
     add_decoding_options,
     decoding,
     facts,
+    joined,
     markdown,
     new_figure,
     open_models,
@@ -113,7 +114,8 @@ def run(args: argparse.Namespace) -> None:
                 folder = args.output / "translations"
                 return translations(model, lines, how, folder, f"{title} {order}")
 
-            scores.setdefault(name, []).append(swap_bleu(translate, sources, references, metric))
+            plain = list(map(translator.plain, references))
+            scores.setdefault(name, []).append(swap_bleu(translate, sources, plain, metric))
     write_csv(
         args.output / "swap.csv",
         ["model", "seed", *(f"bleu_{column}" for column in COLUMNS[:-1]), "separated", "lines"],
@@ -140,6 +142,7 @@ def run(args: argparse.Namespace) -> None:
         "",
         f"Separated: translations of the swapped order with as many {SEPARATOR} as their source. In"
         " others the sentence that belongs to the front is not known.",
+        *joined(args),
     ]
     for name, found in estimates.items():
         if found.mean[-1] < FEW:

@@ -110,6 +110,10 @@ class Translator(ABC):
         """The sum of embeddings and the output of each encoder layer before any final layer norm,
         each ``[B, S, C]``; and ``[B, S]`` bool, False on padding."""
 
+    def plain(self, text: str) -> str:
+        """A line of the test text as it is scored, in the form of :meth:`text`."""
+        return text
+
     def check_offset(self, offset: int) -> None:
         """Before hours of work.
 

@@ -1,0 +1,146 @@
+"""Data of the caller: whole, of several forms, and broken."""
+
+import argparse
+import csv
+import re
+import shutil
+
+import pytest
+
+pytest.importorskip("transformers")
+
+import datasets
+import torch
+from PIL import Image
+
+from recipes import data
+from recipes.mt import finetune_hf as mt
+from recipes.steps import CommandError, run_main
+from recipes.vit import data as vit_data
+from recipes.vit import evaluate
+from recipes.vit import finetune_hf as vit
+from recipes.vit.classifier import Classifier
+from recipes.vit.data import digits
+from recipes.vit.protocol import View
+from tests.recipes.image_models import save
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("splits", [("train",), ("train", "validation")])
+def test_folders_of_datasets(splits, tmp_path):
+    """As save_to_disk leaves them, and as files of tables."""
+    rows = datasets.Dataset.from_dict({"en": [f"a {n}" for n in range(30)], "de": ["b"] * 30})
+    datasets.DatasetDict(dict.fromkeys(splits, rows)).save_to_disk(tmp_path / "saved")
+    for split in splits:
+        (tmp_path / "tables").mkdir(exist_ok=True)
+        rows.to_parquet(tmp_path / "tables" / f"{split}.parquet")
+    expected = {"train": 30, "test": 30} if len(splits) == 2 else {"train": 27, "test": 3}
+    for folder in ("saved", "tables"):
+        parts = data.train_and_test(data.open_dataset(str(tmp_path / folder)))
+        assert {name: len(part) for name, part in parts.items()} == expected
+    rows.save_to_disk(tmp_path / "single")
+    assert len(data.open_dataset(str(tmp_path / "single"))["train"]) == 30
+    with pytest.raises(CommandError, match=r"--dataset .*nowhere cannot be read"):
+        data.open_dataset(str(tmp_path / "nowhere"))
+
+
+def test_single_file_is_tested_whole(tmp_path):
+    """Not a part of it, as training would split off."""
+    path = save(tmp_path / "digits", names=digits()[1].names, channels=1)
+    chosen = [digits()[1][number] for number in range(40)]
+    pixels = [(255 * image[0]).round().to(torch.uint8).numpy() for image, _ in chosen]
+    rows = {"image": [Image.fromarray(one) for one in pixels], "label": [n for _, n in chosen]}
+    datasets.Dataset.from_dict(rows).to_parquet(tmp_path / "pages.parquet")
+    words = ["--model", path, "--dataset", str(tmp_path / "pages.parquet"), "--sizes", "16"]
+    evaluate.main([*words, "--device", "cpu", "--output", str(tmp_path / "out")])
+    with open(tmp_path / "out/accuracy.csv", encoding="utf-8") as file:
+        (found,) = csv.DictReader(file)
+    assert found["images"] == "40"
+    images = torch.stack([View("crop", 16)(torch.from_numpy(one)[None] / 255) for one in pixels])
+    with torch.no_grad():
+        logits = Classifier(path).model((images - 0.5) / 0.5).logits
+    right = logits.argmax(-1) == torch.tensor(rows["label"])
+    assert float(found["top1"]) == pytest.approx(100 * right.double().mean().item(), abs=1e-4)
+
+
+TABLES = {
+    "empty.json": b"",
+    "no_rows.json": b"[]",
+    "cut_off.json": b'{"en": "a"',
+    "words.jsonl": b'{"en": "a", "de": "b"}\nno json\n',
+    "no_rows.csv": b"en,de\n",
+    "quote.csv": b'en,de\n"a,b\n',
+    "latin.csv": b"en,de\na\xff,b\n",
+    "no.parquet": b"en,de\na,b\n",
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_broken_tables_are_named(name, tmp_path):
+    (tmp_path / name).write_bytes(TABLES[name])
+    for option in ("--train-file", "--dataset"):
+        words = [option, str(tmp_path / name), "--output", str(tmp_path / "out")]
+        with pytest.raises(CommandError, match=rf"^{tmp_path / name}.*; give a .*file") as error:
+            mt.main(words)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [("1,2\n1,2\n", "the data have 1, which is no text"), ("a,b\n", "train: has 1 row, too few")],
+)
+def test_tables_that_cannot_be_used(rows, message, tmp_path):
+    (tmp_path / "train.csv").write_text(f"en,de\n{rows}")
+    with pytest.raises(CommandError, match=message):
+        mt.main(["--train-file", str(tmp_path / "train.csv"), "--output", str(tmp_path / "out")])
+
+
+def test_damaged_folder_of_a_data_set(tmp_path):
+    (tmp_path / "dataset_dict.json").write_text("{")
+    with pytest.raises(CommandError, match=r"--dataset .* cannot be read .*; give the name"):
+        data.open_dataset(str(tmp_path))
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """A folder of images of two classes."""
+    for number, label in enumerate(("dark", "light")):
+        folder = tmp_path / "photos" / label
+        folder.mkdir(parents=True)
+        for n in range(6):
+            Image.new("RGB", (20, 16), (200 * number + n,) * 3).save(folder / f"{n}.png")
+    return tmp_path / "photos"
+
+
+@pytest.mark.parametrize("content", [b"", b"no image", None], ids=["empty", "text", "cut off"])
+def test_broken_images_are_named(content, photos, tmp_path):
+    broken = photos / "light/3.png"
+    broken.write_bytes(broken.read_bytes()[:60] if content is None else content)
+    with pytest.raises(CommandError, match=r"light/3.png cannot be read .*; repair it, or take"):
+        vit.main(["--dataset", str(photos), "--output", str(tmp_path / "out")])
+
+
+def test_broken_image_in_a_worker_process_is_named(photos, capsys):
+    (photos / "light/3.png").write_bytes(b"")
+    rows = data.open_dataset(str(photos))["train"]
+    capsys.readouterr()
+    names = argparse.Namespace(image_column=None, label_column=None)
+    images = vit_data.read_images(names, rows, rows, 3)
+    loader = torch.utils.data.DataLoader(images, 4, num_workers=1)
+    with pytest.raises(SystemExit):
+        run_main(lambda: list(loader))
+    (error,) = capsys.readouterr().err.splitlines()
+    assert re.match(r"error: .*light/3.png cannot be read", error)
+
+
+@pytest.mark.parametrize("classes", [0, 1])
+def test_images_of_fewer_than_two_classes(classes, photos, tmp_path):
+    for folder in ("dark", "light")[classes:]:
+        shutil.rmtree(photos / folder)
+    message = "--label-column is missing: .*two classes" if classes else "--dataset .* cannot be"
+    with pytest.raises(CommandError, match=message):
+        vit.main(["--dataset", str(photos), "--output", str(tmp_path / "out")])
