@@ -6,13 +6,12 @@
   equal length are put into batches by a random number of the epoch in which the *program* started.
 * Language models cannot be used through the hub, nor trained on ``--sample-break-mode eos``, with
   numpy 2: fairseq asks it for ``numpy.compat.long``, the ``int`` of Python 3.
-
-And a trap of torch: ``torch.serialization.safe_globals``, which transformers uses to resume, at
-its end also forgets what was declared harmless before; so it is declared before each loading.
+* ``fairseq-validate`` asks for ``--task``, which the checkpoint knows and from which it is taken.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
 import inspect
 from collections.abc import Sequence
@@ -20,13 +19,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from fairseq import checkpoint_utils, utils
+from fairseq import options, utils
 from fairseq.data import data_utils
 from fairseq.sequence_generator import SequenceGeneratorWithAlignment
 from fairseq.tasks.fairseq_task import FairseqTask
 from torch import Tensor
 
-from fairseq_user_dir.compat import allow_fairseq_checkpoints
+from fairseq_user_dir.checkpoints import read_checkpoint, task_name
 
 _NO_DICTIONARY = "@@ "  # what a bare --replace-unk becomes
 
@@ -37,25 +36,11 @@ def repair_fairseq() -> None:
         return
     FairseqTask.get_batch_iterator = _with_batches_of_first_epoch(FairseqTask.get_batch_iterator)
     FairseqTask.build_generator = _with_alignment(FairseqTask.build_generator)
+    options.parse_args_and_arch = _with_task_of_checkpoint(options.parse_args_and_arch)
     utils.load_align_dict = _with_default(utils.load_align_dict)
     utils.post_process_prediction = _with_replacement(utils.post_process_prediction)
-    checkpoint_utils.load_checkpoint_to_cpu = _with_safe_types(
-        checkpoint_utils.load_checkpoint_to_cpu
-    )
     if not hasattr(np, "compat"):
         np.compat = SimpleNamespace(long=int)
-
-
-# --------------------------------------------------------------------------------------- loading
-
-
-def _with_safe_types(stock: Any) -> Any:
-    @functools.wraps(stock)
-    def load_checkpoint_to_cpu(*args: Any, **kwargs: Any) -> Any:
-        allow_fairseq_checkpoints()
-        return stock(*args, **kwargs)
-
-    return load_checkpoint_to_cpu
 
 
 # --------------------------------------------------------------------------------------- resuming
@@ -84,6 +69,24 @@ def _with_batches_of_first_epoch(stock: Any) -> Any:
         return iterator
 
     return get_batch_iterator
+
+
+# ------------------------------------------------------------------------------- fairseq-validate
+
+
+def _with_task_of_checkpoint(stock: Any) -> Any:
+    @functools.wraps(stock)
+    def parse_args_and_arch(
+        parser: argparse.ArgumentParser, input_args: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        given, _ = parser.parse_known_args(input_args)
+        if getattr(given, "task", "") is None:
+            if getattr(given, "path", None) is None:
+                parser.error("give --path with a checkpoint, or --task")
+            parser.set_defaults(task=task_name(read_checkpoint(given.path)))
+        return stock(parser, input_args, *args, **kwargs)
+
+    return parse_args_and_arch
 
 
 # ---------------------------------------------------------------------------------- --replace-unk
