@@ -233,7 +233,8 @@ class PositionalModel:
             own = self.state_dict()
             fresh = [name for name in own if _RELATIVE in name and name not in state_dict]
             state_dict.update((name, own[name]) for name in fresh)
-            logger.info("%d relative tables start anew: %s", len(fresh), ", ".join(fresh))
+            if fresh:
+                logger.info("%d relative tables start anew: %s", len(fresh), ", ".join(fresh))
         check_state_dict(state_dict, self)
         super().upgrade_state_dict(state_dict)
 
