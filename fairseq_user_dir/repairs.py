@@ -1,7 +1,8 @@
 """What fairseq 0.12 does not do as it says, repaired for every model.
 
 * ``--replace-unk`` takes its own default for the name of a file and, given an empty one, stops at
-  the first unknown word, because nobody asks the generator for an alignment.
+  the first unknown word, because nobody asks the generator for an alignment. In
+  ``fairseq-interactive`` it would copy ``<unk>``, since it looks for the word among the known ones.
 * A training resumed in the second epoch or later is not the one that was interrupted: sentences of
   equal length are put into batches by a random number of the epoch in which the *program* started.
 * Language models cannot be used through the hub, nor trained on ``--sample-break-mode eos``, with
@@ -14,7 +15,7 @@ from __future__ import annotations
 import argparse
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,7 @@ from fairseq import options, utils
 from fairseq.data import data_utils
 from fairseq.sequence_generator import SequenceGeneratorWithAlignment
 from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.tokenizer import tokenize_line
 from torch import Tensor
 
 from fairseq_user_dir.checkpoints import read_checkpoint, task_name
@@ -37,6 +39,9 @@ def repair_fairseq() -> None:
     FairseqTask.get_batch_iterator = _with_batches_of_first_epoch(FairseqTask.get_batch_iterator)
     FairseqTask.build_generator = _with_alignment(FairseqTask.build_generator)
     options.parse_args_and_arch = _with_task_of_checkpoint(options.parse_args_and_arch)
+    FairseqTask.get_interactive_tokens_and_lengths = _with_typed_words(
+        FairseqTask.get_interactive_tokens_and_lengths
+    )
     utils.load_align_dict = _with_default(utils.load_align_dict)
     utils.post_process_prediction = _with_replacement(utils.post_process_prediction)
     if not hasattr(np, "compat"):
@@ -122,6 +127,44 @@ def _with_alignment(stock: Any) -> Any:
     return build_generator
 
 
+class _SourceText(str):
+    """What fairseq prints of a source sentence, and the words it was typed in, one a token."""
+
+    words: list[str]
+
+
+def _with_typed_words(stock: Any) -> Any:
+    """Keeps the typed words of a block of lines. fairseq makes the source text from tokens, once a
+    line and in the order of the lines, some of which it may have left out as too long."""
+
+    @functools.wraps(stock)
+    def get_interactive_tokens_and_lengths(
+        self: FairseqTask, lines: list[str], encode_fn: Callable[[str], str]
+    ) -> Any:
+        tokens, lengths = stock(self, lines, encode_fn)
+        dictionary = self.source_dictionary
+        if dictionary is None:
+            return tokens, lengths
+        rows = [row.tolist() for row in tokens]
+        typed = list(zip(rows, (tokenize_line(encode_fn(line)) for line in lines), strict=True))
+
+        def string(tensor: Tensor, *args: Any, **kwargs: Any) -> str:
+            text = type(dictionary).string(dictionary, tensor, *args, **kwargs)
+            row = tensor.tolist()
+            for place, (other, words) in enumerate(typed):
+                if row == other:
+                    del typed[: place + 1]
+                    text = _SourceText(text)
+                    text.words = words
+                    break
+            return text
+
+        dictionary.string = string
+        return tokens, lengths
+
+    return get_interactive_tokens_and_lengths
+
+
 def _with_replacement(stock: Any) -> Any:
     @functools.wraps(stock)
     def post_process_prediction(
@@ -147,7 +190,7 @@ def _with_replacement(stock: Any) -> Any:
         words = tgt_dict.string(
             hypo_tokens, extra_symbols_to_ignore=extra_symbols_to_ignore
         ).split()
-        sources = src_str.split()
+        sources = src_str.words if isinstance(src_str, _SourceText) else src_str.split()
         unknown = tgt_dict.unk_string()
         for place, word in enumerate(words):
             if word == unknown:
