@@ -68,7 +68,8 @@ class _CapeModel(PositionalModel):
         config = config_from_args(args, cls.architecture)
         check_stock_args(args, config)
         if config.source_scale == "auto":
-            config = config.replace(source_scale=_count_tokens(task))
+            asked = getattr(args, "position_source_scale", None) is not None
+            config = config.replace(source_scale=_count_tokens(task, asked))
         record(args, config)
         _set_stock_args(args, config)
         model = super().build_model(args, task)
@@ -142,17 +143,25 @@ def install(stack: nn.Module, mixin: type, config: PositionConfig, source_scale:
     stack.__class__ = type(f"Cape{type(stack).__name__}", (mixin, type(stack)), {})
 
 
-def _count_tokens(task: Any) -> str:
-    """Counts the binarised training data of the task.
+def _count_tokens(task: Any, asked: bool) -> str:
+    """Counts the binarised training data of the task: TARGET/SOURCE. A task without one source and
+    one target language (denoising, several languages) has no such ratio: 1, unless someone `asked`
+    for counting.
 
     Raises:
-        SettingsError: if they are not there.
+        SettingsError: if the data cannot be counted.
     """
     settings = getattr(task, "cfg", None) or getattr(task, "args", None)
     source, target = (getattr(settings, f"{side}_lang", None) for side in ("source", "target"))
+    without_pair = f"task {type(task).__name__} has no single language pair to count"
+    if not ((source and target) or asked):
+        logger.warning(
+            "%s: source scale alpha = 1; another one by --position-source-scale", without_pair
+        )
+        return "1"
     try:
         if not source or not target:
-            raise SettingsError(f"task {type(task).__name__} has no single language pair")
+            raise ValueError(without_pair)
         folders = utils.split_paths(settings.data)
         split = getattr(settings, "train_subset", None) or "train"
         counts = count_binarized(folders, source, target, split)

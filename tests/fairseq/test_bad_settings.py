@@ -36,7 +36,7 @@ REFUSED = {
         (*REAL, "0", "1/0", "-1/2", "1,05", "1e400", "1e-400", "1/2/3"),
         "auto, a number > 0 or TARGET/SOURCE",
     ),
-    "--position-relative-context": ((*REAL, "1.5"), ">= 0 tokens"),
+    "--position-relative-context": ((*REAL, "1.5", "100001", "1e8"), "0 to 100000"),
     "--position-relative-layers": (("last", "1"), "all or first"),
     "--position-relative-values": (("2",), "true or false"),
     "--position-relative-beyond": (("cut",), "clip or zero"),

@@ -4,12 +4,10 @@ with new relative tables; that damaged files are named."""
 
 import argparse
 import shutil
-import sys
 
 import pytest
 import torch
 from fairseq import checkpoint_utils, models
-from fairseq_cli import train
 
 from cape_plugins import registry
 from cape_plugins.config import options as position_options
@@ -39,18 +37,6 @@ def settings(checkpoint):
 
 def updates(checkpoint):
     return torch.load(checkpoint, weights_only=True)["optimizer_history"][-1]["num_updates"]
-
-
-@pytest.fixture
-def fairseq_train(monkeypatch):
-    """Function that runs a ``fairseq-train`` command line in this process."""
-
-    def run(words):
-        monkeypatch.setattr(sys, "argv", [str(word) for word in words])
-        monkeypatch.delattr(checkpoint_utils.save_checkpoint, "best", raising=False)
-        train.cli_main()
-
-    return run
 
 
 @pytest.fixture
