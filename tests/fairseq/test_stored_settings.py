@@ -11,6 +11,7 @@ from fairseq import checkpoint_utils, models
 
 from cape_plugins import registry
 from cape_plugins.config import options as position_options
+from fairseq_user_dir.average import average_checkpoints
 from fairseq_user_dir.checkpoints import read_checkpoint
 from fairseq_user_dir.errors import SettingsError
 from tests.fairseq.helpers import (
@@ -24,6 +25,7 @@ from tests.fairseq.helpers import (
     train_words,
 )
 from tests.fairseq.speech import SIZES, durations, write_manifest
+from tests.fairseq.test_average import checkpoint
 
 NAMES = ["position_embedding", *(f"position_{o.name}" for o in position_options("text"))]
 
@@ -301,6 +303,32 @@ def test_checkpoints_without_marks_load(trained, reordered, tmp_path):
     torch.save({**state, "task_state": {}}, tmp_path / "old.pt")
     model, task = load(tmp_path / "old.pt", reordered)
     assert len(task.source_dictionary) == model.encoder.embed_tokens.num_embeddings
+
+
+# ----------------------------------------------------------------------------------- averaging
+
+
+def test_defaults_that_older_files_leave_out_are_no_difference(tmp_path):
+    settings = {"position_embedding": "cape", "position_source_scale": "5/4"}
+    paths = [
+        checkpoint(tmp_path / "a.pt", 1, lr=0.1, **settings, position_source_bos=None),
+        checkpoint(tmp_path / "b.pt", 2, lr=0.2, **settings, position_source_bos=True),
+        checkpoint(tmp_path / "c.pt", 3, lr=0.3, **settings, position_source_bos=False),
+    ]
+    average_checkpoints(paths[:2])
+    with pytest.raises(ValueError, match="position_source_bos: False and True"):
+        average_checkpoints(paths[1:])
+
+
+def test_other_dictionaries_have_no_average(tmp_path):
+    paths = [checkpoint(tmp_path / f"{number}.pt", seed=number) for number in range(4)]
+    for path, digest in zip(paths, ("aa", "aa", "bb"), strict=False):
+        state = torch.load(path, weights_only=True)
+        state["task_state"] = {"dictionaries": {"source": [8, digest]}}
+        torch.save(state, path)
+    average_checkpoints([*paths[:2], paths[3]])
+    with pytest.raises(ValueError, match="different dictionaries"):
+        average_checkpoints(paths[1:3])
 
 
 # ------------------------------------------------------------------------------- damaged files
