@@ -210,7 +210,7 @@ def fairseq_config(
     """
     names = list(names)
     sides = _sides(names)
-    side = side or sides[0]
+    side = side or (sides or SIDES)[0]
     stock = "abspos" if arguments.get(f"{side}_learned_pos") else "sinpos"
     stock = "nopos" if arguments.get("no_token_positional_embeddings") else stock
     given = {option.name: arguments.get(PREFIX + option.name) for option in options("text")}

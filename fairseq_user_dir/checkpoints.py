@@ -33,7 +33,7 @@ from cape_plugins.checkpoint import (
 )
 from cape_plugins.config import options
 from fairseq_user_dir.compat import allow_fairseq_checkpoints
-from fairseq_user_dir.errors import SettingsError
+from fairseq_user_dir.errors import SettingsError, named_by_flags
 from fairseq_user_dir.options import ALLOW_ARG, ALLOW_FLAG, record
 
 logger = logging.getLogger(__name__)
@@ -156,8 +156,12 @@ def changed_settings(stored: PositionConfig, current: PositionConfig) -> list[st
     return [
         f"{flag(PREFIX + name)} {str(old).lower()} (now {str(new).lower()})"
         for name, old, new in pairs
-        if (Fraction(old) != Fraction(new) if name == "source_scale" else old != new)
+        if old != new and not (name == "source_scale" and _same_ratio(old, new))
     ]
+
+
+def _same_ratio(old: str, new: str) -> bool:
+    return "auto" not in (old, new) and Fraction(old) == Fraction(new)
 
 
 def _compare(path: str, state: Mapping[str, Any], trainer: Trainer, resuming: bool) -> None:
@@ -169,7 +173,8 @@ def _compare(path: str, state: Mapping[str, Any], trainer: Trainer, resuming: bo
     if current is None:
         arguments = fairseq_arguments({"cfg": {"model": trainer.cfg.model}})
         current = fairseq_config(arguments, model.state_dict())
-    trained = fairseq_config(stored, state["model"])
+    with named_by_flags(f"{path}: "):
+        trained = fairseq_config(stored, state["model"])
     if (trained.domain, trained.architecture) != (current.domain, current.architecture):
         return  # another kind of model, whose weights do not fit
     changes = "; ".join(changed_settings(trained, current))
