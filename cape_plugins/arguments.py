@@ -4,6 +4,7 @@ fairseq, in the commands for Hugging Face models and in the recipes."""
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Container
 from typing import Any
 
@@ -28,13 +29,13 @@ def add_position_args(
     No flag has a default of its own: what is not given is None, the default of the type.
     """
     parser.add_argument(
-        _flag(TYPE_ARG), choices=tuple(TYPES), help=f"{TYPE_HELP} (default: {default})"
+        flag(TYPE_ARG), choices=tuple(TYPES), help=f"{TYPE_HELP} (default: {default})"
     )
     for option in options(domain):
         if option.name in without:
             continue
         parser.add_argument(
-            _flag(PREFIX + option.name),
+            flag(PREFIX + option.name),
             type=_parser_of(option.name),
             metavar=_metavar(option.metadata),
             help=f"{option_help(option.metadata)} (default: that of the type)",
@@ -58,7 +59,30 @@ def option_help(metadata: Any) -> str:
     return f"{metadata['help']}{unit}; allowed: {metadata['range']}".replace("%", "%%")
 
 
-def _flag(name: str) -> str:
+def in_flags(message: str) -> str:
+    """An error text of :class:`PositionConfig` with flags for the names of options:
+    ``mean_normalize=True is impossible`` becomes ``--position-mean-normalize true is ...``."""
+    return _NAMES.sub(_as_flag, message)
+
+
+_NAMES = re.compile(
+    rf"(?<![\w-])({TYPE_ARG}|{'|'.join(option.name for option in options())})\b"
+    r"(?:=('[^']*'|[\w.+-]*\w))?"
+)
+
+
+def _as_flag(match: re.Match[str]) -> str:
+    name, value = match.groups()
+    named = flag(name if name == TYPE_ARG else PREFIX + name)
+    if value is None:
+        return named
+    return (
+        f"{named} {value.lower() if value in ('True', 'False') else value.strip(chr(39)) or value}"
+    )
+
+
+def flag(name: str) -> str:
+    """``position_source_bos`` as ``--position-source-bos``."""
     return "--" + name.replace("_", "-")
 
 

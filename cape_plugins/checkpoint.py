@@ -7,7 +7,8 @@ import argparse
 import json
 import pickle
 import re
-from collections.abc import Mapping, Sequence
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from cape_plugins.views import Size, Stack
 
 SIDES = ("encoder", "decoder")
 HOP_SECONDS = 0.01  # of frames, where a model does not say
+DECODER_ARG = "position_decoder"  # where fairseq's models for speech keep those of the decoder
+DICTIONARIES = "dictionaries"  # among "task_state": size and digest of each
 NUMBERS = ("bool", "int32", "int64", "float32", "float64")  # that metrics may hold
 
 
@@ -142,31 +145,17 @@ _FIRST_TOKEN = 2.0  # padding_idx + 1
 
 
 def _read_fairseq(path: Path, side: str | None) -> Stack:
-    allow_checkpoint_files()
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        cfg = state.get("cfg")
-        settings = state.get("args") if cfg is None else cfg["model"]
-        settings = settings if isinstance(settings, Mapping) else vars(settings)
-        weights = state["model"]
+        state = load_fairseq(path)
+        settings, weights = fairseq_arguments(state), state["model"]
     except Exception as error:  # a damaged file can stop the reader anywhere, with anything
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        if isinstance(error, pickle.UnpicklingError):  # the advice of torch is not for users of it
-            reason = "not a file of torch, or with objects that fairseq does not save"
         raise ValueError(
-            f"--checkpoint {path} cannot be read as a checkpoint of fairseq ({reason}); give a "
-            "file that fairseq-train wrote, or the folder of a Hugging Face model."
+            f"--checkpoint {path} cannot be read as a checkpoint of fairseq ({reason(error)}); "
+            "give a file that fairseq-train wrote, or the folder of a Hugging Face model."
         ) from None
-    sides = tuple(s for s in SIDES if any(name.startswith(f"{s}.") for name in weights))
+    sides = _sides(weights)
     side = choose_side(side, sides, path)
-    audio = any(name.startswith("encoder.subsample.") for name in weights)
-    stock = "abspos" if settings.get(f"{side}_learned_pos") else "sinpos"
-    kind = settings.get(TYPE_ARG) or stock
-    given = {option.name: settings.get(PREFIX + option.name) for option in options("text")}
-    if audio and side == "decoder":
-        given = {}  # the flags are those of the encoder
-    text = "text", "decoder" if audio or sides == ("decoder",) else "seq2seq"
-    config = PositionConfig(kind, *(_AUDIO if audio and side == "encoder" else text), **given)
+    config = fairseq_config(settings, weights, side)
     where = {"name": _name(path, side, sides)}
     if _is_learned(config):
         readers = {name: (lambda value=value: value) for name, value in weights.items()}
@@ -181,6 +170,78 @@ def _read_fairseq(path: Path, side: str | None) -> Stack:
     convolutions = str(settings["conv_kernel_sizes"]).split(",")
     seconds = HOP_SECONDS * 2 ** len(convolutions)
     return _counted_stack(config, dim, seconds, _FIRST_TOKEN, **where)
+
+
+def load_fairseq(path: str | Path) -> dict[str, Any]:
+    """What a checkpoint file of fairseq holds; tensors stay in the file until they are used, where
+    its format (of torch 1.6 and later) allows that.
+
+    Raises:
+        Exception: of many kinds, for a damaged file; see :func:`reason`.
+    """
+    allow_checkpoint_files()
+    where = {"map_location": "cpu", "weights_only": True}
+    return torch.load(path, mmap=zipfile.is_zipfile(path), **where)
+
+
+def reason(error: Exception) -> str:
+    """Why a checkpoint could not be read, in one line for people."""
+    # what torch adds is not for users of this project: advice to load anything, "miniz"
+    if isinstance(error, pickle.UnpicklingError | LookupError):
+        return "not a file of torch, or with objects that fairseq does not save"
+    if isinstance(error, EOFError):
+        return "it ends too early"
+    return str(error).splitlines()[0].split(". ")[0] if str(error) else type(error).__name__
+
+
+def fairseq_arguments(state: Mapping[str, Any], section: str = "model") -> dict[str, Any]:
+    """One section of the configuration in a checkpoint of fairseq; all arguments in files older
+    than configurations."""
+    cfg = state.get("cfg")
+    arguments = cfg.get(section) if isinstance(cfg, Mapping) else state.get("args")
+    if isinstance(arguments, argparse.Namespace):
+        return dict(vars(arguments))
+    return dict(arguments) if isinstance(arguments, Mapping) else {}
+
+
+def fairseq_config(
+    arguments: Mapping[str, Any], names: Iterable[str], side: str | None = None
+) -> PositionConfig:
+    """Position settings of a fairseq model, also of a stock one.
+
+    Args:
+        arguments: Of the model; an option that is None has the default of the type.
+        names: Of its parameters.
+        side: One of :data:`SIDES`; default the encoder if there is one.
+
+    Raises:
+        ValueError: for values that are not allowed.
+    """
+    names = list(names)
+    sides = _sides(names)
+    side = side or (sides or SIDES)[0]
+    stock = "abspos" if arguments.get(f"{side}_learned_pos") else "sinpos"
+    stock = "nopos" if arguments.get("no_token_positional_embeddings") else stock
+    given = {option.name: arguments.get(PREFIX + option.name) for option in options("text")}
+    where = "text", "seq2seq" if len(sides) == 2 else side
+    if any(name.startswith("encoder.subsample.") for name in names):
+        # the flags are those of the encoder
+        given = given if side == "encoder" else arguments.get(DECODER_ARG) or {}
+        where = _AUDIO if side == "encoder" else ("text", "decoder")
+    return PositionConfig(arguments.get(TYPE_ARG) or stock, *where, **given)
+
+
+def fairseq_configs(
+    arguments: Mapping[str, Any], names: Iterable[str]
+) -> dict[str, PositionConfig]:
+    """:func:`fairseq_config` of each side that the model has."""
+    names = list(names)
+    return {side: fairseq_config(arguments, names, side) for side in _sides(names)}
+
+
+def _sides(names: Iterable[str]) -> tuple[str, ...]:
+    names = list(names)
+    return tuple(side for side in SIDES if any(name.startswith(f"{side}.") for name in names))
 
 
 def allow_checkpoint_files() -> None:

@@ -134,8 +134,9 @@ class PositionConfig:
         "int",
         0,
         "tokens, frames or patches",
-        "relative attention: largest distance with an embedding of its own, to either side; "
-        "0 switches relative attention off (Shaw et al.)",
+        "relative attention: largest distance N with an embedding of its own, to either side, "
+        "2 N + 1 rows in each layer; 0 switches relative attention off (Shaw et al.)",
+        high=100_000,
     )
     relative_layers: str | None = _option(
         "choice",

@@ -12,7 +12,9 @@ import fairseq.utils
 
 import cape_plugins
 from fairseq_user_dir import asr
+from fairseq_user_dir.checkpoints import watch_checkpoints
 from fairseq_user_dir.compat import allow_fairseq_checkpoints
+from fairseq_user_dir.errors import print_without_traceback
 from fairseq_user_dir.models import (
     CLASSES,
     CapeTransformerLanguageModel,
@@ -35,4 +37,6 @@ def _accept_fallback_path() -> None:
 
 allow_fairseq_checkpoints()
 repair_fairseq()
+watch_checkpoints()
+print_without_traceback()
 _accept_fallback_path()

@@ -35,6 +35,8 @@ from fairseq.data import data_utils, indexed_dataset
 from fairseq.models.nat import FairseqNATModel
 from torch import Tensor, nn
 
+from fairseq_user_dir.errors import SettingsError
+
 _FLAG = "--admin-init"
 
 # Sentence pairs at the beginning of the training data from which the profiling batch is chosen.
@@ -106,12 +108,12 @@ def attach_admin(model: nn.Module) -> None:
         model: has ``encoder.layers`` and ``decoder.layers`` of fairseq's transformer layers.
 
     Raises:
-        ValueError: if the model is pre-LN, non-autoregressive, has no encoder or decoder with such
-            layers, has base layers or residual weights of its own (``--scale-resids``), or has been
-            given ADMIN before. Nothing is attached then.
+        SettingsError: if the model is pre-LN, non-autoregressive, has no encoder or decoder with
+            such layers, has base layers or residual weights of its own (``--scale-resids``), or has
+            been given ADMIN before. Nothing is attached then.
     """
     if isinstance(model, FairseqNATModel):
-        raise ValueError(
+        raise SettingsError(
             f"{_FLAG}: {type(model).__name__} is non-autoregressive and has no plain forward pass "
             "to profile; drop the flag, or choose an autoregressive architecture"
         )
@@ -136,7 +138,7 @@ def _layers(model: nn.Module, side: str) -> list[nn.Module]:
     """The layers of one stack; by index, since a stack with layer drop skips some when iterated."""
     layers = getattr(getattr(model, side, None), "layers", None)
     if not isinstance(layers, nn.ModuleList):
-        raise ValueError(
+        raise SettingsError(
             f"{_FLAG}: {type(model).__name__} has no stack {side}.layers; ADMIN is for "
             "encoder-decoder transformers; drop the flag, or choose such an architecture"
         )
@@ -146,20 +148,20 @@ def _layers(model: nn.Module, side: str) -> list[nn.Module]:
 def _check_layer(name: str, layer: nn.Module) -> None:
     """Refuse a layer to which the formula does not apply."""
     if not all(hasattr(layer, part) for part in ("residual_connection", "self_attn", "fc1")):
-        raise ValueError(
+        raise SettingsError(
             f"{_FLAG}: {name} is a {type(layer).__name__}, not a transformer layer with residual "
             "connections; drop the flag, or the option that adds such layers (--base-layers)"
         )
     if hasattr(layer, "admin"):
-        raise ValueError(f"{_FLAG}: {name} has its residual weights already; attach them once")
+        raise SettingsError(f"{_FLAG}: {name} has its residual weights already; attach them once")
     if layer.normalize_before:
         side = name.split(".")[0]
-        raise ValueError(
+        raise SettingsError(
             f"{_FLAG}: {name} is pre-LN (--{side}-normalize-before is True, ADMIN needs False); "
             "drop that option or choose an architecture without it; pre-LN models need no ADMIN"
         )
     if getattr(layer, "w_resid", None) is not None:
-        raise ValueError(
+        raise SettingsError(
             f"{_FLAG}: {name} scales its residual already (--scale-resids is True, ADMIN needs "
             "False); drop one of the two"
         )
@@ -203,16 +205,18 @@ def profile_admin(
         The constants, also filled into ``model``; the first of each stack is 1.
 
     Raises:
-        ValueError: if the model has no ADMIN parameters or is not on the CPU, or if a constant is
-            not finite. The omegas are as before then.
+        SettingsError: if the model has no ADMIN parameters or is not on the CPU, or if a constant
+            is not finite. The omegas are as before then.
     """
     stacks = [_layers(model, side) for side in ("encoder", "decoder")]
     layers = [layer for stack in stacks for layer in stack]
     if not all(isinstance(getattr(layer, "admin", None), AdminResidual) for layer in layers):
-        raise ValueError(f"{_FLAG}: {type(model).__name__} has no ADMIN weights; attach them first")
+        raise SettingsError(
+            f"{_FLAG}: {type(model).__name__} has no ADMIN weights; attach them first"
+        )
     devices = {str(parameter.device) for parameter in model.parameters()}
     if devices - {"cpu"}:
-        raise ValueError(f"{_FLAG}: profile the model on the CPU, not on {', '.join(devices)}")
+        raise SettingsError(f"{_FLAG}: profile the model on the CPU, not on {', '.join(devices)}")
 
     omegas = [omega for layer in layers for omega in layer.admin.omega]
     before = [omega.detach().clone() for omega in omegas]
@@ -249,7 +253,7 @@ def _measure(
 
 def _fill(omegas: Sequence[Tensor], constants: Sequence[float]) -> None:
     if len(constants) != len(omegas) or not all(map(math.isfinite, constants)):
-        raise ValueError(
+        raise SettingsError(
             f"{_FLAG}: profiling gave {constants} for {len(omegas)} sub-layers; each needs one "
             "finite number; check the initialisation of the model"
         )
@@ -306,7 +310,7 @@ def profiling_batch(task: Any, max_tokens: int = 4096) -> ProfilingBatch | None:
         when a trained model is only used.
 
     Raises:
-        ValueError: if no pair at all is short enough for ``max_tokens`` and the task.
+        SettingsError: if no pair at all is short enough for ``max_tokens`` and the task.
     """
     cfg = getattr(task, "cfg", None)
     prefix = None if cfg is None else _train_prefix(cfg)
@@ -323,7 +327,7 @@ def profiling_batch(task: Any, max_tokens: int = 4096) -> ProfilingBatch | None:
     limits = [min(max_tokens, getattr(cfg, option, None) or max_tokens) for *_, option in sides]
     rows = _choose_rows([np.asarray(d.sizes[:_CANDIDATES]) for d in datasets], limits, max_tokens)
     if len(rows) == 0:
-        raise ValueError(
+        raise SettingsError(
             f"{_FLAG}: none of the first {min(len(datasets[0]), _CANDIDATES)} pairs of {prefix}* "
             f"has at most {limits[0]} source and {limits[1]} target tokens; shorten the sentences, "
             "or raise --max-source-positions and --max-target-positions"

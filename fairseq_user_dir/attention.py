@@ -9,6 +9,7 @@ from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
 from cape_plugins import PositionConfig, RelativePositions, relative_attention
+from fairseq_user_dir.errors import SettingsError
 
 
 class RelativeSelfAttention(MultiheadAttention):
@@ -122,7 +123,7 @@ def add_relative_positions(layers: nn.ModuleList, config: PositionConfig) -> Non
     for layer in (layers[index] for index in range(count)):
         attention = getattr(layer, "self_attn", None)
         if type(attention) is not MultiheadAttention:
-            raise ValueError(
+            raise SettingsError(
                 f"--position-relative-context={config.relative_context} needs fairseq's "
                 f"MultiheadAttention in each layer, found {type(attention).__name__} in "
                 f"{type(layer).__name__}; leave out the option that replaces it "
@@ -136,7 +137,7 @@ def add_relative_positions(layers: nn.ModuleList, config: PositionConfig) -> Non
         }
         for name, present in unsupported.items():
             if present:
-                raise ValueError(
+                raise SettingsError(
                     f"--position-relative-context={config.relative_context} cannot be combined "
                     f"with {name}; switch one of them off."
                 )

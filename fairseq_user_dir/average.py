@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from cape_plugins.checkpoint import DICTIONARIES, fairseq_arguments, fairseq_configs
 from fairseq_user_dir.compat import allow_fairseq_checkpoints
 
 _EPOCH_FILE = re.compile(r"checkpoint(\d+)\.pt")
@@ -92,7 +93,7 @@ def _rank_best(folder: Path) -> list[Path]:
     if not scored:
         return []
     # Whether a high value is good, as for BLEU, or bad, as for the loss, only the run knows.
-    settings = _section(load_checkpoint(scored[0][2]), "checkpoint")
+    settings = fairseq_arguments(load_checkpoint(scored[0][2]), "checkpoint")
     maximize = bool(settings.get("maximize_best_checkpoint_metric", False))
     scored.sort(key=lambda item: (item[1] if maximize else -item[1], item[2].name))
     return [path for _, _, path in scored]
@@ -133,15 +134,6 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
             f"--inputs: {path} has no entry 'model'; give checkpoints written by fairseq-train"
         )
     return state
-
-
-def _section(state: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """One section of the stored configuration; all of it for files older than configurations."""
-    cfg = state.get("cfg")
-    section = cfg.get(name) if isinstance(cfg, Mapping) else state.get("args")
-    if isinstance(section, argparse.Namespace):
-        return vars(section)
-    return dict(section) if isinstance(section, Mapping) else {}
 
 
 def _updates(state: Mapping[str, Any]) -> int:
@@ -206,18 +198,21 @@ def _check_distinct(paths: Sequence[str | Path]) -> None:
 
 def _check_same_run(names: str, state: Mapping[str, Any], other: Mapping[str, Any]) -> None:
     """Refuse checkpoints with different positional settings or different parameters."""
-    ours, theirs = _section(state, "model"), _section(other, "model")
+    ours, theirs = fairseq_arguments(state), fairseq_arguments(other)
     details = [
         f"{name}: {ours.get(name, 'unset')} and {theirs.get(name, 'unset')}"
         for name in sorted(ours.keys() | theirs.keys())
         if name.startswith(_SETTINGS_PREFIX)
         and ours.get(name, "unset") != theirs.get(name, "unset")
     ]
-    if details:
+    if details and not _same_settings(state, other):
         raise ValueError(
             f"--inputs: {names} were trained with different positional settings "
             f"({', '.join(details)}); average checkpoints of one training run only"
         )
+    marks = [(s.get("task_state") or {}).get(DICTIONARIES) for s in (state, other)]
+    if None not in marks and marks[0] != marks[1]:
+        raise ValueError(f"--inputs: {names} have different dictionaries; average those of one run")
     unmatched = sorted(state["model"].keys() ^ other["model"].keys())
     if unmatched:
         raise ValueError(
@@ -225,6 +220,15 @@ def _check_same_run(names: str, state: Mapping[str, Any], other: Mapping[str, An
             f"{', '.join(unmatched[:3])} ({len(unmatched)} such keys in all); average checkpoints "
             "of one architecture only"
         )
+
+
+def _same_settings(state: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether the settings are the same once defaults, which older files leave out, are put in."""
+    try:
+        first, second = (fairseq_configs(fairseq_arguments(s), s["model"]) for s in (state, other))
+    except ValueError:
+        return False
+    return bool(first) and first == second
 
 
 def _check_entry(key: str, names: str, value: Any, other: Any) -> None:

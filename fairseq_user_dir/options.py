@@ -7,26 +7,29 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from contextlib import nullcontext
 from typing import Any, Optional
 
-from cape_plugins.arguments import (
-    PREFIX,
-    TYPE_ARG,
-    TYPE_HELP,
-    add_position_args,
-    given_settings,
-    option_help,
-)
+from omegaconf import OmegaConf, open_dict
+
+from cape_plugins import arguments
+from cape_plugins.arguments import PREFIX, TYPE_ARG, TYPE_HELP, given_settings, option_help
 from cape_plugins.config import PositionConfig, options
 from cape_plugins.registry import DEFAULT_TYPE
+from fairseq_user_dir.errors import named_by_flags
 
-__all__ = [
-    "add_admin_arg",
-    "add_position_args",
-    "config_from_args",
-    "dataclass_with_positions",
-    "set_missing",
-]
+ALLOW_ARG = "allow_changed_settings"
+ALLOW_FLAG = "--allow-changed-settings"
+_ALLOW_HELP = (
+    "resume although the position settings, or start although the dictionary, are not those of "
+    "the checkpoint"
+)
+
+
+def add_position_args(parser: argparse._ActionsContainer, domain: str = "text") -> None:
+    """Adds the flags of the core and ``--allow-changed-settings``."""
+    arguments.add_position_args(parser, domain)
+    parser.add_argument(ALLOW_FLAG, action="store_true", help=_ALLOW_HELP)
 
 
 def add_admin_arg(parser: argparse._ActionsContainer) -> None:
@@ -50,12 +53,27 @@ def set_missing(args: Any) -> None:
             setattr(args, name, None)
 
 
+def set_args(args: Any, **values: Any) -> None:
+    """Sets attributes of a namespace or of a configuration with a fixed set of keys."""
+    with open_dict(args) if OmegaConf.is_config(args) else nullcontext():
+        for name, value in values.items():
+            setattr(args, name, value)
+
+
+def record(args: Any, config: PositionConfig) -> None:
+    """Writes all settings, defaults included, into the arguments that a checkpoint stores: a
+    default may change, a trained model may not."""
+    settings = {PREFIX + o.name: getattr(config, o.name) for o in options("text")}
+    set_args(args, **{TYPE_ARG: config.type, **settings})
+
+
 def dataclass_with_positions(name: str, base: type) -> type:
     """`base`, a FairseqDataclass, extended by the fields of the flags of :func:`add_position_args`
     (for models that fairseq configures by dataclass)."""
     types = {"float": float, "int": int}
     extra: list[tuple[str, Any, Any]] = [
         (TYPE_ARG, str, _field(DEFAULT_TYPE, TYPE_HELP)),
+        (ALLOW_ARG, bool, _field(False, _ALLOW_HELP)),
         *(
             (
                 PREFIX + option.name,
@@ -80,14 +98,12 @@ def config_from_args(args: Any, architecture: str, domain: str = "text") -> Posi
         domain: "text" or "audio".
 
     Raises:
-        ValueError: naming the option, its value, the allowed range and what to do.
+        SettingsError: naming the flag, its value, the allowed range and what to do.
     """
-    try:
+    with named_by_flags():
         return PositionConfig(
             getattr(args, TYPE_ARG), domain, architecture, **given_settings(args, domain)
         )
-    except ValueError as error:
-        raise ValueError(f"position flags (--position-embedding, --position-*): {error}") from None
 
 
 def _field(default: Any, help: str) -> Any:

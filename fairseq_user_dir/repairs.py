@@ -1,32 +1,33 @@
 """What fairseq 0.12 does not do as it says, repaired for every model.
 
 * ``--replace-unk`` takes its own default for the name of a file and, given an empty one, stops at
-  the first unknown word, because nobody asks the generator for an alignment.
+  the first unknown word, because nobody asks the generator for an alignment. In
+  ``fairseq-interactive`` it would copy ``<unk>``, since it looks for the word among the known ones.
 * A training resumed in the second epoch or later is not the one that was interrupted: sentences of
   equal length are put into batches by a random number of the epoch in which the *program* started.
 * Language models cannot be used through the hub, nor trained on ``--sample-break-mode eos``, with
   numpy 2: fairseq asks it for ``numpy.compat.long``, the ``int`` of Python 3.
-
-And a trap of torch: ``torch.serialization.safe_globals``, which transformers uses to resume, at
-its end also forgets what was declared harmless before; so it is declared before each loading.
+* ``fairseq-validate`` asks for ``--task``, which the checkpoint knows and from which it is taken.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from fairseq import checkpoint_utils, utils
+from fairseq import options, utils
 from fairseq.data import data_utils
 from fairseq.sequence_generator import SequenceGeneratorWithAlignment
 from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.tokenizer import tokenize_line
 from torch import Tensor
 
-from fairseq_user_dir.compat import allow_fairseq_checkpoints
+from fairseq_user_dir.checkpoints import read_checkpoint, task_name
 
 _NO_DICTIONARY = "@@ "  # what a bare --replace-unk becomes
 
@@ -37,25 +38,14 @@ def repair_fairseq() -> None:
         return
     FairseqTask.get_batch_iterator = _with_batches_of_first_epoch(FairseqTask.get_batch_iterator)
     FairseqTask.build_generator = _with_alignment(FairseqTask.build_generator)
+    options.parse_args_and_arch = _with_task_of_checkpoint(options.parse_args_and_arch)
+    FairseqTask.get_interactive_tokens_and_lengths = _with_typed_words(
+        FairseqTask.get_interactive_tokens_and_lengths
+    )
     utils.load_align_dict = _with_default(utils.load_align_dict)
     utils.post_process_prediction = _with_replacement(utils.post_process_prediction)
-    checkpoint_utils.load_checkpoint_to_cpu = _with_safe_types(
-        checkpoint_utils.load_checkpoint_to_cpu
-    )
     if not hasattr(np, "compat"):
         np.compat = SimpleNamespace(long=int)
-
-
-# --------------------------------------------------------------------------------------- loading
-
-
-def _with_safe_types(stock: Any) -> Any:
-    @functools.wraps(stock)
-    def load_checkpoint_to_cpu(*args: Any, **kwargs: Any) -> Any:
-        allow_fairseq_checkpoints()
-        return stock(*args, **kwargs)
-
-    return load_checkpoint_to_cpu
 
 
 # --------------------------------------------------------------------------------------- resuming
@@ -84,6 +74,24 @@ def _with_batches_of_first_epoch(stock: Any) -> Any:
         return iterator
 
     return get_batch_iterator
+
+
+# ------------------------------------------------------------------------------- fairseq-validate
+
+
+def _with_task_of_checkpoint(stock: Any) -> Any:
+    @functools.wraps(stock)
+    def parse_args_and_arch(
+        parser: argparse.ArgumentParser, input_args: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        given, _ = parser.parse_known_args(input_args)
+        if getattr(given, "task", "") is None:
+            if getattr(given, "path", None) is None:
+                parser.error("give --path with a checkpoint, or --task")
+            parser.set_defaults(task=task_name(read_checkpoint(given.path)))
+        return stock(parser, input_args, *args, **kwargs)
+
+    return parse_args_and_arch
 
 
 # ---------------------------------------------------------------------------------- --replace-unk
@@ -119,6 +127,44 @@ def _with_alignment(stock: Any) -> Any:
     return build_generator
 
 
+class _SourceText(str):
+    """What fairseq prints of a source sentence, and the words it was typed in, one a token."""
+
+    words: list[str]
+
+
+def _with_typed_words(stock: Any) -> Any:
+    """Keeps the typed words of a block of lines. fairseq makes the source text from tokens, once a
+    line and in the order of the lines, some of which it may have left out as too long."""
+
+    @functools.wraps(stock)
+    def get_interactive_tokens_and_lengths(
+        self: FairseqTask, lines: list[str], encode_fn: Callable[[str], str]
+    ) -> Any:
+        tokens, lengths = stock(self, lines, encode_fn)
+        dictionary = self.source_dictionary
+        if dictionary is None:
+            return tokens, lengths
+        rows = [row.tolist() for row in tokens]
+        typed = list(zip(rows, (tokenize_line(encode_fn(line)) for line in lines), strict=True))
+
+        def string(tensor: Tensor, *args: Any, **kwargs: Any) -> str:
+            text = type(dictionary).string(dictionary, tensor, *args, **kwargs)
+            row = tensor.tolist()
+            for place, (other, words) in enumerate(typed):
+                if row == other:
+                    del typed[: place + 1]
+                    text = _SourceText(text)
+                    text.words = words
+                    break
+            return text
+
+        dictionary.string = string
+        return tokens, lengths
+
+    return get_interactive_tokens_and_lengths
+
+
 def _with_replacement(stock: Any) -> Any:
     @functools.wraps(stock)
     def post_process_prediction(
@@ -144,7 +190,7 @@ def _with_replacement(stock: Any) -> Any:
         words = tgt_dict.string(
             hypo_tokens, extra_symbols_to_ignore=extra_symbols_to_ignore
         ).split()
-        sources = src_str.split()
+        sources = src_str.words if isinstance(src_str, _SourceText) else src_str.split()
         unknown = tgt_dict.unk_string()
         for place, word in enumerate(words):
             if word == unknown:

@@ -23,6 +23,7 @@ from cape_plugins import PositionConfig, build_position_encoder
 from cape_plugins.subsampling import ConvSubsampler, subsampled_positions
 from fairseq_user_dir.asr.positions import TimedEncoder
 from fairseq_user_dir.attention import add_relative_positions
+from fairseq_user_dir.checkpoints import PositionalModel
 from fairseq_user_dir.options import add_position_args, config_from_args, set_missing
 
 NAME = "cape_ctc_transformer"
@@ -88,7 +89,7 @@ _HELP = {
 
 
 @register_model(NAME)
-class CapeCtcTransformerModel(FairseqEncoderModel):
+class CapeCtcTransformerModel(PositionalModel, FairseqEncoderModel):
     """Speech recognition by CTC with any position embedding."""
 
     @staticmethod

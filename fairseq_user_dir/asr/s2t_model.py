@@ -26,10 +26,13 @@ from torch import Tensor
 
 from cape_plugins import PositionConfig, build_position_encoder
 from cape_plugins.arguments import TYPE_ARG
+from cape_plugins.checkpoint import DECODER_ARG
+from cape_plugins.config import options
 from cape_plugins.subsampling import ConvSubsampler, subsampled_positions
 from fairseq_user_dir.asr.manifest import FEATURE_HOP
 from fairseq_user_dir.asr.positions import TimedEncoder
 from fairseq_user_dir.attention import add_relative_positions
+from fairseq_user_dir.checkpoints import PositionalModel
 from fairseq_user_dir.models import check_stock_args, install, set_args
 from fairseq_user_dir.options import add_position_args, config_from_args, set_missing
 from fairseq_user_dir.stacks import DecoderPositions
@@ -39,7 +42,7 @@ ABSPOS_FRAMES = 1500
 
 
 @register_model(NAME)
-class CapeS2TTransformerModel(S2TTransformerModel):
+class CapeS2TTransformerModel(PositionalModel, S2TTransformerModel):
     """Recognition or translation of speech by encoder and decoder."""
 
     @staticmethod
@@ -63,7 +66,9 @@ class CapeS2TTransformerModel(S2TTransformerModel):
             decoder_learned_pos=config.encoding == "table",
         )
         model = super().build_model(args, task)
-        text = PositionConfig(getattr(args, TYPE_ARG), "text", "decoder")
+        stored = getattr(args, DECODER_ARG, None) or {}
+        text = PositionConfig(getattr(args, TYPE_ARG), "text", "decoder", **stored)
+        set_args(args, **{DECODER_ARG: {o.name: getattr(text, o.name) for o in options("text")}})
         install(model.decoder, DecoderPositions, text, 1.0)
         model.position_config = config
         return model

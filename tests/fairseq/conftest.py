@@ -6,11 +6,14 @@ import fcntl
 import os
 import random
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from fairseq import checkpoint_utils
+from fairseq_cli import train
 
 from tests.fairseq.helpers import CLI_VARIANTS, lm_words, train_words
 
@@ -129,3 +132,15 @@ def test_data(shared_folder, corpus) -> Path:
             shutil.copy(file, folder)
 
     return once(shared_folder / "test-data", make)
+
+
+@pytest.fixture
+def fairseq_train(monkeypatch):
+    """Function that runs a ``fairseq-train`` command line in this process."""
+
+    def run(words):
+        monkeypatch.setattr(sys, "argv", [str(word) for word in words])
+        monkeypatch.delattr(checkpoint_utils.save_checkpoint, "best", raising=False)
+        train.cli_main()
+
+    return run

@@ -239,7 +239,7 @@ BAD = [
     (("--hop-seconds", 5), "5 is not allowed; allowed: 0.001 to 0.1 seconds"),
     (("--time-masks", -1), "is not a whole number of at least 0"),
     (("--subword-model", "gone"), "--subword-model gone: no such file"),
-    (("--position-embedding", "nopos", "--position-max-offset", 3), "max_offset=3 has no effect"),
+    (("--position-embedding", "nopos", "--position-max-offset", 3), "-max-offset 3 has no effect"),
     (("--train-subset", "gone"), "gone.tsv: no such manifest"),
     (("--criterion", "cape_ctc", "--arch", "cape_s2t_transformer_xs"), "needs a CTC model"),
     (("--criterion", "cross_entropy"), "--criterion cross_entropy is not for CTC models"),

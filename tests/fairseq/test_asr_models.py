@@ -227,7 +227,10 @@ def test_models_of_both_kinds_are_not_averaged(folder):
 
 
 BAD = [
-    ({"position_embedding": "cape", "position_max_local_shift": "0.7"}, "max_local_shift='0.7'"),
+    (
+        {"position_embedding": "cape", "position_max_local_shift": "0.7"},
+        "--position-max-local-shift 0.7",
+    ),
     ({"position_embedding": "sinpos", "position_max_global_shift": 3.0}, "has no effect"),
     ({"position_embedding": "cape", "position_synchronize": "true"}, "synchronize"),
     ({"conv_kernel_size": 4}, "kernel size 4"),

@@ -8,6 +8,7 @@ import re
 import pytest
 import torch
 
+from tests.fairseq.conftest import TARGET_WORDS
 from tests.fairseq.helpers import (
     USER_DIR,
     encode,
@@ -61,7 +62,7 @@ def test_interactive_equals_generate(run_cli, trained, corpus, test_data, genera
 
 def test_validate_equals_validation_in_training(run_cli, trained, corpus):
     words = [
-        "fairseq-validate", corpus.binary, "--user-dir", USER_DIR, "--task", "translation",
+        "fairseq-validate", corpus.binary, "--user-dir", USER_DIR,
         "--path", trained("cape"), "--valid-subset", "valid", "--batch-size", 8, "--cpu",
     ]  # fmt: skip
     result = run_cli(*words)
@@ -137,6 +138,33 @@ def test_unknown_words_are_replaced_by_the_aligned_source(options, run_cli, trai
             else:
                 assert words[place] == word
     assert copied > 5
+
+
+@pytest.mark.parametrize("joined", [[], ["--post-process", "sentencepiece"]])
+def test_typed_words_are_copied(joined, run_cli, trained, test_data):
+    """Lines that differ in unknown words alone, around one that is left out as too long; also
+    where subwords are joined in what is printed of the source: here all words, having no marks."""
+    names = {0: "anna eva", 2: "bert udo", 3: "carl max", 4: "dora ida"}
+    typed = [names.get(i, "one " * 1100) for i in range(5)]
+    words = [
+        "fairseq-interactive", test_data, "--user-dir", USER_DIR, "--path", trained("cape"),
+        "-s", "en", "-t", "de", "--beam", 3, "--nbest", 2, "--max-len-b", 8, "--cpu",
+        "--buffer-size", 9, "--batch-size", 9, "--skip-invalid-size-inputs-valid-test",
+        "--replace-unk", "--print-alignment", "hard", *joined,
+    ]  # fmt: skip
+    output = run_cli(*words, input="\n".join(typed)).stdout
+    assert lines(output, "H").keys() == names.keys()
+    texts = {i: [text for _, text in hypotheses] for i, hypotheses in lines(output, "H").items()}
+    assert "<unk>" not in str(texts)
+    copied = set()
+    for i, alignments in lines(output, "A").items():
+        sources = typed[i].split()
+        for (alignment,), text in zip(alignments, texts[i], strict=True):
+            pairs = [tuple(map(int, pair.split("-"))) for pair in alignment.split()]
+            for word, (source, _) in [] if joined else zip(text.split(), pairs, strict=True):
+                assert word in {"und", *TARGET_WORDS, sources[source]}
+                copied |= {word} - {"und", *TARGET_WORDS}
+    assert joined or len(copied) > 3
 
 
 def test_words_are_replaced_by_a_dictionary(run_cli, trained, corpus, tmp_path):

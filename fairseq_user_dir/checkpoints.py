@@ -1,0 +1,345 @@
+"""What a checkpoint says of its model beside the weights: all position settings, and marks of the
+dictionaries. Both are compared when the checkpoint is used again.
+
+fairseq stores the arguments of the model and asks no one whether those of a resumed training are
+others; it stores nothing of the dictionaries but the number of their symbols.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from fractions import Fraction
+from typing import Any
+
+from fairseq import checkpoint_utils, models
+from fairseq.data import Dictionary
+from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.trainer import Trainer
+from torch import Tensor, nn
+
+from cape_plugins import PositionConfig
+from cape_plugins.arguments import PREFIX, TYPE_ARG, flag
+from cape_plugins.checkpoint import (
+    DICTIONARIES,
+    fairseq_arguments,
+    fairseq_config,
+    load_fairseq,
+    reason,
+)
+from cape_plugins.config import options
+from fairseq_user_dir.compat import allow_fairseq_checkpoints
+from fairseq_user_dir.errors import SettingsError, named_by_flags
+from fairseq_user_dir.options import ALLOW_ARG, ALLOW_FLAG, record
+
+logger = logging.getLogger(__name__)
+
+_OLD_TABLES = ("embed_positions.weights", "embed_positions._float_tensor")
+_RELATIVE = ".relative."
+# Positional parameters, with the flags that they follow from.
+_PARTS = {
+    "embed_positions.weight": "--position-embedding, --max-source-positions and the like",
+    ".positions.encoding.": "--position-embedding",
+    _RELATIVE: "--position-relative-context, -layers, -values and -heads",
+    ".admin.": "--admin-init",
+}
+
+
+def watch_checkpoints() -> None:
+    """Puts what this module does around fairseq's functions; calling it again changes nothing."""
+    if hasattr(Trainer.load_checkpoint, "__wrapped__"):
+        return
+    models.build_model = _with_record(models.build_model)
+    FairseqTask.state_dict = _with_marks(FairseqTask.state_dict)
+    FairseqTask.load_state_dict = _with_check_of_marks(FairseqTask.load_state_dict)
+    Trainer.load_checkpoint = _with_comparison(Trainer.load_checkpoint)
+    checkpoint_utils.load_checkpoint_to_cpu = _with_reasons(checkpoint_utils.load_checkpoint_to_cpu)
+
+
+# --------------------------------------------------------------------------------------- reading
+
+
+def read_checkpoint(path: str) -> dict[str, Any]:
+    """A checkpoint, its tensors left in the file.
+
+    Raises:
+        SettingsError: if it cannot be read, with a remedy.
+    """
+    if not os.path.isfile(path):
+        raise SettingsError(f"{path}: no such file; check the path of the checkpoint.")
+    try:
+        allow_fairseq_checkpoints()
+        state = load_fairseq(path)
+        if not isinstance(state, dict) or not isinstance(state.get("model"), Mapping):
+            raise ValueError("it has no entry 'model'")
+    except Exception as error:  # a damaged file can stop the reader anywhere, with anything
+        raise SettingsError(
+            f"{path} cannot be read ({reason(error)}): it is damaged, incomplete or not written by "
+            "fairseq-train. Give another checkpoint of the training, such as checkpoint_best.pt; "
+            "to resume, by --restore-file, or delete the file to start anew."
+        ) from error
+    return state
+
+
+def task_name(state: Mapping[str, Any]) -> str:
+    """The task that a checkpoint was trained in."""
+    arguments = fairseq_arguments(state, "task")
+    return arguments.get("_name") or arguments.get("task") or "translation"
+
+
+def _with_reasons(stock: Any) -> Any:
+    @functools.wraps(stock)
+    def load_checkpoint_to_cpu(
+        path: str, arg_overrides: dict[str, Any] | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        # again: torch.serialization.safe_globals, which transformers uses to resume, at its end
+        # also forgets what others declared
+        allow_fairseq_checkpoints()
+        if arg_overrides and TYPE_ARG in arg_overrides:
+            arg_overrides = _own_defaults(path, arg_overrides)
+        try:
+            return stock(path, arg_overrides, *args, **kwargs)
+        except FileNotFoundError:
+            raise
+        except Exception:
+            read_checkpoint(path)  # says so if the file is the reason
+            raise
+
+    return load_checkpoint_to_cpu
+
+
+def _own_defaults(path: str, overrides: dict[str, Any]) -> dict[str, Any]:
+    """Lets another type begin with its own defaults instead of the stored options of the first."""
+    stored = fairseq_arguments(read_checkpoint(path))
+    if stored.get(TYPE_ARG) in (None, overrides[TYPE_ARG]):
+        return overrides
+    unset = dict.fromkeys(name for name in stored if name.startswith(PREFIX) and name != TYPE_ARG)
+    return {**unset, **overrides}
+
+
+# ------------------------------------------------------------------------------ position settings
+
+
+def position_config(model: nn.Module) -> PositionConfig | None:
+    """Settings of a built model; None for a stock model."""
+    for part in (model, getattr(model, "encoder", None)):
+        if isinstance(config := getattr(part, "position_config", None), PositionConfig):
+            return config
+    return None
+
+
+def _with_record(stock: Any) -> Any:
+    """A model configured by dataclass is built from a copy of the settings that are stored."""
+
+    @functools.wraps(stock)
+    def build_model(cfg: Any, *args: Any, **kwargs: Any) -> Any:
+        model = stock(cfg, *args, **kwargs)
+        if (config := position_config(model)) is not None:
+            record(cfg, config)
+        return model
+
+    return build_model
+
+
+def changed_settings(stored: PositionConfig, current: PositionConfig) -> list[str]:
+    """What differs, by flags: ``--position-max-global-shift 5.0 (now 7.0)``."""
+    if stored.type != current.type:
+        return [f"{flag(TYPE_ARG)} {stored.type} (now {current.type})"]
+    pairs = [
+        (option.name, getattr(stored, option.name), getattr(current, option.name))
+        for option in options("text")
+    ]
+    return [
+        f"{flag(PREFIX + name)} {str(old).lower()} (now {str(new).lower()})"
+        for name, old, new in pairs
+        if old != new and not (name == "source_scale" and _same_ratio(old, new))
+    ]
+
+
+def _same_ratio(old: str, new: str) -> bool:
+    return "auto" not in (old, new) and Fraction(old) == Fraction(new)
+
+
+def _compare(path: str, state: Mapping[str, Any], trainer: Trainer, resuming: bool) -> None:
+    """Stops a resumed training whose position settings are not those of the checkpoint."""
+    stored, model = fairseq_arguments(state), trainer._model
+    current = position_config(model)
+    if current is None and TYPE_ARG not in stored:
+        return  # two stock models
+    if current is None:
+        arguments = fairseq_arguments({"cfg": {"model": trainer.cfg.model}})
+        current = fairseq_config(arguments, model.state_dict())
+    with named_by_flags(f"{path}: "):
+        trained = fairseq_config(stored, state["model"])
+    if (trained.domain, trained.architecture) != (current.domain, current.architecture):
+        return  # another kind of model, whose weights do not fit
+    changes = "; ".join(changed_settings(trained, current))
+    if not changes:
+        return
+    if not resuming or getattr(trainer.cfg.model, ALLOW_ARG, False):
+        logger.warning("%s was trained with other position settings: %s", path, changes)
+        return
+    raise SettingsError(
+        f"{path} was trained with other position settings: {changes}. Resume with those of the "
+        f"checkpoint, insist with {ALLOW_FLAG} (hydra: +model.{ALLOW_ARG}=true), or start a new "
+        "training from its weights by --finetune-from-model with another --save-dir."
+    )
+
+
+def _with_comparison(stock: Any) -> Any:
+    @functools.wraps(stock)
+    def load_checkpoint(
+        self: Trainer, filename: str, reset_optimizer: bool = False, *args: Any, **kwargs: Any
+    ) -> Any:
+        # fairseq resets the optimizer for --finetune-from-model, and refuses --reset-optimizer
+        # beside it; once there is a checkpoint in the folder of the new training, it resumes that
+        finetuning = reset_optimizer and filename == self.cfg.checkpoint.finetune_from_model
+        if os.path.isfile(filename):
+            # each rank reads for itself: if one alone stopped, the others would wait for ever
+            state = read_checkpoint(filename)
+            _compare(filename, state, self, resuming=not reset_optimizer)
+            if not getattr(self.cfg.model, ALLOW_ARG, False):
+                _check_marks(self.task, state.get("task_state"), filename)
+            del state
+        try:
+            with _new_tables(self._model) if finetuning else nullcontext():
+                return stock(self, filename, reset_optimizer, *args, **kwargs)
+        except Exception as error:
+            # fairseq hides every reason behind "please ensure that the architectures match"
+            if isinstance(error.__context__, SettingsError):
+                raise error.__context__ from None
+            raise
+
+    return load_checkpoint
+
+
+# ------------------------------------------------------------------------------------- parameters
+
+
+class PositionalModel:
+    """Over a fairseq model: checks the positional parameters that it loads.
+
+    Attributes:
+        starts_tables: True while relative tables that a checkpoint lacks may keep their start.
+    """
+
+    starts_tables = False
+
+    def upgrade_state_dict(self, state_dict: dict[str, Tensor]) -> None:
+        """Refuses a checkpoint whose positions are of another kind, with a reason; drops the
+        sinusoid tables that old fairseq versions stored, as the stock model does."""
+        for name in [n for n in state_dict if n.endswith(_OLD_TABLES)]:
+            del state_dict[name]
+        if self.starts_tables:
+            own = self.state_dict()
+            fresh = [name for name in own if _RELATIVE in name and name not in state_dict]
+            state_dict.update((name, own[name]) for name in fresh)
+            if fresh:
+                logger.info("%d relative tables start anew: %s", len(fresh), ", ".join(fresh))
+        check_state_dict(state_dict, self)
+        super().upgrade_state_dict(state_dict)
+
+
+@contextmanager
+def _new_tables(model: nn.Module) -> Iterator[None]:
+    """Lets relative tables start from their initialisation if the checkpoint has none."""
+    if not isinstance(model, PositionalModel):
+        yield
+        return
+    model.starts_tables = True
+    try:
+        yield
+    finally:
+        del model.starts_tables
+
+
+def check_state_dict(state_dict: Mapping[str, Tensor], model: nn.Module) -> None:
+    """Compares the positional parameters of a checkpoint with those of the model.
+
+    Raises:
+        SettingsError: naming what differs, the flags of the model and what to do.
+    """
+    own = model.state_dict()
+    for part, flags in _PARTS.items():
+        theirs = {name: value for name, value in state_dict.items() if part in name}
+        ours = {name: value for name, value in own.items() if part in name}
+        if bool(ours) != bool(theirs):
+            has, has_not = ("this model", "the checkpoint")
+            if theirs:
+                has, has_not = has_not, has
+            _refuse(model, f"{has} has parameters '*{part}*', {has_not} has none", flags)
+        for name, value in ours.items():
+            if name not in theirs:
+                _refuse(model, f"this model has the parameter {name}, the checkpoint not", flags)
+            if theirs[name].shape != value.shape:
+                shapes = f"{tuple(theirs[name].shape)} in the checkpoint, {tuple(value.shape)} here"
+                _refuse(model, f"{name} has shape {shapes}", flags)
+
+
+def _refuse(model: nn.Module, what: str, flags: str) -> None:
+    config = position_config(model)
+    raise SettingsError(
+        f"{what}: they were built with different settings of {flags}. This model has "
+        f"{flag(TYPE_ARG)} {config.type} {flag(PREFIX + 'relative_context')} "
+        f"{config.relative_context}; give the settings that the checkpoint was trained with, or "
+        "train anew."
+    )
+
+
+# ----------------------------------------------------------------------------------- dictionaries
+
+
+def dictionary_marks(task: FairseqTask) -> dict[str, list[Any]]:
+    """Number of symbols and a digest of the symbols in their order, for each side that has a
+    dictionary."""
+    marks = {}
+    for side in ("source", "target"):
+        try:
+            dictionary = getattr(task, f"{side}_dictionary")
+        except (AttributeError, LookupError, NotImplementedError):
+            continue  # a task without one, or of several languages
+        if isinstance(dictionary, Dictionary):
+            digest = hashlib.sha256("\n".join(dictionary.symbols).encode()).hexdigest()[:16]
+            marks[side] = [len(dictionary), digest]
+    return marks
+
+
+def _check_marks(task: FairseqTask, state: Mapping[str, Any] | None, where: str) -> None:
+    """Refuses other symbols, or another order, in as many symbols; where the number differs,
+    fairseq says so itself or (as for BART) fits the embeddings."""
+    own = dictionary_marks(task)
+    for side, (size, digest) in ((state or {}).get(DICTIONARIES) or {}).items():
+        if side in own and own[side][0] == size and own[side][1] != digest:
+            raise SettingsError(
+                f"{where} was trained with other units, or in another order, than those of this "
+                f"{side} dictionary, which has as many ({size}): its embeddings would belong to "
+                f"other words. Give the data folder with the dictionary of training{_not(task)}."
+            )
+
+
+def _not(task: FairseqTask) -> str:
+    settings = getattr(task, "cfg", None) or getattr(task, "args", None)
+    data = getattr(settings, "data", None)
+    return f", not {data}" if data else ""
+
+
+def _with_marks(stock: Any) -> Any:
+    @functools.wraps(stock)
+    def state_dict(self: FairseqTask) -> dict[str, Any]:
+        return {**stock(self), DICTIONARIES: dictionary_marks(self)}
+
+    return state_dict
+
+
+def _with_check_of_marks(stock: Any) -> Any:
+    @functools.wraps(stock)
+    def load_state_dict(self: FairseqTask, state_dict: dict[str, Any]) -> None:
+        _check_marks(self, state_dict, "the checkpoint")
+        rest = {name: value for name, value in state_dict.items() if name != DICTIONARIES}
+        stock(self, rest)
+
+    return load_state_dict

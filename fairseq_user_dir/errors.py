@@ -1,0 +1,78 @@
+"""Mistakes of people in settings, data and checkpoints, as fairseq's commands show them.
+
+In Python they are ValueErrors. A command prints their message in one line and ends with status 1;
+every other error keeps its traceback, because it may be a fault of a program.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from hydra.errors import CompactHydraException
+from torch.multiprocessing import ProcessRaisedException
+
+from cape_plugins.arguments import in_flags
+
+
+class SettingsError(ValueError, CompactHydraException):
+    """A mistake that its message explains completely: what, which value, what is allowed, what to
+    do. (hydra prints the message alone of errors of its compact class.)"""
+
+
+@contextmanager
+def named_by_flags(prefix: str = "") -> Iterator[None]:
+    """Turns a ValueError of the core into a SettingsError that names options by their flags."""
+    try:
+        yield
+    except SettingsError:
+        raise
+    except ValueError as error:
+        raise SettingsError(prefix + in_flags(str(error))) from error
+
+
+def print_without_traceback() -> None:
+    """Makes fairseq's commands print a SettingsError in one line; calling it again changes nothing.
+
+    By ``sys.excepthook``, because a command is running already when it imports its user directory.
+    """
+    if hasattr(sys.excepthook, "other"):
+        return
+    other = sys.excepthook
+
+    def hook(kind: type, error: BaseException, trace: TracebackType | None) -> None:
+        message = _message(error) if _in_command(trace) else None
+        if message is None:
+            other(kind, error, trace)
+        else:
+            print(f"{Path(sys.argv[0]).name}: error: {message}", file=sys.stderr)
+
+    hook.other = other
+    sys.excepthook = hook
+
+
+def _message(error: BaseException) -> str | None:
+    """In one line; None for other errors."""
+    if isinstance(error, SettingsError):
+        text = str(error)
+    elif isinstance(error, ProcessRaisedException):
+        # what a process of a training on several GPUs raised, as the end of a printed traceback
+        name = f"{SettingsError.__module__}.{SettingsError.__qualname__}: "
+        _, found, text = str(error).rpartition(name)
+        if not found:
+            return None
+    else:
+        return None
+    return " ".join(text.split())
+
+
+def _in_command(trace: TracebackType | None) -> bool:
+    """Whether the error came through a command of fairseq, not a program that uses its parts."""
+    while trace is not None:
+        if Path(trace.tb_frame.f_code.co_filename).parent.name == "fairseq_cli":
+            return True
+        trace = trace.tb_next
+    return False

@@ -1,0 +1,116 @@
+"""Proves that a mistake of people stops fairseq's commands with one line that names flags, and that
+everything else keeps its traceback."""
+
+import sys
+
+import pytest
+import torch.multiprocessing
+
+from cape_plugins import PositionConfig
+from cape_plugins.arguments import in_flags
+from cape_plugins.config import options
+from fairseq_user_dir.errors import SettingsError, named_by_flags, print_without_traceback
+from tests.fairseq.helpers import USER_DIR, train_words
+
+NAMED = {
+    "mean_normalize=True is impossible; set mean_normalize=False.": (
+        "--position-mean-normalize true is impossible; set --position-mean-normalize false."
+    ),
+    "source_scale='1.1' needs a source; leave source_scale out": (
+        "--position-source-scale 1.1 needs a source; leave --position-source-scale out"
+    ),
+    "max_global_shift=-1.0 is not allowed; allowed: >= 0": (
+        "--position-max-global-shift -1.0 is not allowed; allowed: >= 0"
+    ),
+    "relative_context=0 leaves": "--position-relative-context 0 leaves",
+    "max_offset='' is not": "--position-max-offset '' is not",
+    "position_embedding='capee' is unknown": "--position-embedding capee is unknown",
+    "--position-source-scale auto, my_gamma": "--position-source-scale auto, my_gamma",
+}
+
+
+@pytest.mark.parametrize("text", NAMED)
+def test_options_are_named_by_their_flags(text):
+    assert in_flags(text) == NAMED[text]
+
+
+def test_every_error_about_a_value_names_the_flag():
+    for option in options():
+        with pytest.raises(ValueError, match="not allowed") as core, named_by_flags():
+            PositionConfig(**{option.name: "no such value"})
+        assert isinstance(core.value, SettingsError)
+        flag = f"--position-{option.name.replace('_', '-')}"
+        assert str(core.value).startswith(f"{flag} no such value is not allowed")
+
+
+# ------------------------------------------------------------------------------------ excepthook
+
+
+def run_as(file, error, capsys):
+    """What is printed if a program in `file` ends with this error."""
+    try:
+        exec(compile("raise error", file, "exec"), {"error": error})
+    except Exception as raised:
+        sys.excepthook(type(raised), raised, raised.__traceback__)
+    return capsys.readouterr().err
+
+
+@pytest.fixture
+def hook(monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    monkeypatch.setattr(sys, "argv", ["bin/fairseq-train", "data"])
+    print_without_traceback()
+
+
+COMMAND, PROGRAM = "lib/fairseq_cli/train.py", "lib/my_program.py"
+
+
+def test_commands_print_one_line(hook, capsys):
+    text = "--position-x 3 is\nnot allowed"
+    message = "fairseq-train: error: --position-x 3 is not allowed\n"
+    assert run_as(COMMAND, SettingsError(text), capsys) == message
+    assert "Traceback" in run_as(PROGRAM, SettingsError(text), capsys)
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), KeyError("x"), RuntimeError("x")])
+def test_other_errors_keep_their_traceback(error, hook, capsys):
+    assert "Traceback" in run_as(COMMAND, error, capsys)
+
+
+def _fail(rank, message):
+    raise SettingsError(message) if message else KeyError("bug")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("message", ["--position-x 3 is not allowed", ""])
+def test_processes_of_several_gpus_print_one_line(message, hook, capsys):
+    with pytest.raises(torch.multiprocessing.ProcessRaisedException) as raised:
+        torch.multiprocessing.spawn(_fail, (message,), nprocs=1)
+    printed = run_as(COMMAND, raised.value, capsys)
+    if message:
+        assert printed == f"fairseq-train: error: {message}\n"
+    else:
+        assert "Traceback" in printed
+
+
+# ---------------------------------------------------------------------------------- the commands
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["train", "interactive", "validate", "eval-lm"])
+def test_command_stops_with_one_line(command, run_cli, corpus, trained, tmp_path):
+    words = [f"fairseq-{command}", corpus.binary, "--user-dir", USER_DIR, "--cpu"]
+    overrides = ["--model-overrides", "{'position_max_local_shift': 2}"]
+    message = "--position-max-local-shift 2"
+    if command == "train":
+        flags = ["--position-embedding", "sinpos", "--position-max-offset", 3]
+        words = train_words(corpus.binary, tmp_path / "run", *flags)
+        message = "--position-max-offset 3 has no effect on position embedding 'sinpos'"
+    elif command == "eval-lm":
+        words = ["fairseq-eval-lm", corpus.lm, *words[2:], "--path", trained("lm"), *overrides]
+    else:
+        words += ["--path", trained("cape"), "--batch-size", 1, *overrides]
+    result = run_cli(*words, check=False, input="eins\n")
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr + result.stdout
+    assert result.stderr.splitlines()[-1].startswith(f"fairseq-{command}: error: {message}")

@@ -1,0 +1,371 @@
+"""Proves that a checkpoint says all of its position settings, and that a training goes on only with
+the settings and the dictionary it began with, unless someone insists; that fine-tuning may begin
+with new relative tables; that damaged files are named."""
+
+import argparse
+import shutil
+
+import pytest
+import torch
+from fairseq import checkpoint_utils, models
+
+from cape_plugins import registry
+from cape_plugins.config import options as position_options
+from fairseq_user_dir.average import average_checkpoints
+from fairseq_user_dir.checkpoints import read_checkpoint
+from fairseq_user_dir.errors import SettingsError
+from tests.fairseq.helpers import (
+    USER_DIR,
+    Task,
+    configure,
+    generate_words,
+    lm_words,
+    load,
+    parameters,
+    train_words,
+)
+from tests.fairseq.speech import SIZES, durations, write_manifest
+from tests.fairseq.test_average import checkpoint
+
+NAMES = ["position_embedding", *(f"position_{o.name}" for o in position_options("text"))]
+
+
+def settings(checkpoint):
+    """What the checkpoint says of its positions."""
+    model = torch.load(checkpoint, weights_only=True)["cfg"]["model"]
+    stored = vars(model) if isinstance(model, argparse.Namespace) else model
+    return {name: stored[name] for name in NAMES}
+
+
+def updates(checkpoint):
+    return torch.load(checkpoint, weights_only=True)["optimizer_history"][-1]["num_updates"]
+
+
+@pytest.fixture
+def begun(trained, tmp_path):
+    """Function ``begun(NAME)``: the folder of a training that has made 60 updates."""
+
+    def folder(name):
+        run = tmp_path / name
+        run.mkdir()
+        shutil.copy(trained(name), run / "checkpoint_last.pt")
+        return run
+
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reordered(corpus, tmp_path_factory):
+    """The data, with as many words in another order in the dictionaries."""
+    folder = tmp_path_factory.mktemp("data") / "reordered"
+    shutil.copytree(corpus.binary, folder)
+    for file in folder.glob("dict.*"):
+        lines = file.read_text().splitlines()
+        file.write_text("\n".join(lines[::-1]) + "\n")
+    return folder
+
+
+# ------------------------------------------------------------------------------ what is stored
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cape", "relpos", "lm"])
+def test_checkpoint_stores_every_setting(name, trained):
+    stored = settings(trained(name))
+    assert [key for key in stored if stored[key] is None] == []
+    assert "auto" not in stored.values()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cape", "lm"])
+def test_new_defaults_do_not_change_a_trained_model(name, trained, corpus, monkeypatch):
+    data = corpus.lm if name == "lm" else corpus.binary
+    before = load(trained(name), data)[0].decoder.position_config
+    row = registry.TYPES["cape"]
+    other = {"max_local_shift": 0.25, "max_global_shift": registry.ByDomain(9.0, 9.0, 9.0)}
+    changed = registry.PositionType(row.encoding, {**row.options, **other}, "", {})
+    monkeypatch.setitem(registry.TYPES, "cape", changed)
+    assert load(trained(name), data)[0].decoder.position_config == before
+
+
+def test_arguments_are_completed_when_a_model_is_built():
+    cfg = configure("--position-source-scale", "1.25")
+    model = models.build_model(cfg.model, Task())
+    stored = {name: getattr(cfg.model, name) for name in NAMES}
+    assert stored.pop("position_embedding") == model.position_config.type
+    expected = model.position_config.to_dict()
+    assert stored == {f"position_{key}": expected[key] for key in expected if key in
+                      {o.name for o in position_options("text")}}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_older_checkpoints_load_and_resume(trained, fairseq_train, begun, corpus):
+    """They have None where an option was left out, and nothing of their dictionaries."""
+    folder = begun("cape")
+    last = folder / "checkpoint_last.pt"
+    state = torch.load(last, weights_only=True)
+    for name in NAMES:
+        if name not in ("position_embedding", "position_source_scale"):
+            setattr(state["cfg"]["model"], name, None)
+    state["task_state"] = {}
+    torch.save(state, last)
+    assert load(last, corpus.binary)[0].position_config == (
+        load(trained("cape"), corpus.binary)[0].position_config
+    )
+    fairseq_train(train_words(corpus.binary, folder, updates=61))
+    assert settings(last) == settings(trained("cape"))
+
+
+@pytest.mark.slow
+def test_another_type_begins_with_its_own_defaults(trained, test_data):
+    overrides = {"data": str(test_data), "position_embedding": "sinpos"}
+    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task(
+        [str(trained("cape"))], overrides
+    )
+    assert model.position_config.type == "sinpos"
+    assert not model.position_config.random
+    overrides = {"data": str(test_data), "position_max_global_shift": 7}
+    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task(
+        [str(trained("cape"))], overrides
+    )
+    assert model.position_config.max_global_shift == 7.0
+    assert model.position_config.source_bos
+
+
+# ---------------------------------------------------------------------------------- resuming
+
+CHANGED = {
+    "type": (["--position-embedding", "shape"], "--position-embedding cape (now shape)"),
+    "shift": (["--position-max-global-shift", 7], "--position-max-global-shift 5.0 (now 7.0)"),
+    "bos": (["--position-source-bos", "false"], "--position-source-bos true (now false)"),
+    "alpha": (["--position-source-scale", 1.3], "/2326 (now 1.3)"),
+    "tables": (["--position-relative-context", 3], "--position-relative-context 0 (now 3)"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", CHANGED)
+def test_resuming_with_another_setting_stops(change, fairseq_train, begun, corpus):
+    words, message = CHANGED[change]
+    folder = begun("cape")
+    with pytest.raises(SettingsError) as stopped:
+        fairseq_train(train_words(corpus.binary, folder, *words, updates=62))
+    assert message in str(stopped.value)
+    assert str(folder / "checkpoint_last.pt") in str(stopped.value)
+    assert "--allow-changed-settings" in str(stopped.value)
+    assert updates(folder / "checkpoint_last.pt") == 60
+
+
+@pytest.mark.slow
+def test_resuming_stops_for_other_models(fairseq_train, begun, corpus, trained, tmp_path):
+    """Language models; other data, on which alpha is another; relative tables; stock models."""
+    lm = ["--position-max-global-shift", 7, "--restore-file", trained("lm")]
+    with pytest.raises(SettingsError, match=r"--position-max-global-shift 5.0 \(now 7.0\)"):
+        fairseq_train(lm_words(corpus.lm, tmp_path / "lm", *lm))
+
+    folder, data = begun("cape"), tmp_path / "data"
+    shutil.copytree(corpus.binary, data)
+    for file in data.glob("valid.*"):
+        shutil.copy(file, data / file.name.replace("valid", "train1"))
+    with pytest.raises(SettingsError, match=r"--position-source-scale 2710/2326 \(now "):
+        fairseq_train(train_words(data, folder, updates=62))
+
+    words = ["--position-embedding", "relpos", "--position-relative-context", 3]
+    with pytest.raises(SettingsError, match=r"--position-relative-context 150 \(now 3\)"):
+        fairseq_train(train_words(corpus.binary, begun("relpos"), *words, updates=62))
+
+    with pytest.raises(SettingsError, match=r"--position-embedding cape \(now sinpos\)"):
+        fairseq_train(train_words(corpus.binary, folder, updates=62, arch="transformer_tiny"))
+    with pytest.raises(SettingsError, match=r"--position-embedding sinpos \(now cape\)"):
+        fairseq_train(train_words(corpus.binary, begun("stock"), updates=62))
+
+
+@pytest.mark.slow
+def test_resuming_goes_on_where_nothing_or_someone_insists(fairseq_train, begun, corpus, tmp_path):
+    same = ["--position-embedding", "sinpos"]  # what the stock model computes
+    fairseq_train(train_words(corpus.binary, folder := begun("stock"), *same, updates=62))
+    assert updates(folder / "checkpoint_last.pt") == 62
+
+    folder, equal = begun("cape"), ["--position-source-scale", "1355/1163"]
+    fairseq_train(train_words(corpus.binary, folder, *equal, updates=61))
+    change = ["--position-max-global-shift", 7, "--allow-changed-settings"]
+    fairseq_train(train_words(corpus.binary, folder, *change, updates=62))
+    last = folder / "checkpoint_last.pt"
+    assert updates(last) == 62
+    assert settings(last)["position_max_global_shift"] == 7.0
+    # a new start from its weights
+    words = ["--position-max-global-shift", 9, "--restore-file", last, "--reset-optimizer"]
+    words += ["--reset-dataloader", "--reset-meters", "--reset-lr-scheduler"]
+    fairseq_train(train_words(corpus.binary, tmp_path / "new", *words, updates=2))
+    assert settings(tmp_path / "new" / "checkpoint_last.pt")["position_max_global_shift"] == 9.0
+
+
+SPEECH = {
+    "cape_ctc_transformer": ("cape_ctc", ("decoder_layers", "decoder_attention_heads",
+        "decoder_ffn_embed_dim", "conv_channels", "input_feat_per_channel")),
+    "cape_s2t_transformer_xs": ("label_smoothed_cross_entropy", ("feature_dropout",
+        "abspos_frames", "encoder_layerdrop", "input_feat_per_channel")),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", SPEECH)
+def test_speech_models_store_and_compare(arch, fairseq_train, tmp_path):
+    criterion, absent = SPEECH[arch]
+    for split in ("train", "valid"):
+        write_manifest(tmp_path, split, durations(8))
+    sizes = {name: value for name, value in SIZES.items() if name not in absent}
+    words = [
+        "fairseq-train", tmp_path, "--user-dir", USER_DIR, "--task", "cape_asr", "--arch", arch,
+        "--criterion", criterion, "--max-tokens", 4000, "--optimizer", "adam", "--lr", 0.001,
+        "--cpu", "--num-workers", 0, "--save-dir", tmp_path / "run", "--no-epoch-checkpoints",
+        *(word for name, value in sizes.items() for word in (f"--{name.replace('_', '-')}", value)),
+    ]  # fmt: skip
+    fairseq_train([*words, "--max-update", 1])
+    stored = settings(tmp_path / "run" / "checkpoint_last.pt")
+    assert None not in stored.values()
+    assert stored["position_max_global_shift"] == 30.0
+    with pytest.raises(SettingsError, match=r"--position-max-global-shift 30.0 \(now 7.0\)"):
+        fairseq_train([*words, "--max-update", 2, "--position-max-global-shift", 7])
+    cfg = torch.load(tmp_path / "run" / "checkpoint_last.pt", weights_only=True)["cfg"]["model"]
+    if "s2t" in arch:
+        assert None not in cfg.position_decoder.values()
+        assert cfg.position_decoder["max_global_shift"] == 5.0
+
+
+# -------------------------------------------------------------------------------- fine-tuning
+
+
+@pytest.mark.slow
+def test_new_relative_tables_start_anew(fairseq_train, corpus, trained, tmp_path):
+    words = ["--finetune-from-model", trained("stock"), "--lr", 0]
+    words += ["--position-embedding", "relpos", "--position-relative-context", 4]
+    fairseq_train(train_words(corpus.binary, tmp_path, *words, updates=1))
+    start, result = parameters(trained("stock")), parameters(tmp_path / "checkpoint_last.pt")
+    tables = {name for name in result if ".relative." in name}
+    assert len(tables) == 4
+    assert result.keys() - tables == start.keys()
+    assert all(torch.equal(start[name], result[name]) for name in start)
+    for name in tables:
+        assert 0.05 < result[name].abs().max() <= 0.1  # as initialised
+    # a resumed training is strict again
+    state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
+    del state["model"]["encoder.layers.1.self_attn.relative.keys"]
+    torch.save(state, tmp_path / "checkpoint_last.pt")
+    with pytest.raises(SettingsError, match=r"encoder.layers.1.self_attn.relative.keys, the check"):
+        fairseq_train(train_words(corpus.binary, tmp_path, *words, updates=2))
+
+
+@pytest.mark.slow
+def test_finetuning_refuses_what_does_not_fit(fairseq_train, corpus, trained, tmp_path):
+    words = ["--finetune-from-model", trained("relpos"), "--position-embedding", "relpos"]
+    words += ["--position-relative-context", 4]
+    shapes = r"relative.keys has shape \(1, 301, 16\) in the checkpoint, \(1, 9, 16\) here"
+    with pytest.raises(SettingsError, match=shapes):
+        fairseq_train(train_words(corpus.binary, tmp_path, *words))
+    wider = ["--finetune-from-model", trained("stock"), "--encoder-ffn-embed-dim", 48]
+    with pytest.raises(Exception, match="please ensure that the architectures match"):
+        fairseq_train(train_words(corpus.binary, tmp_path, *wider))
+
+
+# -------------------------------------------------------------------------------- dictionaries
+
+
+@pytest.mark.slow
+def test_another_order_of_the_dictionary_is_refused(
+    fairseq_train, run_cli, begun, reordered, corpus, trained, tmp_path
+):
+    message = "trained with other units, or in another order, than those of this source dictionary"
+    folder = begun("cape")
+    with pytest.raises(SettingsError, match=message):
+        fairseq_train(train_words(reordered, folder, updates=62))
+    start = ["--finetune-from-model", trained("cape")]
+    with pytest.raises(SettingsError, match=message):
+        fairseq_train(train_words(reordered, tmp_path / "new", *start, updates=2))
+    with pytest.raises(SettingsError, match=f"{message}.*not {reordered}"):
+        load(trained("cape"), reordered)
+    result = run_cli(*generate_words(reordered, trained("cape")), check=False)
+    assert result.returncode == 1
+    assert message in result.stderr.splitlines()[-1]
+    # someone insists; a dictionary of another size is a matter of shapes
+    fairseq_train(train_words(reordered, folder, "--allow-changed-settings", updates=61))
+    shutil.copytree(reordered, shorter := tmp_path / "shorter")
+    for file in shorter.glob("dict.*"):
+        file.write_text("\n".join(file.read_text().splitlines()[:-1]) + "\n")
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        load(trained("cape"), shorter)
+
+
+@pytest.mark.slow
+def test_checkpoints_without_marks_load(trained, reordered, tmp_path):
+    state = torch.load(trained("cape"), weights_only=True)
+    assert state.pop("task_state")["dictionaries"].keys() == {"source", "target"}
+    torch.save({**state, "task_state": {}}, tmp_path / "old.pt")
+    model, task = load(tmp_path / "old.pt", reordered)
+    assert len(task.source_dictionary) == model.encoder.embed_tokens.num_embeddings
+
+
+# ----------------------------------------------------------------------------------- averaging
+
+
+def test_defaults_that_older_files_leave_out_are_no_difference(tmp_path):
+    settings = {"position_embedding": "cape", "position_source_scale": "5/4"}
+    paths = [
+        checkpoint(tmp_path / "a.pt", 1, lr=0.1, **settings, position_source_bos=None),
+        checkpoint(tmp_path / "b.pt", 2, lr=0.2, **settings, position_source_bos=True),
+        checkpoint(tmp_path / "c.pt", 3, lr=0.3, **settings, position_source_bos=False),
+    ]
+    average_checkpoints(paths[:2])
+    with pytest.raises(ValueError, match="position_source_bos: False and True"):
+        average_checkpoints(paths[1:])
+
+
+def test_other_dictionaries_have_no_average(tmp_path):
+    paths = [checkpoint(tmp_path / f"{number}.pt", seed=number) for number in range(4)]
+    for path, digest in zip(paths, ("aa", "aa", "bb"), strict=False):
+        state = torch.load(path, weights_only=True)
+        state["task_state"] = {"dictionaries": {"source": [8, digest]}}
+        torch.save(state, path)
+    average_checkpoints([*paths[:2], paths[3]])
+    with pytest.raises(ValueError, match="different dictionaries"):
+        average_checkpoints(paths[1:3])
+
+
+# ------------------------------------------------------------------------------- damaged files
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    """Function that writes a damaged copy of a checkpoint."""
+
+    def write(fault):
+        torch.save({"model": {"a": torch.zeros(1000)}, "args": None}, tmp_path / "good.pt")
+        good = (tmp_path / "good.pt").read_bytes()
+        contents = {"truncated": good[:-500], "half": good[: len(good) // 2], "empty": b"",
+                    "text": b"hello, this is text"}  # fmt: skip
+        path = tmp_path / f"{fault}.pt"
+        if fault == "other":
+            torch.save([1, 2], path)
+        else:
+            path.write_bytes(contents[fault])
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("fault", ["truncated", "half", "empty", "text", "other"])
+def test_damaged_checkpoint_is_named(fault, damaged):
+    path = damaged(fault)
+    for read in (read_checkpoint, checkpoint_utils.load_checkpoint_to_cpu):
+        with pytest.raises(SettingsError, match=rf"{path} cannot be read \(.*--restore-file") as e:
+            read(str(path))
+        assert "miniz" not in str(e.value)
+    with pytest.raises(SettingsError, match="no such file"):
+        read_checkpoint(f"{path}x")
+
+
+@pytest.mark.slow
+def test_resuming_names_a_damaged_checkpoint(fairseq_train, corpus, damaged, tmp_path):
+    words = ["--restore-file", damaged("truncated")]
+    with pytest.raises(SettingsError, match="truncated.pt cannot be read .*is damaged"):
+        fairseq_train(train_words(corpus.binary, tmp_path / "run", *words))
