@@ -20,11 +20,13 @@ def add_position_args(
     parser: argparse._ActionsContainer,
     domain: str | None = "text",
     default: str = DEFAULT_TYPE,
+    architecture: str = "seq2seq",
     without: Container[str] = (),
 ) -> None:
     """Adds ``--position-embedding`` and one ``--position-...`` flag per option of `domain` (None:
     of any domain), but for those in `without`, which the caller adds. Help says that `default` is
-    the type where none is given.
+    the type where none is given, and is silent on options that models of another `architecture`
+    refuse.
 
     No flag has a default of its own: what is not given is None, the default of the type.
     """
@@ -34,11 +36,13 @@ def add_position_args(
     for option in options(domain):
         if option.name in without:
             continue
+        shown = option.metadata.get("architecture") in (None, architecture)
+        text = f"{option_help(option.metadata)} (default: that of the type)"
         parser.add_argument(
             flag(PREFIX + option.name),
             type=_parser_of(option.name),
             metavar=_metavar(option.metadata),
-            help=f"{option_help(option.metadata)} (default: that of the type)",
+            help=text if shown else argparse.SUPPRESS,
         )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cape_plugins.alpha import TokenCounts, count_binarized, count_text_files
+from cape_plugins.arguments import in_flags
 from cape_plugins.config import DOMAINS, PositionConfig, applies, options
 from cape_plugins.pictures import add_plot_args, draw_picture
 from cape_plugins.registry import DEFAULT_TYPE, TYPES
@@ -30,7 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         print(args.run(args))
     except (ValueError, OSError, ImportError) as error:
-        print(f"cape-plugins {args.command}: error: {error}", file=sys.stderr)
+        message = in_flags(str(error))
+        print(f"cape-plugins {args.command}: error: {message}", file=sys.stderr)
         raise SystemExit(2) from None
     return 0
 

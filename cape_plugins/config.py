@@ -28,7 +28,8 @@ def _option(kind: str, off: Any, unit: str, help: str, **limits: Any) -> Any:
         unit: Unit of the value, as shown to people.
         help: The consequence of the value.
         limits: ``low``, ``high`` (inclusive) for numbers, ``choices`` for a choice; ``domain`` if
-            the option exists in one domain only; ``training`` if it acts in training only.
+            the option exists in one domain only; ``training`` if it acts in training only;
+            ``architecture`` if other models refuse it.
     """
     if kind == "bool":
         allowed = "true or false"
@@ -115,6 +116,7 @@ class PositionConfig:
         "source and target of a pair share one global shift, scale or offset (CAPE 5.3); "
         "encoder-decoder models only",
         training=True,
+        architecture="seq2seq",
     )
     source_scale: str | float | None = _option(
         "ratio",
@@ -122,6 +124,7 @@ class PositionConfig:
         "target tokens per source token",
         "alpha, multiplies source positions (CAPE 5.3); auto counts the training data; "
         "encoder-decoder models only",
+        architecture="seq2seq",
     )
     source_bos: bool | None = _option(
         "bool",
@@ -129,6 +132,7 @@ class PositionConfig:
         "",
         "the model puts a BOS token before the source, a mark of the common origin (CAPE 5.3, "
         "App. D); encoder-decoder models only",
+        architecture="seq2seq",
     )
     relative_context: int | None = _option(
         "int",
@@ -202,14 +206,13 @@ class PositionConfig:
                 f"{self.architecture!r}: the mean would change with every decoded position. "
                 "Allowed with architecture 'encoder'; set mean_normalize=False."
             )
-        if self.architecture != "seq2seq":
-            for name in ("synchronize", "source_bos", "source_scale"):
-                value = getattr(self, name)
-                if value not in (False, "1"):
-                    raise ValueError(
-                        f"{name}={value!r} needs a source and a target (architecture 'seq2seq'), "
-                        f"this is {self.architecture!r}; leave {name} out."
-                    )
+        for option in options():
+            value, needed = getattr(self, option.name), option.metadata.get("architecture")
+            if needed not in (None, self.architecture) and value != option.metadata["off"]:
+                raise ValueError(
+                    f"{option.name}={value!r} needs a source and a target (architecture "
+                    f"{needed!r}), this is {self.architecture!r}; leave {option.name} out."
+                )
         if self.gamma != 1.0 and self.domain != "image":
             raise ValueError(
                 f"gamma={self.gamma} scales image grids, the domain is {self.domain!r}; "

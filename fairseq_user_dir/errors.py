@@ -1,7 +1,8 @@
 """Mistakes of people in settings, data and checkpoints, as fairseq's commands show them.
 
-In Python they are ValueErrors. A command prints their message in one line and ends with status 1;
-every other error keeps its traceback, because it may be a fault of a program.
+In Python they are ValueErrors that a module of this project raises. A command prints their message
+in one line and ends with status 1; every other error keeps its traceback, because it may be a fault
+of a program.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from types import TracebackType
 from hydra.errors import CompactHydraException
 from torch.multiprocessing import ProcessRaisedException
 
+import cape_plugins
 from cape_plugins.arguments import in_flags
+
+_OWN = (Path(cape_plugins.__file__).parent, Path(__file__).parent)
 
 
 class SettingsError(ValueError, CompactHydraException):
@@ -44,7 +48,7 @@ def print_without_traceback() -> None:
     other = sys.excepthook
 
     def hook(kind: type, error: BaseException, trace: TracebackType | None) -> None:
-        message = _message(error) if _in_command(trace) else None
+        message = _message(error, trace) if _in_command(trace) else None
         if message is None:
             other(kind, error, trace)
         else:
@@ -54,10 +58,12 @@ def print_without_traceback() -> None:
     sys.excepthook = hook
 
 
-def _message(error: BaseException) -> str | None:
+def _message(error: BaseException, trace: TracebackType | None) -> str | None:
     """In one line; None for other errors."""
     if isinstance(error, SettingsError):
         text = str(error)
+    elif isinstance(error, ValueError) and _raised_here(trace):
+        text = in_flags(str(error))
     elif isinstance(error, ProcessRaisedException):
         # what a process of a training on several GPUs raised, as the end of a printed traceback
         name = f"{SettingsError.__module__}.{SettingsError.__qualname__}: "
@@ -76,3 +82,11 @@ def _in_command(trace: TracebackType | None) -> bool:
             return True
         trace = trace.tb_next
     return False
+
+
+def _raised_here(trace: TracebackType | None) -> bool:
+    """Whether a module of this project raised the error itself, not torch or numpy below it."""
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    folders = Path(trace.tb_frame.f_code.co_filename).parents if trace is not None else ()
+    return any(folder in folders for folder in _OWN)

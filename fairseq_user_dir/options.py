@@ -26,9 +26,11 @@ _ALLOW_HELP = (
 )
 
 
-def add_position_args(parser: argparse._ActionsContainer, domain: str = "text") -> None:
+def add_position_args(
+    parser: argparse._ActionsContainer, domain: str = "text", architecture: str = "seq2seq"
+) -> None:
     """Adds the flags of the core and ``--allow-changed-settings``."""
-    arguments.add_position_args(parser, domain)
+    arguments.add_position_args(parser, domain, architecture=architecture)
     parser.add_argument(ALLOW_FLAG, action="store_true", help=_ALLOW_HELP)
 
 

@@ -27,7 +27,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 import hf_models
 from cape_plugins import PositionConfig, patch_positions
-from cape_plugins.arguments import TYPE_ARG, add_position_args, given_settings
+from cape_plugins.arguments import TYPE_ARG, add_position_args, given_settings, in_flags
 from cape_plugins.checkpoint import stock_type
 from cape_plugins.config import TYPES, applies, parse_option
 from cape_plugins.registry import DEFAULT_TYPE
@@ -163,9 +163,8 @@ def _cape_model(
     if PositionConfig.from_dict(settings, *place).source_scale == "auto":
         raise ValueError(
             f"alpha of {settings['type']!r} is missing, target tokens per source token: give "
-            "--position-source-scale (in Python source_scale) as a number such as 1.05, as "
-            "TARGET/SOURCE, or as two raw texts to count, SOURCE.txt,TARGET.txt; or begin as the "
-            "stock model by --neutral."
+            "source_scale as a number such as 1.05, as TARGET/SOURCE, or, on the command line, as "
+            "two raw texts to count, SOURCE.txt,TARGET.txt; or begin as the stock model (neutral)."
         )
     model, report = model_class.from_pretrained(
         source,
@@ -376,7 +375,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.self_contained:
             make_self_contained(args.target)
     except (ValueError, OSError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"error: {' '.join(in_flags(str(error)).split())}", file=sys.stderr)
         return 2
     print(f"wrote {type(model).__name__} to {args.target}")
     return 0

@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from cape_plugins import TYPES, PositionConfig
-from cape_plugins.arguments import TYPE_ARG, add_position_args, given_settings
+from cape_plugins.arguments import TYPE_ARG, add_position_args, given_settings, in_flags
 from cape_plugins.config import options, parse_option
 from hf_models import RankSeedCallback
 from recipes.steps import CommandError, check_model, matches, reason, record, usable_folder
@@ -56,8 +56,9 @@ HYPERPARAMETERS = (
     *("weight_decay", "label_smoothing_factor", "lr_scheduler_type", "warmup_steps", "optim"),
     *("adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "lr_scheduler_kwargs"),
 )
-# How long a finished run was trained; it is trained on if more is asked for.
+# How long a run was trained; it goes on if more is asked for.
 DURATION = ("max_steps", "num_train_epochs")
+ARCHITECTURES = {"text": "seq2seq", "audio": "encoder", "image": "encoder"}
 
 
 def make_parser(description: str, domain: str) -> argparse.ArgumentParser:
@@ -74,10 +75,11 @@ def make_parser(description: str, domain: str) -> argparse.ArgumentParser:
     add("--model-config", metavar="JSON", help="sizes of a model trained from scratch, a file or "
         """such as '{"hidden_size": 192}'""")  # fmt: skip
     add("--compare", nargs="+", metavar="TYPE", help="train several types, one after the other, "
-        "with the defaults of each, or with others such as cape:max_global_scale=1,gamma=2; "
+        "with the defaults of each, or with others such as cape:max_global_scale=1; "
         "default without --position-embedding")  # fmt: skip
     add("--output", type=Path, help="folder for models, tables and plot")
-    add_position_args(parser, domain, "cape with --position-... options, else see --compare")
+    chosen = "cape with --position-... options, else see --compare"
+    add_position_args(parser, domain, chosen, ARCHITECTURES[domain])
     return parser
 
 
@@ -100,8 +102,7 @@ def parse(
             f"unknown option {unknown[0]}; --help lists those of the recipe, all others are fields "
             "of transformers' Seq2SeqTrainingArguments, such as --learning_rate 1e-4"
         )
-    if training.per_device_train_batch_size < 1:
-        size = training.per_device_train_batch_size
+    if (size := training.per_device_train_batch_size) < 1:
         raise CommandError(f"--per_device_train_batch_size {size} is not allowed; allowed: >= 1")
     if args.output:
         usable_folder(args.output, "--output")
@@ -229,10 +230,9 @@ def variants(
         kind, own = _parse_variant(name, domain)
         found[name] = {"type": kind, **defaults.get(kind, {}), **own, **given}
         try:
-            architecture = "seq2seq" if domain == "text" else "encoder"
-            PositionConfig.from_dict(found[name], domain, architecture)
+            PositionConfig.from_dict(found[name], domain, ARCHITECTURES[domain])
         except ValueError as error:
-            raise CommandError(f"position embedding {name}: {error}") from None
+            raise CommandError(f"position embedding {name}: {in_flags(str(error))}") from None
     return found
 
 

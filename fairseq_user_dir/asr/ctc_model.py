@@ -108,7 +108,7 @@ class CapeCtcTransformerModel(PositionalModel, FairseqEncoderModel):
         )
         names = utils.get_available_activation_fns()
         parser.add_argument("--activation-fn", choices=names, help="(default: relu)")
-        add_position_args(parser, "audio")
+        add_position_args(parser, "audio", architecture="encoder")
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> CapeCtcTransformerModel:

@@ -49,7 +49,7 @@ class CapeS2TTransformerModel(PositionalModel, S2TTransformerModel):
     def add_args(parser: ArgumentParser) -> None:
         """Adds the stock arguments and the position flags."""
         S2TTransformerModel.add_args(parser)
-        add_position_args(parser, "audio")
+        add_position_args(parser, "audio", architecture="encoder")
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> CapeS2TTransformerModel:

@@ -76,7 +76,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         add(f"--{option.replace('_', '-')}", type=positive, metavar="N", help=text)
     text = f"train several types with their defaults, of {', '.join(TYPES)}"
     add("--compare", nargs="+", metavar="TYPE", help=text)
-    add_position_args(parser, "audio", DEFAULT)
+    add_position_args(parser, "audio", DEFAULT, "encoder")
     text = f"what to train, of {', '.join(CONDITIONS)} (default: the first {len(TRAINED)})"
     add("--models", nargs="+", choices=CONDITIONS, default=TRAINED, metavar="NAME", help=text)
     add("--paper", action="store_true", help="sizes and training of the thesis")

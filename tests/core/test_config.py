@@ -2,6 +2,7 @@
 names option, value and range; generated over all types and options, exceptions listed. Defaults are
 those of the design, presets build, and dictionaries make the round trip."""
 
+import argparse
 import copy
 import dataclasses
 import itertools
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from cape_plugins import PRESETS, TYPES, PositionConfig
+from cape_plugins.arguments import add_position_args, given_settings
 from cape_plugins.config import ARCHITECTURES, DOMAINS, applies, options, parse_option
 
 OPTIONS = {option.name: option.metadata for option in options()}
@@ -338,3 +340,19 @@ def test_replace():
         config.replace(max_shift=1)
     with pytest.raises(ValueError, match="max_local_shift=0.7"):
         config.replace(max_local_shift=0.7)
+
+
+@pytest.mark.parametrize("architecture", ["encoder", "decoder", "seq2seq"])
+def test_help_is_silent_on_options_that_the_architecture_refuses(architecture):
+    parser = argparse.ArgumentParser()
+    add_position_args(parser, "text", architecture=architecture)
+    shown = parser.format_help()
+    for option in options("text"):
+        needed = option.metadata.get("architecture", architecture)
+        assert (f"--position-{option.name.replace('_', '-')} " in shown) == (needed == architecture)
+    settings = given_settings(parser.parse_args(["--position-source-scale", "2"]))
+    if architecture == "seq2seq":
+        assert PositionConfig("cape", "text", architecture, **settings).alpha == 2
+    else:
+        with pytest.raises(ValueError, match=r"source_scale='2' needs a source and a target"):
+            PositionConfig("cape", "text", architecture, **settings)

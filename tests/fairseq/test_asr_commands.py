@@ -170,6 +170,7 @@ def test_another_dictionary_is_refused(run_cli, folder, checkpoint, tmp_path):
     )  # fmt: skip
     assert failed.returncode
     assert "trained with other units" in failed.stderr
+    assert "Traceback" not in failed.stderr
 
 
 @pytest.mark.slow
@@ -194,6 +195,7 @@ def test_hop_beam_and_language_model(run_cli, folder, checkpoint, tmp_path):
         "--ctc-lm", tmp_path / "lm.arpa", check=False,
     )  # fmt: skip
     assert "--ctc-lm and --ctc-lexicon need a beam" in failed.stderr
+    assert "Traceback" not in failed.stderr
 
 
 @pytest.mark.slow
@@ -252,3 +254,4 @@ def test_bad_command_lines(run_cli, folder, tmp_path, words, message):
     failed = train(run_cli, folder, tmp_path, *words, "--max-update", 1, check=False)
     assert failed.returncode
     assert message in failed.stderr
+    assert "Traceback" not in failed.stderr

@@ -6,6 +6,8 @@ import sys
 import pytest
 import torch.multiprocessing
 
+import cape_plugins
+import fairseq_user_dir.asr
 from cape_plugins import PositionConfig
 from cape_plugins.arguments import in_flags
 from cape_plugins.config import options
@@ -75,6 +77,20 @@ def test_commands_print_one_line(hook, capsys):
 @pytest.mark.parametrize("error", [ValueError("x"), KeyError("x"), RuntimeError("x")])
 def test_other_errors_keep_their_traceback(error, hook, capsys):
     assert "Traceback" in run_as(COMMAND, error, capsys)
+
+
+@pytest.mark.parametrize("package", [cape_plugins, fairseq_user_dir.asr, torch])
+def test_values_that_this_project_refuses_are_one_line(package, hook, capsys):
+    place = {"error": ValueError("max_offset=3 is\nnot allowed")}
+    exec(compile("def refuse(): raise error", package.__file__, "exec"), place)
+    try:
+        exec(compile("refuse()", COMMAND, "exec"), place)
+    except ValueError as raised:
+        sys.excepthook(type(raised), raised, raised.__traceback__)
+    printed = capsys.readouterr().err
+    message = "fairseq-train: error: --position-max-offset 3 is not allowed\n"
+    assert (printed == message) == (package is not torch)
+    assert ("Traceback" in printed) == (package is torch)
 
 
 def _fail(rank, message):

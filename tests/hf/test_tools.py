@@ -204,7 +204,7 @@ BAD = [
     (["SRC", "DST", "--stock", "--position-embedding", "cape"], "leave out"),
     (
         ["SRC", "DST", "--position-embedding", "sinpos", "--position-max-offset", "3"],
-        "max_offset=3",
+        "--position-max-offset 3",
     ),
 ]
 
