@@ -110,6 +110,8 @@ def frame_positions(
         )
     batch = num_frames.shape[0]
     length = int(num_frames.max()) if max_frames is None else max_frames
+    if length < 0:
+        raise ValueError(f"num_frames holds {length}; allowed: >= 0 for each sample.")
     frame = torch.arange(length, dtype=torch.float32, device=num_frames.device)
     step = _per_sample("seconds_per_frame", seconds_per_frame, batch, num_frames.device)
     first = _per_sample("first_frame_center", first_frame_center, batch, num_frames.device)

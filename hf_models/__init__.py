@@ -31,6 +31,7 @@ from hf_models.configuration import (
 )
 from hf_models.feature_extraction import CapeSpeechFeatureExtractor
 from hf_models.marian import CapeMarianModel, CapeMarianMTModel
+from hf_models.settings import refuse_misplaced
 from hf_models.speech_ctc import CapeSpeechForCTC, CapeSpeechModel
 from hf_models.speech_to_text import (
     CapeSpeech2TextForConditionalGeneration,
@@ -102,6 +103,9 @@ def _accept_position_embedding(stock_from_pretrained: Any) -> Any:
         result = stock_from_pretrained(source, **kwargs)
         config = result[0] if isinstance(result, tuple) else result
         given = sorted(fields & kwargs.keys())
+        for own in AUTO_CLASSES:
+            if config.model_type in own.model_types():
+                refuse_misplaced(kwargs, own.position_fields)
         if all(hasattr(config, field) for field in given):
             return result
         for own in AUTO_CLASSES:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from collections.abc import Mapping
@@ -18,8 +17,8 @@ from transformers import (
 
 from cape_plugins import PositionConfig
 from cape_plugins.config import applies, options
+from hf_models.settings import FIELD, CheckedSettings, refuse_misplaced
 
-FIELD = "position_embedding"
 # transformers looks for the weights in the file that this key of config.json names
 GUARD = {"transformers_weights": "needs the package cape-plugins: import hf_models"}
 _OLD_GUARD = " (needs the package cape-plugins: import hf_models)"
@@ -55,7 +54,7 @@ class PositionEmbeddingMixin:
     def __post_init__(self, **kwargs: Any) -> None:
         # a stock configuration brings the stock model type along; ours is that of the class
         kwargs.pop("model_type", None)
-        _refuse_misplaced(kwargs, self.position_fields)
+        refuse_misplaced(kwargs, self.position_fields)
         super().__post_init__(**kwargs)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -126,7 +125,7 @@ class PositionEmbeddingMixin:
         one that is stored."""
         cls.check_model_type(config_dict, "config_dict")
         config_dict = _without_guard(config_dict)
-        _refuse_misplaced(kwargs, cls.position_fields)
+        refuse_misplaced(kwargs, cls.position_fields)
         for name in cls.position_fields:
             changes, stored = kwargs.get(name), config_dict.get(name)
             if changes is not None:
@@ -156,60 +155,14 @@ class PositionEmbeddingMixin:
     @classmethod
     def _complete(cls, field: str, settings: Any) -> dict[str, Any]:
         config = cls._parse(field, settings)
-        kept = {"type": config.type}
+        kept: dict[str, Any] = {"type": config.type}
         for option in options(config.domain):
             value = getattr(config, option.name)
             if applies(option.name, config.type) and (
                 value != option.metadata["off"] or option.name in (settings or ())
             ):
                 kept[option.name] = value
-        return kept
-
-
-def require_own_config(config: Any, model: str) -> None:
-    """Checks the configuration that a model is about to be built from.
-
-    Args:
-        config: What the caller gave.
-        model: Name of the class of the model, for the message.
-
-    Raises:
-        ValueError: if it is a stock configuration, or if nobody has counted alpha.
-    """
-    # by what it has: transformers may load the code of a self-contained folder more than once
-    if not hasattr(config, "position_fields"):
-        raise ValueError(
-            f"config is a {type(config).__name__}, which has no {FIELD}; {model} takes the "
-            "configuration of its own class. Make one of it by from_dict(config.to_dict(), "
-            f"{FIELD}={{...}}), or leave out config and give {FIELD}={{...}}."
-        )
-    for field in config.position_fields:
-        settings = config.position_settings(field)
-        if settings.source_scale == "auto":
-            raise ValueError(
-                f"source_scale='auto' of {field} {settings.type!r} cannot be counted by a model; "
-                "allowed: a number > 0 or TARGET/SOURCE. Count the tokens of the training data "
-                "(`cape-plugins alpha --text SOURCE TARGET --tokenizer MODEL` does so) and give "
-                f'{field}={{"type": {settings.type!r}, "source_scale": ...}}, or 1.'
-            )
-
-
-def _refuse_misplaced(settings: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
-    """transformers takes any further key without a word, positional settings too."""
-    inside = {option.name for option in options()}
-    for name, value in settings.items():
-        close = difflib.get_close_matches(name, fields, n=1, cutoff=0.9)
-        if name not in fields and (close or name == "decoder_" + FIELD):
-            raise ValueError(
-                f"{name}={value!r} is unknown; allowed: {', '.join(fields)}. "
-                "Correct the name, or leave it out."
-            )
-        option = name.removeprefix("position_")
-        if option in inside:
-            raise ValueError(
-                f"{name}={value!r} stands beside the position embedding; options belong inside: "
-                f'{FIELD}={{"type": ..., "{option}": {value!r}}}.'
-            )
+        return CheckedSettings(kept)
 
 
 def _without_guard(settings: dict[str, Any]) -> dict[str, Any]:

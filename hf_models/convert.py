@@ -31,10 +31,10 @@ from cape_plugins.arguments import TYPE_ARG, add_position_args, given_settings, 
 from cape_plugins.checkpoint import stock_type
 from cape_plugins.config import TYPES, applies, parse_option
 from cape_plugins.registry import DEFAULT_TYPE
-from hf_models.configuration import FIELD
 from hf_models.counting import count_texts
 from hf_models.export import make_self_contained
-from hf_models.loading import clear_errors
+from hf_models.loading import clear_errors, load_whole
+from hf_models.settings import FIELD
 
 # What the result has of its own, and what belongs to a training that has ended.
 LEFT_BEHIND = (
@@ -58,7 +58,8 @@ def convert(
     Args:
         source: Folder or hub name of a stock or cape checkpoint.
         target: Folder that does not exist yet.
-        settings: ``{"type": ..., option: value}``; None for the stock model.
+        settings: ``{"type": ..., option: value}``; None for the stock model. Options that are left
+            out are those of `source` if it has this type, or if there is no "type".
         neutral: Take what `settings` leave open from `source`, so that the new model computes the
             same until it is trained: alpha, BOS hint, mean-normalisation; new relative embeddings
             begin at zero.
@@ -73,6 +74,8 @@ def convert(
     target = Path(target)
     if target.exists():
         raise ValueError(f"{target} exists already; give a new folder, or remove this one first.")
+    if not os.path.exists(source) and (source[:1] in "./~" or source.count("/") > 1):
+        raise ValueError(f"{source}: no such folder; check the path.")
     with clear_errors(source):
         config = AutoConfig.from_pretrained(source)
         name = _architecture(source, config)
@@ -142,7 +145,9 @@ def _changes(before: Settings, after: Settings) -> dict[str, str]:
                 text = f"position embedding {old!r} -> {new!r}"
                 if here.encoding == "table":
                     text += ", the learned table is dropped"
-            changes[f"{field} {option}"] = f"{text} ({field})"
+            if len(before) > 1:
+                text += " (encoder)" if field == FIELD else " (decoder)"
+            changes[f"{field} {option}"] = text
     return changes
 
 
@@ -156,6 +161,9 @@ def _cape_model(
     before = _settings(config)
     model_class = getattr(hf_models, f"Cape{name}")
     place = model_class.config_class.position_fields[FIELD]
+    stored = getattr(config, FIELD, None) or {"type": DEFAULT_TYPE}
+    if settings.get("type", stored["type"]) == stored["type"]:
+        settings = {**stored, **settings}
     if neutral:
         kept = ("source_scale", "source_bos", "mean_normalize", "gamma")
         own = {key: getattr(before[FIELD], key) for key in kept if applies(key, settings["type"])}
@@ -163,34 +171,27 @@ def _cape_model(
     if PositionConfig.from_dict(settings, *place).source_scale == "auto":
         raise ValueError(
             f"alpha of {settings['type']!r} is missing, target tokens per source token: give "
-            "source_scale as a number such as 1.05, as TARGET/SOURCE, or, on the command line, as "
-            "two raw texts to count, SOURCE.txt,TARGET.txt; or begin as the stock model (neutral)."
+            "source_scale as a number such as 1.05, as TARGET/SOURCE, or as two raw texts, "
+            "SOURCE.txt,TARGET.txt; or begin as the stock model by --neutral."
         )
-    model, report = model_class.from_pretrained(
-        source,
-        position_embedding=settings,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,
-        dtype="auto",
-    )
-    if report["mismatched_keys"]:
-        raise ValueError(
-            f"the weights of {source} do not fit its config.json: "
-            + "; ".join(
-                f"{key} {tuple(a)} for {tuple(b)}" for key, a, b in report["mismatched_keys"]
-            )
-            + ". Take both from one model."
-        )
+    model, new = load_whole(model_class, source, settings)
     changes = _changes(before, _settings(model.config))
     if neutral:
-        changes = _begin_relative_at_zero(model, report["missing_keys"], changes)
+        changes = _begin_relative_at_zero(model, new, changes)
         if changes:
+            types = [
+                name
+                for name, row in TYPES.items()
+                if row.encoding == before[FIELD].encoding and "relative_context" not in row.options
+            ]
+            remedy = f"Choose another type, of {', '.join(types)}"
+            if settings["type"] in types:
+                remedy = "Leave out the options for this"
             raise ValueError(
                 f"--neutral cannot make {settings['type']!r} compute what {source} does: "
-                f"{'; '.join(changes.values())}. Types that can: {_neutral_types(before[FIELD])}; "
-                "or leave out --neutral and fine-tune."
+                f"{'; '.join(changes.values())}. {remedy}, or leave out --neutral and fine-tune."
             )
-    for key in sorted(report["missing_keys"]):
+    for key in new:
         print(f"new, not trained yet: {key}")
     _keep_row_of_class_token(model, source, name)
     notes = list(changes.values())
@@ -202,15 +203,6 @@ def _cape_model(
     else:
         print("until it is fine-tuned, this model computes what the one it comes from does")
     return model
-
-
-def _neutral_types(before: PositionConfig) -> str:
-    """Types that can begin as a model with the settings `before`."""
-    return ", ".join(
-        name
-        for name, row in TYPES.items()
-        if row.encoding == before.encoding and not row.options.get("relative_context")
-    )
 
 
 @torch.no_grad()
@@ -347,7 +339,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--neutral",
         action="store_true",
-        help="begin with a model that computes exactly what SRC does: alpha, BOS hint and "
+        help="begin with a model that computes what SRC does: alpha, BOS hint and "
         "mean-normalisation are those of SRC unless given, relative embeddings begin at zero",
     )
     add_position_args(parser, "image", without=("source_scale",))
@@ -366,8 +358,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             "--stock writes a stock checkpoint: leave out --position-..., --neutral and "
             "--self-contained"
         )
-    if not args.stock:
-        given["type"] = position_type or DEFAULT_TYPE
+    if position_type:
+        given["type"] = position_type
     try:
         if "source_scale" in given:
             given["source_scale"] = _source_scale(given["source_scale"], args.source)

@@ -1,13 +1,16 @@
-"""Clear errors for checkpoints that do not load."""
+"""Checkpoints that load whole, and clear errors for those that do not."""
 
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
+from transformers import PreTrainedModel
 
 
 @contextmanager
@@ -38,3 +41,46 @@ def clear_errors(source: str) -> Iterator[None]:
             f"the configuration of {source} builds no model ({type(error).__name__}: {error}). "
             "Compare its config.json with that of a model that loads."
         ) from None
+
+
+# Parameters that another position embedding may have of its own.
+_POSITIONS = re.compile(r"\.relative\.|\bpositions\.|position_embeddings")
+
+
+def load_whole(
+    model_class: Any, source: str, settings: dict[str, Any]
+) -> tuple[PreTrainedModel, list[str]]:
+    """A model with every weight of its checkpoint, in the precision that is stored.
+
+    Args:
+        model_class: Class of this package.
+        source: Folder or hub name of a stock or cape checkpoint.
+        settings: Its position embedding.
+
+    Returns:
+        the model, and the names of positional parameters that the checkpoint does not have.
+
+    Raises:
+        ValueError: if a weight is missing or of another shape.
+    """
+    model, report = model_class.from_pretrained(
+        source,
+        position_embedding=settings,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+        dtype="auto",
+    )
+    if report["mismatched_keys"]:
+        sizes = (f"{key} {(*a,)} for {(*b,)}" for key, a, b in report["mismatched_keys"])
+        raise ValueError(
+            f"the weights of {source} do not fit its config.json: {'; '.join(sizes)}. Take both "
+            "from one model."
+        )
+    new = sorted(report["missing_keys"])
+    lacking = [key for key in new if not _POSITIONS.search(key)]
+    if lacking:
+        raise ValueError(
+            f"the weights of {source} are not complete: {len(lacking)} that its config.json asks "
+            f"for are missing, such as {lacking[0]}. Take both from one model."
+        )
+    return model, new

@@ -111,6 +111,12 @@ class CapeMarianEncoder(_Stack, MarianEncoder):
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids) * self.content_scale
         caller_mask = attention_mask
+        expected = tuple(inputs_embeds.shape[:2])
+        if caller_mask is not None and caller_mask.dim() == 2 and caller_mask.shape != expected:
+            raise ValueError(
+                f"attention_mask has shape {tuple(caller_mask.shape)}; allowed: {expected}, "
+                "[batch, source length] of the tokens. Give the mask that came with them."
+            )
         if self.has_hint:
             inputs_embeds, attention_mask = self._prepend_bos(inputs_embeds, attention_mask)
         valid = attention_mask

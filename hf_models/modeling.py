@@ -20,7 +20,7 @@ from cape_plugins import (
     RelativePositions,
     token_positions,
 )
-from hf_models.configuration import require_own_config
+from hf_models.settings import require_own_config
 
 TAG = "cape-plugins"
 # arguments of from_pretrained that say where a checkpoint is
@@ -54,6 +54,11 @@ class PositionModelMixin:
         caller gives a configuration."""
         if isinstance(config, PreTrainedConfig) and pretrained_model_name_or_path is not None:
             require_own_config(config, cls.__name__)
+            if given := sorted(kwargs.keys() & config.position_fields.keys()):
+                raise ValueError(
+                    f"config and {given[0]} are both given; give one of them, or set "
+                    f"config.{given[0]} before."
+                )
             place = {name: kwargs[name] for name in _PLACE if name in kwargs}
             try:
                 stored, _ = PreTrainedConfig.get_config_dict(pretrained_model_name_or_path, **place)

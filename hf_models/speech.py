@@ -150,6 +150,7 @@ class SpeechEncoder(PositionModelMixin, Speech2TextEncoder):
         if attention_mask is None:
             lengths = torch.full((batch,), length, device=input_features.device)
         else:
+            attention_mask = attention_mask.long()
             # generate() hands over a mask of three dimensions
             mask = attention_mask if attention_mask.dim() == 2 else attention_mask[:, :, -1]
             if mask.shape != (batch, length):

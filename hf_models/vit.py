@@ -200,13 +200,13 @@ class CapeViTModel(PositionModelMixin, ViTModel):
             interpolate_pos_encoding: Accepted for the sake of stock callers; without effect.
             draw: Random numbers of this forward, to inject; default drawn in training.
         """
-        if pixel_values is None or pixel_values.dim() != 4:
-            given = (
-                "is missing" if pixel_values is None else f"has shape {tuple(pixel_values.shape)}"
-            )
+        channels = self.config.num_channels
+        sizes = tuple(pixel_values.shape) if isinstance(pixel_values, Tensor) else ()
+        if len(sizes) != 4 or sizes[1] != channels:
+            given = f"has shape {sizes}" if sizes else f"is {type(pixel_values).__name__}"
             raise ValueError(
-                f"pixel_values {given}; allowed: [batch, channels, height, width]. "
-                "Give one image as image[None]."
+                f"pixel_values {given}; allowed: a tensor [batch, {channels} channels, height, "
+                "width]. Give one image as image[None]."
             )
         if self.has_relative_positions:
             kwargs["patches"] = self.embeddings.patches(*pixel_values.shape[2:])

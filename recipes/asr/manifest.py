@@ -209,7 +209,7 @@ def make_folder(
         with building(new) as partial:
             make(partial)
             made = {**(now or {}), "made": sorted(path.name for path in partial.glob("*.tsv"))}
-            record(partial, {**settings, SOURCES: made} if now else settings)
+            record(partial, {**settings, SOURCES: made})
     except BaseException:  # also Ctrl-C
         shutil.rmtree(new.with_name(f"{new.name}.partial"), ignore_errors=True)
         raise

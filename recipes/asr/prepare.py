@@ -30,6 +30,7 @@ from recipes.asr import corpora
 from recipes.asr.corpora import Sets
 from recipes.asr.data import SAMPLING_RATE, TEST_WORDS, TRAIN_WORDS, pairs_in
 from recipes.asr.manifest import (
+    SOURCES,
     Entry,
     Utterance,
     ascii_words,
@@ -43,7 +44,7 @@ from recipes.asr.manifest import (
 )
 from recipes.asr.synthesis import DIGITS, make_speech
 from recipes.data import read_text
-from recipes.steps import RECORD, CommandError, positive, run_main
+from recipes.steps import RECORD, CommandError, positive, recorded, run_main
 
 # ---- spoken digits -------------------------------------------------------------------------------
 
@@ -271,7 +272,10 @@ def prepare(
             write_manifest(folder / f"{name}.tsv", collect(name, utterances, folder, decode))
 
     make_folder(output, settings, make, options.get("source"))
-    names = (path.stem for path in output.glob("*.tsv"))
+    tables = (recorded(output).get(SOURCES) or {}).get("made")
+    if tables is None:  # made before this was recorded
+        tables = [path.name for path in output.glob("*.tsv")]
+    names = (Path(name).stem for name in tables)  # people may have put others there
     names = sorted(names, key=lambda name: (("train", "valid", name).index(name), name))
     return {name: read_manifest(output / f"{name}.tsv") for name in names}
 

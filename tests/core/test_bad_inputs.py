@@ -51,6 +51,7 @@ BAD = [
     ),
     ("frames as floats", lambda: frame_positions(FRAMES.float(), 0.1), ["num_frames", "float32"]),
     ("frames of two axes", lambda: frame_positions(FRAMES[None], 0.1), ["num_frames", "(1, 2)"]),
+    ("negative frames", lambda: frame_positions(-FRAMES, 0.1), ["num_frames holds -2", ">= 0"]),
     ("frames as a number", lambda: frame_positions(50, 0.1), ["num_frames=50", "torch.tensor"]),
     ("frames as a list", lambda: frame_positions([5, 3], 0.1), ["num_frames=[5, 3]", "tensor"]),
     ("no patch rows", lambda: patch_positions(0, 3), ["height=0", "> 0", "smaller"]),

@@ -3,15 +3,10 @@ people's mistakes."""
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
-import sentencepiece
 import torch
-from transformers import AutoTokenizer, MarianTokenizer
 
-from cape_plugins.cli import main as cape_plugins_main
 from hf_models.convert import main
 from tests.hf.helpers import FAMILIES, WITH_STOCK, batch, make
 
@@ -85,7 +80,10 @@ def test_it_says_what_the_result_computes_otherwise(
     assert same == (not changes)
     assert ("computes what the one it comes from does" in said) == same
     assert ("computes otherwise than the one it comes from" in said) == (not same)
-    assert sorted(re.findall(r"^  (.*) \(position_embedding\)$", said, re.MULTILINE)) == changes
+    shown = re.findall("^  (.*)", said, re.MULTILINE)
+    if family == "speech_to_text":
+        shown = [line.removesuffix(" (encoder)") for line in shown if "(encoder)" in line]
+    assert shown == changes
 
 
 NEUTRAL = [
@@ -134,14 +132,26 @@ def test_neutral_start_from_a_cape_model_keeps_what_it_computes(tmp_path):
     assert torch.equal(outputs(again, "marian"), outputs(model, "marian"))
 
 
+@pytest.mark.parametrize("flags", [[], ["--position-max-global-shift", "7"]])
+def test_cape_folder_keeps_its_settings(flags, tmp_path, capsys):
+    settings = {"type": "cape", "source_scale": "3/2", "max_local_shift": 0.25}
+    model = FAMILIES["marian"].build(settings, attn_implementation="eager")
+    model.save_pretrained(tmp_path / "a")
+    again = converted("marian", tmp_path / "a", tmp_path / "b", "--self-contained", *flags)
+    shift = {"max_global_shift": 7.0} if flags else {}
+    assert again.config.position_embedding == {**model.config.position_embedding, **shift}
+    assert torch.equal(outputs(again, "marian"), outputs(model, "marian"))
+    assert "computes what the one it comes from does" in capsys.readouterr().out
+
+
 IMPOSSIBLE = [
-    ("marian", ["--position-embedding", "nopos"], "Types that can: sinpos, shape, cape"),
+    ("marian", ["--position-embedding", "nopos"], "Choose another type, of sinpos, shape, cape"),
     ("marian", ["--position-embedding", "relpos"], "'sinpos' -> 'relpos'"),
-    ("vit", ["--position-embedding", "cape"], "Types that can: abspos"),
+    ("vit", ["--position-embedding", "cape"], "Choose another type, of abspos"),
     (
         "marian",
         ["--position-embedding", "cape", "--position-source-scale", "2"],
-        "alpha: 1 -> 2",
+        "alpha: 1 -> 2. Leave out the options for this",
     ),
     (
         "speech_to_text",
@@ -184,6 +194,7 @@ def cut_configuration(folder):
 
 
 MISTAKES = [
+    ("marian", lambda folder: damage(folder, encoder_layers=3), "weights of SRC are not complete"),
     ("marian", cut_weights, "weights of SRC cannot be read"),
     ("marian", empty_weights, "weights of SRC cannot be read"),
     ("marian", cut_configuration, "config.json"),
@@ -210,6 +221,11 @@ def test_damaged_folders_end_in_one_line(family, harm, message, tmp_path, capsys
     assert error.splitlines()[-1].startswith("error: ")
     assert message in error.partition("error: ")[2]
     assert [path.name for path in tmp_path.iterdir()] == ["SRC"]
+
+
+def test_missing_folder_is_named(tmp_path, capsys):
+    assert main([str(tmp_path / "gone"), str(tmp_path / "DST")]) == 2
+    assert f"{tmp_path / 'gone'}: no such folder" in capsys.readouterr().err
 
 
 def test_stock_of_a_stock_model_is_refused(stock, tmp_path, capsys):
@@ -266,119 +282,3 @@ def test_card_of_people_is_left_as_it_is(stock, tmp_path):
     words = ["--neutral", "--position-embedding", "shape", "--self-contained"]
     converted("marian", tmp_path / "DST", tmp_path / "again", *words)
     assert card.read_text() == "mine"
-
-
-# ---- alpha from raw text -------------------------------------------------------------------------
-
-TEXTS = {
-    "train.en": "one two three four\nfive six\n\nseven eight nine zero one\n",
-    "train.de": "eins zwei drei vier\nfünf sechs\nnull\nsieben acht neun null eins zwei\n",
-}
-
-
-@pytest.fixture(scope="module")
-def translator(tmp_path_factory):
-    """A stock Marian folder with its tokenizer, and two texts."""
-    root = tmp_path_factory.mktemp("translator")
-    for name, text in TEXTS.items():
-        (root / name).write_text(text, encoding="utf-8")
-    sentencepiece.SentencePieceTrainer.train(
-        input=",".join(str(root / name) for name in TEXTS), model_prefix=str(root / "spm"),
-        vocab_size=50, hard_vocab_limit=False, minloglevel=2,
-    )  # fmt: skip
-    model = sentencepiece.SentencePieceProcessor(model_file=str(root / "spm.model"))
-    words = ["</s>", "<unk>", *(model.id_to_piece(i) for i in range(3, model.get_piece_size()))]
-    vocabulary = {word: index for index, word in enumerate([*words, "<pad>"])}
-    (root / "vocab.json").write_text(json.dumps(vocabulary), encoding="utf-8")
-    spm = str(root / "spm.model")
-    folder = root / "stock"
-    MarianTokenizer(source_spm=spm, target_spm=spm, vocab=str(root / "vocab.json")).save_pretrained(
-        folder
-    )
-    FAMILIES["marian"].build_stock().save_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    source, target = (TEXTS[name].splitlines() for name in ("train.en", "train.de"))
-    counts = (
-        sum(len(ids) for ids in tokenizer(text_target=target)["input_ids"]),
-        sum(len(ids) for ids in tokenizer(source)["input_ids"]),
-    )
-    assert counts[0] != counts[1]
-    return folder, root / "train.en", root / "train.de", "/".join(map(str, counts))
-
-
-def test_alpha_of_raw_text_is_counted_by_the_tokenizer(translator, capsys):
-    folder, source, target, alpha = translator
-    words = ["alpha", "--text", str(source), str(target)]
-    assert cape_plugins_main([*words, "--tokenizer", str(folder)]) == 0
-    assert f"--position-source-scale {alpha}\n" in capsys.readouterr().out
-    cape_plugins_main(words)
-    assert f"--position-source-scale {alpha}\n" not in capsys.readouterr().out
-
-
-def test_convert_counts_alpha_from_two_texts(translator, tmp_path, capsys):
-    folder, source, target, alpha = translator
-    words = ["--position-embedding", "cape", "--position-source-scale", f"{source},{target}"]
-    assert main([str(folder), str(tmp_path / "cape"), *words]) == 0
-    assert f"alpha = {alpha} = " in capsys.readouterr().out
-    saved = json.loads((tmp_path / "cape" / "config.json").read_text())
-    assert saved["position_embedding"]["source_scale"] == alpha
-
-
-BAD_ALPHA = ["auto", "0", "-1", "two", "1,2,3", "gone.en,gone.de"]
-
-
-@pytest.mark.parametrize("text", BAD_ALPHA)
-def test_bad_alpha_names_the_flag(text, translator, tmp_path, capsys):
-    words = ["--position-embedding", "cape", "--position-source-scale", text]
-    assert main([str(translator[0]), str(tmp_path / "cape"), *words]) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert (
-        "gone.en is not a file" if "gone" in text else f"--position-source-scale {text}"
-    ) in error
-
-
-def test_help_of_convert_offers_what_it_takes(capsys):
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    shown = capsys.readouterr().out
-    flag = shown.partition("--position-source-scale X")[2].partition("--position-source-bos")[0]
-    assert "auto" not in flag
-    assert "SOURCE.txt,TARGET.txt" in flag
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--text", "SOURCE", "TARGET", "--tokenizer", "EMPTY"], "has no tokenizer that loads"),
-        (["--binarized", "EMPTY", "--tokenizer", "MODEL"], "--tokenizer"),
-        (["--text", "SOURCE", "SHORT", "--tokenizer", "MODEL"], "has 4 sentences"),
-        (["--text", "gone.en", "TARGET", "--tokenizer", "MODEL"], "gone.en is not a file"),
-    ],
-    ids=lambda value: str(value)[-40:],
-)
-def test_bad_texts_and_tokenizers_end_in_one_line(words, message, translator, tmp_path, capsys):
-    folder, source, target, _ = translator
-    (tmp_path / "short").write_text("one\n")
-    (tmp_path / "empty").mkdir()
-    places = {"SOURCE": source, "TARGET": target, "MODEL": folder}
-    places |= {"SHORT": tmp_path / "short", "EMPTY": tmp_path / "empty"}
-    with pytest.raises(SystemExit) as status:
-        cape_plugins_main(["alpha", *(str(places.get(word, word)) for word in words)])
-    assert status.value.code == 2
-    assert message in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_tokenizer_without_transformers_says_what_to_install(translator, tmp_path):
-    """In a process of its own, where transformers cannot be imported."""
-    folder, source, target, _ = translator
-    code = (
-        "import sys; sys.modules['transformers'] = None\n"
-        "from cape_plugins.cli import main; main(sys.argv[1:])"
-    )
-    words = ["alpha", "--text", source, target, "--tokenizer", folder]
-    result = subprocess.run(
-        [sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True
-    )
-    assert result.returncode == 2
-    assert "pip install 'cape-plugins[hf]'" in result.stderr
-    assert "Traceback" not in result.stderr

@@ -225,6 +225,7 @@ def test_misplaced_settings_are_refused(settings, message, folders):
         lambda: CapeViTConfig.from_dict(VIT.sizes, **settings),
         lambda: CapeViTConfig.from_pretrained(folders / "vit", **settings),
         lambda: CapeViTForImageClassification.from_pretrained(folders / "cape_vit", **settings),
+        lambda: AutoConfig.from_pretrained(folders / "vit", **settings),
         lambda: AutoModelForImageClassification.from_pretrained(folders / "cape_vit", **settings),
     )
     for call in calls:
@@ -263,6 +264,14 @@ def test_auto_classes_refuse_a_position_embedding_for_other_models(folders):
             auto.from_pretrained(folders / "m2m_100", position_embedding={"type": "sinpos"})
 
 
+def test_configuration_and_settings_beside_it_are_refused(folders):
+    config = CapeViTConfig(**VIT.sizes)
+    with pytest.raises(ValueError, match="config and position_embedding are both given"):
+        CapeViTForImageClassification.from_pretrained(
+            folders / "vit", config=config, position_embedding={"type": "nopos"}
+        )
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_settings_of_a_built_model_cannot_be_changed(family, tmp_path):
     model = make(family, "nopos")
@@ -270,6 +279,8 @@ def test_settings_of_a_built_model_cannot_be_changed(family, tmp_path):
         model.config.position_embedding = {"type": "sinpos"}
     model.config.position_embedding = {"type": "nopos"}  # no change
     assert model.config.position_embedding == {"type": "nopos"}
+    with pytest.raises(ValueError, match="cannot be changed one by one"):
+        model.config.position_embedding["type"] = "sinpos"
     changed = copy.deepcopy(model.config)
     changed.position_embedding = {"type": "sinpos"}
     assert FAMILIES[family].model(changed).config.position_embedding["type"] == "sinpos"

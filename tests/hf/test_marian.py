@@ -300,3 +300,11 @@ def test_embeddings_shared_or_not(share):
     assert {n: p.shape for n, p in model.named_parameters()} == {
         n: p.shape for n, p in stock.named_parameters() if "embed_positions" not in n
     }
+
+
+@pytest.mark.parametrize("name", ["sinpos", "cape"])
+def test_mask_of_another_width_than_the_source_is_refused(name):
+    inputs = sentences()
+    inputs["attention_mask"] = inputs["attention_mask"][:, :-1]
+    with pytest.raises(ValueError, match=r"attention_mask has shape \(3, 8\).*\(3, 9\)"):
+        make("marian", name)(**inputs, decoder_input_ids=targets())

@@ -194,6 +194,14 @@ def test_hop_that_is_no_number_of_nanoseconds_is_refused(family, hop, message):
         make(family, "sinpos")(**inputs, hop_nanoseconds=hop)
 
 
+def test_masks_may_be_of_any_dtype():
+    model, inputs = make("speech_ctc", "cape"), frames()
+    expected = model(**inputs).logits
+    for dtype in (torch.float32, torch.bool):
+        mask = inputs["attention_mask"].to(dtype)
+        assert torch.equal(model(**{**inputs, "attention_mask": mask}).logits, expected)
+
+
 @pytest.mark.parametrize("family", ["speech_ctc", "speech_to_text"])
 @pytest.mark.parametrize("columns", [49, 51])
 def test_mask_of_another_width_than_the_features_is_refused(family, columns):

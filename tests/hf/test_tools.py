@@ -104,9 +104,9 @@ def test_back_to_stock_gives_the_same_output(family, settings, tmp_path):
 @pytest.mark.parametrize(
     ("encoder", "decoder", "reason"),
     [
-        ({"type": "sinpos"}, {"type": "nopos"}, "'nopos' -> 'sinpos' (decoder_position_embedding)"),
+        ({"type": "sinpos"}, {"type": "nopos"}, "'nopos' -> 'sinpos' (decoder)"),
         ({"type": "sinpos"}, {"type": "relpos"}, "relative attention: 150 -> 0 (decoder"),
-        ({"type": "cape"}, {"type": "sinpos"}, "positions: true -> false (position_embedding)"),
+        ({"type": "cape"}, {"type": "sinpos"}, "positions: true -> false (encoder)"),
     ],
 )
 def test_both_sides_must_be_stock(encoder, decoder, reason, tmp_path):

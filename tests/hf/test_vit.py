@@ -70,7 +70,9 @@ def test_bad_images_are_refused():
         model(torch.zeros(1, 3, 6, 32))
     with pytest.raises(ValueError, match="channel"):
         model(torch.zeros(1, 4, 32, 32))
-    with pytest.raises(ValueError, match="pixel_values is missing"):
+    with pytest.raises(ValueError, match="pixel_values is NoneType; allowed: a tensor"):
         model(None)
     with pytest.raises(ValueError, match=r"pixel_values has shape \(3, 32, 32\).*image\[None\]"):
         model(torch.zeros(3, 32, 32))
+    with pytest.raises(ValueError, match=r"pixel_values has shape \(1, 32, 32, 3\).*3 channels"):
+        model(torch.zeros(1, 32, 32, 3))

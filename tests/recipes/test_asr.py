@@ -336,7 +336,7 @@ BAD = [
     (["--model", "/nope"], "--model /nope: no such folder"),
     (["--compare", "foo"], "--compare foo is unknown; allowed: nopos"),
     (["--test-file", "a.csv"], "--test-file needs --train-file"),
-    (["--position-embedding", "sinpos", "--position-max-global-shift", "3"], "max_global_shift"),
+    (["--position-embedding", "sinpos", "--position-max-global-shift", "3"], "max-global-shift 3"),
     (["--model-config", '{"model_type": "bert"}'], "model_type 'bert' is not allowed"),
     (["--train-file", "gone.csv"], "gone.csv: no such file"),
     (["--train-file", __file__], "unknown format"),

@@ -359,7 +359,7 @@ BAD = [
     (["--compare", "cape:max_global_scale"], "'max_global_scale' is no option=value"),
     (["--compare", "cape:colour=1"], "'colour=1' is no option=value"),
     (["--compare", "cape:max_global_scale=0.5"], "max_global_scale='0.5' is not allowed"),
-    (["--compare", "nopos:max_offset=3"], "max_offset=3 has no effect"),
+    (["--compare", "nopos:max_offset=3"], "--position-max-offset 3 has no effect"),
     (["--compare", "rope:gamma=1"], "rope is unknown"),
     (["--rand-augment", "strong"], "--rand-augment strong is unknown"),
     (["--univit", "--train-sizes", "3", "32"], "size 3 is smaller than a patch"),

@@ -1,0 +1,126 @@
+"""Source scale alpha of raw text, counted by the tokenizer of a model, in both commands."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import sentencepiece
+from transformers import AutoTokenizer, MarianTokenizer
+
+from cape_plugins.cli import main as cape_plugins_main
+from hf_models.convert import main
+from tests.hf.helpers import FAMILIES
+
+TEXTS = {
+    "train.en": "one two three four\nfive six\n\nseven eight nine zero one\n",
+    "train.de": "eins zwei drei vier\nfünf sechs\nnull\nsieben acht neun null eins zwei\n",
+}
+
+
+@pytest.fixture(scope="module")
+def translator(tmp_path_factory):
+    """A stock Marian folder with its tokenizer, and two texts."""
+    root = tmp_path_factory.mktemp("translator")
+    for name, text in TEXTS.items():
+        (root / name).write_text(text, encoding="utf-8")
+    sentencepiece.SentencePieceTrainer.train(
+        input=",".join(str(root / name) for name in TEXTS), model_prefix=str(root / "spm"),
+        vocab_size=50, hard_vocab_limit=False, minloglevel=2,
+    )  # fmt: skip
+    model = sentencepiece.SentencePieceProcessor(model_file=str(root / "spm.model"))
+    words = ["</s>", "<unk>", *(model.id_to_piece(i) for i in range(3, model.get_piece_size()))]
+    vocabulary = {word: index for index, word in enumerate([*words, "<pad>"])}
+    (root / "vocab.json").write_text(json.dumps(vocabulary), encoding="utf-8")
+    spm = str(root / "spm.model")
+    folder = root / "stock"
+    MarianTokenizer(source_spm=spm, target_spm=spm, vocab=str(root / "vocab.json")).save_pretrained(
+        folder
+    )
+    FAMILIES["marian"].build_stock().save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    source, target = (TEXTS[name].splitlines() for name in ("train.en", "train.de"))
+    counts = (
+        sum(len(ids) for ids in tokenizer(text_target=target)["input_ids"]),
+        sum(len(ids) for ids in tokenizer(source)["input_ids"]),
+    )
+    assert counts[0] != counts[1]
+    return folder, root / "train.en", root / "train.de", "/".join(map(str, counts))
+
+
+def test_alpha_of_raw_text_is_counted_by_the_tokenizer(translator, capsys):
+    folder, source, target, alpha = translator
+    words = ["alpha", "--text", str(source), str(target)]
+    assert cape_plugins_main([*words, "--tokenizer", str(folder)]) == 0
+    assert f"--position-source-scale {alpha}\n" in capsys.readouterr().out
+    cape_plugins_main(words)
+    assert f"--position-source-scale {alpha}\n" not in capsys.readouterr().out
+
+
+def test_convert_counts_alpha_from_two_texts(translator, tmp_path, capsys):
+    folder, source, target, alpha = translator
+    words = ["--position-embedding", "cape", "--position-source-scale", f"{source},{target}"]
+    assert main([str(folder), str(tmp_path / "cape"), *words]) == 0
+    assert f"alpha = {alpha} = " in capsys.readouterr().out
+    saved = json.loads((tmp_path / "cape" / "config.json").read_text())
+    assert saved["position_embedding"]["source_scale"] == alpha
+
+
+BAD_ALPHA = ["auto", "0", "-1", "two", "1,2,3", "gone.en,gone.de"]
+
+
+@pytest.mark.parametrize("text", BAD_ALPHA)
+def test_bad_alpha_names_the_flag(text, translator, tmp_path, capsys):
+    words = ["--position-embedding", "cape", "--position-source-scale", text]
+    assert main([str(translator[0]), str(tmp_path / "cape"), *words]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert (
+        "gone.en is not a file" if "gone" in text else f"--position-source-scale {text}"
+    ) in error
+
+
+def test_help_of_convert_offers_what_it_takes(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    flag = shown.partition("--position-source-scale X")[2].partition("--position-source-bos")[0]
+    assert "auto" not in flag
+    assert "SOURCE.txt,TARGET.txt" in flag
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--text", "SOURCE", "TARGET", "--tokenizer", "EMPTY"], "has no tokenizer that loads"),
+        (["--binarized", "EMPTY", "--tokenizer", "MODEL"], "--tokenizer"),
+        (["--text", "SOURCE", "SHORT", "--tokenizer", "MODEL"], "has 4 sentences"),
+        (["--text", "gone.en", "TARGET", "--tokenizer", "MODEL"], "gone.en is not a file"),
+    ],
+    ids=lambda value: str(value)[-40:],
+)
+def test_bad_texts_and_tokenizers_end_in_one_line(words, message, translator, tmp_path, capsys):
+    folder, source, target, _ = translator
+    (tmp_path / "short").write_text("one\n")
+    (tmp_path / "empty").mkdir()
+    places = {"SOURCE": source, "TARGET": target, "MODEL": folder}
+    places |= {"SHORT": tmp_path / "short", "EMPTY": tmp_path / "empty"}
+    with pytest.raises(SystemExit) as status:
+        cape_plugins_main(["alpha", *(str(places.get(word, word)) for word in words)])
+    assert status.value.code == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_tokenizer_without_transformers_says_what_to_install(translator, tmp_path):
+    """In a process of its own, where transformers cannot be imported."""
+    folder, source, target, _ = translator
+    code = (
+        "import sys; sys.modules['transformers'] = None\n"
+        "from cape_plugins.cli import main; main(sys.argv[1:])"
+    )
+    words = ["alpha", "--text", source, target, "--tokenizer", folder]
+    result = subprocess.run(
+        [sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True
+    )
+    assert result.returncode == 2
+    assert "pip install 'cape-plugins[hf]'" in result.stderr
+    assert "Traceback" not in result.stderr
