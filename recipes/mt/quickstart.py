@@ -148,13 +148,6 @@ def run_all(jobs: Sequence[Callable[[], Result]], workers: int) -> list[Result]:
 # ---- command line ------------------------------------------------------------------------------
 
 
-def _command(argv: Sequence[str]) -> str:
-    """What was typed, the data in the environment too."""
-    command = shown_command("python -m recipes.mt.quickstart", argv)
-    data = os.environ.get("DATA")
-    return f"DATA={shlex.quote(data)} {command}" if data and "--data" not in argv else command
-
-
 def file_pair(text: str) -> list[Path]:
     """Parse the environment variable ``DATA=source,target``."""
     parts = text.split(",")
@@ -223,7 +216,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.data and "--data" not in argv:  # those of the environment
         argv = [*argv, "--data", *map(str, args.data)]
     facts = {
-        "Command": f"`{_command(argv)}`",
+        "Command": f"`{shown_command('python -m recipes.mt.quickstart', argv)}`",
         "Machine": f"{machine()}; {args.jobs} trainings at a time, threads {args.threads}",
         "Versions": versions(report.PACKAGES),
         "Corpus": " ".join(f"{key} {value};" for key, value in corpus.settings.items()).strip(";"),

@@ -149,7 +149,7 @@ def test_own_text_is_scored_by_source_length(own_text, run_cli, tmp_path):
     assert lengths[-2].startswith("over ") or "-" in lengths[-2]
     text = (tmp_path / "results/quickstart/scores.md").read_text()
     assert "by source words" in text
-    assert f"`DATA={data} python -m recipes.mt.quickstart --updates 5" in text  # can be pasted
+    assert f"--data {own_text / 'own.en'} {own_text / 'own.de'}`" in text  # can be pasted
     train = (tmp_path / "build/quickstart/own.en/data/train.en").read_text().splitlines()
     test = (tmp_path / "build/quickstart/own.en/data/test.en").read_text().splitlines()
     longest = max(len(line.split()) for line in train)
