@@ -15,9 +15,9 @@ from PIL import Image
 from cape_plugins import TYPES, PositionConfig, build_position_encoder, pictures, plot
 from cape_plugins.cli import main
 from cape_plugins.config import DOMAINS
-from cape_plugins.pictures import KINDS, draw_picture
-from cape_plugins.plot_positions import coverage_figure
-from cape_plugins.views import Stack, views
+from cape_plugins.pictures.command import KINDS, draw_picture
+from cape_plugins.pictures.plot_positions import coverage_figure
+from cape_plugins.pictures.views import Stack, views
 from tests.core.support import make_encoder
 
 # Types that have something to show; the others are refused.

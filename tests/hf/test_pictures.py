@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from cape_plugins import TYPES, PositionEncoder, pictures
-from cape_plugins.checkpoint import read_stack
 from cape_plugins.cli import main
-from cape_plugins.views import relative_views
+from cape_plugins.pictures.checkpoint import read_stack
+from cape_plugins.pictures.views import relative_views
 from tests.hf.helpers import FAMILIES, VARIANTS, batch, make
 
 pytest.importorskip("matplotlib")
