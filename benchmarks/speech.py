@@ -25,10 +25,10 @@ from benchmarks.report import (
     ratio_tables,
     timing_columns,
 )
-from cape_plugins.audio import read_audio
-from cape_plugins.batching import PaddingFreeBatches, equal_length, frame_nanoseconds
 from cape_plugins.config import TYPES
-from cape_plugins.features import log_mel
+from cape_plugins.speech.audio import read_audio
+from cape_plugins.speech.batching import PaddingFreeBatches, equal_length, frame_nanoseconds
+from cape_plugins.speech.features import log_mel
 from fairseq_user_dir.asr.criterion import CapeCtcCriterion
 
 SECONDS = 60.0

@@ -13,7 +13,7 @@ from typing import Any
 from cape_plugins.alpha import TokenCounts, count_binarized, count_text_files
 from cape_plugins.arguments import in_flags
 from cape_plugins.config import DOMAINS, PositionConfig, applies, options
-from cape_plugins.pictures import add_plot_args, draw_picture
+from cape_plugins.pictures.command import add_plot_args, draw_picture
 from cape_plugins.registry import DEFAULT_TYPE, TYPES
 
 

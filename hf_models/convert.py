@@ -28,8 +28,8 @@ from transformers import AutoConfig, PreTrainedModel
 import hf_models
 from cape_plugins import PositionConfig, patch_positions
 from cape_plugins.arguments import TYPE_ARG, add_position_args, given_settings, in_flags
-from cape_plugins.checkpoint import stock_type
 from cape_plugins.config import TYPES, applies, parse_option
+from cape_plugins.pictures.checkpoint import stock_type
 from cape_plugins.registry import DEFAULT_TYPE
 from hf_models.counting import count_texts
 from hf_models.export import make_self_contained

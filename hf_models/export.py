@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,20 @@ import cape_plugins
 import hf_models
 from hf_models.modeling import model_card
 
-# Modules that a model does not need.
+# Modules that a model does not need, by their names in the flat folder.
 _COMMANDS = (
-    *("cli", "__main__", "run", "convert", "counting", "export", "loading"),
-    *("audio", "batching", "ctc"),
-    *("checkpoint", "pictures", "plot", "plot_positions", "views"),
+    *(
+        "cape_plugins_cli",
+        "cape_plugins___main__",
+        "cape_plugins_models*",
+        "cape_plugins_pictures*",
+    ),
+    *("cape_plugins_speech", "cape_plugins_speech_audio", "cape_plugins_speech_batching"),
+    "cape_plugins_speech_ctc",
+    *("hf_models_run", "hf_models_convert", "hf_models_counting", "hf_models_export"),
+    "hf_models_loading",
 )
-_IMPORT = re.compile(r"^(\s*)from (cape_plugins|hf_models)(?:\.(\w+))? import ", re.MULTILINE)
+_IMPORT = re.compile(r"^(\s*)from ((?:cape_plugins|hf_models)(?:\.\w+)*) import ", re.MULTILINE)
 
 
 def make_self_contained(folder: str | os.PathLike[str]) -> None:
@@ -45,12 +53,12 @@ def make_self_contained(folder: str | os.PathLike[str]) -> None:
             "package can carry its code. Convert it first."
         )
     for package in (cape_plugins, hf_models):
-        for source in Path(package.__file__).parent.glob("*.py"):
-            if source.stem not in _COMMANDS:
+        root = Path(package.__file__).parent
+        for source in root.rglob("*.py"):
+            name = _flat_name(".".join(source.relative_to(root.parent).with_suffix("").parts))
+            if not any(fnmatch(name, command) for command in _COMMANDS):
                 text = _IMPORT.sub(_flattened, source.read_text(encoding="utf-8"))
-                (folder / f"{_flat_name(package.__name__, source.stem)}.py").write_text(
-                    text, encoding="utf-8"
-                )
+                (folder / f"{name}.py").write_text(text, encoding="utf-8")
     (config_class,) = entries
     config["auto_map"] = {
         "AutoConfig": _reference(config_class),
@@ -100,15 +108,14 @@ def _write(path: Path, content: dict[str, Any]) -> None:
     partial.replace(path)
 
 
-def _flat_name(package: str, module: str) -> str:
-    return package if module == "__init__" else f"{package}_{module}"
+def _flat_name(module: str) -> str:
+    return module.removesuffix(".__init__").replace(".", "_")
 
 
 def _flattened(match: re.Match[str]) -> str:
-    indent, package, module = match.groups()
-    return f"{indent}from .{_flat_name(package, module or '__init__')} import "
+    indent, module = match.groups()
+    return f"{indent}from .{_flat_name(module)} import "
 
 
 def _reference(cls: type) -> str:
-    package, module = cls.__module__.split(".")
-    return f"{_flat_name(package, module)}.{cls.__name__}"
+    return f"{_flat_name(cls.__module__)}.{cls.__name__}"

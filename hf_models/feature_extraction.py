@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from transformers import BatchFeature, SequenceFeatureExtractor
 
-from cape_plugins.features import WINDOW_SECONDS, log_mel
+from cape_plugins.speech.features import WINDOW_SECONDS, log_mel
 
 
 class CapeSpeechFeatureExtractor(SequenceFeatureExtractor):
-    """Waveforms to padded log-mel frames; see :func:`~cape_plugins.features.log_mel`.
+    """Waveforms to padded log-mel frames; see :func:`~cape_plugins.speech.features.log_mel`.
 
     Args:
         feature_size: Mel bins.

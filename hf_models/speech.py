@@ -15,7 +15,7 @@ from transformers.models.speech_to_text.modeling_speech_to_text import (
 )
 
 from cape_plugins import Draw, PositionEncoder
-from cape_plugins.subsampling import (
+from cape_plugins.speech.subsampling import (
     ConvSubsampler,
     subsampled_lengths,
     subsampled_positions,
@@ -140,7 +140,7 @@ class SpeechEncoder(PositionModelMixin, Speech2TextEncoder):
                 to half precision; default that of the configuration.
             draw: From :meth:`~cape_plugins.PositionEncoder.draw`.
             frame_nanoseconds: ``[B, T]`` integers, the centre of each frame since the beginning of
-                the recording, where some were skipped (:mod:`cape_plugins.batching`).
+                the recording, where some were skipped (:mod:`cape_plugins.speech.batching`).
         """
         batch, length = input_features.shape[:2]
         if length == 0:

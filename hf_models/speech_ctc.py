@@ -125,7 +125,7 @@ class CapeSpeechForCTC(PositionModelMixin, PreTrainedModel):
                 to half precision; default that of the configuration.
             draw: Random numbers of this forward, to inject; default drawn in training.
             frame_nanoseconds: ``[B, T]`` integers, the centre of each frame since the beginning of
-                the recording, where some were skipped (:mod:`cape_plugins.batching`).
+                the recording, where some were skipped (:mod:`cape_plugins.speech.batching`).
 
         Returns:
             logits ``[B, T', classes]`` with T' = ceil(T / stride), and the loss if there are

@@ -162,7 +162,7 @@ class CapeSpeech2TextModel(PositionModelMixin, Speech2TextModel):
                 `encoder_outputs` nothing is drawn, because the encoder has run without.
             decoder_draw: The same for the decoder.
             frame_nanoseconds: ``[B, T]`` integers, the centre of each frame since the beginning of
-                the recording, where some were skipped (:mod:`cape_plugins.batching`).
+                the recording, where some were skipped (:mod:`cape_plugins.speech.batching`).
         """
         if encoder_outputs is None:
             if draw is None:

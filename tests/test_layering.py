@@ -7,7 +7,8 @@ it is applied to the repository.
 import ast
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -43,37 +44,24 @@ ALLOWED = {
 }
 # files that do what torch cannot, for those who call them
 READERS = {
-    "cape_plugins/audio.py": {"scipy", "soundfile"},
-    "cape_plugins/checkpoint.py": {"safetensors"},
-    "cape_plugins/ctc.py": {"flashlight"},
-    "cape_plugins/plot.py": {"PIL", "matplotlib"},
+    "cape_plugins/speech/audio.py": {"scipy", "soundfile"},
+    "cape_plugins/pictures/checkpoint.py": {"safetensors"},
+    "cape_plugins/speech/ctc.py": {"flashlight"},
+    "cape_plugins/pictures/plot.py": {"PIL", "matplotlib"},
 }
-# A core module imports core modules of lower levels only; level 0 does without torch.
-CORE_LEVELS = {
-    "registry": -1,
-    "config": 0,
-    "ctc": 1,
-    "alpha": 0,
-    "arguments": 1,
-    "audio": 1,
-    "positions": 1,
-    "augmentation": 1,
-    "batching": 2,
-    "encodings": 1,
-    "features": 1,
-    "relative": 1,
-    "encoder": 2,
-    "subsampling": 2,
-    "views": 3,
-    "checkpoint": 4,
-    "plot": 4,
-    "plot_positions": 5,
-    "pictures": 6,
-    "cli": 7,
-    "__init__": 8,
-    "__main__": 8,
-    "models": 8,
+# Rooms of the core, and from which other rooms each may import; "" are the files of its own folder.
+ROOMS = {
+    "": {"pictures"},
+    "speech": {""},
+    "pictures": {"", "speech"},
+    "models": set(),
 }
+# Files of the core that look into rooms, which build on the others: the command line.
+DOORS = {f"{CORE}/cli.py"}
+WITHOUT_TORCH = {"registry", "config", "alpha", "arguments"}
+OWN = {CORE, *SKINS, "recipes"}
+# the host of a model is imported when the model is opened, because the other may not be installed
+LATE = {"recipes/mt/analysis/options.py"}
 FREE = ("benchmarks", "recipes", "setup.py", "tests")
 # split, so that this file does not break its own rule
 MACHINE_PATH = re.compile(r"(?<![\w.$}>~*-])/(?:home|root|tmp|Users|work)" + r"/\w")
@@ -113,23 +101,44 @@ def check_imports(path: str, source: str) -> Iterator[str]:
             yield f"{path}:{line} imports {module}; {top} may import {sorted(ALLOWED[top])}"
 
 
-def check_core_levels(path: str, source: str) -> Iterator[str]:
-    """Inside the core imports go downwards, so there is no cycle and each part stands alone."""
+def check_rooms(path: str, source: str) -> Iterator[str]:
+    """Rooms of the core build on its mathematics, which knows none of them; settings need no
+    torch."""
     parts = PurePosixPath(path).with_suffix("").parts
     if parts[0] != CORE:
         return
-    if parts[1] not in CORE_LEVELS:
-        yield f"{path} has no level; add it to CORE_LEVELS"
+    room = parts[1] if len(parts) > 2 else ""
+    if room not in ROOMS:
+        yield f"{path} is in a room without a rule; add it to ROOMS"
         return
-    level = CORE_LEVELS[parts[1]]
     for line, module in imports(path, source):
         names = module.split(".")
-        if names[0] == "torch" and level <= 0:
-            yield f"{path}:{line} imports torch, on level {level}"
+        if names[0] == "torch" and not room and parts[1] in WITHOUT_TORCH:
+            yield f"{path}:{line} imports torch"
         if names[0] == CORE:
-            target = names[1] if len(names) > 1 and names[1] in CORE_LEVELS else "__init__"
-            if CORE_LEVELS[target] >= level:
+            target = names[1] if len(names) > 1 and names[1] in ROOMS else ""
+            if target != room and (target not in ROOMS[room] or not (room or path in DOORS)):
                 yield f"{path}:{line} imports {module}, which is not below it"
+
+
+def check_own_imports_on_top(path: str, source: str) -> Iterator[str]:
+    """An import inside a function hides a cycle."""
+    if PurePosixPath(path).parts[0] == "tests" or path in LATE:
+        return
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            for _, module in imports(path, ast.unparse(node)):
+                if module.split(".")[0] in OWN:
+                    yield f"{path}:{node.lineno} {node.name} imports {module}"
+
+
+def cycle(graph: Mapping[str, set[str]]) -> list[str]:
+    """Modules that import each other in a circle; empty if there are none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
 
 
 def check_encoding_names(path: str, source: str) -> Iterator[str]:
@@ -172,7 +181,10 @@ def check_bars(path: str, source: str) -> Iterator[str]:
             yield f"{path}:{node.lineno} fills logs with a bar; give disable=None"
 
 
-PYTHON_CHECKS = (check_imports, check_core_levels, check_encoding_names, check_sizes, check_bars)
+PYTHON_CHECKS = (
+    *(check_imports, check_rooms, check_own_imports_on_top, check_encoding_names, check_sizes),
+    check_bars,
+)
 Check = Callable[[str, str], Iterator[str]]
 
 
@@ -198,12 +210,13 @@ LONG_FUNCTION = 'def f():\n    """Doc."""\n' + "    x = 1\n" * MAX_FUNCTION_LINE
         (check_imports, "fairseq_user_dir/x.py", "from recipes import mt"),
         (check_imports, "hf_models/x.py", "from fairseq_user_dir.seams import y"),
         (check_imports, "recipes/mt/x.py", "from tests.reference import y"),
-        (check_core_levels, "cape_plugins/config.py", "import torch"),
-        (check_core_levels, "cape_plugins/relative.py", "from cape_plugins.encodings import x"),
-        (check_core_levels, "cape_plugins/relative.py", "from . import encoder"),
-        (check_core_levels, "cape_plugins/relative.py", "from .encoder import x"),
-        (check_core_levels, "cape_plugins/encoder.py", "import cape_plugins"),
-        (check_core_levels, "cape_plugins/unheard_of.py", ""),
+        (check_rooms, "cape_plugins/config.py", "import torch"),
+        (check_rooms, "cape_plugins/encoder.py", "from cape_plugins.speech.audio import x"),
+        (check_rooms, "cape_plugins/encoder.py", "from .pictures import views"),
+        (check_rooms, "cape_plugins/speech/audio.py", "from cape_plugins.pictures import views"),
+        (check_rooms, "cape_plugins/cli.py", "from cape_plugins.speech import audio"),
+        (check_rooms, "cape_plugins/unheard_of/x.py", ""),
+        (check_own_imports_on_top, "recipes/x.py", "def f():\n    from hf_models import run"),
         (check_encoding_names, "fairseq_user_dir/x.py", "if kind == 'cape': pass"),
         (check_encoding_names, "hf_models/x.py", "KINDS = {'relpos': 1}"),
         (check_sizes, "recipes/x.py", "x = 1\n" * (MAX_FILE_LINES + 1)),
@@ -225,8 +238,11 @@ def test_check_can_fail(check: Check, path: str, source: str) -> None:
         (check_imports, "fairseq_user_dir/x.py", "from fairseq.models import y\nfrom . import z"),
         (check_imports, "recipes/mt/x.py", "import sentencepiece, cape_plugins"),
         (check_imports, "tests/core/x.py", "from tests.reference import appendix_a"),
-        (check_core_levels, "cape_plugins/encoder.py", "from cape_plugins.config import TYPES"),
-        (check_core_levels, "cape_plugins/alpha.py", "import numpy"),
+        (check_rooms, "cape_plugins/encoder.py", "from cape_plugins.config import TYPES"),
+        (check_rooms, "cape_plugins/speech/ctc.py", "from cape_plugins import PositionConfig"),
+        (check_rooms, "cape_plugins/cli.py", "from cape_plugins.pictures import command"),
+        (check_own_imports_on_top, "hf_models/x.py", "def f():\n    import sentencepiece"),
+        (check_rooms, "cape_plugins/alpha.py", "import numpy"),
         (check_encoding_names, "fairseq_user_dir/x.py", "f'cape_{arch}'"),
         (check_encoding_names, "cape_plugins/config.py", "x = 'cape'"),
         (check_sizes, "recipes/x.py", LONG_FUNCTION.rpartition("    x")[0]),
@@ -280,6 +296,49 @@ def test_python_files(check: Check, files: dict[str, str]) -> None:
     assert not violations, "\n".join(violations)
 
 
+def test_cycles_are_found() -> None:
+    assert cycle({"a": {"b"}, "b": {"c"}, "c": {"a"}})
+    assert not cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()})
+
+
+def test_no_modules_import_each_other_in_a_circle(files: dict[str, str]) -> None:
+    modules = {
+        ".".join(PurePosixPath(path).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in files
+        if path.endswith(".py") and PurePosixPath(path).parts[0] in OWN
+    }
+    graph: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        # of `from package import name` the name is a module or something in the package
+        used = {m if m in modules else m.rpartition(".")[0] for _, m in imports(path, files[path])}
+        graph[name] = used & modules.keys() - {name}
+    assert len(graph) > 100
+    assert not cycle(graph)
+
+
 def test_no_machine_paths(files: dict[str, str]) -> None:
     violations = [v for path, source in files.items() for v in check_machine_paths(path, source)]
     assert not violations, "\n".join(violations)
+
+
+def named_files(page: str) -> set[str]:
+    """Files in the first column of tables: ``| `a/b.py`, `c.py` | ...`` are a/b.py and a/c.py."""
+    named = set()
+    for row in re.findall(r"^\| (`[^|]*`) \|", page, re.MULTILINE):
+        folder = ""
+        for name in re.findall(r"`([\w/]+\.py)`", row):
+            folder = name.rpartition("/")[0] or folder
+            named.add(f"{folder}/{name.rpartition('/')[2]}")
+    return named
+
+
+def test_files_of_a_table_are_read() -> None:
+    page = "| file | purpose |\n| `a/b/c.py`, `d.py` | x `e.py` |\n| `f/` | g |\n"
+    assert named_files(page) == {"a/b/c.py", "a/b/d.py"}
+
+
+def test_architecture_names_every_file_of_the_library(files: dict[str, str]) -> None:
+    own = {path for path in files if path.endswith(".py") and path.split("/")[0] in (CORE, *SKINS)}
+    named = named_files(files["docs/architecture.md"])
+    assert named <= files.keys()
+    assert {path for path in own if not path.endswith("__init__.py")} <= named

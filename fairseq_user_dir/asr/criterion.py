@@ -13,7 +13,7 @@ from fairseq.logging import metrics
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cape_plugins.ctc import best_path
+from cape_plugins.speech.ctc import best_path
 from fairseq_user_dir.asr.scoring import count_errors
 
 _SUMS = (

@@ -11,9 +11,14 @@ import torch
 from fairseq.data import Dictionary, FairseqDataset, data_utils
 from torch import Tensor
 
-from cape_plugins.audio import AudioError, TolerantReader
-from cape_plugins.batching import PaddingFreeBatches, equal_length, frame_nanoseconds, hops_of
-from cape_plugins.features import WINDOW_SECONDS, log_mel
+from cape_plugins.speech.audio import AudioError, TolerantReader
+from cape_plugins.speech.batching import (
+    PaddingFreeBatches,
+    equal_length,
+    frame_nanoseconds,
+    hops_of,
+)
+from cape_plugins.speech.features import WINDOW_SECONDS, log_mel
 from fairseq_user_dir.asr.manifest import FEATURE_HOP, SAMPLING_RATE, Utterance, load
 from fairseq_user_dir.asr.text import Targets
 

@@ -9,7 +9,7 @@ import torch
 from fairseq.data import Dictionary
 from torch import Tensor, nn
 
-from cape_plugins.ctc import BeamDecoder, best_path, read_lexicon
+from cape_plugins.speech.ctc import BeamDecoder, best_path, read_lexicon
 from fairseq_user_dir.asr.text import SPACE
 
 

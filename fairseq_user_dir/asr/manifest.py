@@ -23,8 +23,8 @@ import yaml
 from torch import Tensor
 from tqdm import tqdm
 
-from cape_plugins.audio import AudioError, audio_seconds, read_audio
-from cape_plugins.features import WINDOW_SECONDS
+from cape_plugins.speech.audio import AudioError, audio_seconds, read_audio
+from cape_plugins.speech.features import WINDOW_SECONDS
 
 logger = logging.getLogger(__name__)
 

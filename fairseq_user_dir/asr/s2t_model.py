@@ -26,9 +26,9 @@ from torch import Tensor
 
 from cape_plugins import PositionConfig, build_position_encoder
 from cape_plugins.arguments import TYPE_ARG
-from cape_plugins.checkpoint import DECODER_ARG
 from cape_plugins.config import options
-from cape_plugins.subsampling import ConvSubsampler, subsampled_positions
+from cape_plugins.pictures.checkpoint import DECODER_ARG
+from cape_plugins.speech.subsampling import ConvSubsampler, subsampled_positions
 from fairseq_user_dir.asr.manifest import FEATURE_HOP
 from fairseq_user_dir.asr.positions import TimedEncoder
 from fairseq_user_dir.attention import add_relative_positions

@@ -14,7 +14,7 @@ import torch
 from fairseq.tasks import LegacyFairseqTask, register_task
 from torch import nn
 
-from cape_plugins.features import spec_augment
+from cape_plugins.speech.features import spec_augment
 from fairseq_user_dir.asr.ctc_model import CapeCtcTransformerModel
 from fairseq_user_dir.asr.data import SpeechDataset
 from fairseq_user_dir.asr.decoding import CtcGenerator

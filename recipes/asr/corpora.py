@@ -13,7 +13,7 @@ from pathlib import Path
 
 import soundfile
 
-from cape_plugins.audio import AudioError, audio_seconds
+from cape_plugins.speech.audio import AudioError, audio_seconds
 from recipes.asr.manifest import Utterance, ascii_words, files_below, write_audio
 from recipes.data import read_text
 from recipes.steps import CommandError

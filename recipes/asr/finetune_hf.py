@@ -35,8 +35,8 @@ from transformers import (
     Wav2Vec2Processor,
 )
 
-from cape_plugins.audio import AudioError
-from cape_plugins.ctc import BeamDecoder, best_path, read_lexicon
+from cape_plugins.speech.audio import AudioError
+from cape_plugins.speech.ctc import BeamDecoder, best_path, read_lexicon
 from hf_models import (
     CapeSpeech2TextConfig,
     CapeSpeech2TextForConditionalGeneration,

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import soundfile
 
-from cape_plugins.audio import AudioError, audio_seconds, read_audio
-from cape_plugins.features import WINDOW_SECONDS
+from cape_plugins.speech.audio import AudioError, audio_seconds, read_audio
+from cape_plugins.speech.features import WINDOW_SECONDS
 from recipes.asr.data import report_skipped
 from recipes.steps import (
     RECORD,

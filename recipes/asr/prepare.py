@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import soundfile
 
-from cape_plugins.audio import AudioError, audio_seconds, read_audio
-from cape_plugins.features import WINDOW_SECONDS
+from cape_plugins.speech.audio import AudioError, audio_seconds, read_audio
+from cape_plugins.speech.features import WINDOW_SECONDS
 from recipes.asr import corpora
 from recipes.asr.corpora import Sets
 from recipes.asr.data import SAMPLING_RATE, TEST_WORDS, TRAIN_WORDS, pairs_in

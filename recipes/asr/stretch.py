@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cape_plugins.audio import AudioError, read_audio
+from cape_plugins.speech.audio import AudioError, read_audio
 from recipes.asr.data import SAMPLING_RATE, report_skipped
 from recipes.asr.manifest import (
     Entry,

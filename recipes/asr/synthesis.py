@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from cape_plugins.audio import resample
+from cape_plugins.speech.audio import resample
 from recipes.steps import CommandError
 
 # espeak-ng/speak_lib.h

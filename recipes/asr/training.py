@@ -8,16 +8,16 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import Trainer
 
-from cape_plugins.audio import TolerantReader
-from cape_plugins.batching import Hop, PaddingFreeBatches, equal_length, frame_nanoseconds
-from cape_plugins.features import spec_augment
+from cape_plugins.speech.audio import TolerantReader
+from cape_plugins.speech.batching import Hop, PaddingFreeBatches, equal_length, frame_nanoseconds
+from cape_plugins.speech.features import spec_augment
 from recipes.asr.data import SAMPLING_RATE, Recordings
 from recipes.finetune import SetEpoch
 
 
 class Labelled(Dataset):
     """Recordings with token ids as labels; asked for an index, or for a
-    :class:`~cape_plugins.batching.Hop`, which is handed on with the sample."""
+    :class:`~cape_plugins.speech.batching.Hop`, which is handed on with the sample."""
 
     def __init__(self, recordings: Recordings, tokenizer: Any) -> None:
         self.recordings = recordings

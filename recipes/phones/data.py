@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from cape_plugins.audio import AudioError, read_audio
-from cape_plugins.features import WINDOW_SECONDS, log_mel
+from cape_plugins.speech.audio import AudioError, read_audio
+from cape_plugins.speech.features import WINDOW_SECONDS, log_mel
 from recipes.asr.synthesis import PITCHES, SPEEDS, VOICES, Phone, Synthesizer
 from recipes.phones.labels import SILENCE, LabelError, frame_labels, read_labels
 from recipes.steps import CommandError

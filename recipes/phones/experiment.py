@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from cape_plugins import PositionConfig
-from cape_plugins.views import similarity, similarity_by_distance
+from cape_plugins.pictures.views import similarity, similarity_by_distance
 from recipes.phones import plots
 from recipes.phones.analysis import (
     class_changes,

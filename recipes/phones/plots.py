@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from cape_plugins import plot
+from cape_plugins.pictures import plot
 
 DPI = 72
 

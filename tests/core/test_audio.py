@@ -11,7 +11,7 @@ pytest.importorskip("soundfile")
 
 import soundfile
 
-from cape_plugins.audio import AudioError, TolerantReader, audio_seconds, read_audio
+from cape_plugins.speech.audio import AudioError, TolerantReader, audio_seconds, read_audio
 
 
 def tone(rate, seconds=0.5, frequency=440.0):

@@ -5,12 +5,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from cape_plugins.batching import (
+from cape_plugins.speech.batching import (
     PaddingFreeBatches,
     equal_length,
     frame_nanoseconds,
 )
-from cape_plugins.features import log_mel
+from cape_plugins.speech.features import log_mel
 
 RATE = 8000
 

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from cape_plugins.ctc import BeamDecoder, best_path, collapse, read_lexicon
+from cape_plugins.speech.ctc import BeamDecoder, best_path, collapse, read_lexicon
 
 TOKENS = ["<b>", "|", "o", "n", "e", "t", "w"]
 # "two" is likelier than "one" after "<s>", and never after "one"

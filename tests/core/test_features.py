@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cape_plugins.features import log_mel, mel_filters, spec_augment
+from cape_plugins.speech.features import log_mel, mel_filters, spec_augment
 
 
 def slow(wave, rate, bins, hop, window):

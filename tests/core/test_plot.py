@@ -12,12 +12,13 @@ import torch
 pytest.importorskip("matplotlib")
 from PIL import Image
 
-from cape_plugins import TYPES, PositionConfig, build_position_encoder, pictures, plot
+from cape_plugins import TYPES, PositionConfig, build_position_encoder
 from cape_plugins.cli import main
 from cape_plugins.config import DOMAINS
-from cape_plugins.pictures import KINDS, draw_picture
-from cape_plugins.plot_positions import coverage_figure
-from cape_plugins.views import Stack, views
+from cape_plugins.pictures import command, plot
+from cape_plugins.pictures.command import KINDS, draw_picture
+from cape_plugins.pictures.plot_positions import coverage_figure
+from cape_plugins.pictures.views import Stack, views
 from tests.core.support import make_encoder
 
 # Types that have something to show; the others are refused.
@@ -43,12 +44,12 @@ def shown(monkeypatch):
         figures.append(figure)
         save(figure, path)
 
-    monkeypatch.setattr(pictures, "save", saving)
+    monkeypatch.setattr(command, "save", saving)
     return figures
 
 
 def test_no_folder_is_made_at_the_root_of_the_file_system(monkeypatch, capsys):
-    monkeypatch.setattr(pictures, "save", lambda *_: pytest.fail("would be made"))
+    monkeypatch.setattr(command, "save", lambda *_: pytest.fail("would be made"))
     with pytest.raises(SystemExit, match="2"):
         main(["plot", "similarity", "--lengths", "5", "--output", "/nowhere/such/x.png"])
     message = capsys.readouterr().err
@@ -155,7 +156,7 @@ def test_pictures_of_the_readme_are_those_of_its_commands(repo_root, tmp_path, m
 
 def arguments(words, tmp_path):
     parser = argparse.ArgumentParser()
-    pictures.add_plot_args(parser)
+    command.add_plot_args(parser)
     return parser.parse_args([*words.split(), "--output", str(tmp_path / "x.png")])
 
 

@@ -9,9 +9,9 @@ from cape_plugins import (
     draw_local,
     timed_frame_positions,
 )
-from cape_plugins.batching import equal_length, frame_nanoseconds
-from cape_plugins.features import log_mel
-from cape_plugins.subsampling import ConvSubsampler, subsampled_lengths, subsampled_positions
+from cape_plugins.speech.batching import equal_length, frame_nanoseconds
+from cape_plugins.speech.features import log_mel
+from cape_plugins.speech.subsampling import ConvSubsampler, subsampled_lengths, subsampled_positions
 
 RATE = 16000
 LAYERS = {"paper": [(7, 3)], "speech2text": [(5, 2), (5, 2)], "none": [(3, 1)]}

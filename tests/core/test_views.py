@@ -7,7 +7,7 @@ import torch
 
 from cape_plugins import TYPES, Draw
 from cape_plugins.config import DOMAINS
-from cape_plugins.views import (
+from cape_plugins.pictures.views import (
     Stack,
     augmentation_stages,
     draw_positions,

@@ -7,9 +7,9 @@ import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY
 
 from cape_plugins import PositionEncoder
-from cape_plugins.checkpoint import read_stack
 from cape_plugins.cli import main
-from cape_plugins.views import relative_views
+from cape_plugins.pictures.checkpoint import read_stack
+from cape_plugins.pictures.views import relative_views
 from tests.fairseq.helpers import FIRST_WORD, START, build, load, make_dictionary
 from tests.fairseq.speech import CTC, S2T, SIZES, TYPES, make_model
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from cape_plugins import TYPES, PositionEncoder, pictures
-from cape_plugins.checkpoint import read_stack
+from cape_plugins import TYPES, PositionEncoder
 from cape_plugins.cli import main
-from cape_plugins.views import relative_views
+from cape_plugins.pictures import command
+from cape_plugins.pictures.checkpoint import read_stack
+from cape_plugins.pictures.views import relative_views
 from tests.hf.helpers import FAMILIES, VARIANTS, batch, make
 
 pytest.importorskip("matplotlib")
@@ -89,9 +90,9 @@ def test_relative_embeddings_are_those_of_the_layers(family, heads, tmp_path, mo
     assert stack.dim == found[0].embedding.shape[1]
 
     # similarities are those of one kind, layer by layer
-    drawn, draw = [], pictures.similarities_figure
+    drawn, draw = [], command.similarities_figure
     monkeypatch.setattr(
-        pictures,
+        command,
         "similarities_figure",
         lambda stack, shown, patch: drawn.extend(shown) or draw(stack, shown, patch),
     )
@@ -137,12 +138,13 @@ def test_learned_table_without_its_host(tmp_path, run_cli):
     nn.init.orthogonal_(table.data[0])  # of which the similarities are known
     model.save_pretrained(tmp_path / "vit")
     code = (
-        "import sys; from cape_plugins import pictures, plot; from cape_plugins.cli import main\n"
+        "import sys; from cape_plugins.cli import main\n"
+        "from cape_plugins.pictures import command, plot\n"
         "def save(figure, path):\n"
         "    maps = [a.images[0].get_array() for a in figure.axes if a.images]\n"
         "    print([round(float(m.sum()), 3) for m in maps], figure.get_suptitle())\n"
         "    plot.save(figure, path)\n"
-        "pictures.save = save\n"
+        "command.save = save\n"
         "main(['plot', 'similarity', '--checkpoint', 'vit', '--output', 'x.png'])\n"
         "assert not {'transformers', 'hf_models', 'fairseq'} & set(sys.modules)"
     )

@@ -15,7 +15,7 @@ from transformers import (
     pipeline,
 )
 
-from cape_plugins.features import log_mel
+from cape_plugins.speech.features import log_mel
 from hf_models import (
     CapeSpeechConfig,
     CapeSpeechFeatureExtractor,

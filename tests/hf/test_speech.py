@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from cape_plugins.batching import frame_nanoseconds
+from cape_plugins.speech.batching import frame_nanoseconds
 from tests.hf.helpers import AUDIO, CTC, SPEECH_TO_TEXT, batch, frames, make, seam, targets
 
 NAMES = list(AUDIO)

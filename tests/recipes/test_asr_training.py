@@ -8,8 +8,8 @@ import pytest
 pytest.importorskip("transformers")
 import torch
 
-from cape_plugins.batching import PaddingFreeBatches
-from cape_plugins.features import log_mel
+from cape_plugins.speech.batching import PaddingFreeBatches
+from cape_plugins.speech.features import log_mel
 from hf_models import CapeSpeechFeatureExtractor
 from recipes.asr import training
 from recipes.asr.data import Recording, Recordings

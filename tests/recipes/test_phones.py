@@ -10,7 +10,7 @@ pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 pytest.importorskip("soundfile")
 from cape_plugins import TYPES, PositionConfig
-from cape_plugins.views import similarity, similarity_by_distance
+from cape_plugins.pictures.views import similarity, similarity_by_distance
 from recipes.phones import run
 from recipes.phones.analysis import error_rate
 from recipes.phones.data import BANDS, Corpus, Utterance

@@ -12,14 +12,14 @@ from typing import NamedTuple
 import torch
 
 from cape_plugins.arguments import PREFIX, TYPE_ARG, add_position_args, given_settings
-from cape_plugins.checkpoint import SIDES, choose_side, read_stack
 from cape_plugins.config import ARCHITECTURES, DOMAINS, PositionConfig
 from cape_plugins.encoder import build_position_encoder
-from cape_plugins.plot import components_figure, save, similarities_figure
-from cape_plugins.plot_positions import augmentation_figure, coverage_figure
+from cape_plugins.pictures.checkpoint import SIDES, choose_side, read_stack
+from cape_plugins.pictures.plot import components_figure, save, similarities_figure
+from cape_plugins.pictures.plot_positions import augmentation_figure, coverage_figure
+from cape_plugins.pictures.views import Size, Stack, View, relative_views, views
 from cape_plugins.registry import DEFAULT_TYPE, TYPES
 from cape_plugins.relative import RelativeGridPositions, RelativePositions
-from cape_plugins.views import Size, Stack, View, relative_views, views
 
 MAX_POSITIONS = 3000  # of one input: the thesis' length of similarity maps
 MAX_CHANNELS = 12

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from cape_plugins.config import options
-from cape_plugins.views import Size, Stack, View, similarity, similarity_by_distance
+from cape_plugins.pictures.views import Size, Stack, View, similarity, similarity_by_distance
 
 DPI = 120
 WIDTH = 10.0  # inches

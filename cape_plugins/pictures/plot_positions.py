@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from cape_plugins.plot import AXES, WIDTH, new_figure, size_label, title_of
-from cape_plugins.views import (
+from cape_plugins.pictures.plot import AXES, WIDTH, new_figure, size_label, title_of
+from cape_plugins.pictures.views import (
     Size,
     Stack,
     augmentation_stages,

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cape_plugins.features import WINDOW_SECONDS
 from cape_plugins.positions import Positions, frame_positions, timed_frame_positions
+from cape_plugins.speech.features import WINDOW_SECONDS
 
 
 class ConvSubsampler(nn.Module):
@@ -84,8 +84,8 @@ def subsampled_positions(
         stride: Frames per output.
         hop_seconds: Distance of frames, a number or ``[B]``.
         frame_nanoseconds: ``[B, T]`` integers, centres of the frames since the beginning of the
-            recording where these are irregular (:func:`~cape_plugins.batching.equal_length` skips
-            some); integers, because hosts cast floats to half precision.
+            recording where these are irregular (:func:`~cape_plugins.speech.batching.equal_length`
+            skips some); integers, because hosts cast floats to half precision.
         unit: Seconds that count as 1.
         first: Position of a frame whose window begins at time 0.
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from cape_plugins.arguments import PREFIX, TYPE_ARG
 from cape_plugins.config import PositionConfig, options
 from cape_plugins.encoder import build_position_encoder
-from cape_plugins.features import WINDOW_SECONDS
-from cape_plugins.views import Size, Stack
+from cape_plugins.pictures.views import Size, Stack
+from cape_plugins.speech.features import WINDOW_SECONDS
 
 SIDES = ("encoder", "decoder")
 HOP_SECONDS = 0.01  # of frames, where a model does not say

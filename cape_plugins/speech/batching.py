@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from cape_plugins.features import WINDOW_SECONDS
+from cape_plugins.speech.features import WINDOW_SECONDS
 
 PERTURBATION = 0.15  # durations are multiplied by U(1 - 0.15, 1 + 0.15) before they are sorted
 # Shortest and longest hop as factors of the target; the papers' code has hops from 1 to 12 ms, the
