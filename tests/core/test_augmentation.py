@@ -21,14 +21,14 @@ from cape_plugins import (
     token_positions,
 )
 from cape_plugins.config import DOMAINS
-from tests.core.support import (
+from tests.reference import appendix_a
+from tests.support.core import (
     FRAMES,
     default_dtype,
     make_positions,
     random_numbers_untouched,
     valid_mask,
 )
-from tests.reference import appendix_a
 
 MANY = 4000
 ALMOST_ONE = 1.0 - 2.0**-24  # the largest number that torch.rand returns in float32

@@ -19,7 +19,7 @@ from cape_plugins import (
     relative_attention,
     token_positions,
 )
-from tests.core.support import make_encoder, make_positions, valid_mask
+from tests.support.core import make_encoder, make_positions, valid_mask
 
 FRAMES = torch.tensor([3, 2])
 

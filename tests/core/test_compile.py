@@ -18,7 +18,7 @@ from cape_plugins import (
     token_positions,
 )
 from cape_plugins.config import DOMAINS
-from tests.core.support import BATCH, DIM, RANDOM_TYPES, make_encoder
+from tests.support.core import BATCH, DIM, RANDOM_TYPES, make_encoder
 
 CASES = [(name, "text") for name in TYPES]
 CASES += [(name, domain) for name in ("cape", "abspos") for domain in ("audio", "image")]

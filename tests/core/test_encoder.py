@@ -17,7 +17,7 @@ from cape_plugins import (
     token_positions,
 )
 from cape_plugins.config import DOMAINS
-from tests.core.support import (
+from tests.support.core import (
     ADDING,
     BATCH,
     DIM,

@@ -11,8 +11,8 @@ from torch import nn
 
 from cape_plugins import Sinusoid
 from cape_plugins.encodings import FREQUENCIES, LAYOUTS
-from tests.core.support import default_dtype, random_numbers_untouched
 from tests.reference import appendix_a
+from tests.support.core import default_dtype, random_numbers_untouched
 
 NAMES = list(FREQUENCIES)
 AXES = {name: 2 if name == "image" else 1 for name in NAMES}

@@ -19,7 +19,7 @@ from cape_plugins.pictures import command, plot
 from cape_plugins.pictures.command import KINDS, draw_picture
 from cape_plugins.pictures.plot_positions import coverage_figure
 from cape_plugins.pictures.views import Stack, views
-from tests.core.support import make_encoder
+from tests.support.core import make_encoder
 
 # Types that have something to show; the others are refused.
 SHOWN = {

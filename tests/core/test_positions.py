@@ -13,8 +13,8 @@ from cape_plugins import (
     token_positions,
 )
 from cape_plugins.config import DOMAINS
-from tests.core.support import FRAMES, LENGTHS, default_dtype, make_positions, valid_mask
 from tests.reference.appendix_a import patch_grid
+from tests.support.core import FRAMES, LENGTHS, default_dtype, make_positions, valid_mask
 
 CPU = torch.device("cpu")
 

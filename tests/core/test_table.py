@@ -16,7 +16,7 @@ from cape_plugins import (
     token_position_at,
     token_positions,
 )
-from tests.core.support import FRAMES, random_numbers_untouched, valid_mask
+from tests.support.core import FRAMES, random_numbers_untouched, valid_mask
 
 CPU = torch.device("cpu")
 

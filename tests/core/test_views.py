@@ -17,7 +17,7 @@ from cape_plugins.pictures.views import (
     training_positions,
     views,
 )
-from tests.core.support import RANDOM_TYPES, make_encoder
+from tests.support.core import RANDOM_TYPES, make_encoder
 
 SIMILAR = [name for name, row in TYPES.items() if row.encoding != "none"]
 POSITIONS = {"text": 7, "audio": 7, "image": (3, 4)}

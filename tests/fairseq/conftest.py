@@ -15,7 +15,7 @@ import pytest
 from fairseq import checkpoint_utils
 from fairseq_cli import train
 
-from tests.fairseq.helpers import CLI_VARIANTS, lm_words, train_words
+from tests.support.fairseq_models import CLI_VARIANTS, lm_words, train_words
 
 SOURCE_WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 TARGET_WORDS = ("eins", "zwei", "drei", "vier", "fuenf", "sechs", "sieben", "acht", "neun", "zehn")

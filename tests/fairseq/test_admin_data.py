@@ -18,7 +18,7 @@ from fairseq_user_dir.admin import (
     profile_admin,
     profiling_batch,
 )
-from tests.fairseq.admin_models import (
+from tests.support.admin import (
     REPO,
     build,
     make_dictionary,

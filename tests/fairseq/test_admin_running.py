@@ -13,7 +13,7 @@ from fairseq_user_dir.admin import (
     attach_admin,
     profile_admin,
 )
-from tests.fairseq.admin_models import (
+from tests.support.admin import (
     attached,
     batch,
     build,

@@ -16,7 +16,7 @@ from fairseq.models.transformer_lm import TransformerLanguageModel
 
 import fairseq_user_dir
 from fairseq_user_dir.models import NOT_RUNNABLE
-from tests.fairseq.helpers import (
+from tests.support.fairseq_models import (
     LIMIT,
     START,
     Task,

@@ -8,7 +8,7 @@ import soundfile
 import torch
 
 from fairseq_user_dir.asr.manifest import load, read_manifest
-from tests.fairseq.speech import RATE, make_task, training_set, write_manifest
+from tests.support.fairseq_speech import RATE, make_task, training_set, write_manifest
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ import jiwer
 import numpy as np
 import torch
 
-from tests.fairseq.helpers import USER_DIR, differences, lines, parameters
-from tests.fairseq.speech import durations, write_manifest
+from tests.support.fairseq_models import USER_DIR, differences, lines, parameters
+from tests.support.fairseq_speech import durations, write_manifest
 
 SMALL = (
     *("--encoder-embed-dim", 16, "--encoder-ffn-embed-dim", 16, "--encoder-layers", 1),

@@ -18,7 +18,7 @@ from torch.utils.data import get_worker_info
 from cape_plugins.speech.features import log_mel
 from fairseq_user_dir.asr.data import SpeechDataset
 from fairseq_user_dir.asr.manifest import load
-from tests.fairseq.speech import RATE, durations, make_task, training_set, write_manifest
+from tests.support.fairseq_speech import RATE, durations, make_task, training_set, write_manifest
 
 
 @pytest.fixture(scope="module")

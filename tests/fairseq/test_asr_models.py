@@ -11,7 +11,7 @@ from fairseq.models.speech_to_text.s2t_transformer import S2TTransformerModel
 
 from fairseq_user_dir.asr.criterion import CapeCtcCriterion
 from fairseq_user_dir.asr.decoding import CtcGenerator
-from tests.fairseq.speech import (
+from tests.support.fairseq_speech import (
     CTC,
     S2T,
     SIZES,

@@ -9,7 +9,7 @@ import pytest
 from fairseq import options
 from fairseq.models import build_model
 
-from tests.fairseq.helpers import (
+from tests.support.fairseq_models import (
     CLI_VARIANTS,
     NO_DATA,
     Task,

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from cape_plugins import TYPES
-from tests.fairseq.helpers import (
+from tests.support.fairseq_models import (
     VARIANTS,
     build,
     build_variant,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.fairseq.conftest import TARGET_WORDS
-from tests.fairseq.helpers import (
+from tests.support.fairseq_models import (
     USER_DIR,
     encode,
     forced_scores,

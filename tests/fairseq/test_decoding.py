@@ -7,7 +7,14 @@ import torch
 
 from cape_plugins import PositionConfig
 from tests.fairseq.conftest import LONG
-from tests.fairseq.helpers import VARIANTS, forced_scores, generate_words, lines, load, train_words
+from tests.support.fairseq_models import (
+    VARIANTS,
+    forced_scores,
+    generate_words,
+    lines,
+    load,
+    train_words,
+)
 
 pytestmark = pytest.mark.slow
 

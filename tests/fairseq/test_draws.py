@@ -15,7 +15,7 @@ from fairseq.dataclass.configs import FairseqConfig
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from omegaconf import OmegaConf
 
-from tests.fairseq.helpers import (
+from tests.support.fairseq_models import (
     ALPHA,
     PAD,
     START,

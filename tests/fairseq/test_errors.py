@@ -12,7 +12,7 @@ from cape_plugins import PositionConfig
 from cape_plugins.arguments import in_flags
 from cape_plugins.config import options
 from fairseq_user_dir.errors import SettingsError, named_by_flags, print_without_traceback
-from tests.fairseq.helpers import USER_DIR, train_words
+from tests.support.fairseq_models import USER_DIR, train_words
 
 NAMED = {
     "mean_normalize=True is impossible; set mean_normalize=False.": (

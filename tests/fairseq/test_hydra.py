@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from tests.fairseq.helpers import (
+from tests.support.fairseq_models import (
     TINY,
     USER_DIR,
     forced_scores,

@@ -4,7 +4,7 @@ and that the BOS hint is a BOS token before the source that the caller never see
 import pytest
 import torch
 
-from tests.fairseq.helpers import (
+from tests.support.fairseq_models import (
     BOS,
     PAD,
     VARIANTS,

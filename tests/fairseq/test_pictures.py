@@ -10,8 +10,8 @@ from cape_plugins import PositionEncoder
 from cape_plugins.cli import main
 from cape_plugins.pictures.checkpoint import read_stack
 from cape_plugins.pictures.views import relative_views
-from tests.fairseq.helpers import FIRST_WORD, START, build, load, make_dictionary
-from tests.fairseq.speech import CTC, S2T, SIZES, TYPES, make_model
+from tests.support.fairseq_models import FIRST_WORD, START, build, load, make_dictionary
+from tests.support.fairseq_speech import CTC, S2T, SIZES, TYPES, make_model
 
 pytest.importorskip("matplotlib")
 from PIL import Image

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from tests.fairseq.helpers import CLI_VARIANTS, ROOT, train_words
+from tests.support.fairseq_models import CLI_VARIANTS, ROOT, train_words
 
 pytestmark = pytest.mark.slow
 

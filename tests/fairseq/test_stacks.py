@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fairseq_user_dir.attention import RelativeSelfAttention
-from tests.fairseq.helpers import (
+from tests.support.fairseq_models import (
     LIMIT,
     PAD,
     RELATIVE,

@@ -14,7 +14,8 @@ from cape_plugins.config import options as position_options
 from fairseq_user_dir.average import average_checkpoints
 from fairseq_user_dir.checkpoints import read_checkpoint
 from fairseq_user_dir.errors import SettingsError
-from tests.fairseq.helpers import (
+from tests.fairseq.test_average import checkpoint
+from tests.support.fairseq_models import (
     USER_DIR,
     Task,
     configure,
@@ -24,8 +25,7 @@ from tests.fairseq.helpers import (
     parameters,
     train_words,
 )
-from tests.fairseq.speech import SIZES, durations, write_manifest
-from tests.fairseq.test_average import checkpoint
+from tests.support.fairseq_speech import SIZES, durations, write_manifest
 
 NAMES = ["position_embedding", *(f"position_{o.name}" for o in position_options("text"))]
 

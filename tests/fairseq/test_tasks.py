@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fairseq_user_dir.errors import SettingsError
-from tests.fairseq.helpers import TINY_FLAGS, USER_DIR, generate_words, lines
+from tests.support.fairseq_models import TINY_FLAGS, USER_DIR, generate_words, lines
 
 pytestmark = pytest.mark.slow
 LANGUAGES = ["--lang-pairs", "en-de", "--langs", "en,de", "--decoder-langtok"]

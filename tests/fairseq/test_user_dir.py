@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fairseq.helpers import ROOT, generate_words, lines, train_words
+from tests.support.fairseq_models import ROOT, generate_words, lines, train_words
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ from hf_models import (
     CapeSpeechConfig,
     CapeViTConfig,
 )
-from tests.hf.helpers import ALL, FAMILIES, VARIANTS
+from tests.support.hf import ALL, FAMILIES, VARIANTS
 
 
 @pytest.mark.parametrize(("family", "name"), ALL)

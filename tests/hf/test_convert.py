@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_models.convert import main
-from tests.hf.helpers import FAMILIES, WITH_STOCK, batch, make
+from tests.support.hf import FAMILIES, WITH_STOCK, batch, make
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, MarianTokenizer
 
 from cape_plugins.cli import main as cape_plugins_main
 from hf_models.convert import main
-from tests.hf.helpers import FAMILIES
+from tests.support.hf import FAMILIES
 
 TEXTS = {
     "train.en": "one two three four\nfive six\n\nseven eight nine zero one\n",

@@ -6,7 +6,7 @@ from torch import nn
 
 from hf_models import CapeViTConfig
 from hf_models.vit import DropPath
-from tests.hf.helpers import VIT
+from tests.support.hf import VIT
 
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(4))
 LABELS = torch.tensor([0, 3, 1])

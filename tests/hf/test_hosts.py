@@ -9,7 +9,7 @@ from packaging.version import Version
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
 
-from tests.hf.helpers import FAMILIES, batch, make, targets
+from tests.support.hf import FAMILIES, batch, make, targets
 
 RESUMED = {"marian": "cape+relative", "vit": "cape", "speech_ctc": "cape", "speech_to_text": "cape"}
 
@@ -169,7 +169,7 @@ import json, os, sys, torch
 from torch import distributed
 from accelerate import Accelerator
 from accelerate.utils import set_seed
-from tests.hf.helpers import batch, make, seam
+from tests.support.hf import batch, make, seam
 from hf_models import modeling
 
 accelerator = Accelerator(cpu=True)
@@ -214,7 +214,7 @@ COMPILED = """
 import json, os, sys, torch
 from transformers import Trainer, TrainingArguments
 from hf_models import RankSeedCallback
-from tests.hf.helpers import FAMILIES, batch, make
+from tests.support.hf import FAMILIES, batch, make
 from tests.hf.test_hosts import Samples
 
 folder, name, steps, resume, callback = sys.argv[1:]
@@ -282,7 +282,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from tests.hf.helpers import batch, make
+from tests.support.hf import batch, make
 
 dist.init_process_group("gloo")
 family, folder = sys.argv[1:]

@@ -32,7 +32,7 @@ from hf_models import (
     CapeViTConfig,
     CapeViTForImageClassification,
 )
-from tests.hf.helpers import FAMILIES, MARIAN, VARIANTS, VIT, WITH_STOCK, batch, make
+from tests.support.hf import FAMILIES, MARIAN, VARIANTS, VIT, WITH_STOCK, batch, make
 
 SEQ2SEQ = {
     "d_model": 16,

@@ -7,7 +7,7 @@ import torch
 from transformers.modeling_outputs import BaseModelOutput
 
 from hf_models import CapeMarianMTModel
-from tests.hf.helpers import MARIAN, PAD, TEXT, make, sentences, targets
+from tests.support.hf import MARIAN, PAD, TEXT, make, sentences, targets
 
 NAMES = list(TEXT)
 

@@ -10,7 +10,7 @@ from transformers import (
     AutoModelForSpeechSeq2Seq,
 )
 
-from tests.hf.helpers import ALL, FAMILIES, VARIANTS, WITH_STOCK, batch, make, seam
+from tests.support.hf import ALL, FAMILIES, VARIANTS, WITH_STOCK, batch, make, seam
 
 AUTO = {
     "marian": AutoModelForSeq2SeqLM,

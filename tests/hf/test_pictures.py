@@ -11,7 +11,7 @@ from cape_plugins.cli import main
 from cape_plugins.pictures import command
 from cape_plugins.pictures.checkpoint import read_stack
 from cape_plugins.pictures.views import relative_views
-from tests.hf.helpers import FAMILIES, VARIANTS, batch, make
+from tests.support.hf import FAMILIES, VARIANTS, batch, make
 
 pytest.importorskip("matplotlib")
 from PIL import Image

@@ -16,7 +16,7 @@ from transformers import (
 
 import hf_models
 from hf_models.export import make_self_contained
-from tests.hf.helpers import FAMILIES, batch, sentences, targets
+from tests.support.hf import FAMILIES, batch, sentences, targets
 
 LOADER = """
 import importlib.util, sys, torch

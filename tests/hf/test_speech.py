@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cape_plugins.speech.batching import frame_nanoseconds
-from tests.hf.helpers import AUDIO, CTC, SPEECH_TO_TEXT, batch, frames, make, seam, targets
+from tests.support.hf import AUDIO, CTC, SPEECH_TO_TEXT, batch, frames, make, seam, targets
 
 NAMES = list(AUDIO)
 FAMILIES = ("speech_ctc", "speech_to_text")

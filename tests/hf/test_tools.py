@@ -14,7 +14,7 @@ from transformers import (
 
 from hf_models import CapeMarianMTModel, CapeViTForImageClassification
 from hf_models.convert import convert, main
-from tests.hf.helpers import (
+from tests.support.hf import (
     FAMILIES,
     MARIAN,
     TEXT,

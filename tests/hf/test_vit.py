@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.hf.helpers import IMAGE, VIT, make
+from tests.support.hf import IMAGE, VIT, make
 
 NAMES = list(IMAGE)
 

@@ -17,7 +17,7 @@ from recipes.asr import finetune_hf as asr
 from recipes.asr import training
 from recipes.asr.data import Recording, Recordings, given, synthetic, usable
 from recipes.steps import CommandError
-from tests.recipes.plots import assert_lines
+from tests.support.plots import assert_lines
 
 QUICK = ("--max_steps", 4, "--save_steps", 2, "--per_device_eval_batch_size", 16)
 TINY = {"d_model": 16, "encoder_layers": 1, "encoder_ffn_dim": 16, "encoder_attention_heads": 2}

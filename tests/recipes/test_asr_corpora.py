@@ -13,7 +13,7 @@ from recipes.asr import corpora, manifest, stretch
 from recipes.asr.corpora import tedlium_words, wsj_words
 from recipes.asr.manifest import ascii_words, read_manifest, unicode_words
 from recipes.steps import CommandError
-from tests.recipes.speech_data import (
+from tests.support.speech_data import (
     RATE,
     make_librispeech,
     make_tedlium,

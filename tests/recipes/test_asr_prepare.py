@@ -11,7 +11,7 @@ import soundfile
 from recipes.asr import corpora, prepare
 from recipes.asr.manifest import read_manifest
 from recipes.steps import CommandError
-from tests.recipes.speech_data import (
+from tests.support.speech_data import (
     RATE,
     make_digits,
     make_librispeech,

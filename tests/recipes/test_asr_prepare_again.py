@@ -6,7 +6,7 @@ import pytest
 
 from recipes.asr.manifest import read_manifest
 from recipes.steps import CommandError
-from tests.recipes.speech_data import make_librispeech, make_tedlium, run, write, write_text
+from tests.support.speech_data import make_librispeech, make_tedlium, run, write, write_text
 
 
 @pytest.fixture

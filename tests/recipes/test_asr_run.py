@@ -13,8 +13,8 @@ from recipes.asr.catalog import BATCHES, RECIPES, STUDIES
 from recipes.asr.report import ALL, Text, by_duration, rates, write_plot
 from recipes.mt.report import Result
 from recipes.steps import CommandError
-from tests.fairseq.speech import durations, write_manifest
-from tests.recipes.plots import COLOURS, assert_lines
+from tests.support.fairseq_speech import durations, write_manifest
+from tests.support.plots import COLOURS, assert_lines
 
 SMALL = (
     *("--encoder-embed-dim", 16, "--encoder-ffn-embed-dim", 16, "--encoder-layers", 1),

@@ -20,7 +20,7 @@ from recipes.mt import finetune_hf as mt
 from recipes.steps import CommandError
 from recipes.vit import data as vit_data
 from recipes.vit import finetune_hf as vit
-from tests.recipes.plots import assert_lines
+from tests.support.plots import assert_lines
 
 QUICK = ("--max_steps", 4, "--save_steps", 2, "--per_device_eval_batch_size", 128)
 TINY_MT = {"d_model": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "encoder_layers": 1}

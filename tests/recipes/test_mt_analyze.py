@@ -25,7 +25,7 @@ from recipes.mt.analysis.translators import Decoding, Running, Translator
 from recipes.mt.prepare import SEPARATOR
 from recipes.mt.subwords import SentencePiece
 from recipes.steps import CommandError
-from tests.recipes.translation_models import (
+from tests.support.translation_models import (
     TinyModels,
     save_fairseq,
     write_corpus,

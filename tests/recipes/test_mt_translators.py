@@ -23,7 +23,7 @@ from recipes.mt.analysis.translators import Decoding, Running, batches
 from recipes.mt.prepare import SEPARATOR
 from recipes.mt.subwords import SentencePiece, SubwordNMT
 from recipes.steps import CommandError
-from tests.recipes.translation_models import (
+from tests.support.translation_models import (
     TinyModels,
     copy_to_hugging_face,
     save_fairseq,

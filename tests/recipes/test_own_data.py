@@ -22,7 +22,7 @@ from recipes.vit import finetune_hf as vit
 from recipes.vit.classifier import Classifier
 from recipes.vit.data import digits
 from recipes.vit.protocol import View
-from tests.recipes.image_models import save
+from tests.support.image_models import save
 
 
 @pytest.fixture(autouse=True)

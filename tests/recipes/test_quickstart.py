@@ -12,7 +12,7 @@ import pytest
 
 from recipes.mt.quickstart import main
 from recipes.steps import CommandError
-from tests.recipes.plots import assert_lines
+from tests.support.plots import assert_lines
 
 MICRO = ("--updates", 12, "--train-size", 400, "--test-size", 48, "--jobs", 2)
 

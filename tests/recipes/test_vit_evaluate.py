@@ -22,8 +22,8 @@ from recipes.vit.data import Images, digits
 from recipes.vit.measure import Data, Pass, label_ranks
 from recipes.vit.protocol import View
 from recipes.vit.throughput import Throughput, throughput
-from tests.recipes.image_models import NAMES, SHAPES, SIZES, save
-from tests.recipes.plots import COLOURS, assert_lines
+from tests.support.image_models import NAMES, SHAPES, SIZES, save
+from tests.support.plots import COLOURS, assert_lines
 
 
 @pytest.fixture(scope="module")
