@@ -29,16 +29,16 @@ from hf_models.configuration import (
     CapeSpeechConfig,
     CapeViTConfig,
 )
-from hf_models.feature_extraction import CapeSpeechFeatureExtractor
-from hf_models.marian import CapeMarianModel, CapeMarianMTModel
-from hf_models.settings import refuse_misplaced
-from hf_models.speech_ctc import CapeSpeechForCTC, CapeSpeechModel
-from hf_models.speech_to_text import (
+from hf_models.families.marian import CapeMarianModel, CapeMarianMTModel
+from hf_models.families.speech_ctc import CapeSpeechForCTC, CapeSpeechModel
+from hf_models.families.speech_to_text import (
     CapeSpeech2TextForConditionalGeneration,
     CapeSpeech2TextModel,
 )
+from hf_models.families.vit import CapeViTForImageClassification, CapeViTModel
+from hf_models.feature_extraction import CapeSpeechFeatureExtractor
+from hf_models.settings import refuse_misplaced
 from hf_models.tokenization import CapeSpeechTokenizer
-from hf_models.vit import CapeViTForImageClassification, CapeViTModel
 
 __all__ = [
     "CapeMarianConfig",
