@@ -101,11 +101,8 @@ def _architecture(source: str, config: Any) -> str:
     """Name of the stock class that a checkpoint was saved by."""
     saved = (config.architectures or [""])[0]
     name = saved.removeprefix("Cape")
-    model_class = getattr(hf_models, f"Cape{name}", None)
-    if (
-        f"Cape{name}" not in hf_models.MODELS
-        or config.model_type not in model_class.config_class.model_types()
-    ):
+    model_class = hf_models.MODELS.get(f"Cape{name}")
+    if model_class is None or config.model_type not in model_class.config_class.model_types():
         known = (model.removeprefix("Cape") for model in hf_models.MODELS)
         stock = sorted(model for model in known if hasattr(transformers, model))
         raise ValueError(
@@ -159,7 +156,7 @@ def _cape_model(
     source: str, name: str, config: Any, settings: dict[str, Any], neutral: bool
 ) -> PreTrainedModel:
     before = _settings(config)
-    model_class = getattr(hf_models, f"Cape{name}")
+    model_class = hf_models.MODELS[f"Cape{name}"]
     place = model_class.config_class.position_fields[FIELD]
     stored = getattr(config, FIELD, None) or {"type": DEFAULT_TYPE}
     if settings.get("type", stored["type"]) == stored["type"]:
@@ -234,7 +231,7 @@ def _stock_model(source: str, name: str, config: Any) -> PreTrainedModel:
         raise ValueError(f"{source} holds a stock {name} already; there is nothing to convert.")
     if not hasattr(transformers, name):
         raise ValueError(f"{source} holds a Cape{name}, which transformers has no stock model for.")
-    cape = getattr(hf_models, f"Cape{name}").from_pretrained(source, dtype="auto").eval()
+    cape = hf_models.MODELS[f"Cape{name}"].from_pretrained(source, dtype="auto").eval()
     embeddings = getattr(cape.base_model, "embeddings", None)
     changes = _changes(_settings(cape.config), _stock_settings(cape.config))
     if embeddings is not None:  # the table of one image size can hold all that is added
