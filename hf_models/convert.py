@@ -171,7 +171,13 @@ def _cape_model(
             "source_scale as a number such as 1.05, as TARGET/SOURCE, or as two raw texts, "
             "SOURCE.txt,TARGET.txt; or begin as the stock model by --neutral."
         )
-    model, new = load_whole(model_class, source, settings)
+    if hasattr(config, "position_fields"):
+        model, new = load_whole(model_class, source, position_embedding=settings)
+    else:
+        stock, _ = load_whole(getattr(transformers, name), source)
+        weights = set(stock.state_dict())
+        model = hf_models.switch(stock, settings)
+        new = sorted(set(model.state_dict()) - weights)
     changes = _changes(before, _settings(model.config))
     if neutral:
         changes = _begin_relative_at_zero(model, new, changes)
@@ -190,7 +196,6 @@ def _cape_model(
             )
     for key in new:
         print(f"new, not trained yet: {key}")
-    _keep_row_of_class_token(model, source, name)
     notes = list(changes.values())
     if not hasattr(config, "position_fields") and model.config.stock_difference:
         notes.append(model.config.stock_difference)
@@ -214,16 +219,6 @@ def _begin_relative_at_zero(
     for table in tables.values():
         table.zero_()
     return {key: text for key, text in changes.items() if " relative_" not in key}
-
-
-def _keep_row_of_class_token(model: PreTrainedModel, source: str, name: str) -> None:
-    """Where a table is dropped, adds the row of the class token to the class token itself."""
-    embeddings = getattr(model.base_model, "embeddings", None)
-    if hasattr(embeddings, "cls_token") and embeddings.position_embeddings is None:
-        table = _tensor(source, getattr(transformers, name), "position_embeddings")
-        if table is not None:
-            with torch.no_grad():
-                embeddings.cls_token += table[:, :1]
 
 
 def _stock_model(source: str, name: str, config: Any) -> PreTrainedModel:
@@ -272,14 +267,6 @@ def _baked_table(embeddings: Any, gamma: float) -> torch.Tensor:
 
 def _name_of_table(stock: PreTrainedModel) -> str:
     return next(name for name in stock.state_dict() if name.endswith("position_embeddings"))
-
-
-def _tensor(source: str, stock_class: Any, ending: str) -> torch.Tensor | None:
-    """A parameter of a stock checkpoint; None if `source` is no stock checkpoint."""
-    if hasattr(AutoConfig.from_pretrained(source), FIELD):
-        return None
-    state = stock_class.from_pretrained(source).state_dict()
-    return next(value for name, value in state.items() if name.endswith(ending))
 
 
 def _copy_other_files(source: str, target: Path) -> None:

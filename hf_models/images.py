@@ -132,8 +132,9 @@ class ImageModel(Seam):
                 f"pixel_values {given}; allowed: a tensor [batch, {channels} channels, height, "
                 "width]. Give one image as image[None]."
             )
+        patches = self.embeddings.patches(*sizes[2:])
         if self.has_relative_positions:
-            kwargs["patches"] = self.embeddings.patches(*sizes[2:])
+            kwargs["patches"] = patches
         positions = self.embeddings.positions
         if draw is None and positions is not None:
             draw = draw_positions(positions, pixel_values)

@@ -100,7 +100,9 @@ class EncodesSpeech:
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         asked, config._attn_implementation = config._attn_implementation, "eager"
         super().__init__(config, *args, **kwargs)
-        self.config._attn_implementation = self._check_and_adjust_attn_implementation(asked)
+        self.config._attn_implementation = self._check_and_adjust_attn_implementation(
+            asked, is_init_check=True
+        )
 
     def _get_feat_extract_output_lengths(self, input_lengths: Tensor) -> Tensor:
         return encoder_lengths(self.config, input_lengths)
