@@ -54,13 +54,15 @@ class _Stack(PositionModelMixin, MarianPreTrainedModel):
     """What encoder and decoder are built of; in place of the stock ``__init__``, which would fill
     a table of sinusoids that nobody reads."""
 
-    def _build(self, config: CapeMarianConfig, vocab_size: int, layers: list[nn.Module]) -> None:
+    def _build(
+        self, config: CapeMarianConfig, vocab_size: int, layers: list[nn.Module], side: str
+    ) -> None:
         self.dropout = config.dropout
         self.padding_idx = config.pad_token_id
         self.embed_tokens = nn.Embedding(vocab_size, config.d_model, self.padding_idx)
         self.content_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
         self.embed_positions = NoAddend()
-        self.positions = _position_encoder(config)
+        self.positions = _position_encoder(config, side)
         self.layers = nn.ModuleList(layers)
         add_relative_positions((layer.self_attn for layer in layers), config.position_config)
         self.gradient_checkpointing = False
@@ -77,7 +79,7 @@ class CapeMarianEncoder(_Stack, MarianEncoder):
         self.layerdrop = config.encoder_layerdrop
         self.max_source_positions = config.max_position_embeddings
         layers = [MarianEncoderLayer(config) for _ in range(config.encoder_layers)]
-        self._build(config, config.vocab_size, layers)
+        self._build(config, config.vocab_size, layers, "source")
         # Embeddings that the caller gives are taken as they are
         self.embed_scale = 1.0
 
@@ -122,7 +124,7 @@ class CapeMarianEncoder(_Stack, MarianEncoder):
         valid = attention_mask
         if valid is None or valid.dim() != 2:
             valid = inputs_embeds.new_ones(inputs_embeds.shape[:2])
-        positions = token_positions(valid.bool(), self.positions.config.alpha)
+        positions = token_positions(valid.bool())
         inputs_embeds = add_positions(inputs_embeds, self.positions, positions, draw)
         output = super().forward(
             attention_mask=attention_mask, inputs_embeds=inputs_embeds, return_dict=True, **kwargs
@@ -153,7 +155,7 @@ class CapeMarianDecoder(_Stack, MarianDecoder):
         self.layerdrop = config.decoder_layerdrop
         self.max_target_positions = config.max_position_embeddings
         layers = [MarianDecoderLayer(config, layer_idx=i) for i in range(config.decoder_layers)]
-        self._build(config, config.decoder_vocab_size, layers)
+        self._build(config, config.decoder_vocab_size, layers, "target")
         self.embed_scale = 1.0  # the stock forward multiplies what it is given, too
 
     def forward(
@@ -301,10 +303,11 @@ class CapeMarianMTModel(PositionModelMixin, MarianMTModel):
         return cache
 
 
-def _position_encoder(config: CapeMarianConfig) -> PositionEncoder:
+def _position_encoder(config: CapeMarianConfig, side: str) -> PositionEncoder:
     return build_position_encoder(
         config.position_config,
         config.d_model,
+        side=side,
         frequencies="marian",
         layout="sin_cos_blocks",
         table_size=config.max_position_embeddings,

@@ -18,6 +18,8 @@ from cape_plugins import (
     Positions,
     PositionTable,
     RelativePositions,
+    augmentation,
+    token_position_at,
     token_positions,
 )
 from hf_models.settings import require_own_config
@@ -145,21 +147,12 @@ def rank_generator(device: torch.device) -> torch.Generator | None:
         or distributed.get_world_size() == 1
     ):
         return None
-    return torch.Generator(device=device).manual_seed(rank_seed(distributed.get_rank()))
-
-
-def rank_seed(rank: int) -> int:
-    """A seed that differs between ranks, from the next number of a stream they share."""
-    common = int(torch.randint(2**31 - 1, ()))
-    # 2^64 divided by the golden ratio keeps the seeds of neighbouring ranks far apart
-    return (common + rank * 0x9E3779B97F4A7C15) % 2**63
+    return augmentation.rank_generator(device, distributed.get_rank())
 
 
 def draw_positions(encoder: PositionEncoder, content: Tensor) -> Draw | None:
     """One draw for a batch ``[B, ...]``; None in evaluation, and where nothing is random."""
-    if not (encoder.training and encoder.config.random):
-        return None
-    return encoder.draw(content.shape[0], content.device, rank_generator(content.device))
+    return encoder.draw(content.shape[0], content.device, rank_generator)
 
 
 def add_positions(
@@ -170,14 +163,12 @@ def add_positions(
     Augmented if there is a draw: a model in training mode that generates text has none, because
     each step must see the same positions as the ones before.
     """
-    random = encoder.training and draw is not None
-    local = random and encoder.config.max_local_shift
     addend = encoder(
         positions,
         draw,
         dtype=content.dtype,
-        random=random,
-        generator=rank_generator(content.device) if local else None,
+        random=encoder.training and draw is not None,
+        generator=rank_generator,
     )
     return content if addend is None else content + addend[:, -content.shape[1] :]
 
@@ -191,11 +182,7 @@ class NoAddend(nn.Module):
 
 
 def decoder_positions(
-    length: int,
-    past: int | Tensor,
-    mask: Tensor | None,
-    device: torch.device,
-    start: float = 0.0,
+    length: int, past: int | Tensor, mask: Tensor | None, device: torch.device
 ) -> Positions:
     """Positions of the tokens that a decoder is given, counted from the beginning of the text.
 
@@ -205,12 +192,10 @@ def decoder_positions(
         mask: ``[B, past + T]``, 0 on padding; None if nothing is padded. Text is counted from its
             first token, also in batches padded on the left.
         device: Device of the tokens.
-        start: Coordinate of the first token.
 
     Returns:
         Positions whose last T are those of the tokens given now.
     """
     if mask is not None and mask.dim() == 2:
-        return token_positions(mask.bool(), start=start)
-    coords = (torch.arange(length, device=device) + past).float()[:, None] + start
-    return Positions(coords[None], None, 1.0, coords, first=past)
+        return token_positions(mask.bool())
+    return token_position_at(past, device, length)

@@ -54,8 +54,6 @@ class Subsampler(ConvSubsampler):
         layers: Kernel size and stride of each convolution.
         scale: Factor on the content.
         positions: Position encoder.
-        unit: Seconds that the position encoder counts as 1.
-        first: Its coordinate of the first output.
         dropout: Before positions are added.
     """
 
@@ -65,12 +63,10 @@ class Subsampler(ConvSubsampler):
         layers: Sequence[tuple[int, int]],
         scale: float,
         positions: PositionEncoder,
-        unit: float,
-        first: float,
         dropout: float = 0.0,
     ) -> None:
         super().__init__(channels, layers)
-        self.scale, self.unit, self.first, self.dropout = scale, unit, first, dropout
+        self.scale, self.dropout = scale, dropout
         self.positions = positions
 
     def forward(self, frames: Frames) -> Tensor:
@@ -85,8 +81,6 @@ class Subsampler(ConvSubsampler):
             self.stride,
             frames.hop_seconds,
             frames.nanoseconds,
-            self.unit,
-            self.first,
         )
         return add_positions(hidden, self.positions, positions, frames.draw)
 

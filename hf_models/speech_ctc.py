@@ -42,6 +42,7 @@ class CapeSpeechModel(SpeechEncoder):
         positions = build_position_encoder(
             config.position_config,
             config.d_model,
+            start=config.window_seconds / 2,
             layout="sin_cos_blocks",
             table_size=config.max_position_embeddings,
             table_std=config.init_std,
@@ -51,8 +52,6 @@ class CapeSpeechModel(SpeechEncoder):
             config.conv_layers,
             scale=1.0,
             positions=positions,
-            unit=1.0,
-            first=config.window_seconds / 2,
             dropout=config.feature_dropout,
         )
         layers = [_LAYERS[config.layer_norm](config) for _ in range(config.encoder_layers)]

@@ -45,17 +45,14 @@ class CapeSpeech2TextEncoder(SpeechEncoder):
 
     def __init__(self, config: CapeSpeech2TextConfig) -> None:
         unit = config.hop_seconds * encoder_stride(config)
-        settings = config.position_config
-        if settings.max_global_shift:
-            settings = settings.replace(max_global_shift=settings.max_global_shift / unit)
         inner = [config.conv_channels // 2] * (config.num_conv_layers - 1)
         subsampler = Subsampler(
             [config.input_feat_per_channel * config.input_channels, *inner, config.d_model],
             config.conv_layers,
             scale=_content_scale(config),
-            positions=_position_encoder(config, settings, config.max_source_positions),
-            unit=unit,
-            first=config.pad_token_id + 1,
+            positions=_position_encoder(
+                config, config.position_config, config.max_source_positions, unit
+            ),
         )
         layers = [Speech2TextEncoderLayer(config) for _ in range(config.encoder_layers)]
         layer_norm = nn.LayerNorm(config.d_model)
@@ -108,8 +105,7 @@ class CapeSpeech2TextDecoder(PositionModelMixin, Speech2TextDecoder):
             inputs_embeds = self.embed_tokens(input_ids) * self.embed_scale
         past = past_key_values.get_seq_length() if past_key_values is not None else 0
         length, device = inputs_embeds.shape[1], inputs_embeds.device
-        start = self.padding_idx + 1
-        positions = decoder_positions(length, past, attention_mask, device, start)
+        positions = decoder_positions(length, past, attention_mask, device)
         return super().forward(
             attention_mask=attention_mask,
             encoder_hidden_states=encoder_hidden_states,
@@ -216,11 +212,13 @@ def _content_scale(config: CapeSpeech2TextConfig) -> float:
 
 
 def _position_encoder(
-    config: CapeSpeech2TextConfig, settings: PositionConfig, rows: int
+    config: CapeSpeech2TextConfig, settings: PositionConfig, rows: int, unit: float = 1.0
 ) -> PositionEncoder:
     return build_position_encoder(
         settings,
         config.d_model,
+        start=config.pad_token_id + 1,
+        unit=unit,
         frequencies="fairseq",
         layout="sin_cos_blocks",
         table_size=rows,

@@ -51,7 +51,7 @@ class CapeViTEmbeddings(ViTEmbeddings):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.position_embeddings = None
         self.positions = None
-        if config.position_config.encoding == "table":
+        if config.position_config.encoding.counts:
             shape = (1, 1 + self.patch_embeddings.num_patches, config.hidden_size)
             self.position_embeddings = nn.Parameter(torch.zeros(shape))
         else:
@@ -82,7 +82,7 @@ class CapeViTEmbeddings(ViTEmbeddings):
         draw = interpolate_pos_encoding if isinstance(interpolate_pos_encoding, Draw) else None
         if draw is None:
             draw = draw_positions(self.positions, patches)
-        grid = patch_positions(height, width, self.positions.config.gamma, patches.device)
+        grid = patch_positions(height, width, device=patches.device)
         patches = add_positions(patches, self.positions, grid, draw)
         return self.dropout(torch.cat((cls_token, patches), dim=1))
 
