@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from cape_plugins.cli import main
-from cape_plugins.config import DOMAINS, options
+from cape_plugins.config import options
+from cape_plugins.domains import DOMAINS
 
 pytestmark = pytest.mark.slow
 

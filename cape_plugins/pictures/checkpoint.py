@@ -100,8 +100,7 @@ def _read_folder(folder: Path, side: str | None) -> Stack:
     if _is_learned(config):
         where |= _learned(config, _safetensors(folder), side, folder)
     if family == "marian":
-        step = config.alpha if side == "encoder" else 1.0
-        return _stack(config, saved["d_model"], frequencies="marian", step=step, **where)
+        return _stack(config, saved["d_model"], frequencies="marian", side=side, **where)
     if family == "vit":
         grid = _patches(saved["image_size"], saved["patch_size"])
         layout = "cos_sin_interleaved"
@@ -109,7 +108,7 @@ def _read_folder(folder: Path, side: str | None) -> Stack:
     hop, window = saved.get("hop_seconds", HOP_SECONDS), saved.get("window_seconds", WINDOW_SECONDS)
     if family == "speech_ctc":
         seconds = hop * saved["conv_stride"]
-        return _stack(config, saved["d_model"], start=window / 2, step=seconds, **where)
+        return _stack(config, saved["d_model"], start=window / 2, spacing=seconds, **where)
     seconds = hop * 2 ** saved["num_conv_layers"]
     return _counted_stack(config, saved["d_model"], seconds, saved["pad_token_id"] + 1, **where)
 
@@ -162,11 +161,10 @@ def _read_fairseq(path: Path, side: str | None) -> Stack:
         where |= _learned(config, readers, side, path)
     dim = settings[f"{side}_embed_dim"]
     if config.domain == "text":
-        step = config.alpha if side == "encoder" else 1.0
-        return _stack(config, dim, frequencies="fairseq", start=_FIRST_TOKEN, step=step, **where)
+        return _stack(config, dim, frequencies="fairseq", start=_FIRST_TOKEN, side=side, **where)
     if sides == ("encoder",):
         seconds = HOP_SECONDS * settings["conv_stride"]
-        return _stack(config, dim, start=WINDOW_SECONDS / 2, step=seconds, **where)
+        return _stack(config, dim, start=WINDOW_SECONDS / 2, spacing=seconds, **where)
     convolutions = str(settings["conv_kernel_sizes"]).split(",")
     seconds = HOP_SECONDS * 2 ** len(convolutions)
     return _counted_stack(config, dim, seconds, _FIRST_TOKEN, **where)
@@ -291,7 +289,8 @@ _RELATIVE = re.compile(r"\.(\d+)\.[a-z_.]*relative\.(?:(rows|columns)\.)?(keys|v
 
 def _is_learned(config: PositionConfig) -> bool:
     """Whether there is something to read among the weights."""
-    return config.encoding == "table" or (config.encoding == "none" and config.relative_context > 0)
+    encoding = config.encoding
+    return encoding.learned if encoding.adds else config.relative_context > 0
 
 
 def _learned(
@@ -303,11 +302,11 @@ def _learned(
     relative = {}
     for name, read in own.items():
         for ending, rows in _TABLES.items():
-            if config.encoding == "table" and name.endswith(ending):
+            if config.encoding.counts and name.endswith(ending):
                 table = read().float()
                 return {"table": table.reshape(-1, table.shape[-1])[rows:]}
         match = _RELATIVE.search(name)
-        if config.encoding == "none" and match:
+        if not config.encoding.adds and match:
             layer, axis, what = match.groups()
             label = ", ".join(filter(None, (f"layer {layer}", axis, what)))
             rows = read().float().transpose(0, 1).flatten(1)  # heads side by side
@@ -333,14 +332,23 @@ def _stack(
     table: Tensor | None = None,
     frequencies: str | None = None,
     layout: str = "sin_cos_blocks",
-    settings: PositionConfig | None = None,
+    start: float = 0.0,
+    unit: float = 1.0,
+    side: str = SIDES[0],
     **where: Any,
 ) -> Stack:
-    """A stack with this table; `settings` are those of its encoder where they differ."""
+    """A stack with this table."""
     grid = where.get("grid")
     size: Size = grid or (1 if table is None else len(table))
     encoder = build_position_encoder(
-        settings or config, dim, frequencies=frequencies, layout=layout, table_size=size
+        config,
+        dim,
+        side="source" if side == SIDES[0] else "target",
+        start=start,
+        unit=unit,
+        frequencies=frequencies,
+        layout=layout,
+        table_size=size,
     )
     if table is not None:
         weight = encoder.encoding.weight
@@ -357,11 +365,8 @@ def _counted_stack(
     config: PositionConfig, dim: int, seconds: float, start: float, **where: Any
 ) -> Stack:
     """A stack that counts frames, `seconds` apart, as Speech2Text does in both hosts."""
-    settings = config
-    if config.max_global_shift:
-        settings = config.replace(max_global_shift=config.max_global_shift / seconds)
     return _stack(
-        config, dim, frequencies="fairseq", settings=settings, start=start, unit=seconds, **where
+        config, dim, frequencies="fairseq", start=start, unit=seconds, spacing=seconds, **where
     )
 
 

@@ -78,25 +78,21 @@ class CapeSpeech2TextEncoder(SpeechEncoder, Speech2TextEncoder):
 
     def make_subsampler(self, config: CapeSpeech2TextConfig) -> Subsampler:
         """Convolutions of kernel 5 and stride 2, if the configuration has no others."""
-        unit = config.hop_seconds * encoder_stride(config)
-        settings = config.position_config
-        if settings.max_global_shift:
-            settings = settings.replace(max_global_shift=settings.max_global_shift / unit)
         inner = [config.conv_channels // 2] * (config.num_conv_layers - 1)
         return Subsampler(
             [config.input_feat_per_channel * config.input_channels, *inner, config.d_model],
             config.conv_layers,
             scale=self.embed_scale,
             positions=build_position_encoder(
-                settings,
+                config.position_config,
                 config.d_model,
+                start=config.pad_token_id + 1,
+                unit=config.hop_seconds * encoder_stride(config),
                 frequencies="fairseq",
                 layout="sin_cos_blocks",
                 table_size=config.max_source_positions,
                 table_std=config.init_std,
             ),
-            unit=unit,
-            first=config.pad_token_id + 1,
         )
 
 
