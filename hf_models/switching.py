@@ -108,7 +108,9 @@ def _auto_classes(parts: Mapping[type, type]) -> dict[Any, type]:
     configs = {stock.config_class for stock in parts if hasattr(stock, "config_class")}
     loading = {}
     for auto in vars(modeling_auto).values():
-        models = getattr(auto, "_model_mapping", None) or {}
+        models = getattr(auto, "_model_mapping", None) if isinstance(auto, type) else None
+        if models is None:
+            continue
         for config in configs:
             if config in models and models[config] in parts:
                 loading[auto] = parts[models[config]]
