@@ -136,6 +136,7 @@ def install(model: nn.Module, trained: bool = False) -> None:
             continue
         if isinstance(module, Seam):
             module.take_place(model.config, trained)
+            module.train(module.training)  # what is new, too
 
 
 def switch(model: Any, position_embedding: Mapping[str, Any], **fields: Any) -> Any:
@@ -167,7 +168,10 @@ def switch(model: Any, position_embedding: Mapping[str, Any], **fields: Any) -> 
     for module in model.modules():
         if getattr(module, "config", None) is stock_config:
             module.config = config
+    before = set(model.parameters())
     install(model, trained=True)
+    for parameter in set(model.parameters()) - before:
+        parameter.data = parameter.data.to(model.device, model.dtype)
     model.finish()
     return model
 
