@@ -29,7 +29,7 @@ import hf_models
 from cape_plugins import PositionConfig, patch_positions
 from cape_plugins.arguments import TYPE_ARG, add_position_args, given_settings, in_flags
 from cape_plugins.config import applies, parse_option
-from cape_plugins.pictures.checkpoint import stock_type
+from cape_plugins.families import find_family
 from cape_plugins.registry import DEFAULT_TYPE, ENCODINGS, TYPES
 from hf_models.counting import count_texts
 from hf_models.export import make_self_contained
@@ -122,7 +122,7 @@ def _settings(config: Any) -> Settings:
 
 def _stock_settings(config: Any) -> Settings:
     """What the stock model of a cape configuration computes."""
-    stock = stock_type(config.model_type)
+    stock = find_family(config.model_type).stock
     return {field: PositionConfig(stock, *place) for field, place in config.position_fields.items()}
 
 

@@ -15,7 +15,8 @@ from cape_plugins.arguments import PREFIX, TYPE_ARG, add_position_args, given_se
 from cape_plugins.config import ARCHITECTURES, PositionConfig
 from cape_plugins.domains import DOMAINS, each_domain
 from cape_plugins.encoder import build_position_encoder
-from cape_plugins.pictures.checkpoint import SIDES, choose_side, read_stack
+from cape_plugins.families import SIDES
+from cape_plugins.pictures.checkpoint import SOURCE_TARGET, choose_side, read_stack
 from cape_plugins.pictures.plot import components_figure, save, similarities_figure
 from cape_plugins.pictures.plot_positions import augmentation_figure, coverage_figure
 from cape_plugins.pictures.views import Size, Stack, View, relative_views, views
@@ -259,7 +260,7 @@ def _configured(args: argparse.Namespace) -> Stack:
         encoder = build_position_encoder(
             config,
             dim,
-            side="source" if side == SIDES[0] else "target",
+            side=SOURCE_TARGET[side],
             table_size=row.table_size,
         )
         relative = {} if config.encoding.adds else _relative_tables(config, dim)

@@ -27,7 +27,7 @@ from torch import Tensor
 from cape_plugins import PositionConfig, build_position_encoder
 from cape_plugins.arguments import TYPE_ARG
 from cape_plugins.config import options
-from cape_plugins.pictures.checkpoint import DECODER_ARG
+from cape_plugins.families import DECODER_FIELD
 from cape_plugins.speech.subsampling import ConvSubsampler, subsampled_positions
 from fairseq_user_dir.asr.manifest import FEATURE_HOP
 from fairseq_user_dir.asr.positions import TimedEncoder
@@ -62,9 +62,9 @@ class CapeS2TTransformerModel(PositionalModel, S2TTransformerModel):
         check_stock_args(args, config)
         set_args(args, **stock_values(config, "decoder"))
         model = super().build_model(args, task)
-        stored = getattr(args, DECODER_ARG, None) or {}
+        stored = getattr(args, DECODER_FIELD, None) or {}
         text = PositionConfig(getattr(args, TYPE_ARG), "text", "decoder", **stored)
-        set_args(args, **{DECODER_ARG: {o.name: getattr(text, o.name) for o in options("text")}})
+        set_args(args, **{DECODER_FIELD: {o.name: getattr(text, o.name) for o in options("text")}})
         install(model.decoder, DecoderPositions, text, "target")
         model.position_config = config
         return model

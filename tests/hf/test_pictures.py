@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from cape_plugins import TYPES, PositionEncoder
+from cape_plugins import ENCODINGS, TYPES, PositionEncoder
 from cape_plugins.cli import main
 from cape_plugins.pictures import command
 from cape_plugins.pictures.checkpoint import read_stack
@@ -17,7 +17,7 @@ pytest.importorskip("matplotlib")
 from PIL import Image
 
 PATCHES = (3, 5)  # of the images of batch("vit")
-ADDING = [name for name, row in TYPES.items() if row.encoding != "none"]
+ADDING = [name for name, row in TYPES.items() if ENCODINGS[row.encoding].adds]
 
 
 def added(model, inputs):

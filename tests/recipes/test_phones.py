@@ -296,7 +296,7 @@ def test_all_measurements_of_a_type(tmp_path, name):
     if having:
         assert rates["inc", "inc"] == pytest.approx(rates["inc", "inc-scram-both"], abs=1e-3)
     assert len(result.heads) == len(result.confusions) * 2 * 4
-    assert bool(result.similarities) == (TYPES[name].encoding != "none")
+    assert bool(result.similarities) == config(name).encoding.adds
     pictures = {path.stem for path in (tmp_path / "o" / name).glob("*.png")}
     assert pictures >= {"training", "confusions"}
     assert ("similarity" in pictures) == bool(result.similarities)
