@@ -29,6 +29,7 @@ from recipes.steps import (
 USER_DIR = Path(cape_plugins.__file__).resolve().parent
 LIMITS = ("--max-source-positions", "100000", "--max-target-positions", "100000")  # none
 HYPOTHESES = "hypotheses"  # the file that keeps them
+SECONDS = "seconds.json"  # the time of a training; its presence means: finished
 TRAIN_LINE = re.compile(r"\| train_inner \| (\{.*\})")
 
 
@@ -62,10 +63,12 @@ def train(
     threads: int,
     title: str,
     remedy: str = "give another --work folder",
+    until: int | None = None,
 ) -> float:
     """Run fairseq-train in the folder `run`; an interrupted run goes on from its last checkpoint.
 
-    `remedy` says what to do if the folder holds a run with other settings.
+    `remedy` says what to do if the folder holds a run with other settings. With `until`, training
+    stops after so many updates as if it were interrupted, and goes on when it is called again.
     Returns the seconds it took, of an interrupted run those of its last part. A run that was
     finished with these `settings` is reused.
     """
@@ -73,8 +76,8 @@ def train(
     settings = {**settings, "flags": [str(flag) for flag in flags]}
     if not matches(run, settings, remedy):
         record(run, settings)
-    timing = run / "seconds.json"  # its presence means: finished
-    if timing.exists():
+    timing = run / SECONDS
+    if is_finished(run):
         return json.loads(timing.read_text())
     started = time.monotonic()
     with tqdm(total=updates, desc=title, unit="update", mininterval=progress_interval()) as bar:
@@ -90,15 +93,23 @@ def train(
             *(data, "--user-dir", USER_DIR, "--save-dir", run),
             *("--log-format", "json", "--log-interval", min(50, max(1, (updates or 500) // 10))),
             *flags,
+            *(("--max-update", until) if until else ()),
             log=run / "train.log",
             env=child_environment(threads),
             on_line=show,
         )
-        bar.update((updates or bar.n) - bar.n)
+        bar.update((until or updates or bar.n) - bar.n)
     seconds = round(time.monotonic() - started, 1)
+    if until:
+        return seconds
     with writing(timing) as file:
         json.dump(seconds, file)
     return seconds
+
+
+def is_finished(run: Path) -> bool:
+    """Whether :func:`train` has done all updates of this folder."""
+    return (run / SECONDS).exists()
 
 
 def last_update(flags: Sequence[object]) -> int | None:
