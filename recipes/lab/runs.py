@@ -9,19 +9,23 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
 import cape_plugins
-from recipes.steps import (
+from recipes.lab.steps import (
     ChildError,
     digest,
     matches,
     record,
     run_module,
     step,
+    stop_children,
     write_lines,
     writing,
 )
@@ -30,7 +34,18 @@ USER_DIR = Path(cape_plugins.__file__).resolve().parent
 LIMITS = ("--max-source-positions", "100000", "--max-target-positions", "100000")  # none
 HYPOTHESES = "hypotheses"  # the file that keeps them
 SECONDS = "seconds.json"  # the time of a training; its presence means: finished
+FIRST_SECONDS = "first_seconds.json"  # the time of a training that was told to stop early
 TRAIN_LINE = re.compile(r"\| train_inner \| (\{.*\})")
+
+
+@dataclass(frozen=True)
+class Result:
+    """Scores of one trained model: by group label, and of all."""
+
+    variant: str
+    seed: int | None  # None where it is not known
+    seconds: float | None  # training time, the same
+    scores: Mapping[str, Any]
 
 
 def binarise(
@@ -69,17 +84,17 @@ def train(
 
     `remedy` says what to do if the folder holds a run with other settings. With `until`, training
     stops after so many updates as if it were interrupted, and goes on when it is called again.
-    Returns the seconds it took, of an interrupted run those of its last part. A run that was
-    finished with these `settings` is reused.
+    Returns the seconds it took, also before `until`; of a run that was interrupted otherwise those
+    of its last part. A run that was finished with these `settings` is reused.
     """
     updates = last_update(flags)
     settings = {**settings, "flags": [str(flag) for flag in flags]}
     if not matches(run, settings, remedy):
         record(run, settings)
-    timing = run / SECONDS
     if is_finished(run):
-        return json.loads(timing.read_text())
-    started = time.monotonic()
+        return json.loads((run / SECONDS).read_text())
+    first_part = run / FIRST_SECONDS
+    started = time.monotonic() - (json.loads(first_part.read_text()) if first_part.exists() else 0)
     with tqdm(total=updates, desc=title, unit="update", mininterval=progress_interval()) as bar:
 
         def show(line: str) -> None:
@@ -100,9 +115,7 @@ def train(
         )
         bar.update((until or updates or bar.n) - bar.n)
     seconds = round(time.monotonic() - started, 1)
-    if until:
-        return seconds
-    with writing(timing) as file:
+    with writing(first_part if until else run / SECONDS) as file:
         json.dump(seconds, file)
     return seconds
 
@@ -171,3 +184,19 @@ def read_hypotheses(log: Path, count: int) -> list[str]:
     if len(found) != count:
         raise ChildError(f"{log}: {len(found)} H- lines for {count} sentences")
     return [text for _, text in sorted(found.items())]
+
+
+def run_all(jobs: Sequence[Callable[[], Any]], workers: int) -> list[Any]:
+    """Run the jobs, `workers` at a time; the first failure stops all of them."""
+    pool = ThreadPoolExecutor(workers)
+    futures = [pool.submit(job) for job in jobs]
+    try:
+        for future in wait(futures, return_when=FIRST_EXCEPTION).done:
+            future.result()
+        return [future.result() for future in futures]
+    except BaseException:  # also Ctrl-C: start nothing more and leave no training behind
+        pool.shutdown(wait=False, cancel_futures=True)
+        stop_children()
+        raise
+    finally:
+        pool.shutdown()
