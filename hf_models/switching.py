@@ -63,9 +63,9 @@ class Seam:
 
 
 @dataclass(frozen=True)
-class Family:
-    """A family of models: a stock configuration with one more field, and stock classes with
-    positions switched.
+class FamilyClasses:
+    """Classes of a family of models: a stock configuration with one more field, and stock classes
+    with positions switched. What a checkpoint of it stores is in cape_plugins.families.
 
     Attributes:
         config: Configuration of this package, a subclass of the stock one.
@@ -97,7 +97,7 @@ class Family:
 PARTS: dict[type, type] = {}  # stock class to the one that takes its place
 
 
-def add_parts(family: Family) -> Family:
+def add_parts(family: FamilyClasses) -> FamilyClasses:
     """Makes the parts of a family known to :func:`install`."""
     PARTS.update(family.stock_parts)
     return family
