@@ -15,8 +15,8 @@ import soundfile
 
 from cape_plugins.speech.audio import AudioError, audio_seconds
 from recipes.asr.manifest import Utterance, ascii_words, files_below, write_audio
-from recipes.data import read_text
-from recipes.steps import CommandError
+from recipes.lab.data import read_text
+from recipes.lab.steps import CommandError
 
 Sets = dict[str, list[Utterance]]
 

@@ -17,8 +17,8 @@ from torch.utils.data import Dataset
 from cape_plugins.speech.audio import AudioError, audio_seconds, read_audio, resample
 from cape_plugins.speech.features import WINDOW_SECONDS
 from recipes.asr.synthesis import make_speech
-from recipes.data import check_columns, given_tables, open_dataset, read_text, train_and_test
-from recipes.steps import CommandError, progress
+from recipes.lab.data import check_columns, given_tables, open_dataset, read_text, train_and_test
+from recipes.lab.steps import CommandError, progress
 
 SAMPLING_RATE = 16000
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")

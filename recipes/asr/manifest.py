@@ -21,7 +21,7 @@ import soundfile
 from cape_plugins.speech.audio import AudioError, audio_seconds, read_audio
 from cape_plugins.speech.features import WINDOW_SECONDS
 from recipes.asr.data import report_skipped
-from recipes.steps import (
+from recipes.lab.steps import (
     RECORD,
     CommandError,
     building,
@@ -187,7 +187,7 @@ def make_folder(
     make: Callable[[Path], None],
     source: Path | None = None,
 ) -> None:
-    """A step of recipes/steps.py that leaves nothing behind when it fails: speech fills disks.
+    """A step of recipes/lab/steps.py that leaves nothing behind when it fails: speech fills disks.
 
     Says so if a finished folder is reused. One whose recordings or texts in `source` have changed
     is made again; what others have put into it since, such as dict.txt, stays.

@@ -29,7 +29,7 @@ from recipes.asr.manifest import (
     write_audio,
     write_manifest,
 )
-from recipes.steps import CommandError, digest, progress, run_main
+from recipes.lab.steps import CommandError, digest, progress, run_main
 
 
 def groups(entries: Sequence[Entry], any_group: bool = False) -> dict[str, list[Entry]]:

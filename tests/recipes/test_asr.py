@@ -16,7 +16,7 @@ from recipes.asr import data as asr_data
 from recipes.asr import finetune_hf as asr
 from recipes.asr import training
 from recipes.asr.data import Recording, Recordings, given, synthetic, usable
-from recipes.steps import CommandError
+from recipes.lab.steps import CommandError
 from tests.support.plots import assert_lines
 
 QUICK = ("--max_steps", 4, "--save_steps", 2, "--per_device_eval_batch_size", 16)

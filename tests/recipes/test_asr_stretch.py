@@ -8,7 +8,7 @@ import soundfile
 
 from recipes.asr import stretch
 from recipes.asr.manifest import Entry, read_manifest, write_audio, write_manifest
-from recipes.steps import CommandError
+from recipes.lab.steps import CommandError
 from tests.support.speech_data import rows
 
 # ---- manifests -----------------------------------------------------------------------------------

@@ -15,6 +15,8 @@ from fairseq import checkpoint_utils
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.data import Dictionary, LanguagePairDataset
 
+from hf_models.text import TextStack
+from recipes.lab.steps import CommandError
 from recipes.mt.analysis.options import open_translator
 from recipes.mt.analysis.segmentation import Segmentation, Segmented, found_beside
 from recipes.mt.analysis.similarity import similarities
@@ -22,7 +24,6 @@ from recipes.mt.analysis.stack import loss_by_position
 from recipes.mt.analysis.translators import Decoding, Running, batches
 from recipes.mt.prepare import SEPARATOR
 from recipes.mt.subwords import SentencePiece, SubwordNMT
-from recipes.steps import CommandError
 from tests.support.translation_models import (
     TinyModels,
     copy_to_hugging_face,
@@ -45,14 +46,7 @@ def work(tmp_path_factory):
 @pytest.fixture
 def same_sinusoids(monkeypatch):
     """Gives Marian fairseq's frequencies; their first positions differ, too: see FAIRSEQ_START."""
-    from hf_models import marian
-
-    stock = marian.build_position_encoder
-
-    def build(*args, **kwargs):
-        return stock(*args, **{**kwargs, "frequencies": "fairseq"})
-
-    monkeypatch.setattr(marian, "build_position_encoder", build)
+    monkeypatch.setattr(TextStack, "frequencies", "fairseq")
 
 
 @pytest.mark.parametrize("kind", ["nopos", "relpos", "sinpos", "shape", "cape"])
