@@ -13,13 +13,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import can_return_tuple
 
-from cape_plugins import (
-    Draw,
-    Positions,
-    build_position_encoder,
-    token_position_at,
-    token_positions,
-)
+from cape_plugins import Draw, Positions, build_position_encoder, token_position_at, token_positions
 from hf_models.bos_hint import (
     CapeEncoderOutput,
     extend_mask,
@@ -55,7 +49,7 @@ class TextStack(Bound, Seam, InitializesPositions):
             settings,
             config.d_model,
             side=self.side,
-            start=self.first,
+            start=self.padding_idx + 1 if self.start == "padding" else self.start,
             frequencies=self.frequencies,
             layout="sin_cos_blocks",
             table_size=self.table_size,
@@ -68,11 +62,6 @@ class TextStack(Bound, Seam, InitializesPositions):
     def table_size(self) -> int:
         """Rows of a learned table."""
         return getattr(self, f"max_{self.side}_positions")
-
-    @property
-    def first(self) -> float:
-        """Coordinate of the first token."""
-        return self.padding_idx + 1 if self.start == "padding" else self.start
 
     def embedding(
         self, positions: Positions, inputs_embeds: Tensor | None, length: int, draw: Draw | None
