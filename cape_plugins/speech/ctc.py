@@ -1,4 +1,4 @@
-"""Decoding of CTC outputs: the best path, or a beam with an optional n-gram language model."""
+"""CTC: loss, and decoding by the best path or a beam with an optional n-gram language model."""
 
 from __future__ import annotations
 
@@ -11,11 +11,51 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 logger = logging.getLogger(__name__)
 
 _SPECIAL = re.compile(r"<.*>|\[.*\]")  # tokens that no text holds, such as <s>, <unk>, [PAD]
 _NO_WORD = "\ufffe"  # which no model knows
+
+
+def ctc_loss(
+    log_probs: Tensor,
+    lengths: Tensor,
+    targets: Tensor,
+    given: Tensor,
+    blank: int = 0,
+    reduction: str = "none",
+    zero_infinity: bool = True,
+) -> Tensor:
+    """CTC loss without padding, in nats.
+
+    Args:
+        log_probs: ``[B, T, V]`` float32.
+        lengths: ``[B]``, outputs without padding.
+        targets: ``[B, U]``.
+        given: ``[B, U]`` bool, False on padding of `targets`.
+        blank: Index of the blank.
+        reduction: As in torch: "none" gives ``[B]``, "sum" and "mean" a number.
+        zero_infinity: Samples with more labels than outputs have no loss, instead of infinity.
+    """
+    with torch.backends.cudnn.flags(enabled=False):  # cuDNN's has other limits
+        return F.ctc_loss(
+            log_probs.transpose(0, 1),
+            targets.masked_select(given),
+            lengths,
+            given.sum(-1),
+            blank,
+            reduction,
+            zero_infinity,
+        )
+
+
+def outputs_needed(targets: Tensor, given: Tensor) -> Tensor:
+    """Fewest outputs ``[B]`` that CTC aligns with targets ``[B, U]``, of which `given` are no
+    padding: one for each label, and a blank between equal ones."""
+    repeats = (targets[:, 1:] == targets[:, :-1]) & given[:, 1:]
+    return given.sum(-1) + repeats.sum(-1)
 
 
 class Hypothesis(NamedTuple):

@@ -28,8 +28,8 @@ from cape_plugins import PositionConfig, build_position_encoder
 from cape_plugins.arguments import TYPE_ARG
 from cape_plugins.config import options
 from cape_plugins.pictures.checkpoint import DECODER_ARG
+from cape_plugins.speech.features import HOP_SECONDS
 from cape_plugins.speech.subsampling import ConvSubsampler, subsampled_positions
-from fairseq_user_dir.asr.manifest import FEATURE_HOP
 from fairseq_user_dir.asr.positions import TimedEncoder
 from fairseq_user_dir.attention import add_relative_positions
 from fairseq_user_dir.checkpoints import PositionalModel
@@ -104,7 +104,7 @@ class CapeS2TEncoder(TimedEncoder, S2TTransformerEncoder):
         with torch.device("meta"):  # consumes no random numbers
             self.subsample = ConvSubsampler([1] * (len(layers) + 1), layers)
         self.subsample.conv_layers = stock.conv_layers
-        self.unit = FEATURE_HOP * self.subsample.stride
+        self.unit = HOP_SECONDS * self.subsample.stride
         settings = config
         if config.max_global_shift:
             settings = config.replace(max_global_shift=config.max_global_shift / self.unit)
