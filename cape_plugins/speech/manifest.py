@@ -68,12 +68,12 @@ class LeftOut:
 
     Attributes:
         reasons: How many for each.
-        first: The first one.
+        examples: The first one for each, with details.
     """
 
     def __init__(self) -> None:
         self.reasons: Counter[str] = Counter()
-        self.first = ""
+        self.examples: dict[str, str] = {}
 
     @contextlib.contextmanager
     def counting(self, place: str = "") -> Iterator[None]:
@@ -82,10 +82,15 @@ class LeftOut:
             yield
         except Unusable as error:
             self.reasons[error.reason] += 1
-            self.first = self.first or f"{place}{error}"
+            self.examples.setdefault(error.reason, f"{place}{error}")
 
     def __str__(self) -> str:
         return ", ".join(f"{count} {reason}" for reason, count in self.reasons.items())
+
+    @property
+    def example(self) -> str:
+        """The first one of all."""
+        return next(iter(self.examples.values()), "")
 
 
 def measured(utterance: Utterance, texts: bool = True) -> Utterance:
@@ -98,10 +103,12 @@ def measured(utterance: Utterance, texts: bool = True) -> Utterance:
     Raises:
         Unusable: if it has no text, cannot be read, or is no longer than a window.
     """
-    if utterance.audio is None or (isinstance(utterance.audio, str) and not utterance.audio):
+    is_path = isinstance(utterance.audio, str | os.PathLike)
+    shown = utterance.audio if is_path else utterance.id
+    if utterance.audio is None or shown == "":
         raise Unusable("without a recording", "its path is empty")
-    if texts and not utterance.text:
-        raise Unusable("without a text", utterance.audio)
+    if texts and not (utterance.text or "").strip():
+        raise Unusable("without a text", shown)
     seconds = utterance.seconds
     if seconds is None:
         try:
@@ -109,9 +116,9 @@ def measured(utterance: Utterance, texts: bool = True) -> Utterance:
         except (ValueError, OSError) as error:
             raise Unusable("unreadable", error) from None
     if not math.isfinite(seconds):
-        raise Unusable("without a duration", f"{utterance.audio} has {seconds} seconds")
+        raise Unusable("without a duration", f"{shown} has {seconds} seconds")
     if not seconds > WINDOW_SECONDS:
-        raise Unusable(f"of no more than {WINDOW_SECONDS} s", utterance.audio)
+        raise Unusable(f"of no more than {WINDOW_SECONDS} s", shown)
     return utterance._replace(seconds=seconds)
 
 
@@ -164,13 +171,13 @@ def read_manifest(
             utterances.append(measured(_utterance(row, number, root, text), texts))
     if not utterances:
         raise ValueError(
-            f"{path}: none of its {len(rows)} recordings can be used ({left_out}). {left_out.first}"
+            f"{path}: none of its {len(rows)} recordings can be used ({left_out}). "
+            f"{left_out.example}"
         )
     if left_out.reasons:
         count = len(rows) - len(utterances)
-        logger.warning(
-            "%s: %d of %d skipped (%s); %s", path, count, len(rows), left_out, left_out.first
-        )
+        examples = "; ".join(left_out.examples.values())
+        logger.warning("%s: %d of %d skipped (%s); %s", path, count, len(rows), left_out, examples)
     return utterances
 
 

@@ -14,7 +14,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq_user_dir.asr.manifest import Utterance, read_config, read_manifest
+from cape_plugins.speech.manifest import Utterance
+from fairseq_user_dir.asr.manifest import read_config, read_manifest
 from recipes.asr.report import (
     ALL,
     Text,

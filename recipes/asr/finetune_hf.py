@@ -14,7 +14,6 @@ Without --model a CTC model is trained from scratch on letters, or on subwords b
 import argparse
 import json
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -36,7 +35,8 @@ from transformers import (
 )
 
 from cape_plugins.speech.audio import AudioError
-from cape_plugins.speech.ctc import BeamDecoder, best_path, read_lexicon
+from cape_plugins.speech.ctc import BeamDecoder, best_path, outputs_needed, read_lexicon
+from cape_plugins.speech.manifest import LeftOut, Unusable
 from hf_models import (
     CapeSpeech2TextConfig,
     CapeSpeech2TextForConditionalGeneration,
@@ -45,7 +45,8 @@ from hf_models import (
     CapeSpeechForCTC,
     CapeSpeechTokenizer,
 )
-from recipes.asr.data import Recordings, given, report_skipped, synthetic
+from recipes.asr.data import Recordings, given, synthetic
+from recipes.asr.manifest import report_left_out
 from recipes.asr.training import Collator, Labelled, SpeechTrainer
 from recipes.data import add_data_args, fingerprint, has_data
 from recipes.finetune import (
@@ -162,16 +163,15 @@ def build_model(
 
 def fitting(data: Labelled, model: Any) -> Labelled:
     """Without what CTC cannot align: more labels, with blanks between equal ones, than outputs."""
-    rate, kept, count = model.config.hop_seconds, [], Counter()
-    for index, (item, labels) in enumerate(zip(data.recordings.items, data.labels, strict=True)):
+    rate, kept, left_out = model.config.hop_seconds, [], LeftOut()
+    for index, (item, ids) in enumerate(zip(data.recordings.items, data.labels, strict=True)):
         frames = int((item.seconds - model.config.window_seconds) / rate) + 1
-        outputs = int(model._get_feat_extract_output_lengths(frames))
-        repeats = sum(a == b for a, b in pairwise(labels))
-        if len(labels) + repeats <= outputs:
+        labels = torch.tensor([ids], dtype=torch.long)
+        with left_out.counting():
+            if outputs_needed(labels, labels >= 0) > model._get_feat_extract_output_lengths(frames):
+                raise Unusable("with more labels than outputs of the model", item.text)
             kept.append(index)
-        else:
-            count["with more labels than outputs of the model"] += 1
-    report_skipped("train", count, len(data))
+    report_left_out("train", left_out, len(data))
     if not kept:
         raise CommandError("no recording has enough frames for its labels; is the text right?")
     recordings = data.recordings

@@ -12,10 +12,12 @@ import soundfile
 import torch
 from safetensors.torch import load_file
 
+from cape_plugins.speech.manifest import Utterance
 from recipes.asr import data as asr_data
 from recipes.asr import finetune_hf as asr
 from recipes.asr import training
-from recipes.asr.data import Recording, Recordings, given, synthetic, usable
+from recipes.asr.data import Recordings, given, synthetic
+from recipes.asr.manifest import usable
 from recipes.steps import CommandError
 from tests.support.plots import assert_lines
 
@@ -56,7 +58,7 @@ def test_folder_with_texts_beside_the_recordings(tmp_path):
     splits = given(arguments("--dataset", tmp_path / "all"))
     assert [len(splits[name]) for name in ("train", "test")] == [18, 2]
     item = splits["train"].items[3]
-    assert item.source.with_suffix(".txt").read_text() == item.text + "\n"
+    assert item.audio.with_suffix(".txt").read_text() == item.text + "\n"
     assert len(splits["train"][3]) == round(item.seconds * 16000)
 
 
@@ -147,22 +149,23 @@ def test_bad_recordings_are_counted(tmp_path, capsys):
     paths[0].write_bytes(b"")
     paths[1].unlink()
     soundfile.write(paths[2], np.zeros(100), 16000)
-    rows = [*((path, path, "a") for path in paths), (paths[3], paths[3], " "), (0, paths[3], None)]
+    texts = ["a", "a", "a", "a", " ", None]
+    rows = [Utterance("0", *row) for row in zip([*paths, paths[3], paths[3]], texts, strict=True)]
     items = usable(iter(rows), 6, "train")
-    assert [item.source for item in items] == paths[3:]
+    assert [item.audio for item in items] == paths[3:]
     output = capsys.readouterr().out
-    reasons = "2 unreadable, 1 shorter than 0.025 s, 2 without a text"
+    reasons = "2 unreadable, 1 of no more than 0.025 s, 2 without a text"
     assert f"train data: 5 of 6 skipped ({reasons})" in output
     assert "000.wav cannot be decoded" in output
     with pytest.raises(CommandError, match=r"none of 1 .*000\.wav cannot be decoded"):
-        usable(((path, path, "a") for path in paths[:1]), 1, "test")
+        usable(rows[:1], 1, "test")
 
 
 # ---- batches -------------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_read_is_not_scored():
-    items = [Recording(None, "a b", 0.5), Recording(None, "x y", 0.9)]
+    items = [Utterance("0", None, "a b", 0.5), Utterance("0", None, "x y", 0.9)]
     assert asr.error_rates(["a c", None], Recordings(items)) == {"0-1": 50.0, "all": 50.0}
 
 
@@ -172,7 +175,7 @@ def test_what_ctc_cannot_align_is_left_out(capsys):
             return type("Ids", (), {"input_ids": [ord(letter) for letter in text]})
 
     items = [(np.zeros(1600, "f"), text, 0.1) for text in ("abc", "aab", "abcd")]
-    data = training.Labelled(Recordings([Recording(*item) for item in items]), Letters())
+    data = training.Labelled(Recordings([Utterance("0", *item) for item in items]), Letters())
     model = asr.CapeSpeechForCTC(asr.CapeSpeechConfig(**TINY))  # 8 frames, 3 outputs
     assert [item.text for item in asr.fitting(data, model).recordings.items] == ["abc"]
     assert "2 of 3 skipped (2 with more labels than outputs" in capsys.readouterr().out
@@ -182,9 +185,9 @@ def test_what_ctc_cannot_align_is_left_out(capsys):
 def test_error_rates_by_duration():
     """Against the definition: errors over words of all recordings of a bin."""
     items = [
-        Recording(None, "a b c d", 0.5),
-        Recording(None, "a b", 0.9),
-        Recording(None, "x y z", 70.0),
+        Utterance("0", None, "a b c d", 0.5),
+        Utterance("0", None, "a b", 0.9),
+        Utterance("0", None, "x y z", 70.0),
     ]
     found = asr.error_rates(["a c d", "a b", "x q z p"], Recordings(items))
     assert found == pytest.approx({"0-1": 100 / 6, "over 64": 200 / 3, "all": 300 / 9})
@@ -347,7 +350,9 @@ BAD = [
 @pytest.mark.parametrize(("words", "message"), BAD, ids=lambda value: str(value)[-40:])
 def test_bad_input(words, message, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        asr, "synthetic", lambda: {"train": Recordings([Recording(None, "a", 1.0)]), "test": None}
+        asr,
+        "synthetic",
+        lambda: {"train": Recordings([Utterance("0", None, "a", 1.0)]), "test": None},
     )
     words = [str(tmp_path) if word == "EMPTY" else word for word in words]
     with pytest.raises(CommandError, match=re.escape(message)):
