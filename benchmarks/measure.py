@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from recipes import steps
+from recipes.lab import steps
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 PACKAGES = ("torch", "fairseq-fixed", "transformers", "numpy")

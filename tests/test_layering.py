@@ -174,7 +174,7 @@ def check_machine_paths(path: str, source: str) -> Iterator[str]:
 
 
 def check_bars(path: str, source: str) -> Iterator[str]:
-    """Progress bars say what they do where there is no terminal; recipes/steps.py has one."""
+    """Progress bars say what they do where there is no terminal; recipes/lab/steps.py has one."""
     for node in ast.walk(ast.parse(source)):
         bar = isinstance(node, ast.Call) and ast.unparse(node.func) == "tqdm"
         if bar and not {"disable", "mininterval"} & {keyword.arg for keyword in node.keywords}:

@@ -16,8 +16,8 @@ import soundfile
 from cape_plugins.speech.audio import AudioError, audio_seconds
 from cape_plugins.speech.manifest import Utterance
 from recipes.asr.manifest import ToWrite, ascii_words, files_below, write_audio
-from recipes.data import read_text
-from recipes.steps import CommandError
+from recipes.lab.data import read_text
+from recipes.lab.steps import CommandError
 
 Sets = dict[str, list[Utterance]]
 

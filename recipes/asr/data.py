@@ -17,9 +17,9 @@ from cape_plugins.speech.audio import read_audio, resample
 from cape_plugins.speech.features import SAMPLING_RATE
 from cape_plugins.speech.manifest import LeftOut, Utterance, measured
 from recipes.asr.manifest import report_left_out, usable
-from recipes.asr.synthesis import make_speech
-from recipes.data import check_columns, given_tables, open_dataset, read_text, train_and_test
-from recipes.steps import CommandError
+from recipes.lab.data import check_columns, given_tables, open_dataset, read_text, train_and_test
+from recipes.lab.steps import CommandError
+from recipes.lab.synthesis import make_speech
 
 FOLDERS = {"train": ("train",), "test": ("test", "validation", "valid", "dev")}
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")

@@ -26,9 +26,8 @@ from recipes.asr.report import (
     write_markdown,
     write_plot,
 )
-from recipes.mt.pipeline import USER_DIR, child_environment
-from recipes.mt.report import Result
-from recipes.steps import (
+from recipes.lab.runs import USER_DIR, Result, child_environment
+from recipes.lab.steps import (
     ChildError,
     CommandError,
     digest,

@@ -48,8 +48,8 @@ from hf_models import (
 from recipes.asr.data import Recordings, given, synthetic
 from recipes.asr.manifest import report_left_out
 from recipes.asr.training import Collator, Labelled, SpeechTrainer
-from recipes.data import add_data_args, fingerprint, has_data
-from recipes.finetune import (
+from recipes.lab.data import add_data_args, fingerprint, has_data
+from recipes.lab.hf_training import (
     batches,
     load_model,
     make_config,
@@ -61,9 +61,9 @@ from recipes.finetune import (
     train,
     variants,
 )
+from recipes.lab.scores import report
+from recipes.lab.steps import CommandError, positive, run_main, step, write_lines, writing
 from recipes.mt.subwords import SentencePiece
-from recipes.scores import report
-from recipes.steps import CommandError, positive, run_main, step, write_lines, writing
 
 COMPARED = ("abspos", "sinpos", "cape")
 DIGIT_MODEL = {

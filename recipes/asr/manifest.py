@@ -22,7 +22,7 @@ import soundfile
 from cape_plugins.speech import manifest
 from cape_plugins.speech.audio import AudioError, read_audio
 from cape_plugins.speech.manifest import LeftOut, Unusable, Utterance, manifest_lines, measured
-from recipes.steps import (
+from recipes.lab.steps import (
     RECORD,
     CommandError,
     building,

@@ -42,9 +42,9 @@ from recipes.asr.manifest import (
     write_audio,
     write_manifest,
 )
-from recipes.asr.synthesis import DIGITS, make_speech
-from recipes.data import read_text
-from recipes.steps import RECORD, CommandError, positive, recorded, run_main
+from recipes.lab.data import read_text
+from recipes.lab.steps import RECORD, CommandError, positive, recorded, run_main
+from recipes.lab.synthesis import DIGITS, make_speech
 
 # ---- spoken digits -------------------------------------------------------------------------------
 

@@ -8,8 +8,9 @@ from statistics import mean
 from typing import NamedTuple
 
 from fairseq_user_dir.asr.scoring import count_errors
-from recipes.mt.report import Result, markdown_table
-from recipes.steps import write_lines, writing
+from recipes.lab.runs import Result
+from recipes.lab.steps import write_lines, writing
+from recipes.mt.report import markdown_table
 
 ALL = "all"
 

@@ -34,10 +34,8 @@ from recipes.asr.evaluate import (
     write_hops,
 )
 from recipes.asr.report import ALL, by_duration, write_csv, write_markdown, write_plot
-from recipes.mt.pipeline import train
-from recipes.mt.quickstart import run_all
-from recipes.mt.report import Result, markdown_table
-from recipes.steps import (
+from recipes.lab.runs import Result, run_all, train
+from recipes.lab.steps import (
     CommandError,
     available_cores,
     digest,
@@ -47,6 +45,7 @@ from recipes.steps import (
     shown_command,
     versions,
 )
+from recipes.mt.report import markdown_table
 
 
 class Model(NamedTuple):

@@ -30,7 +30,7 @@ from recipes.asr.manifest import (
     write_audio,
     write_manifest,
 )
-from recipes.steps import CommandError, digest, progress, run_main
+from recipes.lab.steps import CommandError, digest, progress, run_main
 
 
 def groups(utterances: Sequence[Utterance], any_group: bool = False) -> dict[str, list[Utterance]]:

@@ -12,7 +12,7 @@ from cape_plugins.speech.audio import TolerantReader
 from cape_plugins.speech.batching import Hop, PaddingFreeBatches, equal_length, frame_nanoseconds
 from cape_plugins.speech.features import SAMPLING_RATE, spec_augment
 from recipes.asr.data import Recordings
-from recipes.finetune import SetEpoch
+from recipes.lab.hf_training import SetEpoch
 
 
 class Labelled(Dataset):

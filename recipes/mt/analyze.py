@@ -14,9 +14,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from recipes.lab.steps import run_main, usable_folder
 from recipes.mt.analysis import corpora, length, scores, similarity, stack, swap
 from recipes.mt.analysis.options import add_model_options
-from recipes.steps import run_main, usable_folder
 
 ANALYSES = {
     "stack": (stack, "loss by position on stacked sentences (CAPE figure 8)"),

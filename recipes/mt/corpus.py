@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
-from recipes.steps import CommandError, digest, writing
+from recipes.lab.steps import CommandError, digest, writing
 
 Row = tuple[str, ...]  # aligned lines of several files
 Pair = tuple[str, str]  # source and target

@@ -35,7 +35,7 @@ from transformers import (
 )
 
 from hf_models import CapeMarianConfig, CapeMarianMTModel
-from recipes.data import (
+from recipes.lab.data import (
     add_data_args,
     fingerprint,
     given_tables,
@@ -43,7 +43,7 @@ from recipes.data import (
     open_dataset,
     train_and_test,
 )
-from recipes.finetune import (
+from recipes.lab.hf_training import (
     batches,
     load_model,
     make_config,
@@ -55,11 +55,11 @@ from recipes.finetune import (
     train,
     variants,
 )
+from recipes.lab.scores import report
+from recipes.lab.steps import CommandError, positive, run_main, step, write_lines
 from recipes.mt.number_lists import MAX_TRAIN_LENGTH, make_number_lists, spell
 from recipes.mt.scoring import score
 from recipes.mt.subwords import SentencePiece
-from recipes.scores import report
-from recipes.steps import CommandError, positive, run_main, step, write_lines
 
 COMPARED = ("sinpos", "cape")
 # As in the quickstart: shifts and offsets cover the longest test list.

@@ -11,6 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+from recipes.lab.runs import binarise
+from recipes.lab.steps import CommandError, step, write_lines
 from recipes.mt import number_lists
 from recipes.mt.corpus import (
     fingerprint,
@@ -20,9 +22,7 @@ from recipes.mt.corpus import (
     split_pairs,
     write_columns,
 )
-from recipes.mt.pipeline import binarise
 from recipes.mt.subwords import SentencePiece
-from recipes.steps import CommandError, step, write_lines
 
 MIN_PAIRS = 8  # fairseq drops a last batch that is no multiple of 8, and refuses an empty set
 

@@ -12,13 +12,13 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
+from recipes.lab.runs import binarise
+from recipes.lab.steps import CommandError, progress, step
 from recipes.mt import number_lists
 from recipes.mt.catalog import Recipe
 from recipes.mt.corpus import Row, fingerprint, read_lines, read_pairs, write_columns
 from recipes.mt.moses import Moses, map_columns
-from recipes.mt.pipeline import binarise
 from recipes.mt.subwords import SEGMENTATIONS
-from recipes.steps import CommandError, progress, step
 
 SEPARATOR = "<sep>"  # between joined sentences
 SAMPLE_SIZES = {"train": 600, "valid": 20, "test": 12}

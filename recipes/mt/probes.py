@@ -11,6 +11,7 @@ from itertools import islice
 import torch
 from sacrebleu.metrics import BLEU
 
+from recipes.lab.steps import CommandError, write_lines
 from recipes.mt.analysis.options import open_translator, translations, write_csv
 from recipes.mt.analysis.stack import TABLE_BIN, loss_by_position
 from recipes.mt.analysis.swap import COLUMNS, swap_bleu
@@ -23,7 +24,6 @@ from recipes.mt.stages import (
     load_model,
     selected_checkpoint,
 )
-from recipes.steps import CommandError, write_lines
 
 SWAPPED_SENTENCES = 10_000
 

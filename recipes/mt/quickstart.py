@@ -17,29 +17,27 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from recipes.mt import number_lists, report
-from recipes.mt.corpus import read_lines
-from recipes.mt.length_corpus import Corpus, prepare_files, prepare_number_lists
-from recipes.mt.pipeline import generate, train
-from recipes.mt.report import ALL, Result
-from recipes.mt.scoring import score
-from recipes.mt.subwords import SentencePiece
-from recipes.steps import (
+from recipes.lab.runs import Result, generate, run_all, train
+from recipes.lab.steps import (
     CommandError,
     available_cores,
     machine,
     positive,
     run_main,
     shown_command,
-    stop_children,
     usable_folder,
     versions,
 )
+from recipes.mt import number_lists, report
+from recipes.mt.corpus import read_lines
+from recipes.mt.length_corpus import Corpus, prepare_files, prepare_number_lists
+from recipes.mt.report import ALL
+from recipes.mt.scoring import Score, score
+from recipes.mt.subwords import SentencePiece
 
 # Shifts and offsets are alike: CAPE's U(-30, 30) is as wide as SHAPE's U{0..60}. Training lists
 # have up to 17 tokens, test lists up to 48. relpos clips distances beyond its context.
@@ -109,7 +107,7 @@ def run_variant(args: argparse.Namespace, corpus: Corpus, variant: str, seed: in
     return Result(variant, seed, seconds, score_by_length(corpus, pieces))
 
 
-def score_by_length(corpus: Corpus, pieces: Sequence[str]) -> dict[str, report.Score]:
+def score_by_length(corpus: Corpus, pieces: Sequence[str]) -> dict[str, Score]:
     """Scores by label and for all sentences; `pieces` are the hypotheses as subwords."""
     subwords = SentencePiece(corpus.folder / "sentencepiece.model")
     reference_pieces = read_lines(corpus.folder / f"test.pieces.{corpus.languages[1]}", "--test")
@@ -127,22 +125,6 @@ def score_by_length(corpus: Corpus, pieces: Sequence[str]) -> dict[str, report.S
     return {
         label: score(*zip(*group, strict=True)) for label, group in {**by_label, ALL: rows}.items()
     }
-
-
-def run_all(jobs: Sequence[Callable[[], Result]], workers: int) -> list[Result]:
-    """Run the jobs, `workers` at a time; the first failure stops all of them."""
-    pool = ThreadPoolExecutor(workers)
-    futures = [pool.submit(job) for job in jobs]
-    try:
-        for future in wait(futures, return_when=FIRST_EXCEPTION).done:
-            future.result()
-        return [future.result() for future in futures]
-    except BaseException:  # also Ctrl-C: start nothing more and leave no training behind
-        pool.shutdown(wait=False, cancel_futures=True)
-        stop_children()
-        raise
-    finally:
-        pool.shutdown()
 
 
 # ---- command line ------------------------------------------------------------------------------

@@ -2,26 +2,16 @@
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
+from recipes.lab.runs import Result
+from recipes.lab.steps import write_lines, writing
 from recipes.mt.length_corpus import Lengths
-from recipes.mt.scoring import METRICS, Score
-from recipes.steps import write_lines, writing
+from recipes.mt.scoring import METRICS
 
 PACKAGES = ("torch", "fairseq-fixed", "sentencepiece", "sacrebleu", "num2words")
 ALL = "all"  # the group of all sentences together
-
-
-@dataclass(frozen=True)
-class Result:
-    """Scores of one trained model: by group label, and :data:`ALL`."""
-
-    variant: str
-    seed: int | None  # None where it is not known
-    seconds: float | None  # training time, the same
-    scores: Mapping[str, Score]
 
 
 def write_csv(path: Path, results: Sequence[Result]) -> None:

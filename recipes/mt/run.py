@@ -25,10 +25,11 @@ from pathlib import Path
 import torch
 
 from cape_plugins.config import TYPES
-from recipes.mt import pipeline, probes, stages
+from recipes.lab import runs
+from recipes.lab.steps import available_cores, positive, run_main
+from recipes.mt import probes, stages
 from recipes.mt.catalog import RECIPES, Recipe, sampled
 from recipes.mt.prepare import Files, prepare
-from recipes.steps import available_cores, positive, run_main
 
 STAGES: dict[str, Callable[[stages.Experiment], object]] = {
     "train": stages.train,
@@ -148,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         run=work / "runs" / (args.name or position),
         train_flags=[*flags, *(GPU_TRAIN_FLAGS if gpus else []), *extra],
         device_flags=GPU_FLAGS if gpus else CPU_FLAGS,
-        decode_flags=[*shlex.split(f"{decoding} {recipe.max_length}"), *pipeline.LIMITS],
+        decode_flags=[*shlex.split(f"{decoding} {recipe.max_length}"), *runs.LIMITS],
         threads=args.threads,
     )
     for name, stage in (STAGES | PROBES).items():

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from sacrebleu.metrics import BLEU
 
-from recipes.mt import pipeline
+from recipes.lab import runs
+from recipes.lab.steps import RECORD, CommandError, run_module, write_lines, writing
 from recipes.mt.catalog import Recipe
 from recipes.mt.moses import Moses
 from recipes.mt.prepare import SEPARATOR
 from recipes.mt.subwords import SEGMENTATIONS, SentencePiece, SubwordNMT
-from recipes.steps import RECORD, CommandError, run_module, write_lines, writing
 
 SELECTED = "checkpoint_selected.pt"
 
@@ -58,7 +58,7 @@ def prepared_with(experiment: Experiment) -> dict[str, object]:
 def train(experiment: Experiment) -> None:
     """Train, or go on with a training that was interrupted."""
     flags = [*experiment.train_flags, *experiment.device_flags]
-    pipeline.train(
+    runs.train(
         experiment.data,
         experiment.run,
         flags,
@@ -131,7 +131,7 @@ def select_best_epoch(experiment: Experiment) -> None:
 def decode_split(experiment: Experiment, checkpoint: Path, split: str, name: str) -> list[str]:
     """Hypotheses of a split as subwords, in the order of the corpus; kept in ``run/decoded``."""
     references = experiment.work / "subwords" / f"{split}.reference"
-    return pipeline.generate(
+    return runs.generate(
         experiment.data,
         checkpoint,
         experiment.run / "decoded" / name,

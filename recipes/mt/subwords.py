@@ -14,7 +14,7 @@ import sentencepiece
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
-from recipes.steps import CommandError, writing
+from recipes.lab.steps import CommandError, writing
 
 WORD_START = "\u2581"  # before the first piece of a word, by sentencepiece
 CONTINUED = "@@"  # after all pieces of a word but the last, by subword-nmt

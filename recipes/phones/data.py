@@ -16,9 +16,9 @@ from tqdm import tqdm
 
 from cape_plugins.speech.audio import AudioError, read_audio
 from cape_plugins.speech.features import WINDOW_SECONDS, log_mel
-from recipes.asr.synthesis import PITCHES, SPEEDS, VOICES, Phone, Synthesizer
+from recipes.lab.steps import CommandError
+from recipes.lab.synthesis import PITCHES, SPEEDS, VOICES, Phone, Synthesizer
 from recipes.phones.labels import SILENCE, LabelError, frame_labels, read_labels
-from recipes.steps import CommandError
 
 SAMPLING_RATE = 16000  # Hz
 HOP = 0.01  # seconds

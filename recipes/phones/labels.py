@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from recipes.asr.synthesis import Phone
-from recipes.data import read_text
-from recipes.steps import CommandError
+from recipes.lab.data import read_text
+from recipes.lab.steps import CommandError
+from recipes.lab.synthesis import Phone
 
 SILENCE = "sil"
 # names of silence in TIMIT, in Praat, of the Montreal Forced Aligner, of MAUS and of espeak-ng

@@ -20,8 +20,8 @@ from cape_plugins import (
     frame_positions,
     relative_attention,
 )
+from recipes.lab.steps import CommandError
 from recipes.phones.data import BANDS, HOP
-from recipes.steps import CommandError
 
 POSITION_PARAMETERS = ("positions.", "relative.")
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from recipes.lab.steps import write_lines, writing
 from recipes.phones.analysis import attention_by_distance, near_attention, top_confusions
 from recipes.phones.train import CONDITIONS, NEAR, NO_POSITIONS, History
-from recipes.steps import write_lines, writing
 
 PACKAGES = ("torch", "numpy", "scikit-learn", "matplotlib", "espeakng-loader")
 HISTORY = ("epoch", "train_loss", "dev_per", "near_attention")

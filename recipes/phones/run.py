@@ -20,12 +20,7 @@ import torch
 
 from cape_plugins import TYPES, PositionConfig
 from cape_plugins.arguments import TYPE_ARG, add_position_args, given_settings
-from recipes.phones.data import Corpus, read_folder, synthetic
-from recipes.phones.experiment import Experiment, conditions_of, run_type
-from recipes.phones.model import Sizes
-from recipes.phones.report import PACKAGES, write_results
-from recipes.phones.train import CONDITIONS, Training
-from recipes.steps import (
+from recipes.lab.steps import (
     CommandError,
     machine,
     positive,
@@ -35,6 +30,11 @@ from recipes.steps import (
     versions,
     write_lines,
 )
+from recipes.phones.data import Corpus, read_folder, synthetic
+from recipes.phones.experiment import Experiment, conditions_of, run_type
+from recipes.phones.model import Sizes
+from recipes.phones.report import PACKAGES, write_results
+from recipes.phones.train import CONDITIONS, Training
 
 BUILTIN_SIZES = {"train_size": 2000, "dev_size": 60, "test_size": 200}  # utterances
 SMALL = {

@@ -15,10 +15,10 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from cape_plugins import PositionConfig
+from recipes.lab.steps import CommandError, step, write_lines
 from recipes.phones.analysis import error_rate, near_attention
 from recipes.phones.data import Corpus, Utterance
 from recipes.phones.model import POSITION_PARAMETERS, PhoneClassifier, Sizes
-from recipes.steps import CommandError, step, write_lines
 
 History = list[dict[str, float]]  # epoch, train_loss, dev_per, near_attention
 NEAR = 5  # frames; attention that is not farther is followed from epoch to epoch

@@ -18,7 +18,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 from torch.nn import functional as F
 
-from recipes.steps import CommandError
+from recipes.lab.steps import CommandError
 
 # ---- one image -----------------------------------------------------------------------------------
 

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 from transformers import ViTImageProcessor
 
-from recipes.data import check_columns, open_dataset, train_and_test
-from recipes.steps import CommandError, progress, reason
+from recipes.lab.data import check_columns, open_dataset, train_and_test
+from recipes.lab.steps import CommandError, progress, reason
 
 # Where the caller names no columns, the first of these that the data have.
 COLUMNS = {

@@ -25,7 +25,7 @@ if __name__ == "__main__":  # as a script, like finetune_hf.py
 import torch
 from tqdm import tqdm
 
-from recipes.steps import (
+from recipes.lab.steps import (
     CommandError,
     available_cores,
     check_model,

@@ -25,8 +25,8 @@ import torch
 from transformers import Seq2SeqTrainingArguments
 
 from hf_models import CapeViTConfig, CapeViTForImageClassification
-from recipes.data import add_data_args, has_data
-from recipes.finetune import (
+from recipes.lab.data import add_data_args, has_data
+from recipes.lab.hf_training import (
     batches,
     load_model,
     make_config,
@@ -37,8 +37,8 @@ from recipes.finetune import (
     train,
     variants,
 )
-from recipes.scores import report
-from recipes.steps import CommandError, positive, run_main
+from recipes.lab.scores import report
+from recipes.lab.steps import CommandError, positive, run_main
 from recipes.vit.augment import Augment, Mixing, rand_augment
 from recipes.vit.catalog import PRESETS, RECIPES, Recipe
 from recipes.vit.data import Images, digits, given_data, make_processor, resize

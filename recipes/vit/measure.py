@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from recipes.data import TEST_SPLITS, open_dataset
-from recipes.steps import CommandError
+from recipes.lab.data import TEST_SPLITS, open_dataset
+from recipes.lab.steps import CommandError
 from recipes.vit.classifier import Classifier, match_classes
 from recipes.vit.data import Images, digits, labelled, read_images
 from recipes.vit.protocol import (

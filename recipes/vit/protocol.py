@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 
-from recipes.steps import CommandError
+from recipes.lab.steps import CommandError
 from recipes.vit.data import resize
 
 CENTRE = 0.875  # share of the shorter side that the centre crop keeps: 224 of 256 pixels

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from recipes.scores import LEAST_SPAN, widen
-from recipes.steps import write_lines, writing
+from recipes.lab.scores import LEAST_SPAN, widen
+from recipes.lab.steps import write_lines, writing
 from recipes.vit.protocol import MAX, MIN
 
 Row = Mapping[str, Any]

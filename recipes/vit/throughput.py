@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from recipes.steps import CommandError
+from recipes.lab.steps import CommandError
 from recipes.vit.classifier import Classifier
 
 T = TypeVar("T")

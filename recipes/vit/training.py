@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.utils.data import Sampler
 from transformers import Trainer
 
-from recipes.finetune import SetEpoch
+from recipes.lab.hf_training import SetEpoch
 from recipes.vit.augment import Mixing
 from recipes.vit.data import Request
 

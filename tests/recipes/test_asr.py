@@ -18,7 +18,7 @@ from recipes.asr import finetune_hf as asr
 from recipes.asr import training
 from recipes.asr.data import Recordings, given, synthetic
 from recipes.asr.manifest import usable
-from recipes.steps import CommandError
+from recipes.lab.steps import CommandError
 from tests.support.plots import assert_lines
 
 QUICK = ("--max_steps", 4, "--save_steps", 2, "--per_device_eval_batch_size", 16)

@@ -12,7 +12,7 @@ import soundfile
 from recipes.asr import corpora, manifest, stretch
 from recipes.asr.corpora import tedlium_words, wsj_words
 from recipes.asr.manifest import ascii_words, read_manifest, unicode_words
-from recipes.steps import CommandError
+from recipes.lab.steps import CommandError
 from tests.support.speech_data import (
     RATE,
     make_librispeech,

@@ -10,7 +10,7 @@ import soundfile
 
 from recipes.asr import corpora, prepare
 from recipes.asr.manifest import read_manifest
-from recipes.steps import CommandError
+from recipes.lab.steps import CommandError
 from tests.support.speech_data import (
     RATE,
     make_digits,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from recipes.asr.manifest import read_manifest
-from recipes.steps import CommandError
+from recipes.lab.steps import CommandError
 from tests.support.speech_data import make_librispeech, make_tedlium, run, write, write_text
 
 

@@ -11,8 +11,8 @@ pytest.importorskip("soundfile")
 from recipes.asr import evaluate, run
 from recipes.asr.catalog import BATCHES, RECIPES, STUDIES
 from recipes.asr.report import ALL, Text, by_duration, rates, write_plot
-from recipes.mt.report import Result
-from recipes.steps import CommandError
+from recipes.lab.runs import Result
+from recipes.lab.steps import CommandError
 from tests.support.fairseq_speech import durations, write_manifest
 from tests.support.plots import COLOURS, assert_lines
 

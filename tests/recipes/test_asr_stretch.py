@@ -7,7 +7,7 @@ import soundfile
 from cape_plugins.speech.manifest import Utterance
 from recipes.asr import stretch
 from recipes.asr.manifest import read_manifest, write_audio, write_manifest
-from recipes.steps import CommandError
+from recipes.lab.steps import CommandError
 from tests.support.speech_data import rows
 
 # ---- manifests -----------------------------------------------------------------------------------

@@ -14,10 +14,10 @@ import transformers
 from PIL import Image
 
 import hf_models
-from recipes import finetune
 from recipes.asr import finetune_hf as asr
+from recipes.lab import hf_training
+from recipes.lab.steps import CommandError
 from recipes.mt import finetune_hf as mt
-from recipes.steps import CommandError
 from recipes.vit import data as vit_data
 from recipes.vit import finetune_hf as vit
 from tests.support.plots import assert_lines
@@ -126,8 +126,8 @@ def test_translation_of_own_files_from_a_checkpoint(run_cli, repo_root, tmp_path
 def test_given_settings_win_over_those_of_the_built_in_data():
     shift = ["--position-max-global-shift", "0.3"]
     for words in (["--position-embedding", "cape", *shift], shift):
-        args, _ = finetune.parse(finetune.make_parser("", "image"), (), words)
-        found = finetune.variants(args, "image", (), {"cape": {"max_global_shift": 0.1}})
+        args, _ = hf_training.parse(hf_training.make_parser("", "image"), (), words)
+        found = hf_training.variants(args, "image", (), {"cape": {"max_global_shift": 0.1}})
         assert found == {"cape": {"type": "cape", "max_global_shift": 0.3}}
 
 
@@ -154,7 +154,7 @@ def test_labels_without_names(labels, names, tmp_path, monkeypatch):
 def test_what_was_stored_in_half_precision_is_trained_in_single(tmp_path):
     model = vit.CapeViTForImageClassification(vit.CapeViTConfig(image_size=32, **TINY_VIT))
     model.to(torch.bfloat16).save_pretrained(tmp_path)
-    again = finetune.load_model(type(model), str(tmp_path), {"type": "cape"})
+    again = hf_training.load_model(type(model), str(tmp_path), {"type": "cape"})
     assert {parameter.dtype for parameter in again.parameters()} == {torch.float32}
 
 
@@ -270,7 +270,7 @@ def test_a_trained_model_is_not_taken_for_another(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_wrappers_of_several_processes_go_before_their_group(run_cli, tmp_path):
-    """Otherwise a program may never end, see recipes.finetune.train."""
+    """Otherwise a program may never end, see recipes.lab.hf_training.train."""
     (tmp_path / "program.py").write_text(
         "import gc, os\n"
         "from torch.nn.parallel import DistributedDataParallel\n"

@@ -17,6 +17,7 @@ from PIL import Image
 from sacrebleu.metrics import BLEU
 from transformers import LlamaConfig
 
+from recipes.lab.steps import CommandError
 from recipes.mt import analyze
 from recipes.mt.analysis import scores, swap
 from recipes.mt.analysis.length import score_by_length
@@ -24,7 +25,6 @@ from recipes.mt.analysis.options import _by_name, bins, open_translator, transla
 from recipes.mt.analysis.translators import Decoding, Running, Translator
 from recipes.mt.prepare import SEPARATOR
 from recipes.mt.subwords import SentencePiece
-from recipes.steps import CommandError
 from tests.support.translation_models import (
     TinyModels,
     save_fairseq,

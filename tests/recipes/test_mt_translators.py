@@ -15,6 +15,7 @@ from fairseq import checkpoint_utils
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.data import Dictionary, LanguagePairDataset
 
+from recipes.lab.steps import CommandError
 from recipes.mt.analysis.options import open_translator
 from recipes.mt.analysis.segmentation import Segmentation, Segmented, found_beside
 from recipes.mt.analysis.similarity import similarities
@@ -22,7 +23,6 @@ from recipes.mt.analysis.stack import loss_by_position
 from recipes.mt.analysis.translators import Decoding, Running, batches
 from recipes.mt.prepare import SEPARATOR
 from recipes.mt.subwords import SentencePiece, SubwordNMT
-from recipes.steps import CommandError
 from tests.support.translation_models import (
     TinyModels,
     copy_to_hugging_face,

@@ -13,9 +13,9 @@ import datasets
 import torch
 from PIL import Image
 
-from recipes import data
+from recipes.lab import data
+from recipes.lab.steps import CommandError, run_main
 from recipes.mt import finetune_hf as mt
-from recipes.steps import CommandError, run_main
 from recipes.vit import data as vit_data
 from recipes.vit import evaluate
 from recipes.vit import finetune_hf as vit

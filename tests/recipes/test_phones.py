@@ -11,6 +11,7 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("soundfile")
 from cape_plugins import TYPES, PositionConfig
 from cape_plugins.pictures.views import similarity, similarity_by_distance
+from recipes.lab.steps import CommandError
 from recipes.phones import run
 from recipes.phones.analysis import error_rate
 from recipes.phones.data import BANDS, Corpus, Utterance
@@ -28,7 +29,6 @@ from recipes.phones.train import (
     trained,
     with_positions_of,
 )
-from recipes.steps import CommandError
 
 SIZES = Sizes(dim=8, layers=2, heads=4, ffn=16, dropout=0.0)
 # relative contexts as long as the utterances here

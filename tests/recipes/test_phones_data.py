@@ -12,7 +12,8 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("espeakng_loader")
 import soundfile
 
-from recipes.asr.synthesis import Phone, Synthesizer
+from recipes.lab.steps import CommandError
+from recipes.lab.synthesis import Phone, Synthesizer
 from recipes.phones import run
 from recipes.phones.data import (
     BANDS,
@@ -31,7 +32,6 @@ from recipes.phones.labels import (
     parse_text_grid,
     read_labels,
 )
-from recipes.steps import CommandError
 
 LONG = """File type = "ooTextFile"
 Object class = "TextGrid"

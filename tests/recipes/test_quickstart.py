@@ -10,8 +10,8 @@ import time
 
 import pytest
 
+from recipes.lab.steps import CommandError
 from recipes.mt.quickstart import main
-from recipes.steps import CommandError
 from tests.support.plots import assert_lines
 
 MICRO = ("--updates", 12, "--train-size", 400, "--test-size", 48, "--jobs", 2)

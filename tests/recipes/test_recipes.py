@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import pytest
 
+from recipes.lab.runs import last_update
+from recipes.lab.steps import CommandError
 from recipes.mt.catalog import RECIPES, sampled
-from recipes.mt.pipeline import last_update
 from recipes.mt.run import main, train_flags
-from recipes.steps import CommandError
 
 SCORE_ROW = re.compile(r"\| (test\d*) \| (\d+) \| (\d+\.\d+) \| (\d+\.\d+) \|")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.steps import ChildError, CommandError, progress, run_main, usable_folder
+from recipes.lab.steps import ChildError, CommandError, progress, run_main, usable_folder
 from tests.conftest import ROOT
 
 
@@ -57,7 +57,9 @@ PARSERS = {
     "phones.run": lambda program, words: program.parse_arguments(words),
     "mt.quickstart": lambda program, words: program.parse_arguments(words),
     "vit.evaluate": lambda program, words: program.parse(["--model", "x", *words]),
-    "finetune": lambda program, words: program.parse(program.make_parser("", "image"), (), words),
+    "lab.hf_training": lambda program, words: program.parse(
+        program.make_parser("", "image"), (), words
+    ),
 }
 
 
@@ -75,7 +77,7 @@ def test_shown_commands_can_be_pasted(module, tmp_path):
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools/tell it.py").write_text(
         "import sys\n"
-        "from recipes.steps import shown_command, started_as\n"
+        "from recipes.lab.steps import shown_command, started_as\n"
         "print(shown_command(started_as(), sys.argv[1:]))\n"
     )
     (tmp_path / "tools/told.py").write_text((tmp_path / "tools/tell it.py").read_text())

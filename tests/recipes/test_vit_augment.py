@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from recipes.steps import CommandError
+from recipes.lab.steps import CommandError
 from recipes.vit import evaluate, measure
 from recipes.vit.augment import OPERATIONS, Augment, from_pil, rand_augment, to_pil
 from recipes.vit.data import Images, Request, given_data, make_processor, resize

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from transformers import ViTConfig, ViTForImageClassification
 
-from recipes.steps import CommandError
+from recipes.lab.steps import CommandError
 from recipes.vit import evaluate, measure, protocol
 from recipes.vit.classifier import Classifier, scaled_grid
 from recipes.vit.data import Images, digits

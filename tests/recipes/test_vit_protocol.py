@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 from sklearn.metrics import top_k_accuracy_score
 
-from recipes import scores
-from recipes.steps import CommandError
+from recipes.lab import scores
+from recipes.lab.steps import CommandError
 from recipes.vit import measure, protocol, tables
 from recipes.vit import throughput as speed
 from recipes.vit.classifier import match_classes

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from torch.utils.data import BatchSampler
 
 from hf_models import CapeViTConfig, CapeViTForImageClassification
-from recipes import finetune
-from recipes.steps import CommandError
+from recipes.lab import hf_training
+from recipes.lab.steps import CommandError
 from recipes.vit import finetune_hf as vit
 from recipes.vit.augment import Mix, Mixing
 from recipes.vit.catalog import PRESETS, RECIPES
@@ -274,7 +274,7 @@ def test_mixes_are_drawn_as_in_deit():
 def make_trainer(tmp_path, settings=None, **training):
     torch.manual_seed(0)
     config = CapeViTConfig(**TINY, num_labels=4, position_embedding=settings or {"type": "abspos"})
-    args = finetune.Seq2SeqTrainingArguments(
+    args = hf_training.Seq2SeqTrainingArguments(
         output_dir=str(tmp_path), use_cpu=True, report_to="none", **training
     )
     return ImageTrainer(CapeViTForImageClassification(config), args)
@@ -351,7 +351,7 @@ def test_recipes_are_defaults(words, rate):
 def test_every_recipe_is_understood(name):
     args, training, recipe = vit.read_options(["--recipe", name, "--dataset", "x"])
     sizes = vit.model_sizes(args, recipe)
-    finetune.make_config(CapeViTConfig, sizes, position_embedding={"type": "cape"})
+    hf_training.make_config(CapeViTConfig, sizes, position_embedding={"type": "cape"})
     assert training.learning_rate > 0
 
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, count
 from pathlib import Path
 
+from recipes.lab.steps import CommandError, positive
 from recipes.mt.analysis.segmentation import open_subwords
 from recipes.mt.corpus import Pair, read_pairs, write_columns
 from recipes.mt.prepare import SEPARATOR, join_neighbours
-from recipes.steps import CommandError, positive
 
 
 def add_file_options(parser: argparse.ArgumentParser) -> None:

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 import fairseq_user_dir  # noqa: F401 registers the architectures, lets torch load checkpoints
 from cape_plugins import PositionConfig
+from recipes.lab.steps import CommandError, reason
 from recipes.mt.analysis import segmentation
 from recipes.mt.analysis.segmentation import SOURCE, TARGET, Segmentation, Segmented
 from recipes.mt.analysis.translators import Decoding, Ids, Running, Translator, pad
 from recipes.mt.prepare import SEPARATOR
-from recipes.steps import CommandError, reason
 
 # fairseq's masks: of booleans for padding, of numbers for the future
 warnings.filterwarnings("ignore", "Support for mismatched key_padding_mask and attn_mask")

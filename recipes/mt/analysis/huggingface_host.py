@@ -17,8 +17,8 @@ from transformers import (
 from cape_plugins import PositionConfig
 from hf_models import CapeMarianConfig, CapeMarianMTModel
 from hf_models.marian import extend_mask
+from recipes.lab.steps import CommandError, reason
 from recipes.mt.analysis.translators import Decoding, Ids, Running, Translator, pad
-from recipes.steps import CommandError, reason
 
 IGNORED = -100  # label of padding
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from recipes.lab.steps import positive
 from recipes.mt.analysis.options import (
     Estimate,
     add_decoding_options,
@@ -29,7 +30,6 @@ from recipes.mt.analysis.options import (
 )
 from recipes.mt.corpus import Pair
 from recipes.mt.scoring import Score, score
-from recipes.steps import positive
 
 ALL = "all"
 METRICS = {"bleu": ("BLEU", 1), "exact_match": ("Exact match", 3)}  # title, digits

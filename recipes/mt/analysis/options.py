@@ -15,9 +15,7 @@ import numpy as np
 import torch
 from scipy import stats
 
-from recipes.mt.analysis.translators import Decoding, Running, Translator
-from recipes.mt.corpus import Pair, fingerprint, read_pairs
-from recipes.steps import (
+from recipes.lab.steps import (
     CommandError,
     digest,
     machine,
@@ -28,6 +26,8 @@ from recipes.steps import (
     write_lines,
     writing,
 )
+from recipes.mt.analysis.translators import Decoding, Running, Translator
+from recipes.mt.corpus import Pair, fingerprint, read_pairs
 
 PACKAGES = ("torch", "fairseq-fixed", "transformers", "sentencepiece", "sacrebleu")
 Models = Mapping[str, Sequence[Translator]]  # by name; several are seeds

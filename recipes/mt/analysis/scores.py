@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from recipes.lab.steps import CommandError, positive
 from recipes.mt.analysis.options import (
     Models,
     bins,
@@ -28,7 +29,6 @@ from recipes.mt.analysis.options import (
 )
 from recipes.mt.analysis.translators import Translator
 from recipes.mt.corpus import fingerprint, read_lines
-from recipes.steps import CommandError, positive
 
 POSITIONS = (5, 10, 15, 20, 30, 50, 100)
 FREQUENCIES = (10, 100, 1000, 10000)

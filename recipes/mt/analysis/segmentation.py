@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from recipes.lab.steps import RECORD, CommandError
 from recipes.mt.moses import Moses
 from recipes.mt.prepare import SEPARATOR
 from recipes.mt.subwords import (
@@ -14,7 +15,6 @@ from recipes.mt.subwords import (
     SubwordNMT,
     segmentation_of,
 )
-from recipes.steps import RECORD, CommandError
 
 SOURCE, TARGET = 0, 1
 

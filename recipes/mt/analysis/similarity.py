@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor
 from torch.nn import functional as F
 
+from recipes.lab.steps import CommandError
 from recipes.mt.analysis.options import (
     draw_matrix,
     facts,
@@ -27,7 +28,6 @@ from recipes.mt.analysis.options import (
     write_report,
 )
 from recipes.mt.analysis.translators import Translator
-from recipes.steps import CommandError
 
 OFFSETS = (0, 100, 250, 500)
 

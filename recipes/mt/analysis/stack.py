@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from recipes.lab.steps import CommandError, positive
 from recipes.mt.analysis.options import (
     CONFIDENCE,
     Estimate,
@@ -29,7 +30,6 @@ from recipes.mt.analysis.options import (
 from recipes.mt.analysis.text import stack_pairs
 from recipes.mt.analysis.translators import Translator
 from recipes.mt.corpus import Pair, write_columns
-from recipes.steps import CommandError, positive
 
 RESAMPLES = 1000
 TABLE_BIN = 50  # positions per column of the table

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from sacrebleu.metrics import BLEU
 
+from recipes.lab.steps import CommandError, positive
 from recipes.mt.analysis.options import (
     Estimate,
     add_decoding_options,
@@ -32,7 +33,6 @@ from recipes.mt.analysis.options import (
 from recipes.mt.analysis.text import first_to_end, last_to_front
 from recipes.mt.corpus import Pair
 from recipes.mt.prepare import SEPARATOR, join_neighbours
-from recipes.steps import CommandError, positive
 
 ORDERS = ("original", "swapped")
 COLUMNS = (*ORDERS, "drop", "separated")

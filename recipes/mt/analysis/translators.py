@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from cape_plugins import PositionConfig, PositionEncoder
+from recipes.lab.steps import CommandError, progress
 from recipes.mt.corpus import Pair
-from recipes.steps import CommandError, progress
 
 Ids = list[int]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import accelerate
 
-from recipes.steps import machine, shown_command, started_as, versions, writing
+from recipes.lab.steps import machine, shown_command, started_as, versions, writing
 
 # name of the variant: scores by group (length, duration, size ...), a list of those of all seeds
 # where there are several

@@ -9,19 +9,23 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
 import cape_plugins
-from recipes.steps import (
+from recipes.lab.steps import (
     ChildError,
     digest,
     matches,
     record,
     run_module,
     step,
+    stop_children,
     write_lines,
     writing,
 )
@@ -30,6 +34,16 @@ USER_DIR = Path(cape_plugins.__file__).resolve().parent
 LIMITS = ("--max-source-positions", "100000", "--max-target-positions", "100000")  # none
 HYPOTHESES = "hypotheses"  # the file that keeps them
 TRAIN_LINE = re.compile(r"\| train_inner \| (\{.*\})")
+
+
+@dataclass(frozen=True)
+class Result:
+    """Scores of one trained model: by group label, and of all."""
+
+    variant: str
+    seed: int | None  # None where it is not known
+    seconds: float | None  # training time, the same
+    scores: Mapping[str, Any]
 
 
 def binarise(
@@ -160,3 +174,19 @@ def read_hypotheses(log: Path, count: int) -> list[str]:
     if len(found) != count:
         raise ChildError(f"{log}: {len(found)} H- lines for {count} sentences")
     return [text for _, text in sorted(found.items())]
+
+
+def run_all(jobs: Sequence[Callable[[], Any]], workers: int) -> list[Any]:
+    """Run the jobs, `workers` at a time; the first failure stops all of them."""
+    pool = ThreadPoolExecutor(workers)
+    futures = [pool.submit(job) for job in jobs]
+    try:
+        for future in wait(futures, return_when=FIRST_EXCEPTION).done:
+            future.result()
+        return [future.result() for future in futures]
+    except BaseException:  # also Ctrl-C: start nothing more and leave no training behind
+        pool.shutdown(wait=False, cancel_futures=True)
+        stop_children()
+        raise
+    finally:
+        pool.shutdown()

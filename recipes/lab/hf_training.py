@@ -32,7 +32,7 @@ from cape_plugins import TYPES, PositionConfig
 from cape_plugins.arguments import TYPE_ARG, add_position_args, given_settings, in_flags
 from cape_plugins.config import options, parse_option
 from hf_models import RankSeedCallback
-from recipes.steps import CommandError, check_model, matches, reason, record, usable_folder
+from recipes.lab.steps import CommandError, check_model, matches, reason, record, usable_folder
 
 TRAINER_DEFAULTS = (
     *("--report_to", "none", "--save_strategy", "steps", "--save_total_limit", "1"),

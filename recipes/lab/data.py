@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recipes.steps import CommandError, reason
+from recipes.lab.steps import CommandError, reason
 
 TABLES = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 TEST_SPLITS = ("test", "validation", "valid", "dev")  # the first that there is, unless one is named

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from cape_plugins.speech.audio import resample
-from recipes.steps import CommandError
+from recipes.lab.steps import CommandError
 
 # espeak-ng/speak_lib.h
 _SYNCHRONOUS, _PHONEME_EVENTS = 2, 1

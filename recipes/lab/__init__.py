@@ -1,0 +1,1 @@
+"""What the recipes share: options, steps, training runs, data, tables, figures."""
