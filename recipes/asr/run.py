@@ -21,9 +21,10 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from cape_plugins import PRESETS
 from fairseq_user_dir.asr.manifest import read_manifest
 from recipes.asr import prepare
-from recipes.asr.catalog import BATCHES, RECIPES, SEED_STEP, STUDIES
+from recipes.asr.catalog import BATCHES, RECIPES, SEED_STEP, STUDIES, position_flags
 from recipes.asr.evaluate import (
     PACKAGES,
     calm_logging,
@@ -58,16 +59,19 @@ class Model(NamedTuple):
 
 def models(args: argparse.Namespace) -> list[Model]:
     """What is to be trained."""
-    study = dict(STUDIES[args.study])
-    if args.study == "types":
-        study["cape"] = f"{study['cape']} {RECIPES[args.recipe].cape}".strip()
-    found = []
-    for seed in args.seeds:
-        for name in args.models or study:
-            for batches in args.batches:
-                shown = name if batches == "padded" else f"{name} (padding-free)"
-                found.append(Model(shown, f"{study[name]} {BATCHES[batches]}".strip(), seed))
-    return found
+    study, preset = STUDIES[args.study], PRESETS.get(RECIPES[args.recipe].preset)
+    if preset and study is STUDIES["types"]:
+        study = {**study, preset["type"]: position_flags(preset)}
+    return [
+        Model(
+            name if batches == "padded" else f"{name} ({batches})",
+            f"{study[name]} {BATCHES[batches]}".strip(),
+            seed,
+        )
+        for seed in args.seeds
+        for name in args.models or study
+        for batches in args.batches
+    ]
 
 
 def run_model(args: argparse.Namespace, model: Model) -> tuple[Result, list | None]:

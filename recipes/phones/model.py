@@ -20,8 +20,9 @@ from cape_plugins import (
     frame_positions,
     relative_attention,
 )
+from cape_plugins.speech.features import HOP_SECONDS
 from recipes.lab.steps import CommandError
-from recipes.phones.data import BANDS, HOP
+from recipes.phones.data import BANDS
 
 POSITION_PARAMETERS = ("positions.", "relative.")
 
@@ -75,7 +76,7 @@ def in_frames(config: PositionConfig) -> PositionConfig:
 
     Positions are counted in frames, so that the sinusoid is the thesis's.
     """
-    return config.replace(max_global_shift=config.max_global_shift / HOP)
+    return config.replace(max_global_shift=config.max_global_shift / HOP_SECONDS)
 
 
 class Layer(nn.Module):

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from cape_plugins import PositionConfig
 from recipes.lab.steps import CommandError, step, write_lines
 from recipes.phones.analysis import error_rate, near_attention
-from recipes.phones.data import Corpus, Utterance
+from recipes.phones.data import Corpus, Example
 from recipes.phones.model import POSITION_PARAMETERS, PhoneClassifier, Sizes
 
 History = list[dict[str, float]]  # epoch, train_loss, dev_per, near_attention
@@ -104,7 +104,7 @@ def run_model(
     return output.logits[0], [weights[0] for weights in output.weights]
 
 
-def permutations(utterances: Sequence[Utterance], seed: int) -> Iterator[Tensor]:
+def permutations(utterances: Sequence[Example], seed: int) -> Iterator[Tensor]:
     """A random order of frames for each utterance."""
     generator = torch.Generator().manual_seed(seed)
     for utterance in utterances:
@@ -113,7 +113,7 @@ def permutations(utterances: Sequence[Utterance], seed: int) -> Iterator[Tensor]
 
 @torch.no_grad()
 def predict(
-    model: PhoneClassifier, utterances: Sequence[Utterance], condition: Condition, seed: int = 0
+    model: PhoneClassifier, utterances: Sequence[Example], condition: Condition, seed: int = 0
 ) -> list[np.ndarray]:
     """Predicted classes of each utterance, in the natural order of its frames."""
     model.eval()
@@ -131,7 +131,7 @@ def predict(
 
 @torch.no_grad()
 def attention(
-    model: PhoneClassifier, utterance: Utterance, condition: Condition, seed: int = 0
+    model: PhoneClassifier, utterance: Example, condition: Condition, seed: int = 0
 ) -> np.ndarray:
     """``[layers, H, T, T]`` weights of one utterance, in the order in which the model sees it."""
     model.eval()
@@ -142,12 +142,12 @@ def attention(
     return torch.stack(weights).cpu().numpy()
 
 
-def long_utterance(utterances: Sequence[Utterance]) -> Utterance:
+def long_utterance(utterances: Sequence[Example]) -> Example:
     """The longest of the first ten, to look at its attention."""
     return max(utterances[:10], key=lambda utterance: len(utterance.labels))
 
 
-def targets(utterances: Sequence[Utterance]) -> list[np.ndarray]:
+def targets(utterances: Sequence[Example]) -> list[np.ndarray]:
     """The labels."""
     return [utterance.labels.numpy() for utterance in utterances]
 
@@ -162,7 +162,7 @@ def build(corpus: Corpus, config: PositionConfig, sizes: Sizes, seed: int) -> Ph
 
 def train_epoch(
     model: PhoneClassifier,
-    utterances: Sequence[Utterance],
+    utterances: Sequence[Example],
     condition: Condition,
     optimizer: torch.optim.Optimizer,
     generator: torch.Generator,

@@ -14,7 +14,7 @@ from cape_plugins.pictures.views import similarity, similarity_by_distance
 from recipes.lab.steps import CommandError
 from recipes.phones import run
 from recipes.phones.analysis import error_rate
-from recipes.phones.data import BANDS, Corpus, Utterance
+from recipes.phones.data import BANDS, Corpus, Example
 from recipes.phones.experiment import Experiment, run_type
 from recipes.phones.model import PhoneClassifier, Sizes, in_frames
 from recipes.phones.train import (
@@ -50,7 +50,7 @@ def make_corpus(seed=0, count=(6, 2, 3), length=20, classes=3):
             labels = torch.randint(classes, (length // 4,), generator=generator)
             labels = labels.repeat_interleave(4)
             noise = torch.randn(length, BANDS, generator=generator)
-            splits[split].append(Utterance(f"{split}{index}", centres[labels] + noise, labels))
+            splits[split].append(Example(f"{split}{index}", centres[labels] + noise, labels))
     return Corpus(list("abcdefgh")[:classes], splits, "made up")
 
 
