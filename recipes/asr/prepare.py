@@ -44,7 +44,8 @@ from recipes.asr.manifest import (
 )
 from recipes.asr.synthesis import DIGITS, make_speech
 from recipes.lab.data import read_text
-from recipes.lab.steps import RECORD, CommandError, positive, recorded, run_main
+from recipes.lab.options import positive
+from recipes.lab.steps import RECORD, CommandError, recorded, run_main
 
 # ---- spoken digits -------------------------------------------------------------------------------
 
