@@ -26,20 +26,19 @@ from recipes.asr.report import (
     write_markdown,
     write_plot,
 )
+from recipes.lab.options import positive
 from recipes.lab.runs import USER_DIR, Result, child_environment
 from recipes.lab.steps import (
     ChildError,
     CommandError,
     digest,
-    machine,
-    positive,
     run_main,
     run_module,
     step,
-    versions,
     write_lines,
     writing,
 )
+from recipes.lab.tables import machine, versions
 
 PACKAGES = ("torch", "fairseq-fixed", "jiwer", "soundfile")
 BINS = (10, 15, 20)

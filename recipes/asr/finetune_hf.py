@@ -49,20 +49,10 @@ from recipes.asr.data import Recordings, given, synthetic
 from recipes.asr.manifest import report_left_out
 from recipes.asr.training import Collator, Labelled, SpeechTrainer
 from recipes.lab.data import add_data_args, fingerprint, has_data
-from recipes.lab.hf_training import (
-    batches,
-    load_model,
-    make_config,
-    make_parser,
-    parse,
-    read_beside,
-    read_config,
-    share,
-    train,
-    variants,
-)
-from recipes.lab.scores import report
-from recipes.lab.steps import CommandError, positive, run_main, step, write_lines, writing
+from recipes.lab.hf_checkpoints import load_model, make_config, read_beside, read_config
+from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
+from recipes.lab.options import positive, settings_to_compare
+from recipes.lab.steps import CommandError, run_main, step, write_lines, writing
 from recipes.mt.subwords import SentencePiece
 
 COMPARED = ("abspos", "sinpos", "cape")
@@ -260,6 +250,13 @@ def error_rates(
     }
 
 
+def write_hypotheses(folder: Path, hypotheses: Sequence[str | None], data: Recordings) -> None:
+    """Writes what was said and what was understood, beside the model."""
+    pairs = zip((item.text for item in data.items), hypotheses, strict=True)
+    lines = ("\t".join((text, hypothesis or "")) for text, hypothesis in pairs)
+    write_lines(folder / "hypotheses.tsv", ["reference\thypothesis", *lines])
+
+
 def make_options() -> argparse.ArgumentParser:
     """The options of this recipe."""
     parser = make_parser(__doc__, "audio")
@@ -346,23 +343,23 @@ def main(argv: Sequence[str] | None = None) -> None:
             trainer.masks = DIGIT_MASKS if builtin else {}
         return trainer
 
-    scores, letters = {}, {}
-    for name, settings in variants(args, "audio", COMPARED, {}).items():
-        trainer = train(name, settings, args, training, make_trainer)
-        batch_size = training.per_device_eval_batch_size
-        hypotheses = recognise(trainer.model, processor, splits["test"], batch_size, args)
-        scores[name] = error_rates(hypotheses, splits["test"])
-        letters[name] = error_rates(hypotheses, splits["test"], jiwer.cer)
+    test, rows = splits["test"], []
+    compared = settings_to_compare(args, "audio", COMPARED)
+    for columns, trainer in train_all(compared, args, training, make_trainer):
+        size = training.per_device_eval_batch_size
+        hypotheses = recognise(trainer.model, processor, test, size, args)
+        letters = error_rates(hypotheses, test, jiwer.cer)
+        rows += [
+            {**columns, "seconds": group, "wer": rate, "ler": letters[group]}
+            for group, rate in error_rates(hypotheses, test).items()
+        ]
         if training.process_index == 0:
-            rows = zip((item.text for item in splits["test"].items), hypotheses, strict=True)
-            lines = ("\t".join((text, hypothesis or "")) for text, hypothesis in rows)
-            path = args.output / name / "hypotheses.tsv"
-            write_lines(path, ["reference\thypothesis", *lines])
+            write_hypotheses(Path(trainer.args.output_dir), hypotheses, test)
     longest = max(item.seconds for item in splits["train"].items)
-    groups = next(iter(scores.values()))
-    trained = [g for g in groups if g[0].isdigit() and float(g.split("-")[0]) < longest]
-    more = {"letter error rate %": letters}
-    report(args.output, scores, "word error rate %", "seconds", trained, more)
+    groups = {row["seconds"]: row["seconds"].split("-")[0] for row in rows}
+    trained = [group for group, low in groups.items() if low.isdigit() and float(low) < longest]
+    metrics = {"wer": "Word error rate, %", "ler": "Letter error rate, %"}
+    report(args.output, "Speech recognition", rows, "seconds", metrics, trained=trained)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,8 @@ from recipes.asr.manifest import (
     write_manifest,
 )
 from recipes.lab.data import read_text
-from recipes.lab.steps import RECORD, CommandError, positive, recorded, run_main
+from recipes.lab.options import positive
+from recipes.lab.steps import RECORD, CommandError, recorded, run_main
 from recipes.lab.synthesis import DIGITS, make_speech
 
 # ---- spoken digits -------------------------------------------------------------------------------

@@ -35,17 +35,10 @@ from recipes.asr.evaluate import (
     write_hops,
 )
 from recipes.asr.report import ALL, by_duration, write_csv, write_markdown, write_plot
+from recipes.lab.options import available_cores, positive
 from recipes.lab.runs import Result, run_all, train
-from recipes.lab.steps import (
-    CommandError,
-    available_cores,
-    digest,
-    machine,
-    positive,
-    run_main,
-    shown_command,
-    versions,
-)
+from recipes.lab.steps import CommandError, digest, run_main
+from recipes.lab.tables import machine, shown_command, versions
 from recipes.mt.report import markdown_table
 
 

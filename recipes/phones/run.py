@@ -20,16 +20,9 @@ import torch
 
 from cape_plugins import TYPES, PositionConfig
 from cape_plugins.arguments import TYPE_ARG, add_position_args, given_settings
-from recipes.lab.steps import (
-    CommandError,
-    machine,
-    positive,
-    run_main,
-    shown_command,
-    usable_folder,
-    versions,
-    write_lines,
-)
+from recipes.lab.options import positive, usable_folder
+from recipes.lab.steps import CommandError, run_main, write_lines
+from recipes.lab.tables import machine, shown_command, versions
 from recipes.phones.data import Corpus, read_folder, synthetic
 from recipes.phones.experiment import Experiment, conditions_of, run_type
 from recipes.phones.model import Sizes

@@ -20,6 +20,7 @@ from recipes.asr.data import Recordings, given, synthetic
 from recipes.asr.manifest import usable
 from recipes.lab.steps import CommandError
 from tests.support.plots import assert_lines
+from tests.support.tables import read_scores
 
 QUICK = ("--max_steps", 4, "--save_steps", 2, "--per_device_eval_batch_size", 16)
 TINY = {"d_model": 16, "encoder_layers": 1, "encoder_ffn_dim": 16, "encoder_attention_heads": 2}
@@ -196,18 +197,14 @@ def test_error_rates_by_duration():
 # ---- the command ---------------------------------------------------------------------------------
 
 
-def scores(folder):
-    return json.loads((folder / "scores.json").read_text())
-
-
 @pytest.mark.slow
 def test_built_in_speech(run_cli, repo_root, tmp_path):
     command = ("python", repo_root / "recipes/asr/finetune_hf.py", "--output", "out", *QUICK)
     command += ("--model-config", json.dumps(TINY), "--compare", "sinpos", "cape")
     output = run_cli(*command, cwd=tmp_path).stdout
-    assert "word error rate % by seconds" in output
-    assert "letter error rate % by seconds" in output
-    found = scores(tmp_path / "out")
+    assert "Word error rate, % by seconds" in output
+    assert "Letter error rate, % by seconds" in output
+    found = read_scores(tmp_path / "out", "wer")
     assert list(found["cape"]) == ["0-1", "1-2", "2-4", "4-8", "8-16", "16-32", "all"]
     assert_lines(tmp_path / "out/scores.png")
     rows = (tmp_path / "out/cape/hypotheses.tsv").read_text().splitlines()
@@ -291,7 +288,7 @@ def test_subwords_and_mixed_precision_and_accumulation(run_cli, repo_root, tmp_p
     processor = AutoProcessor.from_pretrained(tmp_path / "out/cape")
     assert type(processor.tokenizer) is hf_models.CapeSpeechTokenizer
     assert len(processor.tokenizer) <= 14
-    assert "all" in scores(tmp_path / "out")["cape"]
+    assert "all" in read_scores(tmp_path / "out", "wer")["cape"]
 
 
 @pytest.mark.slow
