@@ -27,7 +27,7 @@ TEXT_COLUMNS = ("text", "transcription", "transcript", "sentence")  # of a metad
 
 # Built-in speech: training has up to TRAIN_WORDS digits, tests (how many of them) up to 16
 # times as many.
-TRAIN_WORDS = 6
+TRAIN_STRINGS, TRAIN_WORDS = 6000, 6
 TEST_WORDS = {(2, 4): 160, (4, 8): 120, (8, 16): 80, (16, 32): 40, (32, 64): 30, (64, 96): 20}
 
 
@@ -72,7 +72,7 @@ def _waveform(source: Any) -> torch.Tensor:
 
 def synthetic() -> dict[str, Recordings]:
     """Strings of digits by many voices: short ones for training, short to long ones for tests."""
-    train = make_speech(0, 6000, (1, TRAIN_WORDS))
+    train = make_speech(0, TRAIN_STRINGS, (1, TRAIN_WORDS))
     sets = enumerate(TEST_WORDS.items(), start=1)
     test = [s for seed, (words, count) in sets for s in make_speech(seed, count, words)]
     return {

@@ -15,14 +15,12 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":  # as a script, so that it also runs under `accelerate launch`
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import jiwer
 import torch
 from transformers import (
     AutoProcessor,
@@ -36,7 +34,7 @@ from transformers import (
 
 from cape_plugins.speech.audio import AudioError
 from cape_plugins.speech.ctc import BeamDecoder, best_path, outputs_needed, read_lexicon
-from cape_plugins.speech.manifest import LeftOut, Unusable
+from cape_plugins.speech.manifest import LeftOut, Unusable, Utterance
 from hf_models import (
     CapeSpeech2TextConfig,
     CapeSpeech2TextForConditionalGeneration,
@@ -47,12 +45,14 @@ from hf_models import (
 )
 from recipes.asr.data import Recordings, given, synthetic
 from recipes.asr.manifest import report_left_out
+from recipes.asr.report import METRICS, Text, by_duration, in_training
 from recipes.asr.training import Collator, Labelled, SpeechTrainer
 from recipes.lab.data import add_data_args, fingerprint, has_data
 from recipes.lab.hf_checkpoints import load_model, make_config, read_beside, read_config
 from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
 from recipes.lab.options import positive, settings_to_compare
 from recipes.lab.steps import CommandError, run_main, step, write_lines, writing
+from recipes.lab.tables import Row
 from recipes.mt.subwords import SentencePiece
 
 COMPARED = ("abspos", "sinpos", "cape")
@@ -231,30 +231,11 @@ def _read(data: Recordings, index: int) -> torch.Tensor | None:
         return None
 
 
-def error_rates(
-    hypotheses: Sequence[str | None], data: Recordings, rate: Any = jiwer.wer
-) -> dict[str, float]:
-    """Word error rate (jiwer), or another, in percent by duration, of what could be read."""
-    groups: dict[int, list[int]] = {}
-    for index, item in enumerate(data.items):
-        if hypotheses[index] is None:
-            continue
-        groups.setdefault(sum(item.seconds > end for end in SECONDS), []).append(index)
-    edges = ["0", *map(str, SECONDS)]
-    names = [f"{a}-{b}" for a, b in pairwise(edges)] + [f"over {edges[-1]}"]
-    rows = {names[group]: groups[group] for group in sorted(groups)}
-    rows["all"] = [index for part in rows.values() for index in part]
-    return {
-        name: 100 * rate([data.items[i].text for i in part], [hypotheses[i] for i in part])
-        for name, part in rows.items()
-    }
-
-
-def write_hypotheses(folder: Path, hypotheses: Sequence[str | None], data: Recordings) -> None:
-    """Writes what was said and what was understood, beside the model."""
-    pairs = zip((item.text for item in data.items), hypotheses, strict=True)
-    lines = ("\t".join((text, hypothesis or "")) for text, hypothesis in pairs)
-    write_lines(folder / "hypotheses.tsv", ["reference\thypothesis", *lines])
+def scored(items: Sequence[Utterance], hypotheses: Sequence[str | None]) -> list[Row]:
+    """Error rates by duration of what could be read."""
+    pairs = zip(items, hypotheses, strict=True)
+    texts = [Text(item.seconds, item.text, said) for item, said in pairs if said is not None]
+    return by_duration(texts, SECONDS)
 
 
 def make_options() -> argparse.ArgumentParser:
@@ -343,23 +324,22 @@ def main(argv: Sequence[str] | None = None) -> None:
             trainer.masks = DIGIT_MASKS if builtin else {}
         return trainer
 
-    test, rows = splits["test"], []
+    test, rows = splits["test"].items, []
     compared = settings_to_compare(args, "audio", COMPARED)
     for columns, trainer in train_all(compared, args, training, make_trainer):
-        size = training.per_device_eval_batch_size
-        hypotheses = recognise(trainer.model, processor, test, size, args)
-        letters = error_rates(hypotheses, test, jiwer.cer)
-        rows += [
-            {**columns, "seconds": group, "wer": rate, "ler": letters[group]}
-            for group, rate in error_rates(hypotheses, test).items()
-        ]
+        batch_size = training.per_device_eval_batch_size
+        hypotheses = recognise(trainer.model, processor, splits["test"], batch_size, args)
+        rows += [columns | row for row in scored(test, hypotheses)]
         if training.process_index == 0:
-            write_hypotheses(Path(trainer.args.output_dir), hypotheses, test)
+            lines = (
+                "\t".join((item.text, said or ""))
+                for item, said in zip(test, hypotheses, strict=True)
+            )
+            path = Path(trainer.args.output_dir) / "hypotheses.tsv"
+            write_lines(path, ["reference\thypothesis", *lines])
     longest = max(item.seconds for item in splits["train"].items)
-    groups = {row["seconds"]: row["seconds"].split("-")[0] for row in rows}
-    trained = [group for group, low in groups.items() if low.isdigit() and float(low) < longest]
-    metrics = {"wer": "Word error rate, %", "ler": "Letter error rate, %"}
-    report(args.output, "Speech recognition", rows, "seconds", metrics, trained=trained)
+    trained = in_training(rows, SECONDS, longest)
+    report(args.output, "Speech recognition", rows, "duration", METRICS, trained=trained)
 
 
 if __name__ == "__main__":

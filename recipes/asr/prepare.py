@@ -29,7 +29,7 @@ from cape_plugins.speech.features import SAMPLING_RATE, WINDOW_SECONDS
 from cape_plugins.speech.manifest import Utterance
 from recipes.asr import corpora
 from recipes.asr.corpora import Sets
-from recipes.asr.data import TEST_WORDS, TRAIN_WORDS, split_folder
+from recipes.asr.data import TEST_WORDS, TRAIN_STRINGS, TRAIN_WORDS, split_folder
 from recipes.asr.manifest import (
     SOURCES,
     ToWrite,
@@ -294,7 +294,7 @@ def make_parser() -> argparse.ArgumentParser:
     parsers["wsj"].add_argument("--vocabulary", choices=corpora.WSJ_TESTS, default="20k", help=text)
     for name, (train, valid, test) in {
         "digits": (4000, 300, 150),
-        "synthetic": (6000, 300, None),
+        "synthetic": (TRAIN_STRINGS, 300, None),
     }.items():
         add = parsers[name].add_argument
         add("--seed", type=natural, default=0, metavar="N", help="(default: 0)")
