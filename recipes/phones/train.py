@@ -4,6 +4,7 @@ not."""
 import csv
 import dataclasses
 import math
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -75,14 +76,21 @@ class Job:
     """One model to train.
 
     Attributes:
+        name: Name of the position embedding.
         condition: A key of :data:`CONDITIONS`.
         config: Position embedding.
         seed: Of weights, dropout, draws, order of utterances and of frames.
     """
 
+    name: str
     condition: str
     config: PositionConfig
     seed: int
+
+
+def folder_name(name: str) -> str:
+    """The name of a position embedding without colons, commas and the like."""
+    return re.sub(r"[^\w.]", "-", name)
 
 
 def run_model(
@@ -186,7 +194,12 @@ def train_epoch(
 
 
 def train(
-    folder: Path, job: Job, corpus: Corpus, sizes: Sizes, training: Training, device: str
+    folder: Path,
+    job: Job,
+    corpus: Corpus,
+    sizes: Sizes,
+    training: Training,
+    device: torch.device,
 ) -> None:
     """Trains a model; writes the weights of its best epoch on dev and ``history.csv``."""
     condition = CONDITIONS[job.condition]
@@ -196,7 +209,7 @@ def train(
     dev, best, history = corpus.splits["dev"], float("inf"), []
     shown = long_utterance(dev)
     utterances = corpus.splits["train"]
-    name = f"{job.config.type} {job.condition} seed {job.seed}"
+    name = f"{job.name} {job.condition} seed {job.seed}"
     with tqdm(total=training.epochs * len(utterances), desc=name, disable=None) as progress:
         for epoch in range(training.epochs):
             for group in optimizer.param_groups:
@@ -222,7 +235,12 @@ def train(
 
 
 def trained(
-    work: Path, job: Job, corpus: Corpus, sizes: Sizes, training: Training, device: str
+    work: Path,
+    job: Job,
+    corpus: Corpus,
+    sizes: Sizes,
+    training: Training,
+    device: torch.device,
 ) -> tuple[PhoneClassifier, History]:
     """The model of a job and its history, trained unless `work` has it.
 
@@ -238,7 +256,7 @@ def trained(
         **dataclasses.asdict(training),
     }
     folder = step(
-        work / f"{job.config.type}-{job.condition}-seed{job.seed}",
+        work / f"{folder_name(job.name)}-{job.condition}-seed{job.seed}",
         settings,
         lambda partial: train(partial, job, corpus, sizes, training, device),
     )

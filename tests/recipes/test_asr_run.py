@@ -7,7 +7,7 @@ import jiwer
 import pytest
 
 pytest.importorskip("soundfile")
-from cape_plugins import PRESETS, PositionConfig
+from cape_plugins import PositionConfig
 from cape_plugins.arguments import TYPE_ARG, given_settings
 from recipes.asr import evaluate, run
 from recipes.asr.catalog import BATCHES, RECIPES, STUDIES

@@ -17,6 +17,7 @@ from recipes.phones.analysis import error_rate
 from recipes.phones.data import BANDS, Corpus, Example
 from recipes.phones.experiment import Experiment, run_type
 from recipes.phones.model import PhoneClassifier, Sizes, in_frames
+from recipes.phones.report import COUNTS, Result
 from recipes.phones.train import (
     CONDITIONS,
     Job,
@@ -205,7 +206,7 @@ def test_learning_rate_falls_for_the_last_eighth():
 
 def test_the_optimizer_follows_the_learning_rate(tmp_path):
     """With a rate of nearly 0 the last of eight epochs changes nothing."""
-    job = Job("inc", config("sinpos"), 1)
+    job = Job("sinpos", "inc", config("sinpos"), 1)
     _, still = trained(tmp_path / "a", job, make_corpus(), SIZES, Training(8, 0.1, 1e-9), "cpu")
     _, moving = trained(tmp_path / "b", job, make_corpus(), SIZES, Training(8, 0.1, 0.1), "cpu")
     assert still[:7] == moving[:7]
@@ -214,7 +215,7 @@ def test_the_optimizer_follows_the_learning_rate(tmp_path):
 
 
 def test_finished_models_are_reused_and_others_refused(tmp_path):
-    corpus, job = make_corpus(), Job("inc", config("abspos"), 1)
+    corpus, job = make_corpus(), Job("abspos", "inc", config("abspos"), 1)
     training = Training(3, 0.05, 0.001)
     first, history = trained(tmp_path, job, corpus, SIZES, training, "cpu")
     file = tmp_path / "abspos-inc-seed1" / "model.pt"
@@ -240,13 +241,20 @@ def test_help_names_the_default_that_is_used(capsys):
     assert "the positions are the sinusoid (sinpos)" in text
     assert "(default: sinpos)" in text
     assert "(default: cape)" not in text
-    (config,) = run.position_configs(run.parse_arguments([]))
-    assert config.type == "sinpos"
+    assert list(run.position_configs(run.parse_arguments([]))) == ["sinpos"]
+
+
+def test_settings_of_one_type_are_compared_in_folders_of_their_own():
+    names = ["cape", "cape:max_global_shift=0.2"]
+    configs = run.position_configs(run.parse_arguments(["--compare", *names]))
+    assert list(configs) == names
+    assert [config.max_global_shift for config in configs.values()] == [30.0, 0.2]
+    assert len({Result(name, 0).folder() for name in names}) == 2
 
 
 def test_the_best_epoch_on_dev_is_kept(tmp_path):
     corpus = make_corpus()
-    job = Job("exc", config("nopos"), 1)
+    job = Job("nopos", "exc", config("nopos"), 1)
     model, history = trained(tmp_path, job, corpus, SIZES, Training(8, 0.2, 0.2), "cpu")
     dev = corpus.splits["dev"]
     rate = error_rate([u.labels.numpy() for u in dev], predict(model, dev, CONDITIONS["exc"]))
@@ -257,7 +265,7 @@ def test_a_diverging_training_says_so(tmp_path):
     corpus = make_corpus()
     for utterance in corpus.splits["train"]:
         utterance.features[0] = torch.inf
-    job = Job("inc", config("sinpos"), 1)
+    job = Job("sinpos", "inc", config("sinpos"), 1)
     with pytest.raises(CommandError, match="--learning-rate"):
         trained(tmp_path, job, corpus, SIZES, Training(1, 0.05, 0.001), "cpu")
     assert not (tmp_path / "sinpos-inc-seed1").exists()
@@ -281,17 +289,17 @@ def test_positions_put_into_a_model_without(name):
 def test_all_measurements_of_a_type(tmp_path, name):
     experiment = Experiment(make_corpus(), SIZES, Training(1, 0.05, 0.001), tmp_path / "w", "cpu")
     models = ("inc", "exc", "inc-scram", "exc-scram")
-    result = run_type(experiment, config(name), models, [1, 2], tmp_path / "o", 60)
+    result = run_type(experiment, name, config(name), models, [1, 2], tmp_path / "o", 60)
     having = name != "nopos"
     tests = set(CONDITIONS) if having else {"exc", "exc-scram"}
     expected = {
         (a, b, c) for a in (models if having else models[1::2]) for b in tests for c in (1, 2)
     }
-    assert {(one.trained, one.tested, one.seed) for one in result.measurements} == expected
+    assert {(row["trained"], row["tested"], row["seed"]) for row in result.rows} == expected
     frames = sum(len(item.labels) for item in experiment.corpus.splits["test"])
-    for one in result.measurements:
-        assert sum(one[6:]) == round(one.per * frames / 100)
-    rates = {(one.trained, one.tested): one.per for one in result.measurements if one.seed == 1}
+    for row in result.rows:
+        assert sum(row[name] for name in COUNTS[2:]) == round(row["per"] * frames / 100)
+    rates = {(row["trained"], row["tested"]): row["per"] for row in result.rows if row["seed"] == 1}
     assert rates["exc", "exc"] == pytest.approx(rates["exc", "exc-scram"], abs=1e-3)
     if having:
         assert rates["inc", "inc"] == pytest.approx(rates["inc", "inc-scram-both"], abs=1e-3)
@@ -313,9 +321,11 @@ TINY = (
 
 
 @pytest.mark.slow
-def test_the_command(tmp_path, run_cli):
-    command = ("python", "-m", "recipes.phones.run", *TINY, "--compare", "sinpos", "relpos")
-    first = run_cli(*command, cwd=tmp_path)
+def test_the_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    command = [*map(str, TINY), "--compare", "sinpos", "relpos"]
+    run.main(command)
+    first = capsys.readouterr().out
     output = tmp_path / "results" / "phones"
     assert {path.name for path in output.iterdir()} == {
         *("measurements.csv", "results.md", "nopos", "sinpos", "relpos"),
@@ -324,7 +334,7 @@ def test_the_command(tmp_path, run_cli):
         rows = list(csv.DictReader(file))
     assert len(rows) == 2 * 4 * 5
     page = (output / "results.md").read_text("utf-8")
-    for words in ("Machine", "torch", "| sinpos | M-inc-scram |", "| relpos | M-exc |", "type3"):
+    for words in ("Machine", "torch", "| sinpos M-inc-scram |", "| relpos M-exc |", "type3"):
         assert words in page
     for link in page.split("](")[1:]:
         assert (output / link.partition(")")[0]).read_bytes().startswith(b"\x89PNG")
@@ -334,12 +344,11 @@ def test_the_command(tmp_path, run_cli):
     assert set(matrix.sum(1).round(1)) <= {0.0, 100.0}
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.glob("build/phones/*/model.pt")}
     assert len(stamps) == 6  # models without positions are shared
-    second = run_cli(*command, cwd=tmp_path)
-    assert second.stdout == first.stdout
+    run.main(command)
+    assert capsys.readouterr().out == first
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())
-    other = run_cli(*command, "--seeds", 1, "--ffn", 128, cwd=tmp_path, check=False)
-    assert other.returncode == 2
-    assert "ffn 256, now 128" in other.stderr
+    with pytest.raises(CommandError, match="ffn 256, now 128"):
+        run.main([*command, "--seeds", "1", "--ffn", "128"])
 
 
 @pytest.mark.parametrize(
@@ -347,17 +356,17 @@ def test_the_command(tmp_path, run_cli):
     [
         ("--dim 90", "--dim 90: 40 features and 90 position channels make 130"),
         ("--dim 3 --heads 43", "--dim 3: allowed: even numbers"),
-        ("--dropout 1", "--dropout 1.0: allowed: 0 to less than 1"),
-        ("--learning-rate 0", "--learning-rate 0.0: allowed: numbers above 0"),
-        ("--final-learning-rate nan", "--final-learning-rate nan: allowed"),
         ("--data nowhere", "--data nowhere: no such folder"),
         ("--data nowhere --train-size 3", "--train-size is for the built-in speech"),
         ("--tier phones", "--tier needs --data"),
-        ("--compare sinpos rope", "position_embedding='rope' is unknown"),
-        ("--compare sinpos --position-max-offset 3", "--compare trains the defaults"),
+        ("--compare sinpos rope", "--compare rope is unknown; allowed: nopos"),
+        (
+            "--compare sinpos --position-max-offset 3",
+            "--compare trains the types with their defaults",
+        ),
         ("--position-max-offset 3", "has no effect on position embedding 'sinpos'"),
         ("--position-embedding nopos --models inc", "nopos has no positions to put in"),
-        ("--device abacus", "--device abacus cannot be used"),
+        ("--device abacus", "--device abacus: not available here"),
     ],
 )
 def test_mistakes_of_the_caller(tmp_path, monkeypatch, words, message):
@@ -368,11 +377,24 @@ def test_mistakes_of_the_caller(tmp_path, monkeypatch, words, message):
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("words", ["--epochs 0", "--models ink", "--layers -1", "--seeds x"])
-def test_values_that_the_parser_refuses(words, capsys):
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--epochs 0", "'0' is not a whole number of at least 1"),
+        ("--models ink", "invalid choice: 'ink'"),
+        ("--layers -1", "'-1' is not a whole number"),
+        ("--seeds x", "'x' is not a whole number"),
+        ("--dropout 1", "'1' is not allowed; allowed: 0 to less than 1"),
+        ("--learning-rate 0", "'0' is not allowed; allowed: 1e-09 to 100"),
+        ("--final-learning-rate nan", "'nan' is not allowed; allowed: 1e-09 to 100"),
+    ],
+)
+def test_values_that_the_parser_refuses(words, message, capsys):
     with pytest.raises(SystemExit):
         run.main(words.split())
-    assert words.split()[0] in capsys.readouterr().err
+    output = capsys.readouterr().err
+    assert words.split()[0] in output
+    assert message in output
 
 
 def test_sizes_of_the_thesis():
