@@ -11,18 +11,22 @@ have up to 4 numbers, test lists up to 12. Your own files are split into train, 
 of training, and scores are shown by source length.
 
 All models share every setting but the position embedding. Finished work in --work is reused.
+Tables and plot are written anew when a model is tested: after its first updates and at its end.
 """
 
 import argparse
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Lock
 
 from recipes.lab.options import available_cores, positive, usable_folder
-from recipes.lab.runs import Result, generate, run_all, train
+from recipes.lab.runs import Result, generate, is_finished, run_all, train
 from recipes.lab.steps import CommandError, run_main
 from recipes.lab.tables import machine, shown_command, versions
 from recipes.mt import number_lists, report
@@ -67,6 +71,7 @@ OPTIMISATION = """--criterion label_smoothed_cross_entropy --label-smoothing 0.1
 DECODING = """--beam 1 --max-tokens 8000 --max-len-a 1.5 --max-len-b 20 --cpu --num-workers 0
     --max-source-positions 100000 --max-target-positions 100000"""
 UPDATES = 2000
+FIRST_LOOK = 400  # updates after which a model is tested for the first picture
 # fairseq seeds update n with seed + n: neighbouring seeds would share their random numbers.
 SEED_STEP = 100003
 
@@ -74,30 +79,64 @@ SEED_STEP = 100003
 # ---- models ------------------------------------------------------------------------------------
 
 
-def run_variant(args: argparse.Namespace, corpus: Corpus, variant: str, seed: int) -> Result:
-    """Train one model, decode the test set, score it by length."""
+@dataclass
+class Progress:
+    """The results so far; tables and plot are written anew with each of them."""
+
+    args: argparse.Namespace
+    corpus: Corpus
+    facts: Mapping[str, str]
+    results: dict[tuple[str, int], Result] = field(default_factory=dict)
+    lock: Lock = field(default_factory=Lock)
+
+    def show(self, variant: str, result: Result) -> None:
+        """Take the place of what was known of this variant and seed, and say where to look."""
+        with self.lock:
+            self.results[variant, result.seed] = result
+            results = self.in_order()
+            notes = {known.variant: ALL_VARIANTS[name] for (name, _), known in self.results.items()}
+            output, lengths = self.args.output, self.corpus.lengths
+            report.write_csv(output / "scores.csv", results)
+            report.write_plot(output / "scores.png", results, lengths)
+            report.write_markdown(output / "scores.md", results, lengths, self.facts, notes)
+            print(f"{result.variant}, seed {result.seed}: see {output / 'scores.png'}", flush=True)
+
+    def in_order(self) -> list[Result]:
+        """The results in the order in which their variants were named."""
+        order = self.args.variants.index
+        return [self.results[key] for key in sorted(self.results, key=lambda key: order(key[0]))]
+
+
+def run_variant(progress: Progress, variant: str, seed: int) -> None:
+    """Train one model, decode the test set, score it by length; long trainings once early, too."""
+    args, corpus = progress.args, progress.corpus
     run = corpus.folder.parent / "runs" / f"{variant}-seed{seed}"
     n = args.updates
     schedule = f"--max-update {n} --total-num-update {n} --seed {seed * SEED_STEP}"
     flags = shlex.split(f"{MODEL} {OPTIMISATION} {schedule} {ALL_VARIANTS[variant]}")
     data, threads = corpus.folder / "binary", args.threads
-    seconds = train(
-        data,
-        run,
-        flags,
-        {"corpus": corpus.settings},
-        threads=threads,
-        title=f"{variant} seed {seed}",
-    )
-    pieces = generate(
-        data,
-        run / "checkpoint_last.pt",
-        run / "decoded",
-        shlex.split(DECODING),
-        count=len(corpus.references()),
-        threads=threads,
-    )
-    return Result(variant, seed, seconds, score_by_length(corpus, pieces))
+
+    def learn(until: int | None = None) -> float:
+        settings, title = {"corpus": corpus.settings}, f"{variant} seed {seed}"
+        return train(data, run, flags, settings, threads=threads, title=title, until=until)
+
+    def test(name: str, folder: Path, seconds: float) -> None:
+        pieces = generate(
+            data,
+            run / "checkpoint_last.pt",
+            folder,
+            shlex.split(DECODING),
+            count=len(corpus.references()),
+            threads=threads,
+        )
+        progress.show(variant, Result(name, seed, seconds, score_by_length(corpus, pieces)))
+
+    if n > 2 * FIRST_LOOK and not is_finished(run):
+        seconds = learn(until=FIRST_LOOK)
+        with TemporaryDirectory(dir=run) as folder:
+            name = f"{variant} ({FIRST_LOOK} of {n} updates)"
+            test(name, Path(folder) / "decoded", seconds)
+    test(variant, run / "decoded", learn())
 
 
 def score_by_length(corpus: Corpus, pieces: Sequence[str]) -> dict[str, Score]:
@@ -118,6 +157,11 @@ def score_by_length(corpus: Corpus, pieces: Sequence[str]) -> dict[str, Score]:
     return {
         label: score(*zip(*group, strict=True)) for label, group in {**by_label, ALL: rows}.items()
     }
+
+
+def in_order_of_contrast(variants: Sequence[str]) -> list[str]:
+    """First what the first picture compares: the first and the last variant."""
+    return list(dict.fromkeys([variants[0], variants[-1], *variants]))
 
 
 # ---- command line ------------------------------------------------------------------------------
@@ -179,15 +223,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     args = parse_arguments(argv)
     corpus = prepare_files(args) if args.data else prepare_number_lists(args)
-    jobs = [
-        partial(run_variant, args, corpus, variant, seed)
-        for seed in args.seeds
-        for variant in args.variants
-    ]
-    print(f"{len(jobs)} trainings of {args.updates} updates, {args.jobs} side by side", flush=True)
-    results = sorted(
-        run_all(jobs, args.jobs), key=lambda result: args.variants.index(result.variant)
-    )
     if args.data and "--data" not in argv:  # those of the environment
         argv = [*argv, "--data", *map(str, args.data)]
     facts = {
@@ -199,10 +234,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         "Training": f"{args.updates} updates; `{' '.join(OPTIMISATION.split())}`",
         "Decoding": f"`{' '.join(DECODING.split())}`",
     }
-    report.write_csv(args.output / "scores.csv", results)
-    report.write_plot(args.output / "scores.png", results, corpus.lengths)
-    report.write_markdown(args.output / "scores.md", results, corpus.lengths, facts, ALL_VARIANTS)
-    print("\n".join(report.markdown_table(results, "exact_match", [*corpus.lengths.labels, ALL])))
+    progress = Progress(args, corpus, facts)
+    jobs = [
+        partial(run_variant, progress, variant, seed)
+        for seed in args.seeds
+        for variant in in_order_of_contrast(args.variants)
+    ]
+    print(f"{len(jobs)} trainings of {args.updates} updates, {args.jobs} side by side", flush=True)
+    run_all(jobs, args.jobs)
+    labels = [*corpus.lengths.labels, ALL]
+    print("\n".join(report.markdown_table(progress.in_order(), "exact_match", labels)))
     print(f"tables and plot: {args.output}/scores.md, scores.csv, scores.png")
 
 
