@@ -145,7 +145,8 @@ def milliseconds(text: str) -> float:
     return int(value) if value.is_integer() else value  # as it is typed
 
 
-def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+def make_parser() -> argparse.ArgumentParser:
+    """All options."""
     epilog = "All other flags go to fairseq-generate, such as --fp16 or --ctc-beam 50."
     parser = new_parser(__doc__, "recipes.asr.evaluate", epilog=epilog)
     add = parser.add_argument
@@ -161,7 +162,11 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add_shared(parser, "threads", default=1)
     add_shared(parser, "work", default=Path("build/asr/decoded"))
     add_shared(parser, "output", default=Path("results/asr"))
-    args, args.flags = parser.parse_known_args(argv)
+    return parser
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    args, args.flags = make_parser().parse_known_args(argv)
     if given := [flag for flag in args.flags if flag in OWN_FLAGS]:
         raise CommandError(f"{given[0]} is set by this command; see {OWN_FLAGS[given[0]]}")
     check_increasing(args.bins, "--bins")

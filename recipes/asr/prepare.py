@@ -43,7 +43,7 @@ from recipes.asr.manifest import (
     write_manifest,
 )
 from recipes.lab.data import read_text
-from recipes.lab.options import positive
+from recipes.lab.options import new_parser, positive, whole
 from recipes.lab.steps import RECORD, CommandError, recorded, run_main
 from recipes.lab.synthesis import DIGITS, make_speech
 
@@ -264,18 +264,9 @@ def word_file(name: str) -> list[str]:
     return words
 
 
-def natural(text: str) -> int:
-    """Argument type: a whole number of at least 0."""
-    return int(text) if text == "0" else positive(text)
-
-
 def make_parser() -> argparse.ArgumentParser:
     """All options."""
-    parser = argparse.ArgumentParser(
-        prog="python -m recipes.asr.prepare",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = new_parser(__doc__, "recipes.asr.prepare")
     commands = parser.add_subparsers(dest="corpus", required=True, metavar="CORPUS")
     parsers = {}
     for name, function in CORPORA.items():
@@ -297,7 +288,7 @@ def make_parser() -> argparse.ArgumentParser:
         "synthetic": (TRAIN_STRINGS, 300, None),
     }.items():
         add = parsers[name].add_argument
-        add("--seed", type=natural, default=0, metavar="N", help="(default: 0)")
+        add("--seed", type=whole, default=0, metavar="N", help="(default: 0)")
         for split, count in (("train", train), ("valid", valid), ("test", test)):
             what = f"number of {split} recordings"
             what += " for each range of lengths" if split == "test" else ""

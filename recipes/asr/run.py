@@ -3,7 +3,7 @@
     python -m recipes.asr.run                                # synthetic speech; six types
     python -m recipes.asr.run --batches padded padding-free --seeds 1 2 3
     python -m recipes.asr.run --data data/digits --recipe digits --study shift
-    python -m recipes.asr.run --models cape sinpos --hops 5 8 10 12 16 20
+    python -m recipes.asr.run --compare cape sinpos --hops 5 8 10 12 16 20
     python -m recipes.asr.run --data data/wsj --recipe wsj --study types -- --fp16 \\
         --distributed-world-size 16
 
@@ -99,11 +99,8 @@ def run_model(args: argparse.Namespace, model: Model) -> tuple[list[Row], list[R
     return rows, [{"model": model.name, **row} for row in curve]
 
 
-def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    own, fairseq = argv, []
-    if "--" in argv:
-        place = list(argv).index("--")
-        own, fairseq = argv[:place], list(argv[place + 1 :])
+def make_parser() -> argparse.ArgumentParser:
+    """All options."""
     epilog = "Flags behind -- go to fairseq-train."
     parser = new_parser(__doc__, "recipes.asr.run", epilog=epilog)
     add = parser.add_argument
@@ -126,7 +123,15 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     text = "folder for data and checkpoints, reused (default: build/asr/STUDY)"
     add_shared(parser, "work", help=text)
     add_shared(parser, "output", help="tables and figures (default: results/asr/STUDY)")
-    args = parser.parse_args(own)
+    return parser
+
+
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    own, fairseq = argv, []
+    if "--" in argv:
+        place = list(argv).index("--")
+        own, fairseq = argv[:place], list(argv[place + 1 :])
+    args = make_parser().parse_args(own)
     args.fairseq = fairseq
     unknown = [name for name in args.compare or () if name not in STUDIES[args.study]]
     if unknown:

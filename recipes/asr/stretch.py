@@ -30,6 +30,7 @@ from recipes.asr.manifest import (
     write_audio,
     write_manifest,
 )
+from recipes.lab.options import new_parser
 from recipes.lab.steps import CommandError, digest, progress, run_main
 
 
@@ -147,11 +148,7 @@ def duration(text: str) -> float:
 
 def make_parser() -> argparse.ArgumentParser:
     """All options."""
-    parser = argparse.ArgumentParser(
-        prog="python -m recipes.asr.stretch",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = new_parser(__doc__, "recipes.asr.stretch")
     add = parser.add_argument
     add("manifest", type=Path, metavar="MANIFEST.tsv", help="of recipes.asr.prepare")
     text = "longest durations of what is joined, one set for each"

@@ -52,7 +52,8 @@ LEFT_OUT = "left_out.txt"
 TRAINED = ("inc", "exc", "inc-scram", "exc-scram")
 
 
-def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+def make_parser() -> argparse.ArgumentParser:
+    """All options."""
     parser = new_parser(__doc__, "recipes.phones.run")
     add = parser.add_argument
     text = "recordings with labels beside them (default: built-in speech)"
@@ -78,7 +79,11 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add_shared(parser, "device")
     add_shared(parser, "work", default=Path("build/phones"))
     add_shared(parser, "output", default=Path("results/phones"))
-    args = parser.parse_args(argv)
+    return parser
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    args = make_parser().parse_args(argv)
     for option, (_, small, paper) in SETTINGS.items():
         if getattr(args, option) is None:
             setattr(args, option, paper if args.paper else small)
