@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -183,6 +184,40 @@ class BeamDecoder:
         last = row.new_full((1, row.shape[1]), -1e3)
         last[0, self._end] = 0.0
         return torch.cat((row, last))
+
+
+def build_decoder(
+    tokens: Sequence[str],
+    blank: int,
+    beam: int = 1,
+    lm: str | None = None,
+    lexicon: str | None = None,
+    lm_weight: float = 1.0,
+    word_score: float = 0.0,
+    separator: str | None = None,
+) -> Callable[[Tensor, Tensor], list[Hypothesis]]:
+    """What turns ``[B, T, V]`` log probabilities and lengths ``[B]`` into hypotheses.
+
+    Args:
+        beam: 1 for the best path; otherwise see :class:`BeamDecoder`, as for the rest.
+        lexicon: File for :func:`read_lexicon`.
+
+    Raises:
+        ValueError: naming the flags ``--ctc-...``, which all commands have, and what is wrong.
+    """
+    if beam == 1:
+        if lm or lexicon:
+            raise ValueError(
+                "--ctc-lm and --ctc-lexicon need a beam; give --ctc-beam of 2 or more, such as 50."
+            )
+        return partial(best_path, blank=blank)
+    try:
+        spellings = read_lexicon(lexicon) if lexicon else None
+        return BeamDecoder(tokens, blank, beam, lm, spellings, lm_weight, word_score, separator)
+    except ValueError as error:
+        raise ValueError(
+            f"--ctc-beam {beam} with --ctc-lm {lm}, --ctc-lexicon {lexicon}: {error}"
+        ) from None
 
 
 def read_lexicon(path: str | os.PathLike) -> dict[str, list[list[str]]]:

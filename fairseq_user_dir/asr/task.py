@@ -297,11 +297,11 @@ class CapeAsrTask(LegacyFairseqTask):
         args.beam = settings.ctc_beam  # fairseq-generate shows it with the score
         return CtcGenerator(
             self.dictionary,
-            settings.ctc_beam,
-            settings.ctc_lm,
-            settings.ctc_lexicon,
-            settings.ctc_lm_weight,
-            settings.ctc_word_score,
+            beam=settings.ctc_beam,
+            lm=settings.ctc_lm,
+            lexicon=settings.ctc_lexicon,
+            lm_weight=settings.ctc_lm_weight,
+            word_score=settings.ctc_word_score,
         )
 
     def inference_step(

@@ -18,7 +18,14 @@ from typing import Any
 from cape_plugins.speech.manifest import Utterance
 from fairseq_user_dir.asr.manifest import read_config, read_manifest
 from recipes.asr.report import METRICS, SPEED, Text, by_duration, describe_models, rates, write_hops
-from recipes.lab.options import add_shared, check_increasing, check_shared, new_parser, positive
+from recipes.lab.options import (
+    add_shared,
+    check_increasing,
+    check_shared,
+    new_parser,
+    number,
+    positive,
+)
 from recipes.lab.runs import USER_DIR, child_environment
 from recipes.lab.scores import write_scores
 from recipes.lab.steps import (
@@ -35,6 +42,7 @@ from recipes.lab.tables import Row, how_made, shown_command, started_as
 PACKAGES = ("torch", "fairseq-fixed", "jiwer", "soundfile")
 BINS = (10, 15, 20)
 DECODED = "decoded.tsv"
+MILLISECONDS = number(1, 100)
 OWN_FLAGS = {
     **dict.fromkeys(("--hop-seconds", "--gen-subset"), "--hops and --sets"),
     **dict.fromkeys(("--path", "--scoring", "--task", "--user-dir"), "the checkpoints"),
@@ -125,24 +133,19 @@ def hop_rows(
     rows = []
     for hop in hops:
         texts, speed = decode(data, name, checkpoint, folder, hop_ms=hop, **options)
-        rows.append({"hop_ms": hop, "wer": rates(texts)["wer"], SPEED: speed})
+        rows.append(
+            {
+                "hop_ms": int(hop) if hop.is_integer() else hop,
+                "wer": rates(texts)["wer"],
+                SPEED: speed,
+            }
+        )
     return rows
 
 
 def calm_logging() -> None:
     """Shows warnings only: importing fairseq makes every library log all it does."""
     logging.getLogger().setLevel(logging.WARNING)
-
-
-def milliseconds(text: str) -> float:
-    """Argument type: a hop of 1 to 100 ms."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 1 <= value <= 100:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a hop of 1 to 100 ms, such as 10")
-    return int(value) if value.is_integer() else value  # as it is typed
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -156,7 +159,7 @@ def make_parser() -> argparse.ArgumentParser:
     text = "upper ends of the bins of durations (default: 10 15 20)"
     add("--bins", nargs="+", type=float, default=BINS, metavar="SECONDS", help=text)
     text = "also decode at these hops, and plot word error rate against throughput"
-    add("--hops", nargs="+", type=milliseconds, metavar="MS", help=text)
+    add("--hops", nargs="+", type=MILLISECONDS, metavar="MS", help=text)
     add("--max-tokens", type=positive, default=20000, help="frames of a batch (default: 20000)")
     add_shared(parser, "device")
     add_shared(parser, "threads", default=1)

@@ -25,7 +25,7 @@ from cape_plugins import PRESETS
 from fairseq_user_dir.asr.manifest import read_manifest
 from recipes.asr import prepare
 from recipes.asr.catalog import BATCHES, RECIPES, SEED_STEP, STUDIES, position_flags
-from recipes.asr.evaluate import PACKAGES, calm_logging, decode, hop_rows, milliseconds
+from recipes.asr.evaluate import MILLISECONDS, PACKAGES, calm_logging, decode, hop_rows
 from recipes.asr.report import METRICS, by_duration, describe_models, in_training, write_hops
 from recipes.lab.options import (
     add_shared,
@@ -117,7 +117,7 @@ def make_parser() -> argparse.ArgumentParser:
     text = "upper ends of the bins of durations (default: those of the recipe)"
     add("--bins", nargs="+", type=float, metavar="SECONDS", help=text)
     text = "also decode at these hops, by the models of the first seed"
-    add("--hops", nargs="+", type=milliseconds, metavar="MS", help=text)
+    add("--hops", nargs="+", type=MILLISECONDS, metavar="MS", help=text)
     add_shared(parser, "jobs", default=available_cores())
     add_shared(parser, "threads", default=1)
     text = "folder for data and checkpoints, reused (default: build/asr/STUDY)"

@@ -30,7 +30,7 @@ from recipes.asr.manifest import (
     write_audio,
     write_manifest,
 )
-from recipes.lab.options import new_parser
+from recipes.lab.options import new_parser, number
 from recipes.lab.steps import CommandError, digest, progress, run_main
 
 
@@ -132,18 +132,9 @@ def stretch(
     return table
 
 
+SECONDS = number(0.1, 1e6)
+
 # ---- the command ---------------------------------------------------------------------------------
-
-
-def duration(text: str) -> float:
-    """Argument type: seconds, more than 0."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return seconds
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -152,11 +143,11 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("manifest", type=Path, metavar="MANIFEST.tsv", help="of recipes.asr.prepare")
     text = "longest durations of what is joined, one set for each"
-    add("--seconds", type=duration, nargs="+", required=True, metavar="N", help=text)
+    add("--seconds", type=SECONDS, nargs="+", required=True, metavar="N", help=text)
     text = "for the new manifests (default: that of the manifest)"
     add("--output", type=Path, metavar="FOLDER", help=text)
     text = "silence between two utterances (default: none)"
-    add("--gap", type=duration, default=0.0, metavar="SECONDS", help=text)
+    add("--gap", type=number(0, 60), default=0.0, metavar="SECONDS", help=text)
     text = "join utterances of different talks or speakers, too"
     add("--any-group", action="store_true", help=text)
     return parser

@@ -212,7 +212,7 @@ BAD_EVALUATION = [
     ([__file__, "--hop-seconds", "0.02"], CommandError, "--hop-seconds is set by this command"),
     ([__file__, "--gpu"], CommandError, "--gpu is set by this command; see --device"),
     ([__file__, "--bins", "-1"], CommandError, "--bins -1: the numbers must increase"),
-    ([__file__, "--hops", "500"], SystemExit, "is not a hop of 1 to 100 ms"),
+    ([__file__, "--hops", "500"], SystemExit, "'500' is not allowed; allowed: 1 to 100"),
 ]
 
 
