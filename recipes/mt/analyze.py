@@ -14,7 +14,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from recipes.lab.steps import run_main, usable_folder
+from recipes.lab.options import usable_folder
+from recipes.lab.steps import run_main
 from recipes.mt.analysis import corpora, length, scores, similarity, stack, swap
 from recipes.mt.analysis.options import add_model_options
 

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from num2words import num2words
 
-from recipes.lab.steps import CommandError, building, positive, run_main, write_lines
+from recipes.lab.options import positive
+from recipes.lab.steps import CommandError, building, run_main, write_lines
 
 LANGUAGES = ("en", "de")
 MAX_NUMBER = 99

@@ -25,17 +25,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
 
+from recipes.lab.options import available_cores, positive, usable_folder
 from recipes.lab.runs import Result, generate, is_finished, run_all, train
-from recipes.lab.steps import (
-    CommandError,
-    available_cores,
-    machine,
-    positive,
-    run_main,
-    shown_command,
-    usable_folder,
-    versions,
-)
+from recipes.lab.steps import CommandError, run_main
+from recipes.lab.tables import machine, shown_command, versions
 from recipes.mt import number_lists, report
 from recipes.mt.corpus import read_lines
 from recipes.mt.length_corpus import Corpus, prepare_files, prepare_number_lists

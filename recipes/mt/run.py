@@ -26,7 +26,8 @@ import torch
 
 from cape_plugins.config import TYPES
 from recipes.lab import runs
-from recipes.lab.steps import available_cores, positive, run_main
+from recipes.lab.options import available_cores, positive
+from recipes.lab.steps import run_main
 from recipes.mt import probes, stages
 from recipes.mt.catalog import RECIPES, Recipe, sampled
 from recipes.mt.prepare import Files, prepare

@@ -25,20 +25,9 @@ if __name__ == "__main__":  # as a script, like finetune_hf.py
 import torch
 from tqdm import tqdm
 
-from recipes.lab.steps import (
-    CommandError,
-    available_cores,
-    check_model,
-    digest,
-    machine,
-    positive,
-    run_main,
-    shown_command,
-    started_as,
-    usable_folder,
-    versions,
-    writing,
-)
+from recipes.lab.options import available_cores, check_model, positive, usable_folder
+from recipes.lab.steps import CommandError, digest, run_main, writing
+from recipes.lab.tables import machine, shown_command, started_as, versions
 from recipes.vit import tables
 from recipes.vit.classifier import Classifier, match_classes
 from recipes.vit.measure import check, load_data, measure

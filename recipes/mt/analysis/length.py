@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from recipes.lab.steps import positive
+from recipes.lab.options import positive
 from recipes.mt.analysis.options import (
     Estimate,
     add_decoding_options,

@@ -15,17 +15,9 @@ import numpy as np
 import torch
 from scipy import stats
 
-from recipes.lab.steps import (
-    CommandError,
-    digest,
-    machine,
-    positive,
-    shown_command,
-    step,
-    versions,
-    write_lines,
-    writing,
-)
+from recipes.lab.options import positive
+from recipes.lab.steps import CommandError, digest, step, write_lines, writing
+from recipes.lab.tables import machine, shown_command, versions
 from recipes.mt.analysis.translators import Decoding, Running, Translator
 from recipes.mt.corpus import Pair, fingerprint, read_pairs
 

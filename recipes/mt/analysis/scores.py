@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from recipes.lab.steps import CommandError, positive
+from recipes.lab.options import positive
+from recipes.lab.steps import CommandError
 from recipes.mt.analysis.options import (
     Models,
     bins,

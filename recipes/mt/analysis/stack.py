@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from recipes.lab.steps import CommandError, positive
+from recipes.lab.options import positive
+from recipes.lab.steps import CommandError
 from recipes.mt.analysis.options import (
     CONFIDENCE,
     Estimate,

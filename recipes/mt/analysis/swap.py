@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from sacrebleu.metrics import BLEU
 
-from recipes.lab.steps import CommandError, positive
+from recipes.lab.options import positive
+from recipes.lab.steps import CommandError
 from recipes.mt.analysis.options import (
     Estimate,
     add_decoding_options,
