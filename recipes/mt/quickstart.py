@@ -19,19 +19,28 @@ import shlex
 import sys
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
+from statistics import mean
 
-from recipes.lab.options import available_cores, positive, usable_folder
-from recipes.lab.runs import Result, generate, run_all, train
+from recipes.lab.options import (
+    add_shared,
+    available_cores,
+    check_shared,
+    new_parser,
+    positive,
+)
+from recipes.lab.runs import generate, run_all, train
+from recipes.lab.scores import write_scores
 from recipes.lab.steps import CommandError, run_main
-from recipes.lab.tables import machine, shown_command, versions
-from recipes.mt import number_lists, report
+from recipes.lab.tables import ALL, Row, grouped, how_made, markdown, shown_command
+from recipes.mt import number_lists
 from recipes.mt.corpus import read_lines
 from recipes.mt.length_corpus import Corpus, prepare_files, prepare_number_lists
-from recipes.mt.report import ALL
-from recipes.mt.scoring import Score, score
+from recipes.mt.scoring import METRICS, METRICS_ARE, Score, score
 from recipes.mt.subwords import SentencePiece
 
+PACKAGES = ("torch", "fairseq-fixed", "sentencepiece", "sacrebleu", "num2words")
 # Shifts and offsets are alike: CAPE's U(-30, 30) is as wide as SHAPE's U{0..60}. Training lists
 # have up to 17 tokens, test lists up to 48. relpos clips distances beyond its context.
 _CAPE = "--position-embedding cape --position-max-global-shift 30"
@@ -74,21 +83,15 @@ SEED_STEP = 100003
 # ---- models ------------------------------------------------------------------------------------
 
 
-def run_variant(args: argparse.Namespace, corpus: Corpus, variant: str, seed: int) -> Result:
-    """Train one model, decode the test set, score it by length."""
+def run_variant(args: argparse.Namespace, corpus: Corpus, variant: str, seed: int) -> list[Row]:
+    """Trains one model, decodes the test set, scores it by length."""
     run = corpus.folder.parent / "runs" / f"{variant}-seed{seed}"
     n = args.updates
     schedule = f"--max-update {n} --total-num-update {n} --seed {seed * SEED_STEP}"
     flags = shlex.split(f"{MODEL} {OPTIMISATION} {schedule} {ALL_VARIANTS[variant]}")
     data, threads = corpus.folder / "binary", args.threads
-    seconds = train(
-        data,
-        run,
-        flags,
-        {"corpus": corpus.settings},
-        threads=threads,
-        title=f"{variant} seed {seed}",
-    )
+    title, made_of = f"{variant} seed {seed}", {"corpus": corpus.settings}
+    seconds = train(data, run, flags, made_of, threads=threads, title=title)
     pieces = generate(
         data,
         run / "checkpoint_last.pt",
@@ -97,7 +100,11 @@ def run_variant(args: argparse.Namespace, corpus: Corpus, variant: str, seed: in
         count=len(corpus.references()),
         threads=threads,
     )
-    return Result(variant, seed, seconds, score_by_length(corpus, pieces))
+    columns = {"variant": variant, "seed": seed}
+    return [
+        {**columns, "length": label, "train_seconds": seconds, **vars(scores)}
+        for label, scores in score_by_length(corpus, pieces).items()
+    ]
 
 
 def score_by_length(corpus: Corpus, pieces: Sequence[str]) -> dict[str, Score]:
@@ -124,7 +131,7 @@ def score_by_length(corpus: Corpus, pieces: Sequence[str]) -> dict[str, Score]:
 
 
 def file_pair(text: str) -> list[Path]:
-    """Parse the environment variable ``DATA=source,target``."""
+    """Parses the environment variable ``DATA=source,target``."""
     parts = text.split(",")
     if len(parts) != 2 or not all(parts):
         raise CommandError(f"DATA={text}: give two files, as in DATA=train.en.gz,train.de.gz")
@@ -132,11 +139,7 @@ def file_pair(text: str) -> list[Path]:
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m recipes.mt.quickstart",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = new_parser(__doc__, "recipes.mt.quickstart")
     add = parser.add_argument
     pair = {"nargs": 2, "type": Path, "metavar": ("SOURCE", "TARGET")}
     add("--data", **pair, help="your own training text, plain or .gz (default: number lists)")
@@ -149,19 +152,16 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     text = "keep pairs of --data with more words out of training (default: median of the source)"
     add("--max-train-length", type=positive, metavar="WORDS", help=text)
     add("--vocab-size", type=positive, help="subwords (default: 140; with --data 4000)")
-    text = f"what to train, of {', '.join(ALL_VARIANTS)} (default: the first {len(VARIANTS)})"
-    names = {"nargs": "+", "choices": ALL_VARIANTS, "metavar": "NAME"}
-    add("--variants", **names, default=list(VARIANTS), help=text)
+    text = f"what to train, of {', '.join(ALL_VARIANTS)}"
+    names = {"choices": ALL_VARIANTS, "default": list(VARIANTS), "help": text}
+    add_shared(parser, "compare", "--variants", **names)
     add("--ablations", action="store_true", help=f"also train {', '.join(ABLATIONS)}")
-    add("--seeds", nargs="+", type=positive, default=[1])
+    add_shared(parser, "seeds", default=[1])
     add("--updates", type=positive, default=UPDATES, help="training steps (default: %(default)s)")
-    text = "trainings side by side (default: one per core, %(default)s)"
-    add("--jobs", type=positive, default=available_cores(), help=text)
-    add("--threads", type=positive, default=1, help="threads per training (default: 1)")
-    text = "folder for data and checkpoints, reused (default: %(default)s)"
-    add("--work", type=Path, default=Path("build/quickstart"), help=text)
-    text = "folder for tables and plot (default: %(default)s)"
-    add("--output", type=Path, default=Path("results/quickstart"), help=text)
+    add_shared(parser, "jobs", default=available_cores())
+    add_shared(parser, "threads", default=1)
+    add_shared(parser, "work", default=Path("build/quickstart"))
+    add_shared(parser, "output", default=Path("results/quickstart"))
     args = parser.parse_args(argv)
     if args.data is None and os.environ.get("DATA"):
         args.data = file_pair(os.environ["DATA"])
@@ -170,8 +170,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
             flag = option.replace("_", "-")
             parser.error(f"--{flag} needs --data; the built-in number lists have their own splits")
     if args.ablations:
-        args.variants = list(dict.fromkeys([*args.variants, *ABLATIONS]))
-    usable_folder(args.output, "--output")
+        args.compare = list(dict.fromkeys([*args.compare, *ABLATIONS]))
+    check_shared(args)
     return args
 
 
@@ -181,29 +181,39 @@ def main(argv: Sequence[str] | None = None) -> None:
     corpus = prepare_files(args) if args.data else prepare_number_lists(args)
     jobs = [
         partial(run_variant, args, corpus, variant, seed)
+        for variant in args.compare
         for seed in args.seeds
-        for variant in args.variants
     ]
     print(f"{len(jobs)} trainings of {args.updates} updates, {args.jobs} side by side", flush=True)
-    results = sorted(
-        run_all(jobs, args.jobs), key=lambda result: args.variants.index(result.variant)
-    )
+    rows = list(chain.from_iterable(run_all(jobs, args.jobs)))
     if args.data and "--data" not in argv:  # those of the environment
         argv = [*argv, "--data", *map(str, args.data)]
-    facts = {
-        "Command": f"`{shown_command('python -m recipes.mt.quickstart', argv)}`",
-        "Machine": f"{machine()}; {args.jobs} trainings at a time, threads {args.threads}",
-        "Versions": versions(report.PACKAGES),
-        "Corpus": " ".join(f"{key} {value};" for key, value in corpus.settings.items()).strip(";"),
-        "Model": f"`{' '.join(MODEL.split())}`",
-        "Training": f"{args.updates} updates; `{' '.join(OPTIMISATION.split())}`",
-        "Decoding": f"`{' '.join(DECODING.split())}`",
-    }
-    report.write_csv(args.output / "scores.csv", results)
-    report.write_plot(args.output / "scores.png", results, corpus.lengths)
-    report.write_markdown(args.output / "scores.md", results, corpus.lengths, facts, ALL_VARIANTS)
-    print("\n".join(report.markdown_table(results, "exact_match", [*corpus.lengths.labels, ALL])))
-    print(f"tables and plot: {args.output}/scores.md, scores.csv, scores.png")
+    settings = " ".join(f"{key} {value};" for key, value in corpus.settings.items()).strip(";")
+    facts = how_made(
+        shown_command("python -m recipes.mt.quickstart", argv),
+        PACKAGES,
+        trainings=f"{args.jobs} at a time, threads {args.threads}",
+        corpus=settings,
+        model=f"`{' '.join(MODEL.split())}`",
+        training=f"{args.updates} updates; `{' '.join(OPTIMISATION.split())}`",
+        decoding=f"`{' '.join(DECODING.split())}`",
+        metrics=METRICS_ARE,
+    )
+    variants = [
+        [name, f"`{ALL_VARIANTS[name]}`", f"{mean(row['train_seconds'] for row in trained):.0f}"]
+        for name, trained in grouped(rows, "variant").items()
+    ]
+    write_scores(
+        args.output,
+        "Quickstart: scores by length",
+        rows,
+        "length",
+        METRICS,
+        facts,
+        groups_are=corpus.lengths.name,
+        trained=corpus.lengths.labels[: corpus.lengths.trained],
+        more={"Variants": markdown(["variant", "flags", "training time (s, mean)"], variants)},
+    )
 
 
 if __name__ == "__main__":
