@@ -12,33 +12,25 @@ from typing import Any
 from transformers import (
     AutoConfig,
     AutoFeatureExtractor,
-    AutoModel,
-    AutoModelForCTC,
-    AutoModelForImageClassification,
-    AutoModelForSeq2SeqLM,
-    AutoModelForSpeechSeq2Seq,
     AutoProcessor,
     AutoTokenizer,
     Wav2Vec2Processor,
 )
 
 from hf_models.callback import RankSeedCallback
-from hf_models.configuration import (
-    CapeMarianConfig,
+from hf_models.families import FAMILIES
+from hf_models.families.marian import CapeMarianConfig, CapeMarianModel, CapeMarianMTModel
+from hf_models.families.speech_ctc import CapeSpeechConfig, CapeSpeechForCTC, CapeSpeechModel
+from hf_models.families.speech_to_text import (
     CapeSpeech2TextConfig,
-    CapeSpeechConfig,
-    CapeViTConfig,
-)
-from hf_models.feature_extraction import CapeSpeechFeatureExtractor
-from hf_models.marian import CapeMarianModel, CapeMarianMTModel
-from hf_models.settings import refuse_misplaced
-from hf_models.speech_ctc import CapeSpeechForCTC, CapeSpeechModel
-from hf_models.speech_to_text import (
     CapeSpeech2TextForConditionalGeneration,
     CapeSpeech2TextModel,
 )
+from hf_models.families.vit import CapeViTConfig, CapeViTForImageClassification, CapeViTModel
+from hf_models.feature_extraction import CapeSpeechFeatureExtractor
+from hf_models.settings import refuse_misplaced
+from hf_models.switching import Family, add_parts, switch
 from hf_models.tokenization import CapeSpeechTokenizer
-from hf_models.vit import CapeViTForImageClassification, CapeViTModel
 
 __all__ = [
     "CapeMarianConfig",
@@ -56,30 +48,30 @@ __all__ = [
     "CapeViTForImageClassification",
     "CapeViTModel",
     "RankSeedCallback",
+    "register_family",
+    "switch",
 ]
 
-AUTO_CLASSES = {
-    CapeMarianConfig: {AutoModel: CapeMarianModel, AutoModelForSeq2SeqLM: CapeMarianMTModel},
-    CapeViTConfig: {
-        AutoModel: CapeViTModel,
-        AutoModelForImageClassification: CapeViTForImageClassification,
-    },
-    CapeSpeechConfig: {AutoModel: CapeSpeechModel, AutoModelForCTC: CapeSpeechForCTC},
-    CapeSpeech2TextConfig: {
-        AutoModel: CapeSpeech2TextModel,
-        AutoModelForSpeechSeq2Seq: CapeSpeech2TextForConditionalGeneration,
-    },
-}
+# Configuration of each family to Auto class to the model that it loads.
+AUTO_CLASSES: dict[type, Any] = {}
+MODELS: dict[str, type] = {}  # by name
 
 
-MODELS = tuple(model.__name__ for models in AUTO_CLASSES.values() for model in models.values())
+def register_family(family: Family) -> None:
+    """Makes a family known: to the Auto classes, to :func:`switch` and to the commands.
+
+    Args:
+        family: See :class:`~hf_models.switching.Family`.
+    """
+    add_parts(family)
+    AUTO_CLASSES[family.config] = family.auto
+    AutoConfig.register(family.model_type, family.config, exist_ok=True)
+    for auto, model in family.auto.items():
+        auto.register(family.config, model, exist_ok=True)
+        MODELS[model.__name__] = model
 
 
-def _register() -> None:
-    for config, models in AUTO_CLASSES.items():
-        AutoConfig.register(config.model_type, config, exist_ok=True)
-        for auto, model in models.items():
-            auto.register(config, model, exist_ok=True)
+def _register_processors() -> None:
     # Subwords by a tokenizer of our own, letters by transformers' Wav2Vec2CTCTokenizer, which the
     # files of a checkpoint name; its processor takes any features.
     AutoFeatureExtractor.register(CapeSpeechConfig, CapeSpeechFeatureExtractor, exist_ok=True)
@@ -96,12 +88,12 @@ def _accept_position_embedding(stock_from_pretrained: Any) -> Any:
     transformers drops arguments that a configuration does not know, without a word. Calls without
     such an argument are the stock ones.
     """
-    fields = {field for config in AUTO_CLASSES for field in config.position_fields}
 
     @functools.wraps(stock_from_pretrained)
     def from_pretrained(source: Any, **kwargs: Any) -> Any:
         result = stock_from_pretrained(source, **kwargs)
         config = result[0] if isinstance(result, tuple) else result
+        fields = {field for own in AUTO_CLASSES for field in own.position_fields}
         given = sorted(fields & kwargs.keys())
         for own in AUTO_CLASSES:
             if config.model_type in own.model_types():
@@ -123,5 +115,7 @@ def _accept_position_embedding(stock_from_pretrained: Any) -> Any:
     return from_pretrained
 
 
-_register()
+for _family in FAMILIES:
+    register_family(_family)
+_register_processors()
 AutoConfig.from_pretrained = _accept_position_embedding(AutoConfig.from_pretrained)

@@ -101,11 +101,8 @@ def _architecture(source: str, config: Any) -> str:
     """Name of the stock class that a checkpoint was saved by."""
     saved = (config.architectures or [""])[0]
     name = saved.removeprefix("Cape")
-    model_class = getattr(hf_models, f"Cape{name}", None)
-    if (
-        f"Cape{name}" not in hf_models.MODELS
-        or config.model_type not in model_class.config_class.model_types()
-    ):
+    model_class = hf_models.MODELS.get(f"Cape{name}")
+    if model_class is None or config.model_type not in model_class.config_class.model_types():
         known = (model.removeprefix("Cape") for model in hf_models.MODELS)
         stock = sorted(model for model in known if hasattr(transformers, model))
         raise ValueError(
@@ -159,7 +156,7 @@ def _cape_model(
     source: str, name: str, config: Any, settings: dict[str, Any], neutral: bool
 ) -> PreTrainedModel:
     before = _settings(config)
-    model_class = getattr(hf_models, f"Cape{name}")
+    model_class = hf_models.MODELS[f"Cape{name}"]
     place = model_class.config_class.position_fields[FIELD]
     stored = getattr(config, FIELD, None) or {"type": DEFAULT_TYPE}
     if settings.get("type", stored["type"]) == stored["type"]:
@@ -174,7 +171,13 @@ def _cape_model(
             "source_scale as a number such as 1.05, as TARGET/SOURCE, or as two raw texts, "
             "SOURCE.txt,TARGET.txt; or begin as the stock model by --neutral."
         )
-    model, new = load_whole(model_class, source, settings)
+    if hasattr(config, "position_fields"):
+        model, new = load_whole(model_class, source, position_embedding=settings)
+    else:
+        stock, _ = load_whole(getattr(transformers, name), source)
+        weights = set(stock.state_dict())
+        model = hf_models.switch(stock, settings)
+        new = sorted(set(model.state_dict()) - weights)
     changes = _changes(before, _settings(model.config))
     if neutral:
         changes = _begin_relative_at_zero(model, new, changes)
@@ -193,7 +196,6 @@ def _cape_model(
             )
     for key in new:
         print(f"new, not trained yet: {key}")
-    _keep_row_of_class_token(model, source, name)
     notes = list(changes.values())
     if not hasattr(config, "position_fields") and model.config.stock_difference:
         notes.append(model.config.stock_difference)
@@ -219,22 +221,12 @@ def _begin_relative_at_zero(
     return {key: text for key, text in changes.items() if " relative_" not in key}
 
 
-def _keep_row_of_class_token(model: PreTrainedModel, source: str, name: str) -> None:
-    """Where a table is dropped, adds the row of the class token to the class token itself."""
-    embeddings = getattr(model.base_model, "embeddings", None)
-    if hasattr(embeddings, "cls_token") and embeddings.position_embeddings is None:
-        table = _tensor(source, getattr(transformers, name), "position_embeddings")
-        if table is not None:
-            with torch.no_grad():
-                embeddings.cls_token += table[:, :1]
-
-
 def _stock_model(source: str, name: str, config: Any) -> PreTrainedModel:
     if not hasattr(config, "position_fields"):
         raise ValueError(f"{source} holds a stock {name} already; there is nothing to convert.")
     if not hasattr(transformers, name):
         raise ValueError(f"{source} holds a Cape{name}, which transformers has no stock model for.")
-    cape = getattr(hf_models, f"Cape{name}").from_pretrained(source, dtype="auto").eval()
+    cape = hf_models.MODELS[f"Cape{name}"].from_pretrained(source, dtype="auto").eval()
     embeddings = getattr(cape.base_model, "embeddings", None)
     changes = _changes(_settings(cape.config), _stock_settings(cape.config))
     if embeddings is not None:  # the table of one image size can hold all that is added
@@ -275,14 +267,6 @@ def _baked_table(embeddings: Any, gamma: float) -> torch.Tensor:
 
 def _name_of_table(stock: PreTrainedModel) -> str:
     return next(name for name in stock.state_dict() if name.endswith("position_embeddings"))
-
-
-def _tensor(source: str, stock_class: Any, ending: str) -> torch.Tensor | None:
-    """A parameter of a stock checkpoint; None if `source` is no stock checkpoint."""
-    if hasattr(AutoConfig.from_pretrained(source), FIELD):
-        return None
-    state = stock_class.from_pretrained(source).state_dict()
-    return next(value for name, value in state.items() if name.endswith(ending))
 
 
 def _copy_other_files(source: str, target: Path) -> None:

@@ -47,15 +47,13 @@ def clear_errors(source: str) -> Iterator[None]:
 _POSITIONS = re.compile(r"\.relative\.|\bpositions\.|position_embeddings")
 
 
-def load_whole(
-    model_class: Any, source: str, settings: dict[str, Any]
-) -> tuple[PreTrainedModel, list[str]]:
+def load_whole(model_class: Any, source: str, **fields: Any) -> tuple[PreTrainedModel, list[str]]:
     """A model with every weight of its checkpoint, in the precision that is stored.
 
     Args:
-        model_class: Class of this package.
-        source: Folder or hub name of a stock or cape checkpoint.
-        settings: Its position embedding.
+        model_class: Class of this package or of transformers.
+        source: Folder or hub name of a checkpoint.
+        fields: Fields of the configuration to change, such as its position embedding.
 
     Returns:
         the model, and the names of positional parameters that the checkpoint does not have.
@@ -65,10 +63,10 @@ def load_whole(
     """
     model, report = model_class.from_pretrained(
         source,
-        position_embedding=settings,
         output_loading_info=True,
         ignore_mismatched_sizes=True,
         dtype="auto",
+        **fields,
     )
     if report["mismatched_keys"]:
         sizes = (f"{key} {(*a,)} for {(*b,)}" for key, a, b in report["mismatched_keys"])

@@ -18,17 +18,30 @@ from cape_plugins import (
     Positions,
     PositionTable,
     RelativePositions,
-    token_positions,
 )
 from hf_models.settings import require_own_config
+from hf_models.switching import install
 
 TAG = "cape-plugins"
 # arguments of from_pretrained that say where a checkpoint is
 _PLACE = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
 
 
-class PositionModelMixin:
-    """Over a PreTrainedModel: initialises what position embeddings learn, tags and saves."""
+class InitializesPositions:
+    """Over a PreTrainedModel: initialises what position embeddings learn."""
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, PositionTable):
+            init.normal_(module.weight, std=module.std)
+        elif isinstance(module, RelativePositions):
+            for table in module.parameters(recurse=False):
+                init.uniform_(table, -0.1, 0.1)
+
+
+class PositionModelMixin(InitializesPositions):
+    """Over a stock model: its positions are switched when it is built; saves and loads them."""
 
     # The stock forwards of these families ignore the number of items in a batch; the Trainer
     # would multiply their loss by the number of processes and of accumulation steps.
@@ -40,9 +53,17 @@ class PositionModelMixin:
             require_own_config(config, cls.__name__)
         return super().__new__(cls)
 
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        install(self)
+
     def post_init(self) -> None:
         """See transformers."""
         super().post_init()
+        self.finish()
+
+    def finish(self) -> None:
+        """Marks a model whose positions have been switched as one of this package."""
         self.config.mark_in_use()
         self.add_model_tags([TAG])
 
@@ -80,15 +101,6 @@ class PositionModelMixin:
             card.write_text(
                 model_card(type(self).__name__, self.config.position_embedding), encoding="utf-8"
             )
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        if isinstance(module, PositionTable):
-            init.normal_(module.weight, std=module.std)
-        elif isinstance(module, RelativePositions):
-            for table in module.parameters(recurse=False):
-                init.uniform_(table, -0.1, 0.1)
 
 
 def model_card(name: str, settings: Mapping[str, Any], auto: str | None = None) -> str:
@@ -162,55 +174,20 @@ def draw_positions(encoder: PositionEncoder, content: Tensor) -> Draw | None:
     return encoder.draw(content.shape[0], content.device, rank_generator(content.device))
 
 
-def add_positions(
-    content: Tensor, encoder: PositionEncoder, positions: Positions, draw: Draw | None
-) -> Tensor:
-    """``[B, T, C]`` content plus the embedding of the last T `positions`.
+def embed_positions(
+    encoder: PositionEncoder, positions: Positions, draw: Draw | None, content: Tensor
+) -> Tensor | None:
+    """``[B or 1, T, C]`` in the precision of `content`; None where nothing is added.
 
     Augmented if there is a draw: a model in training mode that generates text has none, because
     each step must see the same positions as the ones before.
     """
     random = encoder.training and draw is not None
     local = random and encoder.config.max_local_shift
-    addend = encoder(
+    return encoder(
         positions,
         draw,
         dtype=content.dtype,
         random=random,
         generator=rank_generator(content.device) if local else None,
     )
-    return content if addend is None else content + addend[:, -content.shape[1] :]
-
-
-class NoAddend(nn.Module):
-    """In the place of a stock position embedding, where ours has been added before."""
-
-    def forward(self, *args: Any, **kwargs: Any) -> float:
-        """Zero."""
-        return 0.0
-
-
-def decoder_positions(
-    length: int,
-    past: int | Tensor,
-    mask: Tensor | None,
-    device: torch.device,
-    start: float = 0.0,
-) -> Positions:
-    """Positions of the tokens that a decoder is given, counted from the beginning of the text.
-
-    Args:
-        length: T, tokens given now.
-        past: Number of tokens in the cache, a tensor where the cache has a fixed size.
-        mask: ``[B, past + T]``, 0 on padding; None if nothing is padded. Text is counted from its
-            first token, also in batches padded on the left.
-        device: Device of the tokens.
-        start: Coordinate of the first token.
-
-    Returns:
-        Positions whose last T are those of the tokens given now.
-    """
-    if mask is not None and mask.dim() == 2:
-        return token_positions(mask.bool(), start=start)
-    coords = (torch.arange(length, device=device) + past).float()[:, None] + start
-    return Positions(coords[None], None, 1.0, coords, first=past)

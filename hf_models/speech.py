@@ -1,4 +1,4 @@
-"""The encoder of the speech models: log-mel frames, convolutions, positions in time, layers."""
+"""The encoder of speech: log-mel frames, convolutions, positions in time, layers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
+from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutput
-from transformers.models.speech_to_text.modeling_speech_to_text import (
-    Speech2TextEncoder,
-    Speech2TextPreTrainedModel,
-)
 
 from cape_plugins import Draw, PositionEncoder
 from cape_plugins.speech.subsampling import (
@@ -21,33 +18,33 @@ from cape_plugins.speech.subsampling import (
     subsampled_positions,
     total_stride,
 )
-from hf_models.modeling import NoAddend, PositionModelMixin, add_positions
+from hf_models.modeling import InitializesPositions, draw_positions, embed_positions
 from hf_models.relative import add_relative_positions
+from hf_models.switching import Addend, Bound, Seam
 
 # Nanoseconds: one sample at 50 kHz, and the limit of `hop_seconds` in configurations
 MIN_HOP, MAX_HOP = 20_000, 10_000_000_000
 
 
 class Frames(NamedTuple):
-    """What the subsampler is given, in the place of the features alone.
+    """What is bound to the subsampler in each forward.
 
     Attributes:
-        features: ``[B, T, bins]``.
         lengths: ``[B]``, frames of each sample without padding.
         hop_seconds: Distance of frames, a number or ``[B]`` float32.
         nanoseconds: ``[B, T]`` integers, the centres of the frames where these are irregular.
         draw: Random numbers of this forward.
     """
 
-    features: Tensor
     lengths: Tensor
     hop_seconds: Tensor | float
     nanoseconds: Tensor | None
     draw: Draw | None
 
 
-class Subsampler(ConvSubsampler):
-    """Convolutions; then positions are added to the scaled content.
+class Subsampler(Bound, ConvSubsampler):
+    """Convolutions; then positions are added to the scaled content. :class:`Frames` are bound to
+    it.
 
     Args:
         channels: Input channels, then those of each convolution after its gate.
@@ -73,11 +70,12 @@ class Subsampler(ConvSubsampler):
         self.scale, self.unit, self.first, self.dropout = scale, unit, first, dropout
         self.positions = positions
 
-    def forward(self, frames: Frames) -> Tensor:
-        """``[B, T', C]``."""
+    def forward(self, features: Tensor) -> Tensor:
+        """``[B, T, bins]`` to ``[B, T', C]``."""
+        frames = self.bound
         # What stands on padding must not reach the last frames through a kernel. The stock model
         # lets it, after its first convolution, so that a sample depends on its batch.
-        hidden, lengths = self.subsample(frames.features, frames.lengths)
+        hidden, lengths = self.subsample(features, frames.lengths)
         hidden = F.dropout(hidden * self.scale, self.dropout, self.training)
         positions = subsampled_positions(
             lengths,
@@ -88,39 +86,44 @@ class Subsampler(ConvSubsampler):
             self.unit,
             self.first,
         )
-        return add_positions(hidden, self.positions, positions, frames.draw)
+        addend = embed_positions(self.positions, positions, frames.draw, hidden)
+        return hidden if addend is None else hidden + addend
 
 
-class SpeechEncoder(PositionModelMixin, Speech2TextEncoder):
-    """Speech2Text's encoder around a :class:`Subsampler`. The stock forward hands what it is given
-    to the subsampler, and that is how times and draw get there."""
+class EncodesSpeech:
+    """Over a stock model with a :class:`SpeechEncoder`. It has every attention function of
+    transformers; the stock model refuses those that its own tests cannot try."""
 
     _supports_sdpa = True
     _supports_flash_attn = True
 
-    def __init__(
-        self,
-        config: Any,
-        subsampler: Subsampler,
-        layers: list[nn.Module],
-        layer_norm: nn.Module,
-        dropout: float,
-    ) -> None:
-        Speech2TextPreTrainedModel.__init__(self, config)
-        self.dropout = dropout
-        self.layerdrop = config.encoder_layerdrop
-        self.padding_idx = config.pad_token_id
-        self.embed_scale = 1
-        self.conv = subsampler
-        self.embed_positions = NoAddend()
-        self.layers = nn.ModuleList(layers)
-        self.layer_norm = layer_norm
-        add_relative_positions((layer.self_attn for layer in layers), config.position_config)
-        self.gradient_checkpointing = False
-        self.post_init()
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        asked, config._attn_implementation = config._attn_implementation, "eager"
+        super().__init__(config, *args, **kwargs)
+        self.config._attn_implementation = self._check_and_adjust_attn_implementation(
+            asked, is_init_check=True
+        )
 
     def _get_feat_extract_output_lengths(self, input_lengths: Tensor) -> Tensor:
         return encoder_lengths(self.config, input_lengths)
+
+
+class SpeechEncoder(EncodesSpeech, Seam, InitializesPositions):
+    """Over Speech2Text's encoder, whose convolutions are a :class:`Subsampler`."""
+
+    def take_place(self, config: Any, trained: bool) -> None:
+        """See :class:`~hf_models.switching.Seam`; the parameters of stock convolutions stay."""
+        subsampler = self.make_subsampler(config)
+        if hasattr(self, "conv"):
+            subsampler.conv_layers = self.conv.conv_layers
+        self.conv = subsampler
+        self.embed_scale = 1  # the subsampler scales the content, before positions are added
+        self.embed_positions = Addend()
+        add_relative_positions((layer.self_attn for layer in self.layers), config.position_config)
+
+    def make_subsampler(self, config: Any) -> Subsampler:
+        """The convolutions of a family."""
+        raise NotImplementedError
 
     def forward(
         self,
@@ -161,8 +164,60 @@ class SpeechEncoder(PositionModelMixin, Speech2TextEncoder):
                 )
             lengths = mask.sum(-1)
         hop = hop_in_seconds(hop_nanoseconds, self.config.hop_seconds, batch)
-        frames = Frames(input_features, lengths, hop, frame_nanoseconds, draw)
-        return super().forward(frames, attention_mask=attention_mask, **kwargs)
+        with self.conv.using(Frames(lengths, hop, frame_nanoseconds, draw)):
+            return super().forward(input_features, attention_mask=attention_mask, **kwargs)
+
+
+class RecognitionModel(EncodesSpeech):
+    """Over a stock model of a :class:`SpeechEncoder` and a decoder of tokens, which do not share a
+    draw."""
+
+    def forward(
+        self,
+        input_features: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: Any | None = None,
+        past_key_values: Cache | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        hop_nanoseconds: Tensor | int | None = None,
+        draw: Draw | None = None,
+        decoder_draw: Draw | None = None,
+        frame_nanoseconds: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """See transformers.
+
+        Args:
+            hop_nanoseconds: Distance of frames, a number or ``[B]`` integers, which no host casts
+                to half precision; default that of the configuration.
+            draw: Random numbers of the encoder in this forward; by default drawn in training. With
+                `encoder_outputs` nothing is drawn, because the encoder has run without.
+            decoder_draw: The same for the decoder.
+            frame_nanoseconds: ``[B, T]`` integers, the centre of each frame since the beginning of
+                the recording, where some were skipped (:mod:`cape_plugins.speech.batching`).
+        """
+        if encoder_outputs is None:
+            if draw is None:
+                draw = draw_positions(self.encoder.conv.positions, input_features)
+            encoder_outputs = self.encoder(
+                input_features, attention_mask, hop_nanoseconds, draw, frame_nanoseconds, **kwargs
+            )
+            if decoder_draw is None:
+                decoder_draw = draw_positions(self.decoder.positions, input_features)
+        with self.decoder.using(decoder_draw):
+            return super().forward(
+                attention_mask=attention_mask,
+                decoder_input_ids=decoder_input_ids,
+                decoder_attention_mask=decoder_attention_mask,
+                encoder_outputs=encoder_outputs,
+                past_key_values=past_key_values,
+                decoder_inputs_embeds=decoder_inputs_embeds,
+                use_cache=use_cache,
+                **kwargs,
+            )
 
 
 def hop_in_seconds(

@@ -1,47 +1,179 @@
-"""What the README shows is what the package does: the table of flags, and the torch example."""
+"""What README and documents show is what the package does: links, examples, flags and names."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
+from urllib.parse import urldefrag
+
+import pytest
 
 from cape_plugins.cli import main
+from cape_plugins.config import options
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ("*.md", "docs/*.md", "recipes/*/README.md", "benchmarks/README.md")
+FILES = sorted({path for pattern in PAGES for path in ROOT.glob(pattern)})
+SECTIONS = [
+    "Install",
+    "Two commands",
+    "fairseq",
+    "Hugging Face",
+    "Plain torch",
+    "Types",
+    "Where to read on",
+]
 
 
-def _between(text: str, name: str) -> str:
-    found = re.search(rf"<!-- {name}:begin -->\n(.*?)<!-- {name}:end -->", text, re.DOTALL)
-    assert found, f"README.md has no block {name!r}"
-    return found.group(1)
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
 
 
-def test_table_of_flags_is_generated(repo_root: Path, capsys) -> None:
-    main(["flags"])
-    table = capsys.readouterr().out.strip()
-    assert table.count("\n") > 10
-    shown = _between((repo_root / "README.md").read_text(encoding="utf-8"), "flags").strip()
-    assert shown == table, "paste the output of `cape-plugins flags` between the flags marks"
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
 
 
-def test_torch_example_runs(repo_root: Path) -> None:
-    block = _between((repo_root / "README.md").read_text(encoding="utf-8"), "example")
-    code = block.replace("```python\n", "").replace("```", "")
+# ---- links -------------------------------------------------------------------------------------
+
+
+def without_code(text: str) -> str:
+    """The text without code blocks, fenced or indented, and without inline code."""
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"^ {4}.*$|`[^`\n]*`", "", text, flags=re.MULTILINE)
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of the headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken_links(page: Path) -> list[str]:
+    """Relative links of a page to a file that is not there, or to a heading that its page lacks."""
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", without_code(read(page))):
+        address, anchor = urldefrag(link)
+        if "://" in address:
+            continue
+        target = page.parent / address if address else page
+        if not target.exists() or (anchor and anchor not in anchors(read(target))):
+            broken.append(link)
+    return broken
+
+
+def test_broken_links_are_seen(tmp_path: Path) -> None:
+    (tmp_path / "other.md").write_text("# One `two`, three\n```\n# no heading\n```\n")
+    page = tmp_path / "page.md"
+    right = "[a](other.md) [b](other.md#one-two-three) [c](#here) ![d](other.md) [e](https://x.y/z)"
+    page.write_text(f"## Here\n{right} `[f](in_code)`\n\n    [g](in_block)\n")
+    assert broken_links(page) == []
+    page.write_text("[a](gone.md) [b](other.md#no-heading) ![c](gone.png) [d](#one-two-three)")
+    assert broken_links(page) == ["gone.md", "other.md#no-heading", "gone.png", "#one-two-three"]
+
+
+@pytest.mark.parametrize("page", FILES, ids=name_of)
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    assert broken_links(page) == []
+
+
+def test_every_document_is_reached_from_the_readme() -> None:
+    links = set(re.findall(r"\]\(([^)#\s]+)", read(ROOT / "README.md")))
+    documents = {name_of(path) for path in (ROOT / "docs").glob("*.md")}
+    assert documents <= links
+
+
+# ---- README ------------------------------------------------------------------------------------
+
+
+def test_readme_has_at_most_150_lines() -> None:
+    assert read(ROOT / "README.md").count("\n") <= 150
+
+
+def test_readme_has_its_sections_in_order() -> None:
+    assert re.findall(r"^## (.*)$", read(ROOT / "README.md"), re.MULTILINE) == SECTIONS
+
+
+# ---- examples ----------------------------------------------------------------------------------
+
+
+def python_blocks(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", read(page), re.DOTALL | re.MULTILINE)
+
+
+EXAMPLES = [
+    pytest.param(code, id=f"{name_of(page)}-{number}")
+    for page in FILES
+    for number, code in enumerate(python_blocks(page))
+]
+
+
+def run_example(code: str) -> dict:
+    if "hf_models" in code and not importlib.util.find_spec("transformers"):
+        pytest.skip("needs transformers")
     names: dict = {}
-    exec(compile(code, "README.md", "exec"), names)
+    exec(compile(code, "example", "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("code", EXAMPLES)
+def test_python_example_runs(code: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_example(code)
+
+
+def example_of_the_readme(word: str) -> str:
+    (code,) = [code for code in python_blocks(ROOT / "README.md") if word in code]
+    return code
+
+
+def test_torch_example_shares_one_draw_and_trains() -> None:
+    names = run_example(example_of_the_readme("nn.Transformer"))
     assert names["loss"].isfinite()
     assert names["draw"].shift.shape == (8, 1, 1)
     assert names["embed"].weight.grad.abs().sum() > 0
 
 
-def test_paper_map_names_what_exists(repo_root: Path) -> None:
+def test_hugging_face_example_loads_the_settings_it_saved(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = run_example(example_of_the_readme("hf_models"))
+    assert type(names["model"]).__name__ == "CapeViTForImageClassification"
+    assert names["model"].config.position_config.max_global_shift == 0.5
+
+
+# ---- flags and names ---------------------------------------------------------------------------
+
+
+def test_table_of_flags_is_generated(capsys) -> None:
+    main(["flags"])
+    table = capsys.readouterr().out.strip()
+    assert table.count("\n") > 10
+    _, _, rest = read(ROOT / "docs/flags.md").partition("<!-- flags:begin -->")
+    shown = rest.partition("<!-- flags:end -->")[0].strip()
+    assert shown == table, "paste the output of `cape-plugins flags` between the flags marks"
+
+
+@pytest.mark.parametrize("page", FILES, ids=name_of)
+def test_positional_flags_that_a_page_names_exist(page: Path) -> None:
+    known = {f"--position-{option.name}".replace("_", "-") for option in options("text")}
+    named = set(re.findall(r"--position-[a-z][a-z-]*[a-z]", read(page)))
+    assert named - {"--position-embedding"} <= known
+
+
+def test_paper_map_names_what_exists() -> None:
     """Every test, preset and function that docs/paper_map.md names is there."""
-    table = (repo_root / "docs/paper_map.md").read_text(encoding="utf-8")
-    files = [p for folder in ("tests", "cape_plugins", "fairseq_user_dir", "hf_models")
-             for p in (repo_root / folder).rglob("*.py")]  # fmt: skip
-    code = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    table = read(ROOT / "docs/paper_map.md")
+    files = [
+        path
+        for folder in ("tests", "cape_plugins", "fairseq_user_dir", "hf_models")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    code = "\n".join(map(read, files))
     names = re.findall(r"`([\w.]+)`", table)
     tests = [name for name in names if name.startswith("test_") and not name.endswith(".py")]
     assert len(tests) > 15, "the pattern that finds the names no longer fits the table"
     for name in names:
         last = name.removesuffix(".py").rpartition(".")[2]
         known = f"def {last}(" in code or f"class {last}(" in code or f'"{last}"' in code
-        assert known or list(repo_root.rglob(f"{last}.py")) or (repo_root / last).is_dir(), name
+        assert known or list(ROOT.rglob(f"{last}.py")) or (ROOT / last).is_dir(), name

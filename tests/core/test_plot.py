@@ -137,11 +137,11 @@ def test_seed_decides(words, tmp_path):
 
 
 @pytest.mark.slow
-def test_pictures_of_the_readme_are_those_of_its_commands(repo_root, tmp_path, monkeypatch):
+def test_pictures_of_the_documents_are_those_of_their_commands(repo_root, tmp_path, monkeypatch):
     """Letters may differ a little with the version of matplotlib."""
     monkeypatch.chdir(tmp_path)
-    readme = (repo_root / "README.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^    cape-plugins (plot .*) --output (\S+)$", readme, re.MULTILINE)
+    page = (repo_root / "docs/pictures.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^    cape-plugins (plot .*) --output (\S+)$", page, re.MULTILINE)
     assert len(commands) == len(list((repo_root / "docs/pictures").iterdir())) == len(KINDS)
     for words, path in commands:
         main([*words.split(), "--output", path])

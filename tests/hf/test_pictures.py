@@ -45,7 +45,7 @@ def test_what_is_read_is_what_the_model_adds(family, name, tmp_path):
     model.save_pretrained(tmp_path)
     expected = added(model, batch(family))
     if family == "vit" and name == "abspos":
-        expected = {"encoder": model.vit.embeddings._resized_table(*PATCHES)[0, 1:].detach()}
+        expected = {"encoder": model.vit.embeddings.resized_table(*PATCHES)[0, 1:].detach()}
     assert expected
     for side, rows in expected.items():
         stack = read_stack(tmp_path, side)

@@ -262,16 +262,6 @@ def test_scripts_know_the_models(run_cli, stock, tmp_path):
     assert "gone.py: no such script" in missing.stderr
 
 
-def test_example_of_the_readme(repo_root, tmp_path, monkeypatch):
-    text = (repo_root / "README.md").read_text(encoding="utf-8")
-    block = text.partition("<!-- hf:begin -->")[2].partition("<!-- hf:end -->")[0]
-    monkeypatch.chdir(tmp_path)
-    names = {}
-    exec(block.replace("```python\n", "").replace("```", ""), names)
-    assert type(names["model"]) is CapeViTForImageClassification
-    assert names["model"].config.position_config.max_global_shift == 0.5
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_models_with_relative_attention_are_pickled(family):
     model = make(family, "relpos")

@@ -93,7 +93,7 @@ def test_repeated_augmentation_keeps_the_length_of_the_epoch():
 
 SPY = """
 import os, sys
-from hf_models.vit import CapeViTModel
+from hf_models.families.vit import CapeViTModel
 from recipes.vit import finetune_hf
 
 stock = CapeViTModel.forward

@@ -16,7 +16,7 @@ from transformers import (
 
 from cape_plugins import PositionConfig
 from hf_models import CapeMarianConfig, CapeMarianMTModel
-from hf_models.marian import extend_mask
+from hf_models.bos_hint import extend_mask
 from recipes.lab.steps import CommandError, reason
 from recipes.mt.analysis.translators import Decoding, Ids, Running, Translator, pad
 

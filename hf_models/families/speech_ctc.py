@@ -5,27 +5,126 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
+from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel
+from transformers import AutoModel, AutoModelForCTC, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 from transformers.models.marian.modeling_marian import MarianAttention, MarianEncoderLayer
 from transformers.models.speech_to_text.modeling_speech_to_text import (
     Speech2TextAttention,
+    Speech2TextEncoder,
     Speech2TextEncoderLayer,
+    Speech2TextPreTrainedModel,
 )
 from transformers.utils import can_return_tuple
 
 from cape_plugins import Draw, build_position_encoder
-from hf_models.configuration import CapeSpeechConfig
+from hf_models.configuration import PositionEmbeddingMixin
 from hf_models.modeling import PositionModelMixin, draw_positions
+from hf_models.settings import FIELD
 from hf_models.speech import SpeechEncoder, Subsampler, encoder_lengths
+from hf_models.switching import Family, add_parts
+
+
+@strict
+class CapeSpeechConfig(PositionEmbeddingMixin, PreTrainedConfig):
+    """Speech recognition by CTC from log-mel frames: convolution with GLU, Transformer layers,
+    linear classifier (CAPE Appendix C). The defaults are the paper's model of 36 layers.
+
+    Positions are the centres of the frames in seconds.
+
+    Args:
+        vocab_size: Classes of the CTC head, blank included.
+        num_mel_bins: Features of a frame.
+        hop_seconds: Distance of frames where a batch does not say its own.
+        window_seconds: Length of the analysis window.
+        sampling_rate: Of the audio, in Hz.
+        conv_kernel_size: Odd.
+        conv_stride: Frames per Transformer position.
+        layer_norm: "post" (the paper) or "pre".
+        max_position_embeddings: Rows of a learned table, which then wraps around.
+        pad_token_id: The CTC blank.
+    """
+
+    model_type = "cape_speech_ctc"
+    position_fields: ClassVar = {FIELD: ("audio", "encoder")}
+    attribute_map: ClassVar = {
+        "hidden_size": "d_model",
+        "num_attention_heads": "encoder_attention_heads",
+        "num_hidden_layers": "encoder_layers",
+    }
+
+    vocab_size: int = 32
+    num_mel_bins: int = 80
+    hop_seconds: float | int = 0.01
+    window_seconds: float | int = 0.025
+    sampling_rate: int = 16000
+    conv_kernel_size: int = 7
+    conv_stride: int = 3
+    d_model: int = 768
+    encoder_layers: int = 36
+    encoder_attention_heads: int = 4
+    encoder_ffn_dim: int = 3072
+    encoder_layerdrop: float | int = 0.0
+    activation_function: str = "relu"
+    layer_norm: str = "post"
+    feature_dropout: float | int = 0.3
+    dropout: float | int = 0.1
+    attention_dropout: float | int = 0.1
+    activation_dropout: float | int = 0.1
+    init_std: float = 0.02
+    initializer_range: float = 0.02
+    max_position_embeddings: int = 1500
+    ctc_loss_reduction: str = "mean"
+    ctc_zero_infinity: bool = False
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    position_embedding: dict | None = None
+
+    def validate_sizes(self) -> None:
+        """Part of strict validation."""
+        for name in ("hop_seconds", "window_seconds"):
+            value = getattr(self, name)
+            if not 0 < value < 10:
+                raise ValueError(
+                    f"{name}={value} is not allowed; allowed: more than 0 and less than 10 "
+                    "seconds, such as 0.01."
+                )
+        for name in ("num_mel_bins", "conv_stride", "sampling_rate", "vocab_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} is not allowed; allowed: >= 1.")
+        if self.conv_kernel_size < 1 or self.conv_kernel_size % 2 == 0:
+            raise ValueError(
+                f"conv_kernel_size={self.conv_kernel_size} is not allowed; allowed: odd and >= 1, "
+                "so that the centre of a frame is defined."
+            )
+        for name, allowed in {
+            "layer_norm": ("post", "pre"),
+            "ctc_loss_reduction": ("mean", "sum", "none"),
+        }.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} is unknown; allowed: {', '.join(allowed)}."
+                )
+
+    @property
+    def conv_layers(self) -> list[tuple[int, int]]:
+        """Kernel size and stride of each convolution."""
+        return [(self.conv_kernel_size, self.conv_stride)]
+
+    @property
+    def inputs_to_logits_ratio(self) -> int:
+        """Samples per output, for the speech recognition pipeline."""
+        return round(self.hop_seconds * self.sampling_rate * self.conv_stride)
+
 
 # Layers that normalise after (the paper) or before each block.
 _LAYERS = {"post": MarianEncoderLayer, "pre": Speech2TextEncoderLayer}
 
 
-class CapeSpeechModel(SpeechEncoder):
+class CapeSpeechModel(SpeechEncoder, PositionModelMixin, Speech2TextEncoder):
     """Log-mel frames to hidden states."""
 
     config_class = CapeSpeechConfig
@@ -39,26 +138,34 @@ class CapeSpeechModel(SpeechEncoder):
     }
 
     def __init__(self, config: CapeSpeechConfig) -> None:
-        positions = build_position_encoder(
-            config.position_config,
-            config.d_model,
-            layout="sin_cos_blocks",
-            table_size=config.max_position_embeddings,
-            table_std=config.init_std,
-        )
-        subsampler = Subsampler(
+        Speech2TextPreTrainedModel.__init__(self, config)
+        post = config.layer_norm == "post"
+        self.dropout, self.layerdrop = 0.0, config.encoder_layerdrop
+        self.padding_idx = config.pad_token_id
+        layers = [_LAYERS[config.layer_norm](config) for _ in range(config.encoder_layers)]
+        self.layers = nn.ModuleList(layers)
+        self.layer_norm = nn.Identity() if post else nn.LayerNorm(config.d_model)
+        self.gradient_checkpointing = False
+        self.take_place(config, trained=False)
+        self.post_init()
+
+    def make_subsampler(self, config: CapeSpeechConfig) -> Subsampler:
+        """One convolution, and dropout before positions are added."""
+        return Subsampler(
             [config.num_mel_bins, config.d_model],
             config.conv_layers,
             scale=1.0,
-            positions=positions,
+            positions=build_position_encoder(
+                config.position_config,
+                config.d_model,
+                layout="sin_cos_blocks",
+                table_size=config.max_position_embeddings,
+                table_std=config.init_std,
+            ),
             unit=1.0,
             first=config.window_seconds / 2,
             dropout=config.feature_dropout,
         )
-        layers = [_LAYERS[config.layer_norm](config) for _ in range(config.encoder_layers)]
-        post = config.layer_norm == "post"
-        layer_norm = nn.Identity() if post else nn.LayerNorm(config.d_model)
-        super().__init__(config, subsampler, layers, layer_norm, dropout=0.0)
 
     def forward(
         self,
@@ -173,3 +280,12 @@ class CapeSpeechForCTC(PositionModelMixin, PreTrainedModel):
                 reduction=self.config.ctc_loss_reduction,
                 zero_infinity=self.config.ctc_zero_infinity,
             )
+
+
+FAMILY = add_parts(
+    Family(
+        CapeSpeechConfig,
+        parts=(),
+        auto={AutoModel: CapeSpeechModel, AutoModelForCTC: CapeSpeechForCTC},
+    )
+)

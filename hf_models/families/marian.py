@@ -1,0 +1,72 @@
+"""Marian translation models with any position embedding."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from huggingface_hub.dataclasses import strict
+from transformers import (
+    AutoModel,
+    AutoModelForSeq2SeqLM,
+    MarianConfig,
+    MarianModel,
+    MarianMTModel,
+)
+from transformers.models.marian.modeling_marian import MarianDecoder, MarianEncoder
+
+from hf_models.configuration import PositionEmbeddingMixin
+from hf_models.modeling import PositionModelMixin
+from hf_models.settings import FIELD
+from hf_models.switching import Family, add_parts
+from hf_models.text import Generates, SourceStack, TargetStack, TranslationModel
+
+
+@strict
+class CapeMarianConfig(PositionEmbeddingMixin, MarianConfig):
+    """Translation. Positions count tokens from 0; `bos_token_id`, or `eos_token_id` where there is
+    none (Marian), is the BOS hint on the source."""
+
+    model_type = "cape_marian"
+    position_fields: ClassVar = {FIELD: ("text", "seq2seq")}
+    position_embedding: dict | None = None
+
+
+class CapeMarianEncoder(SourceStack, MarianEncoder):
+    """Source side: alpha scales the positions, the BOS hint marks the first."""
+
+    config_class = CapeMarianConfig
+
+
+class CapeMarianDecoder(TargetStack, MarianDecoder):
+    """Target side; uses the draw of the source if the two are synchronised."""
+
+    config_class = CapeMarianConfig
+
+
+class CapeMarianModel(TranslationModel, PositionModelMixin, MarianModel):
+    """Encoder and decoder; ``forward(..., draw=, decoder_draw=)``."""
+
+    config_class = CapeMarianConfig
+
+
+class CapeMarianMTModel(Generates, PositionModelMixin, MarianMTModel):
+    """Translation model; ``forward(..., draw=)`` and ``generate()`` as in the stock class."""
+
+    config_class = CapeMarianConfig
+    _keys_to_ignore_on_load_missing: ClassVar = ["final_logits_bias"]
+    _keys_to_ignore_on_load_unexpected: ClassVar = [r"embed_positions\.weight"]
+    _keys_to_ignore_on_save = None
+
+
+FAMILY = add_parts(
+    Family(
+        CapeMarianConfig,
+        parts=(
+            CapeMarianEncoder,
+            CapeMarianDecoder,
+            CapeMarianModel,
+            CapeMarianMTModel,
+        ),
+        auto={AutoModel: CapeMarianModel, AutoModelForSeq2SeqLM: CapeMarianMTModel},
+    )
+)

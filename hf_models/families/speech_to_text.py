@@ -1,0 +1,150 @@
+"""Speech2Text, recognition or translation with encoder and decoder, with any position embedding.
+
+Stock checkpoints load with every parameter: frames are counted as there, from `pad_token_id` + 1
+on, in steps of the encoder; seconds of the configuration are turned into such steps.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from huggingface_hub.dataclasses import strict
+from transformers import (
+    AutoModel,
+    AutoModelForSpeechSeq2Seq,
+    Speech2TextConfig,
+    Speech2TextForConditionalGeneration,
+    Speech2TextModel,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
+from transformers.models.speech_to_text.modeling_speech_to_text import (
+    Speech2TextDecoder,
+    Speech2TextEncoder,
+)
+
+from cape_plugins import PositionConfig, build_position_encoder
+from hf_models.configuration import PositionEmbeddingMixin
+from hf_models.modeling import PositionModelMixin
+from hf_models.settings import FIELD
+from hf_models.speech import (
+    EncodesSpeech,
+    RecognitionModel,
+    SpeechEncoder,
+    Subsampler,
+    encoder_stride,
+)
+from hf_models.switching import Family, add_parts
+from hf_models.text import TargetStack
+
+
+@strict
+class CapeSpeech2TextConfig(PositionEmbeddingMixin, Speech2TextConfig):
+    """Speech recognition or translation with encoder and decoder.
+
+    `position_embedding` is that of the encoder (seconds), `decoder_position_embedding` that of the
+    decoder (tokens), by default of the same type; time and text do not share a draw.
+    """
+
+    model_type = "cape_speech_to_text"
+    position_fields: ClassVar = {
+        FIELD: ("audio", "encoder"),
+        "decoder_position_embedding": ("text", "decoder"),
+    }
+    stock_difference: ClassVar = (
+        "padding: no longer reaches the last frames of shorter recordings through a convolution"
+    )
+
+    hop_seconds: float | int = 0.01
+    window_seconds: float | int = 0.025
+    position_embedding: dict | None = None
+    decoder_position_embedding: dict | None = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "decoder_position_embedding" and value is None:
+            value = {"type": self.position_embedding["type"]}
+        super().__setattr__(name, value)
+
+    @property
+    def decoder_position_config(self) -> PositionConfig:
+        """All settings of the position embedding of the decoder."""
+        return self.position_settings("decoder_position_embedding")
+
+    @property
+    def conv_layers(self) -> list[tuple[int, int]]:
+        """Kernel size and stride of each convolution."""
+        return [(kernel, 2) for kernel in self.conv_kernel_sizes]
+
+
+class CapeSpeech2TextEncoder(SpeechEncoder, Speech2TextEncoder):
+    """See :class:`~hf_models.speech.SpeechEncoder`."""
+
+    config_class = CapeSpeech2TextConfig
+
+    def make_subsampler(self, config: CapeSpeech2TextConfig) -> Subsampler:
+        """Convolutions of kernel 5 and stride 2, if the configuration has no others."""
+        unit = config.hop_seconds * encoder_stride(config)
+        settings = config.position_config
+        if settings.max_global_shift:
+            settings = settings.replace(max_global_shift=settings.max_global_shift / unit)
+        inner = [config.conv_channels // 2] * (config.num_conv_layers - 1)
+        return Subsampler(
+            [config.input_feat_per_channel * config.input_channels, *inner, config.d_model],
+            config.conv_layers,
+            scale=self.embed_scale,
+            positions=build_position_encoder(
+                settings,
+                config.d_model,
+                frequencies="fairseq",
+                layout="sin_cos_blocks",
+                table_size=config.max_source_positions,
+                table_std=config.init_std,
+            ),
+            unit=unit,
+            first=config.pad_token_id + 1,
+        )
+
+
+class CapeSpeech2TextDecoder(TargetStack, Speech2TextDecoder):
+    """Text side; its positions are tokens, with a draw of its own."""
+
+    config_class = CapeSpeech2TextConfig
+    field, frequencies, start = "decoder_position_embedding", "fairseq", "padding"
+    _supports_sdpa = True
+    _supports_flash_attn = True
+
+
+class CapeSpeech2TextModel(RecognitionModel, PositionModelMixin, Speech2TextModel):
+    """Encoder and decoder."""
+
+    config_class = CapeSpeech2TextConfig
+
+
+class CapeSpeech2TextForConditionalGeneration(
+    EncodesSpeech, PositionModelMixin, Speech2TextForConditionalGeneration
+):
+    """Recognition or translation; ``forward(..., hop_nanoseconds=, draw=)`` and ``generate()``."""
+
+    config_class = CapeSpeech2TextConfig
+
+
+# The speech recognition pipeline tells models with a decoder by this table. Entered here and not
+# where the Auto classes are, because a folder with its own code loads this file alone.
+MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES[CapeSpeech2TextConfig.model_type] = (
+    CapeSpeech2TextForConditionalGeneration.__name__
+)
+
+FAMILY = add_parts(
+    Family(
+        CapeSpeech2TextConfig,
+        parts=(
+            CapeSpeech2TextEncoder,
+            CapeSpeech2TextDecoder,
+            CapeSpeech2TextModel,
+            CapeSpeech2TextForConditionalGeneration,
+        ),
+        auto={
+            AutoModel: CapeSpeech2TextModel,
+            AutoModelForSpeechSeq2Seq: CapeSpeech2TextForConditionalGeneration,
+        },
+    )
+)

@@ -1,0 +1,94 @@
+"""Vision transformers for images of any height and width, with any position embedding."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from huggingface_hub.dataclasses import strict
+from transformers import (
+    AutoModel,
+    AutoModelForImageClassification,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTModel,
+)
+from transformers.conversion_mapping import (
+    get_checkpoint_conversion_mapping,
+    register_checkpoint_conversion_mapping,
+)
+from transformers.models.vit.modeling_vit import ViTEmbeddings
+
+from hf_models.configuration import PositionEmbeddingMixin
+from hf_models.drop_path import add_drop_path
+from hf_models.images import ImageModel, PatchEmbeddings
+from hf_models.modeling import PositionModelMixin
+from hf_models.settings import FIELD
+from hf_models.switching import Family, add_parts
+
+# Checkpoints of ViT are stored under older names, which transformers translates by class name.
+register_checkpoint_conversion_mapping(
+    "CapeViTModel", get_checkpoint_conversion_mapping("ViTModel"), overwrite=True
+)
+
+
+@strict
+class CapeViTConfig(PositionEmbeddingMixin, ViTConfig):
+    """Images of any height and width; positions are patch centres in the [-1, 1] square.
+
+    Args:
+        drop_path_rate: Stochastic depth in training: probability that a sample goes past a branch
+            of the last layer; it grows linearly from 0 at the first layer.
+    """
+
+    model_type = "cape_vit"
+    position_fields: ClassVar = {FIELD: ("image", "encoder")}
+
+    drop_path_rate: float | int = 0.0
+    position_embedding: dict | None = None
+
+    def validate_drop_path_rate(self) -> None:
+        """Part of strict validation."""
+        if not 0 <= self.drop_path_rate < 1:
+            raise ValueError(
+                f"drop_path_rate={self.drop_path_rate} is not allowed; allowed: 0 to less than 1, "
+                "such as 0.1."
+            )
+
+
+class CapeViTEmbeddings(PatchEmbeddings, ViTEmbeddings):
+    """Patches, class token and positions."""
+
+
+class CapeViTModel(ImageModel, PositionModelMixin, ViTModel):
+    """See transformers' ViTModel; images of any size, no flag needed."""
+
+    config_class = CapeViTConfig
+
+    def take_place(self, config: Any, trained: bool) -> None:
+        """See :class:`~hf_models.switching.Seam`."""
+        super().take_place(config, trained)
+        add_drop_path(self.layers, config.drop_path_rate)
+
+
+class CapeViTForImageClassification(PositionModelMixin, ViTForImageClassification):
+    """Linear classifier on the class token."""
+
+    config_class = CapeViTConfig
+    # the stock table, where the type has none
+    _keys_to_ignore_on_load_unexpected: ClassVar = [r"embeddings\.position_embeddings$"]
+
+
+FAMILY = add_parts(
+    Family(
+        CapeViTConfig,
+        parts=(
+            CapeViTEmbeddings,
+            CapeViTModel,
+            CapeViTForImageClassification,
+        ),
+        auto={
+            AutoModel: CapeViTModel,
+            AutoModelForImageClassification: CapeViTForImageClassification,
+        },
+    )
+)

@@ -1,0 +1,142 @@
+"""Patch embeddings and models of images of any height and width, for all families of images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from cape_plugins import Draw, build_position_encoder, patch_positions, resize_grid
+from hf_models.modeling import draw_positions, embed_positions
+from hf_models.relative import add_relative_positions
+from hf_models.switching import Bound, Seam
+
+
+class PatchEmbeddings(Bound, Seam):
+    """Over stock embeddings of patches and special tokens; the draw of this forward is bound to it.
+
+    Special tokens, such as the class token, have learned vectors of their own and no place in the
+    image. A learned table keeps the name and shape of the stock parameter, its first rows being
+    those of the special tokens, and is resized bicubically to the image at hand.
+
+    Attributes:
+        special_tokens: Names of the parameters of the special tokens, in the order of the rows.
+    """
+
+    special_tokens: tuple[str, ...] = ("cls_token",)
+
+    def take_place(self, config: Any, trained: bool) -> None:
+        """See :class:`~hf_models.switching.Seam`. Where the table is dropped, its rows of special
+        tokens are added to these if it is `trained`."""
+        self.patch_size = tuple(self.patch_embeddings.patch_size)
+        self.image_size = tuple(self.patch_embeddings.image_size)
+        self.table_size = self.patches(*self.image_size)
+        self.positions = None
+        if config.position_config.encoding == "table":
+            return
+        if trained:
+            with torch.no_grad():
+                for row, name in enumerate(self.special_tokens):
+                    getattr(self, name).add_(self.position_embeddings[:, row : row + 1])
+        self.position_embeddings = None
+        self.positions = build_position_encoder(config.position_config, config.hidden_size)
+
+    def forward(self, pixel_values: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """See transformers; every size is welcome, with or without the flag."""
+        return super().forward(pixel_values, *args, **{**kwargs, "interpolate_pos_encoding": True})
+
+    def interpolate_pos_encoding(self, embeddings: Tensor, height: int, width: int) -> Any:
+        """What is added to `embeddings`, ``[1 or B, special tokens + patches, C]``, or zero."""
+        rows, columns = self.patches(height, width)
+        if self.position_embeddings is not None:
+            return self.resized_table(rows, columns)
+        grid = patch_positions(rows, columns, self.positions.config.gamma, embeddings.device)
+        addend = embed_positions(self.positions, grid, self.bound, embeddings)
+        return 0.0 if addend is None else F.pad(addend, (0, 0, len(self.special_tokens), 0))
+
+    def patches(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of patches of an image of `height` x `width` pixels."""
+        rows, columns = height // self.patch_size[0], width // self.patch_size[1]
+        if rows < 1 or columns < 1:
+            raise ValueError(
+                f"image of {height} x {width} pixels is smaller than a patch "
+                f"({self.patch_size[0]} x {self.patch_size[1]}); allowed: at least one patch. "
+                "Resize the image, or choose a smaller patch_size."
+            )
+        return rows, columns
+
+    def resize_images(self, height: int, width: int) -> None:
+        """See :meth:`ImageModel.resize_images`."""
+        size = self.patches(height, width)
+        if self.position_embeddings is not None:
+            with torch.no_grad():
+                table = self.resized_table(*size).clone()
+            self.position_embeddings = nn.Parameter(table, self.position_embeddings.requires_grad)
+        self.image_size, self.table_size = (height, width), size
+        self.patch_embeddings.image_size = self.image_size
+        self.patch_embeddings.num_patches = size[0] * size[1]
+
+    def resized_table(self, height: int, width: int) -> Tensor:
+        """``[1, special tokens + patches, C]`` for an image of so many rows and columns."""
+        table, special = self.position_embeddings, len(self.special_tokens)
+        if (height, width) == self.table_size:
+            return table
+        rows = resize_grid(table[0, special:], self.table_size, (height, width))
+        return torch.cat((table[:, :special], rows[None]), dim=1)
+
+
+class ImageModel(Seam):
+    """Over a stock model whose ``embeddings`` are :class:`PatchEmbeddings`: images of any size, no
+    flag needed."""
+
+    def take_place(self, config: Any, trained: bool) -> None:
+        """See :class:`~hf_models.switching.Seam`."""
+        settings = config.position_config
+        self.has_relative_positions = settings.relative_context > 0
+        add_relative_positions((layer.attention for layer in self.layers), settings)
+
+    def resize_images(self, height: int, width: int) -> None:
+        """Makes `height` x `width` pixels the image size of the configuration.
+
+        Every size is welcome before and after. But a learned table keeps the size of the
+        configuration and is resized in each forward; to finetune at another size it is resized
+        here once, bicubically, and then learns at its own size (DeiT). The rows of special tokens
+        and all other weights stay as they are. To be called before an optimizer is made.
+
+        Raises:
+            ValueError: if the size is smaller than a patch.
+        """
+        self.embeddings.resize_images(height, width)
+        self.config.image_size = height if height == width else (height, width)
+
+    def forward(
+        self,
+        pixel_values: Tensor | None = None,
+        *args: Any,
+        draw: Draw | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """See transformers.
+
+        Args:
+            pixel_values: ``[B, channels, H, W]``; any H and W of at least one patch.
+            draw: Random numbers of this forward, to inject; default drawn in training.
+        """
+        channels = self.config.num_channels
+        sizes = tuple(pixel_values.shape) if isinstance(pixel_values, Tensor) else ()
+        if len(sizes) != 4 or sizes[1] != channels:
+            given = f"has shape {sizes}" if sizes else f"is {type(pixel_values).__name__}"
+            raise ValueError(
+                f"pixel_values {given}; allowed: a tensor [batch, {channels} channels, height, "
+                "width]. Give one image as image[None]."
+            )
+        patches = self.embeddings.patches(*sizes[2:])
+        if self.has_relative_positions:
+            kwargs["patches"] = patches
+        positions = self.embeddings.positions
+        if draw is None and positions is not None:
+            draw = draw_positions(positions, pixel_values)
+        with self.embeddings.using(draw):
+            return super().forward(pixel_values, *args, **kwargs)

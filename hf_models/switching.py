@@ -1,0 +1,157 @@
+"""Puts position embeddings into stock models: the one mechanism of all families.
+
+A stock model is built, or loaded, as it is. Then its parts get the classes of this package
+(:func:`install`), and each part that encodes positions puts in its own (:class:`Seam`). What a
+stock forward has no argument for is bound to the part that needs it, for this call only
+(:class:`Bound`): the random numbers of a training forward, and the embeddings that stand in for
+those of a stock module (:class:`Addend`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
+
+from hf_models.settings import FIELD, require_own_config
+
+
+class Bound:
+    """Over a module: holds a value while a stock forward is running that cannot hand it on.
+
+    It is assigned and not appended to a list, which the replicas of DataParallel would share.
+    """
+
+    bound: Any = None
+
+    @contextmanager
+    def using(self, value: Any) -> Iterator[None]:
+        """Binds `value`, for this call only."""
+        outer, self.bound = self.bound, value
+        try:
+            yield
+        finally:
+            self.bound = outer
+
+
+class Addend(Bound, nn.Module):
+    """In the place of a stock position module: gives the embeddings that are bound to it, whatever
+    it is called with. Nothing bound means that nothing is added."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """``[B or 1, T, C]``, or zero."""
+        return 0.0 if self.bound is None else self.bound
+
+
+class Seam:
+    """Over a stock module that encodes positions, or calls a module that does."""
+
+    def take_place(self, config: Any, trained: bool) -> None:
+        """Puts position encoders into the place of stock ones.
+
+        Args:
+            config: Of the model, with its position embeddings.
+            trained: Whether the weights are those of a trained stock model, of which a part that
+                is dropped may have to be kept elsewhere.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of models: a stock configuration with one more field, and stock classes with
+    positions switched.
+
+    Attributes:
+        config: Configuration of this package, a subclass of the stock one.
+        parts: Classes that take the place of stock ones, each a subclass whose last base is the
+            stock class.
+        auto: Auto classes of transformers and the model that each loads.
+    """
+
+    config: type
+    parts: Sequence[type]
+    auto: Mapping[Any, type]
+
+    @property
+    def model_type(self) -> str:
+        """That of the configuration."""
+        return self.config.model_type
+
+
+PARTS: dict[type, type] = {}  # stock class to the one that takes its place
+
+
+def add_parts(family: Family) -> Family:
+    """Makes the parts of a family known to :func:`install`."""
+    PARTS.update({part.__bases__[-1]: part for part in family.parts})
+    return family
+
+
+def install(model: nn.Module, trained: bool = False) -> None:
+    """Gives the parts of a built model their classes and lets each :class:`Seam` take its place.
+
+    Args:
+        model: A model whose configuration has position embeddings.
+        trained: See :meth:`Seam.take_place`.
+    """
+    for module in list(model.modules()):
+        stock = type(module)
+        if stock in PARTS:
+            module.__class__ = PARTS[stock]
+            if hasattr(module, "_can_record_outputs"):  # by class, when transformers builds it
+                _CAN_RECORD_REGISTRY[module] = module._can_record_outputs
+            if stock.__name__ in model._no_split_modules:
+                model._no_split_modules.add(PARTS[stock].__name__)
+        elif module is not model:
+            continue
+        if isinstance(module, Seam):
+            module.take_place(model.config, trained)
+
+
+def switch(model: Any, position_embedding: Mapping[str, Any], **fields: Any) -> Any:
+    """Gives a built stock model another position embedding, in place and with all its weights.
+
+    Args:
+        model: A stock model of transformers of a known family.
+        position_embedding: ``{"type": ..., option: value}``.
+        fields: Further fields of the configuration, such as ``hop_seconds``.
+
+    Returns:
+        `model`, whose class and configuration are now those of this package.
+
+    Raises:
+        ValueError: if the family is unknown, or a setting is wrong.
+    """
+    if type(model) not in PARTS or not hasattr(PARTS[type(model)], "config_class"):
+        known = sorted(stock.__name__ for stock, own in PARTS.items() if is_model(own))
+        hint = "It has been switched already; load or build it anew. " if is_own(model) else ""
+        raise ValueError(
+            f"model is a {type(model).__name__}, whose positions cannot be switched; allowed: "
+            f"{', '.join(known)}. {hint}Give such a model."
+        )
+    own, stock_config = PARTS[type(model)], model.config
+    settings = {**stock_config.to_dict(), FIELD: dict(position_embedding), **fields}
+    config = own.config_class.from_dict(settings)
+    config._attn_implementation = stock_config._attn_implementation
+    require_own_config(config, own.__name__)
+    for module in model.modules():
+        if getattr(module, "config", None) is stock_config:
+            module.config = config
+    install(model, trained=True)
+    model.finish()
+    return model
+
+
+def is_own(model: Any) -> bool:
+    """Whether a model is of this package."""
+    return any(type(model) is own for own in PARTS.values())
+
+
+def is_model(part: type) -> bool:
+    """Whether a part is a model of its own, and not a stack of one."""
+    return hasattr(part, "finish")

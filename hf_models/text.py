@@ -1,0 +1,290 @@
+"""Stacks of tokens and models of two of them, for all families of text.
+
+Parameters and their names are those of the stock models, so that checkpoints load both ways.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils import can_return_tuple
+
+from cape_plugins import Draw, Positions, build_position_encoder, token_positions
+from hf_models.bos_hint import (
+    CapeEncoderOutput,
+    extend_mask,
+    first_valid,
+    prepend,
+    with_hint,
+    without_bos,
+    without_hint,
+)
+from hf_models.modeling import InitializesPositions, draw_positions, embed_positions
+from hf_models.relative import add_relative_positions
+from hf_models.settings import FIELD
+from hf_models.switching import Addend, Bound, Seam
+
+
+class TextStack(Bound, Seam, InitializesPositions):
+    """Over a stock encoder or decoder of tokens; the draw of this forward is bound to it.
+
+    Attributes:
+        field: Field of the configuration with its position embedding.
+        frequencies: Those of the stock sinusoid, a key of cape_plugins.encodings.FREQUENCIES.
+        start: Coordinate of the first token; "padding" for the one behind ``padding_idx``.
+    """
+
+    field = FIELD
+    frequencies = "marian"
+    start: float | str = 0.0
+
+    def take_place(self, config: Any, trained: bool) -> None:
+        """See :class:`~hf_models.switching.Seam`."""
+        settings = config.position_settings(self.field)
+        self.positions = build_position_encoder(
+            settings,
+            config.d_model,
+            frequencies=self.frequencies,
+            layout="sin_cos_blocks",
+            table_size=self.table_size,
+            table_std=config.init_std,
+        )
+        self.embed_positions = Addend()
+        add_relative_positions((layer.self_attn for layer in self.layers), settings)
+
+    @property
+    def table_size(self) -> int:
+        """Rows of a learned table."""
+        return getattr(self, f"max_{self.side}_positions")
+
+    @property
+    def first(self) -> float:
+        """Coordinate of the first token."""
+        return self.padding_idx + 1 if self.start == "padding" else self.start
+
+    def embedding(
+        self, positions: Positions, inputs_embeds: Tensor | None, length: int, draw: Draw | None
+    ) -> Tensor | None:
+        """What is added to the last `length` tokens, in the precision of the content."""
+        content = self.embed_tokens.weight if inputs_embeds is None else inputs_embeds
+        draw = self.bound if draw is None else draw
+        addend = embed_positions(self.positions, positions, draw, content)
+        return None if addend is None else addend[:, -length:]
+
+
+class SourceStack(TextStack):
+    """Over an encoder of tokens: alpha scales the positions, the BOS hint marks the first."""
+
+    side = "source"
+
+    @property
+    def has_hint(self) -> bool:
+        """Whether BOS is put before the source."""
+        return self.positions.config.source_bos
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        draw: Draw | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutput | CapeEncoderOutput:
+        """Encodes the source; not augmented without a draw, also in training mode.
+
+        Args:
+            input_ids: ``[B, S]``.
+            attention_mask: ``[B, S]``, 0 on padding, on whichever side.
+            inputs_embeds: ``[B, S, C]`` in the place of `input_ids`.
+            draw: From :meth:`~cape_plugins.PositionEncoder.draw`; default the one that is bound.
+
+        Returns:
+            stock output, of S positions; with the BOS hint :class:`CapeEncoderOutput`.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give exactly one of input_ids and inputs_embeds")
+        content = input_ids if inputs_embeds is None else inputs_embeds
+        expected = tuple(content.shape[:2])
+        mask = attention_mask
+        if mask is not None and mask.dim() == 2 and mask.shape != expected:
+            raise ValueError(
+                f"attention_mask has shape {tuple(mask.shape)}; allowed: {expected}, "
+                "[batch, source length] of the tokens. Give the mask that came with them."
+            )
+        if self.has_hint:
+            mask = extend_mask(attention_mask)
+            first = first_valid(attention_mask, content)
+            if inputs_embeds is None:
+                input_ids = prepend(input_ids, first, self.bos_token, self.padding_idx)
+            else:
+                bos = self.embed_tokens(first.new_full((1, 1), self.bos_token))
+                bos = (bos * getattr(self, "embed_scale", 1.0)).to(inputs_embeds.dtype)
+                inputs_embeds = prepend(inputs_embeds, first[..., None], bos, 0.0)
+        length = expected[1] + self.has_hint
+        valid = mask
+        if mask is None or mask.dim() != 2:
+            valid = content.new_ones((expected[0], length))
+        positions = token_positions(valid.bool(), self.positions.config.alpha, self.first)
+        with self.embed_positions.using(self.embedding(positions, inputs_embeds, length, draw)):
+            output = super().forward(
+                input_ids=input_ids,
+                attention_mask=mask,
+                inputs_embeds=inputs_embeds,
+                return_dict=True,
+                **kwargs,
+            )
+        return without_hint(output, attention_mask) if self.has_hint else output
+
+    @property
+    def bos_token(self) -> int:
+        """The hint; Marian has no BOS and takes EOS."""
+        token = self.config.bos_token_id
+        token = self.config.eos_token_id if token is None else token
+        return token[0] if isinstance(token, list) else token
+
+
+class TargetStack(TextStack):
+    """Over a decoder of tokens."""
+
+    side = "target"
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        draw: Draw | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """See transformers; `draw` as in :meth:`SourceStack.forward`."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give exactly one of decoder_input_ids and decoder_inputs_embeds")
+        content = input_ids if inputs_embeds is None else inputs_embeds
+        length, device = content.shape[1], content.device
+        past = past_key_values.get_seq_length() if past_key_values is not None else 0
+        positions = decoder_positions(length, past, attention_mask, device, self.first)
+        with self.embed_positions.using(self.embedding(positions, inputs_embeds, length, draw)):
+            return super().forward(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                encoder_hidden_states=encoder_hidden_states,
+                encoder_attention_mask=encoder_attention_mask,
+                past_key_values=past_key_values,
+                inputs_embeds=inputs_embeds,
+                use_cache=use_cache,
+                **kwargs,
+            )
+
+
+class TranslationModel:
+    """Over a stock model of a :class:`SourceStack` and a :class:`TargetStack`, which share one draw
+    of shift, scale or offset per training forward."""
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: Any | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        draw: Draw | None = None,
+        decoder_draw: Draw | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """See transformers.
+
+        Args:
+            encoder_outputs: What the encoder has returned, as it is or as a tuple: with the BOS
+                hint its last hidden state alone is not enough.
+            draw: Random numbers of this forward, to inject; by default drawn in training. With
+                `encoder_outputs` nothing is drawn, because the encoder has run without.
+            decoder_draw: The same for the decoder alone; default the draw of the encoder if the
+                configuration synchronises them, else one of its own.
+
+        Raises:
+            ValueError: for `encoder_outputs` without the state of the BOS hint.
+        """
+        if encoder_outputs is None:
+            content = input_ids if inputs_embeds is None else inputs_embeds
+            if draw is None:
+                draw = draw_positions(self.encoder.positions, content)
+            with self.encoder.using(draw):
+                encoder_outputs = self.encoder(
+                    input_ids, attention_mask, inputs_embeds, return_dict=True, **kwargs
+                )
+            if decoder_draw is None and draw is not None:
+                decoder_draw = draw
+                if not self.encoder.positions.config.synchronize:
+                    decoder_draw = draw_positions(self.decoder.positions, content)
+        states, cross_mask = encoder_outputs, attention_mask
+        if self.encoder.has_hint:
+            states, encoder_outputs = with_hint(encoder_outputs)
+            cross_mask = extend_mask(attention_mask)
+        with self.decoder.using(decoder_draw):
+            output = super().forward(
+                attention_mask=cross_mask,
+                decoder_input_ids=decoder_input_ids,
+                decoder_attention_mask=decoder_attention_mask,
+                encoder_outputs=states,
+                past_key_values=past_key_values,
+                decoder_inputs_embeds=decoder_inputs_embeds,
+                use_cache=use_cache,
+                return_dict=True,
+                **kwargs,
+            )
+        if self.encoder.has_hint:
+            output.encoder_last_hidden_state = encoder_outputs.last_hidden_state
+            output.cross_attentions = without_bos(output.cross_attentions, attention_mask)
+        return output
+
+
+class Generates:
+    """Over a stock model that generates with a :class:`TranslationModel`."""
+
+    def _prepare_static_cache(self, *args: Any, **kwargs: Any) -> Cache:
+        """Sized by the states that the encoder shows; the decoder sees the BOS hint as well."""
+        cache = super()._prepare_static_cache(*args, **kwargs)
+        if self.get_encoder().has_hint:
+            for layer in cache.cross_attention_cache.layers:
+                layer.max_cache_len += 1
+        return cache
+
+
+def decoder_positions(
+    length: int,
+    past: int | Tensor,
+    mask: Tensor | None,
+    device: torch.device,
+    start: float = 0.0,
+) -> Positions:
+    """Positions of the tokens that a decoder is given, counted from the beginning of the text.
+
+    Args:
+        length: T, tokens given now.
+        past: Number of tokens in the cache, a tensor where the cache has a fixed size.
+        mask: ``[B, past + T]``, 0 on padding; None if nothing is padded. Text is counted from its
+            first token, also in batches padded on the left.
+        device: Device of the tokens.
+        start: Coordinate of the first token.
+
+    Returns:
+        Positions whose last T are those of the tokens given now.
+    """
+    if mask is not None and mask.dim() == 2:
+        return token_positions(mask.bool(), start=start)
+    coords = (torch.arange(length, device=device) + past).float()[:, None] + start
+    return Positions(coords[None], None, 1.0, coords, first=past)
