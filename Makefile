@@ -68,9 +68,11 @@ bench: setup-hf
 
 # ---- checks --------------------------------------------------------------------------------------
 # Two workers with one thread each: the tests are small and many, and torch's threads would only
-# fight for the cores. A file stays on one worker, because its tests share what it has trained.
+# fight for the cores. A file stays on one worker, because its tests share what it has trained;
+# tests/conftest.py says in which order the files come.
 
-PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 \
+    $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: lint setup-hf
 	$(PYTEST) $(ARGS)

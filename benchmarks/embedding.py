@@ -30,7 +30,7 @@ from benchmarks.report import (
     ratio_tables,
     timing_columns,
 )
-from cape_plugins import TYPES, PositionConfig, build_position_encoder
+from cape_plugins import ENCODINGS, TYPES, PositionConfig, build_position_encoder
 from fairseq_user_dir.embedding import TokenPositionEmbedding, WrappingPositionalEmbedding
 from recipes.lab.tables import markdown
 
@@ -57,7 +57,7 @@ a sine stands against a copied number.""",
 
 def types() -> list[str]:
     """Types that add something to the content."""
-    return [name for name in TYPES if TYPES[name].encoding != "none"]
+    return [name for name in TYPES if ENCODINGS[TYPES[name].encoding].adds]
 
 
 def make_step(name: str, batch_size: int, length: int, dim: int, setup: Setup) -> Step:
@@ -91,10 +91,12 @@ def make_module(name: str, length: int, dim: int, pad: int) -> nn.Module:
     if name == LOOKUP:
         return SinusoidalPositionalEmbedding(dim, pad, 1024)
     config = PositionConfig(name, "text", "encoder")
-    if config.encoding == "table":
+    if config.encoding.counts:
         table = LearnedPositionalEmbedding(length + pad + 1, dim, pad)
         return WrappingPositionalEmbedding.take_over(table)
-    encoder = build_position_encoder(config, dim, frequencies="fairseq", layout="sin_cos_blocks")
+    encoder = build_position_encoder(
+        config, dim, start=pad + 1, frequencies="fairseq", layout="sin_cos_blocks"
+    )
     return TokenPositionEmbedding(encoder, pad)
 
 

@@ -7,6 +7,7 @@ fairseq and Hugging Face models. This package imports torch and numpy only.
 from cape_plugins.alpha import TokenCounts
 from cape_plugins.augmentation import Draw, augment, draw_global, draw_local
 from cape_plugins.config import PositionConfig
+from cape_plugins.domains import DOMAINS, Domain
 from cape_plugins.encoder import PositionEncoder, build_position_encoder, combine
 from cape_plugins.encodings import PositionTable, Sinusoid, resize_grid
 from cape_plugins.positions import (
@@ -18,22 +19,28 @@ from cape_plugins.positions import (
     token_position_at,
     token_positions,
 )
-from cape_plugins.registry import PRESETS, TYPES
-from cape_plugins.relative import (
+from cape_plugins.registry import ENCODINGS, PRESETS, TYPES, Encoding, PositionType
+from cape_plugins.relative import relative_attention
+from cape_plugins.relative_tables import (
     RelativeGridPositions,
     RelativePositions,
-    relative_attention,
+    build_relative_positions,
 )
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "DOMAINS",
+    "ENCODINGS",
     "PRESETS",
     "TYPES",
+    "Domain",
     "Draw",
+    "Encoding",
     "PositionConfig",
     "PositionEncoder",
     "PositionTable",
+    "PositionType",
     "Positions",
     "RelativeGridPositions",
     "RelativePositions",
@@ -41,6 +48,7 @@ __all__ = [
     "TokenCounts",
     "augment",
     "build_position_encoder",
+    "build_relative_positions",
     "combine",
     "coordinate_positions",
     "draw_global",

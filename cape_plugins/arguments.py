@@ -8,12 +8,11 @@ import re
 from collections.abc import Callable, Container
 from typing import Any
 
-from cape_plugins.config import options, parse_option
+from cape_plugins.config import options, parse_option, unit_of
 from cape_plugins.registry import DEFAULT_TYPE, TYPES
 
 PREFIX = "position_"
 TYPE_ARG = "position_embedding"
-TYPE_HELP = "position embedding: " + "; ".join(f"{k}: {row.summary}" for k, row in TYPES.items())
 
 
 def add_position_args(
@@ -31,7 +30,7 @@ def add_position_args(
     No flag has a default of its own: what is not given is None, the default of the type.
     """
     parser.add_argument(
-        flag(TYPE_ARG), choices=tuple(TYPES), help=f"{TYPE_HELP} (default: {default})"
+        flag(TYPE_ARG), choices=tuple(TYPES), help=f"{type_help()} (default: {default})"
     )
     for option in options(domain):
         if option.name in without:
@@ -57,9 +56,14 @@ def given_settings(args: Any, domain: str | None = "text") -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
+def type_help() -> str:
+    """Meaning of each type, for argparse."""
+    return "position embedding: " + "; ".join(f"{k}: {row.summary}" for k, row in TYPES.items())
+
+
 def option_help(metadata: Any) -> str:
     """Meaning, unit and range of an option, for argparse."""
-    unit = f", in {metadata['unit']}" if metadata["unit"] else ""
+    unit = f", in {name}" if (name := unit_of(metadata)) else ""
     return f"{metadata['help']}{unit}; allowed: {metadata['range']}".replace("%", "%%")
 
 

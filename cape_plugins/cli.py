@@ -12,7 +12,8 @@ from typing import Any
 
 from cape_plugins.alpha import TokenCounts, count_binarized, count_text_files
 from cape_plugins.arguments import in_flags
-from cape_plugins.config import DOMAINS, PositionConfig, applies, options
+from cape_plugins.config import PositionConfig, applies, options, unit_of
+from cape_plugins.domains import DOMAINS
 from cape_plugins.pictures.command import add_plot_args, draw_picture
 from cape_plugins.registry import DEFAULT_TYPE, TYPES
 
@@ -155,7 +156,7 @@ def option_table(args: argparse.Namespace) -> str:
                 f"`--position-{name.replace('_', '-')}`" if name in flags else f"`{name}`",
                 _defaults(option, args.domain),
                 option.metadata["range"],
-                option.metadata["unit"],
+                unit_of(option.metadata),
                 option.metadata["help"],
             )
         )
@@ -164,7 +165,7 @@ def option_table(args: argparse.Namespace) -> str:
 
 def _defaults(option: Any, domain: str) -> str:
     """Each type whose default has an effect, with that default; else the value without effect."""
-    architecture = "seq2seq" if domain == "text" else "encoder"
+    architecture = DOMAINS[domain].architecture
     values = {
         name: getattr(PositionConfig(name, domain, architecture), option.name)
         for name in TYPES

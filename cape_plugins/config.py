@@ -8,28 +8,28 @@ needs the standard library only.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from typing import Any
 
-from cape_plugins.registry import DEFAULT_TYPE, PRESETS, TYPES, ByDomain
+from cape_plugins.domains import DOMAINS, each_domain
+from cape_plugins.registry import DEFAULT_TYPE, ENCODINGS, OF_DOMAIN, PRESETS, TYPES, Encoding
 
-DOMAINS = ("text", "audio", "image")
 ARCHITECTURES = ("encoder", "decoder", "seq2seq")
 
 
-def _option(kind: str, off: Any, unit: str, help: str, **limits: Any) -> Any:
+def _option(kind: str, off: Any, unit: str | Callable[[], str], help: str, **limits: Any) -> Any:
     """A field whose ``None`` means "the default of the type" and whose `off` has no effect.
 
     Args:
         kind: "float", "int", "bool", "choice" or "ratio".
         off: The value that leaves the model as if the option did not exist.
-        unit: Unit of the value, as shown to people.
+        unit: Unit of the value, as shown to people; see :func:`unit_of`.
         help: The consequence of the value.
-        limits: ``low``, ``high`` (inclusive) for numbers, ``choices`` for a choice; ``domain`` if
-            the option exists in one domain only; ``training`` if it acts in training only;
-            ``architecture`` if other models refuse it.
+        limits: ``low``, ``high`` (inclusive) for numbers, ``choices`` for a choice; ``grid`` if
+            the option exists where positions are a grid only; ``training`` if it acts in training
+            only; ``architecture`` if other models refuse it.
     """
     if kind == "bool":
         allowed = "true or false"
@@ -53,7 +53,8 @@ class PositionConfig:
 
     Args:
         type: One of :data:`TYPES`.
-        domain: "text" (unit: tokens), "audio" (seconds) or "image" (the [-1, 1] square).
+        domain: One of :data:`~cape_plugins.domains.DOMAINS`: "text" (unit: tokens), "audio"
+            (seconds) or "image" (the [-1, 1] square).
         architecture: "encoder", "decoder" (causal) or "seq2seq" (both).
 
     Raises:
@@ -66,7 +67,7 @@ class PositionConfig:
     max_global_shift: float | None = _option(
         "float",
         0.0,
-        "tokens (text), seconds (audio), half the image side (image)",
+        lambda: each_domain("unit", named=True),
         "half-width D of the global shift U(-D, D) drawn per sample in training (CAPE Eq. 5)",
         training=True,
     )
@@ -90,7 +91,7 @@ class PositionConfig:
     max_offset: int | None = _option(
         "int",
         0,
-        "tokens, frames or patches",
+        lambda: each_domain("steps"),
         "largest integer offset, drawn from U{0..max} per sample in training (SHAPE)",
         training=True,
     )
@@ -107,7 +108,7 @@ class PositionConfig:
         "factor",
         "multiplies the [-1, 1] image grid (CAPE App. B, Table 6); images only",
         low=1e-6,
-        domain="image",
+        grid=True,
     )
     synchronize: bool | None = _option(
         "bool",
@@ -137,7 +138,7 @@ class PositionConfig:
     relative_context: int | None = _option(
         "int",
         0,
-        "tokens, frames or patches",
+        lambda: each_domain("steps"),
         "relative attention: largest distance N with an embedding of its own, to either side, "
         "2 N + 1 rows in each layer; 0 switches relative attention off (Shaw et al.)",
         high=100_000,
@@ -186,7 +187,8 @@ class PositionConfig:
             value = row.seq2seq.get(option.name, value)
         if option.name == "mean_normalize" and self.architecture != "encoder":
             return False  # impossible where positions are causal
-        return getattr(value, self.domain) if isinstance(value, ByDomain) else value
+        own = DOMAINS[self.domain].defaults.get(option.name, option.metadata["off"])
+        return own if value is OF_DOMAIN else value
 
     def _check_applicable(self) -> None:
         for option in options():
@@ -206,45 +208,48 @@ class PositionConfig:
                 f"{self.architecture!r}: the mean would change with every decoded position. "
                 "Allowed with architecture 'encoder'; set mean_normalize=False."
             )
+        grids = " or ".join(repr(name) for name, row in DOMAINS.items() if row.grid)
         for option in options():
             value, needed = getattr(self, option.name), option.metadata.get("architecture")
-            if needed not in (None, self.architecture) and value != option.metadata["off"]:
+            if value == option.metadata["off"]:
+                continue
+            if needed not in (None, self.architecture):
                 raise ValueError(
                     f"{option.name}={value!r} needs a source and a target (architecture "
                     f"{needed!r}), this is {self.architecture!r}; leave {option.name} out."
                 )
-        if self.gamma != 1.0 and self.domain != "image":
+            if option not in options(self.domain):
+                raise ValueError(
+                    f"{option.name}={value!r} needs a grid (domain {grids}), the domain is "
+                    f"{self.domain!r}; leave {option.name} out."
+                )
+            if option.name.startswith("relative_") and not self.relative_context:
+                raise ValueError(
+                    f"{option.name}={value!r} has no effect without relative attention; "
+                    "set relative_context to 1 or more, or leave it out."
+                )
+        if self.encoding.relative and self.relative_context == 0:
             raise ValueError(
-                f"gamma={self.gamma} scales image grids, the domain is {self.domain!r}; "
-                "leave gamma out."
+                f"relative_context=0 leaves position embedding {self.type!r} without any "
+                "position; allowed: >= 1. Use type 'nopos' for a model without positions."
             )
-        if self.type == "relpos" and self.relative_context == 0:
-            raise ValueError(
-                "relative_context=0 leaves position embedding 'relpos' without any position; "
-                "allowed: >= 1. Use type 'nopos' for a model without positions."
-            )
-        if not self.relative_context:
-            for name in ("relative_layers", "relative_values", "relative_beyond", "relative_heads"):
-                if getattr(self, name) != _BY_NAME[name].metadata["off"]:
-                    raise ValueError(
-                        f"{name}={getattr(self, name)!r} has no effect without relative attention; "
-                        "set relative_context to 1 or more, or leave it out."
-                    )
 
     @property
-    def encoding(self) -> str:
-        """What is added to the content: "none", "sinusoid" or "table"."""
-        return TYPES[self.type].encoding
+    def encoding(self) -> Encoding:
+        """What positions are turned into; ask it for capabilities, not for its name."""
+        return ENCODINGS[TYPES[self.type].encoding]
+
+    def relative_depth(self, num_layers: int) -> int:
+        """How many of the first layers have relative attention."""
+        if not self.relative_context:
+            return 0
+        return {"all": num_layers, "first": min(1, num_layers)}[self.relative_layers]
 
     @property
     def random(self) -> bool:
         """True if training draws random numbers."""
-        return bool(
-            self.max_global_shift
-            or self.max_local_shift
-            or self.max_offset
-            or self.max_global_scale != 1.0
-        )
+        shifts = self.max_global_shift or self.max_local_shift or self.max_offset
+        return bool(shifts) or self.max_global_scale != 1.0
 
     @property
     def alpha(self) -> float:
@@ -264,7 +269,8 @@ class PositionConfig:
     def changes(self, other: PositionConfig) -> dict[str, tuple[Any, Any]]:
         """What `other` computes otherwise with the same weights, outside of training: option, or
         "type" where something else is added to the content, to its value here and there."""
-        changed = {"type": (self.type, other.type)} if self.encoding != other.encoding else {}
+        added = [config.encoding if config.encoding.adds else None for config in (self, other)]
+        changed = {"type": (self.type, other.type)} if added[0] != added[1] else {}
         for option in options():
             here, there = getattr(self, option.name), getattr(other, option.name)
             if here != there and not option.metadata.get("training"):
@@ -314,11 +320,14 @@ _COMMON = ("source_bos", *(name for name in _BY_NAME if name.startswith("relativ
 def options(domain: str | None = None) -> tuple[Any, ...]:
     """The dataclass fields of the options (type, domain and architecture are not options), all or
     those that exist in `domain`."""
-    return tuple(
-        option
-        for option in _BY_NAME.values()
-        if domain is None or option.metadata.get("domain", domain) == domain
-    )
+    grid = domain is None or DOMAINS[domain].grid
+    return tuple(o for o in _BY_NAME.values() if grid or not o.metadata.get("grid"))
+
+
+def unit_of(metadata: Mapping[str, Any]) -> str:
+    """Unit of an option, as shown to people; "" where there is none."""
+    unit = metadata["unit"]
+    return unit() if callable(unit) else unit
 
 
 def applies(option: str, type_name: str) -> bool:
@@ -350,7 +359,7 @@ def parse_option(name: str, value: Any) -> Any:
             return _parse_ratio(value)
         return _parse_number(kind, value, meta.get("low", 0), meta.get("high", math.inf))
     except (ValueError, TypeError, ZeroDivisionError, OverflowError):
-        unit = f" {meta['unit']}" if meta["unit"] else ""
+        unit = f" {unit_of(meta)}".rstrip()
         raise ValueError(
             f"{name}={value!r} is not allowed; allowed: {meta['range']}{unit}. "
             f"Meaning: {meta['help']}."

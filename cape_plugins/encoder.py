@@ -2,65 +2,105 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from cape_plugins.augmentation import Draw, augment, draw_global, draw_local
 from cape_plugins.config import PositionConfig
-from cape_plugins.encodings import PositionTable, Sinusoid
+from cape_plugins.domains import DOMAINS
+from cape_plugins.encodings import Frequencies
 from cape_plugins.positions import Positions
 
 COMBINATIONS = ("add", "concat")
 
 
+SIDES = ("source", "target")
+# A source of randomness, or what makes one when it is needed.
+Generators = torch.Generator | Callable[[torch.device], torch.Generator | None] | None
+
+
 class PositionEncoder(nn.Module):
     """Turns :class:`Positions` into the embedding that is added to the content.
 
-    Drawing is separate from applying: the caller draws once per batch with :meth:`draw` and hands
-    the result to every call that shares it (CAPE section 5.3: encoder and decoder). Evaluation is
-    deterministic and consumes no random numbers.
+    A caller hands over raw positions; what the settings say of them is done here: alpha, gamma,
+    the unit of the host, mean-normalisation, augmentation. Drawing is separate from applying: the
+    caller draws once per batch with :meth:`draw` and hands the result to every call that shares it
+    (CAPE section 5.3: encoder and decoder). Evaluation is deterministic and consumes no random
+    numbers.
 
     Args:
         config: Complete settings.
-        encoding: A :class:`Sinusoid`, a :class:`PositionTable`, or None where nothing is added.
+        encoding: What the row of the encoding has built; None where nothing is added.
+        side: "source" or "target"; alpha scales positions of the source only.
+        start: Coordinate of position 0, in the unit of this encoder.
+        unit: What this encoder counts as 1, in the unit of the domain: hosts count frames, settings
+            have seconds.
     """
 
-    def __init__(self, config: PositionConfig, encoding: Sinusoid | PositionTable | None) -> None:
+    def __init__(
+        self,
+        config: PositionConfig,
+        encoding: nn.Module | None,
+        side: str = SIDES[0],
+        start: float = 0.0,
+        unit: float = 1.0,
+    ) -> None:
         super().__init__()
+        if side not in SIDES:
+            raise ValueError(f"side={side!r} is unknown; allowed: {', '.join(SIDES)}.")
+        if not 0 < unit < math.inf:
+            raise ValueError(f"unit={unit} is not allowed; allowed: > 0, such as 0.04 seconds.")
         self.config = config
         self.encoding = encoding
+        self.side, self.start, self.unit = side, start, unit
+        self.alpha = 1.0 if encoding is None or side != SIDES[0] else config.alpha
+
+    @property
+    def draws(self) -> bool:
+        """Whether a forward needs a draw now: in training, where the type is random."""
+        return self.training and self.config.random
 
     def draw(
         self,
         batch_size: int,
         device: torch.device | str | None = None,
-        generator: torch.Generator | None = None,
+        generator: Generators = None,
     ) -> Draw | None:
-        """The random numbers of one training forward; None in evaluation.
+        """The random numbers of one training forward; None in evaluation, and where nothing is
+        random.
 
         Args:
             batch_size: B.
             device: Device of the positions.
-            generator: Source of randomness; default the global one.
+            generator: Source of randomness, or a function of the device that makes it if anything
+                is drawn; default the global one.
         """
-        if not self.training:
+        if not self.draws:
             return None
         config = self.config
-        num_coords = 2 if config.domain == "image" else 1
-        draw = draw_global(
+        return draw_global(
             batch_size,
-            num_coords,
-            max_global_shift=config.max_global_shift,
+            DOMAINS[config.domain].num_coords,
+            max_global_shift=config.max_global_shift / self.unit,
             max_global_scale=config.max_global_scale,
             max_offset=config.max_offset,
             device=device,
-            generator=generator,
+            generator=_made(generator, device),
         )
-        if all(part is None for part in draw) and config.max_local_shift:
-            # tells the batch size where the samples share their coordinates
-            return Draw(torch.zeros(batch_size, 1, num_coords, device=device))
-        return draw
+
+    def place(self, positions: Positions) -> tuple[Tensor, Tensor | float]:
+        """Rows of raw positions ``[B or 1, T, D]`` and their step where this encoder has them:
+        ``start + alpha * gamma * position / unit``. Local shifts and offsets, which are measured in
+        steps, are not scaled by alpha."""
+        step = positions.step * self.config.gamma / self.unit
+        if positions.in_steps:  # one factor: frames at the hop of the host are whole numbers
+            rows = positions.rows * (self.alpha * step)
+        else:
+            rows = positions.rows * (self.alpha * self.config.gamma) / self.unit
+        return self.start + rows, step
 
     def forward(
         self,
@@ -68,18 +108,18 @@ class PositionEncoder(nn.Module):
         draw: Draw | None = None,
         local_shift: Tensor | None = None,
         dtype: torch.dtype = torch.float32,
-        generator: torch.Generator | None = None,
+        generator: Generators = None,
         random: bool | None = None,
     ) -> Tensor | None:
         """Embeddings of a batch of positions; arithmetic in float32, the result in `dtype`.
 
         Args:
-            positions: B x T positions.
+            positions: B x T raw positions.
             draw: From :meth:`draw`; required in training if the type draws at all.
-            local_shift: ``[B, T, D]`` in the unit of the positions, to inject; default drawn in
+            local_shift: ``[B, T, D]`` in the unit of this encoder, to inject; default drawn in
                 training.
             dtype: Of the result.
-            generator: For the local shift; default the global one.
+            generator: For the local shift, as in :meth:`draw`.
             random: Whether to augment; default in training. False is for hosts that generate text
                 with a model in training mode, where each step must see the same positions.
 
@@ -101,35 +141,32 @@ class PositionEncoder(nn.Module):
                 "draw=encoder.draw(batch_size), the same one to source and target; "
                 "call .eval() for inference."
             )
-        if isinstance(self.encoding, PositionTable):
-            return _gather(_table_rows(self.encoding, positions), positions, dtype)
-        if local_shift is None and random and config.max_local_shift:
+        if config.encoding.counts:
+            return positions.gather(self.encoding.lookup(positions), dtype)
+        rows, step = self.place(positions)
+        local = config.max_local_shift if random and local_shift is None else 0.0
+        moved = local or local_shift is not None or (draw is not None and draw.moves)
+        if positions.regular and rows.shape[0] == 1 and not (moved or config.mean_normalize):
+            return positions.gather(self.encoding.grid(rows[0]), dtype)
+        coords, valid = positions.elements(rows), positions.valid
+        if local:
+            batch_size = _batch_size(coords, draw)
             local_shift = draw_local(
-                positions.coords,
-                positions.step,
-                config.max_local_shift,
-                _batch_size(positions, draw),
-                generator,
+                coords, step, local, batch_size, _made(generator, coords.device)
             )
-        moved = draw is not None and any(part is not None for part in draw)
-        if positions.grid is not None and not (
-            moved or local_shift is not None or config.mean_normalize
-        ):
-            return _gather(self.encoding.grid(positions.grid), positions, dtype)
         coords = augment(
-            positions.coords,
-            positions.valid,
+            coords,
+            valid,
             mean_normalize=config.mean_normalize,
             draw=draw,
             local_shift=local_shift,
-            step=positions.step,
+            step=step,
         )
         embedding = self.encoding(coords)
-        if positions.valid is not None:
-            valid = positions.valid[..., None]
+        if valid is not None:
             # in place is several times faster on a CPU than masked_fill_; padding may become -0.0
-            same = embedding.shape[0] == valid.shape[0]
-            embedding = embedding.mul_(valid) if same else embedding * valid
+            same = embedding.shape[0] == valid.shape[0] and not embedding.requires_grad
+            embedding = embedding.mul_(valid[..., None]) if same else embedding * valid[..., None]
         return embedding.to(dtype)
 
 
@@ -137,30 +174,41 @@ def build_position_encoder(
     config: PositionConfig,
     dim: int,
     *,
-    frequencies: str | None = None,
+    side: str = SIDES[0],
+    start: float = 0.0,
+    unit: float = 1.0,
+    frequencies: str | Frequencies | None = None,
     layout: str = "cos_sin_interleaved",
-    table_size: int | tuple[int, int] = 1024,
+    table_size: int | tuple[int, ...] = 1024,
     table_std: float | None = None,
 ) -> PositionEncoder:
-    """The one place where the names of a configuration become code.
+    """The position encoder of one side of a model.
 
     Args:
         config: Complete settings.
         dim: K.
-        frequencies: Key of :data:`~cape_plugins.encodings.FREQUENCIES`; default the domain's.
+        side: "source" or "target"; alpha scales positions of the source only.
+        start: Coordinate of position 0, in multiples of `unit`.
+        unit: What the host counts as 1, in the unit of the domain: seconds of a frame.
+        frequencies: Key of :data:`~cape_plugins.encodings.FREQUENCIES`, or such a function;
+            default the domain's.
         layout: One of :data:`~cape_plugins.encodings.LAYOUTS`; default the paper's.
-        table_size: Rows of a learned table, or its (height, width) in patches.
+        table_size: Rows of a learned table, or its size as a grid, (height, width) in patches.
         table_std: Standard deviation of its initialisation; default ``dim ** -0.5``.
 
     Raises:
-        ValueError: if `dim` does not fit the encoding.
+        ValueError: if `dim` does not fit the encoding, for an unknown side or a bad unit.
     """
-    encoding: Sinusoid | PositionTable | None = None
-    if config.encoding == "sinusoid":
-        encoding = Sinusoid(dim, frequencies or config.domain, layout)
-    elif config.encoding == "table":
-        encoding = PositionTable(dim, table_size, table_std)
-    return PositionEncoder(config, encoding)
+    encoding = None
+    if config.encoding.build is not None:
+        encoding = config.encoding.build(
+            dim=dim,
+            frequencies=frequencies or DOMAINS[config.domain].frequencies,
+            layout=layout,
+            table_size=table_size,
+            table_std=table_std,
+        )
+    return PositionEncoder(config, encoding, side, start, unit)
 
 
 def combine(
@@ -205,32 +253,14 @@ def combine(
     return torch.cat((content, embedding.expand(*content.shape[:-1], width)), dim=-1)
 
 
-def _table_rows(table: PositionTable, positions: Positions) -> Tensor:
-    """``[T, K]``, one row of the table for each row of the grid."""
-    if positions.grid is None and positions.index is None:
-        raise ValueError(
-            "a learned position table has rows for tokens, frames or patches counted from the "
-            "first, not for arbitrary coordinates; use token_positions, frame_positions or "
-            "patch_positions, or a sinusoid type."
-        )
-    if positions.patches is not None:
-        return table.resize(*positions.patches)
-    return table.rows(positions.coords.shape[1], positions.first)
+def _made(generator: Generators, device: torch.device | str | None) -> torch.Generator | None:
+    """The generator, made now if need be."""
+    return generator(device) if callable(generator) else generator
 
 
-def _gather(rows: Tensor, positions: Positions, dtype: torch.dtype) -> Tensor:
-    """Rows of an encoded grid for each position, zero on padding."""
-    if positions.index is None:
-        return rows[None].to(dtype)
-    # index 0 means padding: one zero row in front serves it
-    rows = F.pad(rows.to(dtype), (0, 0, 1, 0))
-    batch, length = positions.index.shape
-    return rows.index_select(0, positions.index.reshape(-1)).view(batch, length, -1)
-
-
-def _batch_size(positions: Positions, draw: Draw | None) -> int:
+def _batch_size(coords: Tensor, draw: Draw | None) -> int:
     """B, also where the samples share their coordinates but not their draws."""
-    for tensor in (*(draw or ()), positions.valid):
-        if tensor is not None:
-            return tensor.shape[0]
-    return positions.coords.shape[0]
+    for part in draw or ():
+        if part is not None:
+            return part.shape[0] if isinstance(part, Tensor) else part
+    return coords.shape[0]

@@ -8,11 +8,15 @@ a buffer would be rounded by ``.half()`` and lost by loaders that materialise mo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from cape_plugins.positions import Positions
+from cape_plugins.registry import ENCODINGS, Encoding
 
 Frequencies = Callable[[int, torch.device], Tensor]
 
@@ -58,6 +62,7 @@ FREQUENCIES: dict[str, Frequencies] = {
     "marian": marian_frequencies,
 }
 LAYOUTS = ("cos_sin_interleaved", "sin_cos_blocks")
+RESIZES = {1: "linear", 2: "bicubic", 3: "trilinear"}  # by the number of axes
 
 
 class Sinusoid(nn.Module):
@@ -65,7 +70,7 @@ class Sinusoid(nn.Module):
 
     Args:
         dim: K, even and at least 4.
-        frequencies: One of :data:`FREQUENCIES`.
+        frequencies: One of :data:`FREQUENCIES`, or such a function.
         layout: "cos_sin_interleaved" (the paper's equations: channel 2k cosine, 2k + 1 sine) or
             "sin_cos_blocks" (fairseq: all sines, then all cosines).
 
@@ -74,7 +79,10 @@ class Sinusoid(nn.Module):
     """
 
     def __init__(
-        self, dim: int, frequencies: str = "text", layout: str = "cos_sin_interleaved"
+        self,
+        dim: int,
+        frequencies: str | Frequencies = "text",
+        layout: str = "cos_sin_interleaved",
     ) -> None:
         super().__init__()
         if dim < 4 or dim % 2:
@@ -83,10 +91,10 @@ class Sinusoid(nn.Module):
                 "because sines and cosines come in pairs. Change the model's embedding dimension."
             )
         for name, value, allowed in (
-            ("frequencies", frequencies, tuple(FREQUENCIES)),
+            ("frequencies", frequencies, FREQUENCIES),
             ("layout", layout, LAYOUTS),
         ):
-            if value not in allowed:
+            if not callable(value) and value not in allowed:
                 raise ValueError(f"{name}={value!r} is unknown; allowed: {', '.join(allowed)}.")
         self.dim = dim
         self.frequencies = frequencies
@@ -95,6 +103,12 @@ class Sinusoid(nn.Module):
     def extra_repr(self) -> str:
         """For ``print(module)``."""
         return f"{self.dim}, frequencies={self.frequencies!r}, interleaved={self.interleaved}"
+
+    def weights(self, device: torch.device) -> Tensor:
+        """Frequency matrix ``[D, K/2]``."""
+        known = isinstance(self.frequencies, str)
+        function = FREQUENCIES[self.frequencies] if known else self.frequencies
+        return function(self.dim, device)
 
     def grid(self, grid: Tensor) -> Tensor:
         """Encodes few rows exactly, as tables are made: sin and cos of the same phases.
@@ -105,7 +119,7 @@ class Sinusoid(nn.Module):
         Returns:
             ``[T, K]`` float32.
         """
-        weights = FREQUENCIES[self.frequencies](self.dim, grid.device)
+        weights = self.weights(grid.device)
         phase = _phase(grid, weights)
         parts = phase.sin().float(), phase.cos().float()
         if self.interleaved:
@@ -121,7 +135,7 @@ class Sinusoid(nn.Module):
         Returns:
             ``[B, T, K]`` float32; differs from :meth:`grid` by float32 rounding of the phase.
         """
-        weights = FREQUENCIES[self.frequencies](self.dim, coords.device).float()
+        weights = self.weights(coords.device).float()
         sine, cosine = torch.zeros_like(weights[0]), torch.full_like(weights[0], math.pi / 2)
         if self.interleaved:
             weights = weights.repeat_interleave(2, dim=1)
@@ -154,7 +168,7 @@ class PositionTable(nn.Module):
     """Learned absolute positions (*abspos*), usable beyond the trained size.
 
     Sequences longer than the table wrap around, E(t) = E(t mod N) (CAPE section 5.2); images of
-    another size get a bicubic resize of the grid (CAPE section 5.1).
+    another size get a bicubic resize of the grid (CAPE section 5.1), other grids a linear one.
 
     Args:
         dim: K.
@@ -165,11 +179,12 @@ class PositionTable(nn.Module):
         ValueError: if a size is not positive.
     """
 
-    def __init__(self, dim: int, size: int | tuple[int, int], std: float | None = None) -> None:
+    def __init__(self, dim: int, size: int | tuple[int, ...], std: float | None = None) -> None:
         super().__init__()
         shape = (size,) if isinstance(size, int) else tuple(size)
         if min(shape) < 1:
             raise ValueError(f"size={size} of a position table is not allowed; allowed: >= 1.")
+        self.dim = dim
         self.size = shape
         self.std = dim**-0.5 if std is None else std
         self.weight = nn.Parameter(torch.empty(math.prod(shape), dim))
@@ -183,38 +198,85 @@ class PositionTable(nn.Module):
         """For ``print(module)``."""
         return f"{self.weight.shape[1]}, size={self.size}"
 
+    def lookup(self, positions: Positions) -> Tensor:
+        """``[T, K]``, one row of the table for each row of `positions`.
+
+        Raises:
+            ValueError: for positions that are neither counted nor a grid.
+        """
+        if positions.patches is not None:
+            return self.resize(*positions.patches)
+        return counted_rows(self.weight, positions)
+
     def rows(self, length: int, first: int | Tensor = 0) -> Tensor:
         """``[length, K]``: the table from row `first` on, wrapping around."""
-        if isinstance(first, int) and first + length <= self.weight.shape[0]:
-            return self.weight[first : first + length]
-        row = torch.arange(length, device=self.weight.device) + first
-        row = row % self.weight.shape[0]
-        return F.embedding(row, self.weight)
+        return wrapped_rows(self.weight, length, first)
 
-    def resize(self, height: int, width: int) -> Tensor:
+    def resize(self, *size: int) -> Tensor:
         """``[height * width, K]``: the image table at another size; itself at its own size.
 
         Raises:
-            ValueError: if this is a table for sequences.
+            ValueError: if this is a table for sequences, or for grids of other axes.
         """
-        if len(self.size) != 2:
+        if len(self.size) != len(size):
             raise ValueError(f"a position table of size {self.size} is no grid and has no resize.")
-        return resize_grid(self.weight, self.size, (height, width))
+        return resize_grid(self.weight, self.size, size)
 
 
-def resize_grid(rows: Tensor, size: tuple[int, int], new_size: tuple[int, int]) -> Tensor:
-    """Bicubic resize of one vector per patch (CAPE section 5.1); itself at its own size.
+def counted_rows(table: Tensor, positions: Positions) -> Tensor:
+    """``[T, K]``: rows of `table` ``[N, K]`` by the numbers of positions, wrapping around.
+
+    Raises:
+        ValueError: for positions that are not counted.
+    """
+    if positions.first is None:
+        raise ValueError(
+            "a learned position table has rows for tokens, frames or patches counted from the "
+            "first, not for arbitrary coordinates; use token_positions, frame_positions or "
+            "patch_positions, or a sinusoid type."
+        )
+    return wrapped_rows(table, positions.rows.shape[1], positions.first)
+
+
+def wrapped_rows(table: Tensor, length: int, first: int | Tensor = 0) -> Tensor:
+    """``[length, K]``: rows of `table` ``[N, K]`` from `first` on, E(t) = E(t mod N)."""
+    if isinstance(first, int) and first + length <= table.shape[0]:
+        return table[first : first + length]
+    row = torch.arange(length, device=table.device) + first
+    return F.embedding(row % table.shape[0], table)
+
+
+def resize_grid(rows: Tensor, size: Sequence[int], new_size: Sequence[int]) -> Tensor:
+    """Resize of one vector per patch, bicubic in the plane (CAPE section 5.1), linear elsewhere;
+    itself at its own size.
 
     Args:
-        rows: ``[height * width, K]``, row by row.
+        rows: ``[height * width, K]``, row by row; other grids likewise, the slowest axis first.
         size: (height, width) in patches.
         new_size: The same afterwards.
 
     Returns:
         ``[new height * new width, K]`` in the dtype of `rows`.
+
+    Raises:
+        ValueError: for a grid of more than three axes.
     """
     if tuple(new_size) == tuple(size):
         return rows
-    image = rows.float().reshape(1, *size, -1).permute(0, 3, 1, 2)
-    image = F.interpolate(image, tuple(new_size), mode="bicubic", align_corners=False)
+    if len(size) not in RESIZES:
+        raise ValueError(f"size={tuple(size)} has {len(size)} axes; allowed: 1 to {len(RESIZES)}.")
+    image = rows.float().T.reshape(1, -1, *size)
+    image = F.interpolate(image, tuple(new_size), mode=RESIZES[len(size)], align_corners=False)
     return image.flatten(2)[0].T.to(rows.dtype)
+
+
+def _sinusoid(dim: int, frequencies: str, layout: str, **_: Any) -> Sinusoid:
+    return Sinusoid(dim, frequencies, layout)
+
+
+def _table(dim: int, table_size: Any, table_std: float | None, **_: Any) -> PositionTable:
+    return PositionTable(dim, table_size, table_std)
+
+
+ENCODINGS["sinusoid"] = Encoding(_sinusoid)
+ENCODINGS["table"] = Encoding(_table, learned=True, counts=True)

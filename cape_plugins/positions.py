@@ -1,8 +1,9 @@
 """From a raw batch to positions: the one currency of this package.
 
-Shapes use this legend throughout the package: B batch, T positions, D coordinates (1 for text and
-audio, 2 for images), K embedding channels. Units: tokens for text, seconds for audio, the [-1, 1]
-square for images.
+A caller hands over raw positions: numbers of tokens, times of frames, cells of a grid. The encoder
+knows what the settings make of them. Shapes use this legend throughout the package: B batch, T
+positions, D coordinates (1 for text and audio, 2 for images), K embedding channels. Units: tokens
+for text, seconds for audio, the [-1, 1] square for images.
 """
 
 from __future__ import annotations
@@ -11,81 +12,106 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+from cape_plugins.domains import DOMAINS
 
 
 class Positions(NamedTuple):
-    """Where the elements of a batch are.
+    """Where the elements of a batch are, in the unit of the domain: few rows, and which of them
+    each element is at. Encoding the rows once is then enough for the batch.
 
     Attributes:
-        coords: ``[B, T, D]`` float32, or ``[1, T, D]`` if the batch shares its positions.
-        valid: ``[B, T]`` bool, False on padding; None if nothing is padded.
-        step: Distance between neighbouring positions in the unit of `coords`, the unit of the
-            local shift: a number or a tensor that broadcasts to `coords`.
-        grid: ``[T, D]`` float32, set if every coordinate is a row of one grid: row i of the grid
-            is the i-th valid position. Encoding the grid once is then enough for the batch.
-        index: ``[B, T]`` int64, 1 + the number of valid positions before, 0 on padding; None if
-            all samples have all rows of the grid in order.
-        first: Position of row 0 of the grid, counted from the beginning of the sequence; a tensor
-            without dimensions where the host may not read it (caches of fixed size).
-        patches: (height, width) of an image in patches.
+        rows: ``[B, T, D]`` float32, or ``[1, T, D]`` if the batch shares them.
+        step: Distance between neighbouring positions, the unit of the local shift: a number or a
+            tensor that broadcasts to `rows`.
+        in_steps: Whether `rows` are multiples of `step`, such as the numbers of tokens or frames.
+        index: ``[B, T]`` int64, 1 + the row of each element, 0 on padding; None if element t is at
+            row t in all samples.
+        first: Number of row 0, counted from the beginning of the sequence; a tensor without
+            dimensions where the host may not read it (caches of fixed size). None if positions
+            are not counted.
+        patches: Sizes of the grid, of an image (height, width) in patches.
     """
 
-    coords: Tensor
-    valid: Tensor | None
-    step: Tensor | float
-    grid: Tensor | None = None
+    rows: Tensor
+    step: Tensor | float = 1.0
+    in_steps: bool = False
     index: Tensor | None = None
-    first: int | Tensor = 0
-    patches: tuple[int, int] | None = None
+    first: int | Tensor | None = None
+    patches: tuple[int, ...] | None = None
+
+    @property
+    def valid(self) -> Tensor | None:
+        """``[B, T]`` bool, False on padding; None if nothing is padded."""
+        return None if self.index is None else self.index > 0
+
+    @property
+    def regular(self) -> bool:
+        """Whether neighbours are as far apart everywhere."""
+        return self.in_steps or self.patches is not None
+
+    @property
+    def coords(self) -> Tensor:
+        """``[B, T, D]`` float32, or ``[1, T, D]`` if the batch shares its positions."""
+        return self.elements(self.rows * self.step if self.in_steps else self.rows)
+
+    def elements(self, rows: Tensor) -> Tensor:
+        """``[B, T, D]``, from `rows` ``[B or 1, T, D]`` those of each element; the first on
+        padding."""
+        if self.index is None or rows.shape[0] > 1:
+            return rows
+        return rows[0][(self.index - 1).clamp(min=0)]
+
+    def gather(self, rows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """``[B or 1, T, K]``, from embeddings ``[T, K]`` of shared rows those of each element, in
+        `dtype`; zero on padding."""
+        rows = rows.to(dtype)
+        if self.index is None:
+            return rows[None]
+        # index 0 means padding: one zero row in front serves it
+        rows = F.pad(rows, (0, 0, 1, 0))
+        batch, length = self.index.shape
+        return rows.index_select(0, self.index.reshape(-1)).view(batch, length, -1)
 
 
-def token_positions(valid: Tensor, source_scale: float = 1.0, start: float = 0.0) -> Positions:
+def token_positions(valid: Tensor) -> Positions:
     """Positions of tokens, counted over valid tokens: left and right padding give the same.
 
     Args:
         valid: ``[B, T]`` bool, False on padding.
-        source_scale: Alpha, target tokens per source token (CAPE section 5.3). It scales the
-            index only, so source and target begin at the same coordinate.
-        start: Coordinate of the first valid token, in tokens.
 
     Returns:
-        Positions with ``coords[b, t, 0] = start + source_scale * i`` for the i-th valid token.
+        Positions with ``coords[b, t, 0] = i`` for the i-th valid token, from 0 on.
 
     Raises:
         ValueError: if `valid` is not a two-dimensional bool tensor.
     """
     _check_valid(valid)
-    index = valid.cumsum(1) * valid
-    grid = start + source_scale * torch.arange(
-        valid.shape[1], dtype=torch.float32, device=valid.device
-    )
-    coords = start + source_scale * (index - 1).float()
-    return Positions(coords[..., None], valid, 1.0, grid[:, None], index)
+    number = torch.arange(valid.shape[1], dtype=torch.float32, device=valid.device)
+    return Positions(number[None, :, None], 1.0, True, valid.cumsum(1) * valid, 0)
 
 
 def token_position_at(
-    index: int, device: torch.device, source_scale: float = 1.0, start: float = 0.0
+    index: int | Tensor, device: torch.device | str | None = None, length: int = 1
 ) -> Positions:
-    """The position of the token with this 0-based index alone, shared by the batch: what one step
-    of incremental decoding needs. Equal to column `index` of :func:`token_positions`."""
-    coord = torch.full((1, 1), float(index), dtype=torch.float32, device=device)
-    coord = start + source_scale * coord
-    return Positions(coord[None], None, 1.0, coord, first=index)
+    """The positions of `length` tokens from the one with this 0-based index on, shared by the
+    batch: what one step of incremental decoding needs. Equal to those columns of
+    :func:`token_positions`; the index may be a tensor without dimensions."""
+    number = (torch.arange(length, device=device) + index).float()
+    return Positions(number[None, :, None], 1.0, True, first=index)
 
 
 def frame_positions(
-    num_frames: Tensor,
-    seconds_per_frame: Tensor | float,
-    first_frame_center: Tensor | float = 0.0,
-    max_frames: int | None = None,
+    num_frames: Tensor, seconds_per_frame: Tensor | float, max_frames: int | None = None
 ) -> Positions:
-    """Positions of audio frames in seconds (CAPE section 3, positional encoding for sound).
+    """Positions of audio frames in seconds (CAPE section 3, positional encoding for sound); the
+    time of the first one is the `start` of the encoder.
 
     Args:
         num_frames: ``[B]`` integer, frames of each sample without padding (padding follows).
         seconds_per_frame: Distance of neighbouring frames in seconds, a number or ``[B]`` where
             the hop differs between samples. The product of hop and stride of the front end.
-        first_frame_center: Time of the centre of frame 0 in seconds, a number or ``[B]``.
         max_frames: T; default the largest of `num_frames` (which costs a device synchronisation).
 
     Raises:
@@ -108,18 +134,13 @@ def frame_positions(
             f"seconds_per_frame={seconds_per_frame} is not allowed; allowed: > 0 seconds, "
             "such as 0.03 for a hop of 10 ms and stride 3."
         )
-    batch = num_frames.shape[0]
     length = int(num_frames.max()) if max_frames is None else max_frames
     if length < 0:
         raise ValueError(f"num_frames holds {length}; allowed: >= 0 for each sample.")
-    frame = torch.arange(length, dtype=torch.float32, device=num_frames.device)
-    step = _per_sample("seconds_per_frame", seconds_per_frame, batch, num_frames.device)
-    first = _per_sample("first_frame_center", first_frame_center, batch, num_frames.device)
-    coords = first + step * frame[None, :, None]
-    index = torch.arange(1, length + 1, device=num_frames.device)
-    valid = index <= num_frames[:, None]
-    grid = coords[0] if coords.shape[0] == 1 else None  # all samples have the same frame times
-    return Positions(coords, valid, step, grid, index * valid)
+    step = _per_sample("seconds_per_frame", seconds_per_frame, num_frames)
+    number = torch.arange(length, device=num_frames.device)
+    index = (number + 1) * (number < num_frames[:, None])
+    return Positions(number.float()[None, :, None], step, True, index, 0)
 
 
 def timed_frame_positions(
@@ -132,7 +153,7 @@ def timed_frame_positions(
     half a step keeps their order.
 
     Args:
-        times: ``[B, T]``, the centre of each frame.
+        times: ``[B, T]``, the centre of each frame in seconds, less the `start` of the encoder.
         num_frames: ``[B]`` integer, frames of each sample without padding (padding follows).
         seconds_per_frame: Step of a sample that has one frame only, a number or ``[B]``.
     """
@@ -140,16 +161,14 @@ def timed_frame_positions(
     index = torch.arange(1, length + 1, device=times.device)
     valid = index <= num_frames[:, None]
     gaps = times.diff(dim=1).masked_fill(~valid[:, 1:], float("inf"))
-    gaps = torch.cat((gaps, gaps.new_full((batch, 1), float("inf"))), dim=1).amin(1)
-    step = _per_sample("seconds_per_frame", seconds_per_frame, batch, times.device)
-    step = torch.where(gaps.isfinite()[:, None, None], gaps[:, None, None], step)
-    coords = times.float().masked_fill(~valid, 0.0)[..., None]
-    return Positions(coords, valid, step, None, index * valid)
+    gaps = torch.cat((gaps, gaps.new_full((batch, 1), float("inf"))), dim=1).amin(1)[:, None, None]
+    step = _per_sample("seconds_per_frame", seconds_per_frame, num_frames)
+    step = torch.where(gaps.isfinite(), gaps, step)
+    rows = times.float().masked_fill(~valid, 0.0)[..., None]
+    return Positions(rows, step, index=index * valid, first=0)
 
 
-def patch_positions(
-    height: int, width: int, gamma: float = 1.0, device: torch.device | str | None = None
-) -> Positions:
+def patch_positions(*sizes: int, device: torch.device | str | None = None) -> Positions:
     """Centres of the patches of an image, row by row, each axis spanning [-1, 1] end to end.
 
     The grid is that of CAPE Appendix A; an axis with one patch only is at 0. The step is 2 / N on
@@ -157,32 +176,29 @@ def patch_positions(
     local shift of 0.5 steps is the paper's 1 / N.
 
     Args:
-        height: Number of patch rows.
-        width: Number of patch columns.
-        gamma: Factor on the grid (CAPE Appendix B, Table 6).
+        sizes: Number of patches along each axis, the slowest first: height and width of images.
         device: Where the positions are made.
 
     Returns:
         Positions with coords ``[1, height * width, 2]``, x (column) first, then y (row).
 
     Raises:
-        ValueError: if `height`, `width` or `gamma` is not positive.
+        ValueError: if a size is not positive.
     """
-    for name, value in (("height", height), ("width", width), ("gamma", gamma)):
+    names = ("height", "width") if len(sizes) == 2 else [f"size {i}" for i in range(len(sizes))]
+    for name, value in zip(names, sizes, strict=True):
         if not 0 < value < float("inf"):
             raise ValueError(
                 f"{name}={value} is not allowed; allowed: > 0 and finite. A patch grid needs at "
                 "least one patch on each axis: is the image smaller than the patch?"
             )
-    x, y = (_axis(size, device) for size in (width, height))
-    grid = gamma * torch.stack((x.repeat(height), y.repeat_interleave(width)), dim=1)
+    axes = torch.meshgrid(*(_axis(size, device) for size in sizes), indexing="ij")
+    grid = torch.stack([axis.flatten() for axis in reversed(axes)], dim=1)
     # filled on the device: copying from the host would synchronise
     step = [
-        torch.full((), 2.0 * gamma / size, dtype=torch.float32, device=device)
-        for size in (width, height)
+        torch.full((), 2.0 / size, dtype=torch.float32, device=device) for size in reversed(sizes)
     ]
-    step = torch.stack(step)
-    return Positions(grid[None], None, step, grid, patches=(height, width))
+    return Positions(grid[None], torch.stack(step), patches=sizes)
 
 
 def coordinate_positions(
@@ -191,7 +207,8 @@ def coordinate_positions(
     """Positions that are known already: patches of any arrangement, frame times after dropping.
 
     Args:
-        coords: ``[B, T, D]``, D = 1 (tokens or seconds) or 2 (the [-1, 1] square, x then y).
+        coords: ``[B, T, D]``, D = 1 (tokens or seconds) or 2 (the [-1, 1] square, x then y), or
+            that of another domain.
         valid: ``[B, T]`` bool, False on padding; None if nothing is padded.
         step: Distance to the neighbour that a local shift is measured in; a number or a tensor
             that broadcasts to `coords`.
@@ -199,10 +216,13 @@ def coordinate_positions(
     Raises:
         ValueError: if a shape is wrong.
     """
-    if coords.dim() != 3 or coords.shape[-1] not in (1, 2):
+    allowed = sorted({row.num_coords for row in DOMAINS.values()})
+    if coords.dim() != 3 or coords.shape[-1] not in allowed:
         raise ValueError(
-            f"coords has shape {tuple(coords.shape)}; allowed: [batch, positions, 1 or 2]."
+            f"coords has shape {tuple(coords.shape)}; allowed: [batch, positions, "
+            f"{' or '.join(map(str, allowed))}]."
         )
+    index = None
     if valid is not None:
         _check_valid(valid)
         if valid.shape[1] != coords.shape[1] or coords.shape[0] not in (1, valid.shape[0]):
@@ -212,7 +232,8 @@ def coordinate_positions(
             )
         # whatever stands on padding, NaN included, must not reach the mean or the embedding
         coords = coords.masked_fill(~valid[..., None], 0.0)
-    return Positions(coords.float(), valid, step)
+        index = torch.arange(1, valid.shape[1] + 1, device=valid.device) * valid
+    return Positions(coords.float(), step, index=index)
 
 
 def _axis(size: int, device: torch.device | str | None) -> Tensor:
@@ -222,15 +243,16 @@ def _axis(size: int, device: torch.device | str | None) -> Tensor:
     return (2 * torch.arange(size, dtype=torch.float32, device=device) - (size - 1)) / (size - 1)
 
 
-def _per_sample(name: str, value: Tensor | float, batch: int, device: torch.device) -> Tensor:
-    """`value` as ``[B or 1, 1, 1]`` float32."""
+def _per_sample(name: str, value: Tensor | float, num_frames: Tensor) -> Tensor | float:
+    """`value`; a tensor as ``[B or 1, 1, 1]`` float32."""
     if not isinstance(value, Tensor):
-        return torch.full((1, 1, 1), float(value), dtype=torch.float32, device=device)
-    if value.shape not in ((), (batch,)):
+        return float(value)
+    if value.shape not in ((), num_frames.shape):
         raise ValueError(
-            f"{name} has shape {tuple(value.shape)}; allowed: a number or [{batch}] numbers."
+            f"{name} has shape {tuple(value.shape)}; allowed: a number or [{len(num_frames)}] "
+            "numbers."
         )
-    return value.to(device=device, dtype=torch.float32).reshape(-1, 1, 1)
+    return value.to(device=num_frames.device, dtype=torch.float32).reshape(-1, 1, 1)
 
 
 def _check_valid(valid: Tensor) -> None:

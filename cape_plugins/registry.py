@@ -1,4 +1,5 @@
-"""The registry: position-embedding types as rows of data, and the papers' settings by name.
+"""The registry: types of position embedding and encodings as rows of data, and the papers'
+settings by name.
 
 Sources: CAPE (Likhomanenko et al., NeurIPS 2021), SHAPE (Kiyono et al., EMNLP 2021), relative
 position representations (Shaw et al., NAACL 2018). This module needs the standard library only.
@@ -6,18 +7,45 @@ position representations (Shaw et al., NAACL 2018). This module needs the standa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+# A default that each domain has for itself, see Domain.defaults.
+OF_DOMAIN = object()
+
 
 @dataclass(frozen=True)
-class ByDomain:
-    """A default that differs between text (tokens), audio (seconds) and images ([-1, 1] square)."""
+class Encoding:
+    """One row of :data:`ENCODINGS`: what hosts and pictures may ask of an encoding.
 
-    text: Any
-    audio: Any
-    image: Any
+    Attributes:
+        build: Makes the module that turns positions into embeddings; called with the keywords
+            ``dim, frequencies, layout, table_size, table_std`` of
+            :func:`~cape_plugins.encoder.build_position_encoder`. The module has the attribute
+            ``dim`` and embeds coordinates ``[B, T, D]`` to ``[B, T, K]``; its method ``grid`` does
+            so for ``[T, D]``, as exactly as it can. One that looks up numbers of positions has
+            :meth:`~cape_plugins.encodings.PositionTable.lookup` instead. None if `adds` is False.
+        adds: Adds to the content.
+        learned: Has parameters.
+        counts: Looks up the number of a position, whose coordinates do not matter.
+        relative: Acts in attention by relative keys, and needs a relative context.
+        turns: Turns queries and keys in attention.
+    """
+
+    build: Callable[..., Any] | None = None
+    adds: bool = True
+    learned: bool = False
+    counts: bool = False
+    relative: bool = False
+    turns: bool = False
+
+
+# Name to row; those that compute are beside their classes in encodings.py.
+ENCODINGS: dict[str, Encoding] = {
+    "none": Encoding(adds=False),
+    "relative": Encoding(adds=False, learned=True, relative=True),
+}
 
 
 @dataclass(frozen=True)
@@ -25,8 +53,9 @@ class PositionType:
     """One row of the registry: what a position-embedding type is made of.
 
     Attributes:
-        encoding: What is added to the content: "none", "sinusoid" or "table".
-        options: The options this type has beside the common ones, with its defaults.
+        encoding: Key of :data:`ENCODINGS`.
+        options: The options this type has beside the common ones, with its defaults;
+            :data:`OF_DOMAIN` is that of the domain.
         summary: One line for help texts and tables.
         seq2seq: Defaults that hold in encoder-decoder models only.
     """
@@ -42,10 +71,10 @@ _SOURCE = {"source_scale": "1", "synchronize": False}
 TYPES: dict[str, PositionType] = {
     "nopos": PositionType("none", {}, "no position embedding"),
     "sinpos": PositionType("sinusoid", {"gamma": 1.0, **_SOURCE}, "sinusoids (Vaswani et al.)"),
-    "abspos": PositionType("table", {}, "learned table; wraps around (1-D), bicubic (2-D)"),
+    "abspos": PositionType("table", {}, "learned table; wraps around (1-D), is resized (grids)"),
     "relpos": PositionType(
-        "none",
-        {"relative_context": ByDomain(150, 919, 15)},
+        "relative",
+        {"relative_context": OF_DOMAIN},
         "learned relative keys in self-attention (Shaw et al.), no absolute positions",
     ),
     "shape": PositionType(
@@ -57,10 +86,10 @@ TYPES: dict[str, PositionType] = {
         "sinusoid",
         {
             "gamma": 1.0,
-            "max_global_shift": ByDomain(5.0, 30.0, 0.5),
+            "max_global_shift": OF_DOMAIN,
             "max_local_shift": 0.5,
-            "max_global_scale": ByDomain(1.0, 1.1, 1.4),
-            "mean_normalize": ByDomain(False, True, False),
+            "max_global_scale": OF_DOMAIN,
+            "mean_normalize": OF_DOMAIN,
             **_SOURCE,
         },
         "sinusoids, continuous shift, local shift and scale in training (CAPE)",

@@ -16,86 +16,19 @@ Shapes: B batch, H heads, T queries, S keys, d channels per head, C context.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+
+from cape_plugins.relative_tables import RelativeGridPositions, RelativePositions
 
 # Scores of one block of queries, as float32 about 128 MiB: large enough for full speed, small
 # enough to bound memory.
 BLOCK_ELEMENTS = 2**25
-
-
-class RelativePositions(nn.Module):
-    """Learned embeddings of the distances -C .. C between key and query.
-
-    Args:
-        context: C, in positions; the released CAPE code uses 919 frames, the paper 150 tokens.
-        head_dim: d.
-        num_heads: One table for each of H heads; None for one table shared by all (the papers).
-        values: Also an embedding added to the values (Shaw et al. Eq. 3).
-        beyond: "clip" (distances beyond C use the outermost embedding, Shaw et al.) or "zero"
-            (they have none, as in the code released with CAPE).
-
-    Raises:
-        ValueError: if a size is not positive or `beyond` is unknown.
-    """
-
-    def __init__(
-        self,
-        context: int,
-        head_dim: int,
-        num_heads: int | None = None,
-        values: bool = False,
-        beyond: str = "clip",
-    ) -> None:
-        super().__init__()
-        sizes = {"context": context, "head dimension": head_dim, "number of heads": num_heads}
-        for name, size in sizes.items():
-            if size is not None and size < 1:
-                raise ValueError(f"relative {name} {size} is not allowed; allowed: >= 1.")
-        if beyond not in ("clip", "zero"):
-            raise ValueError(f"relative beyond={beyond!r} is unknown; allowed: clip, zero.")
-        self.context = context
-        self.clip = beyond == "clip"
-        shape = (num_heads or 1, 2 * context + 1, head_dim)
-        self.keys = nn.Parameter(torch.empty(shape))
-        self.values = nn.Parameter(torch.empty(shape)) if values else None
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Uniform in +-0.1, as in the code released with CAPE."""
-        for table in self.parameters():
-            nn.init.uniform_(table, -0.1, 0.1)
-
-    def extra_repr(self) -> str:
-        """For ``print(module)``."""
-        return f"context={self.context}, clip={self.clip}"
-
-
-class RelativeGridPositions(nn.Module):
-    """Learned embeddings of the distances between patches of an image: one for the distance in
-    rows plus one for that in columns, so that every height and width has them.
-
-    Arguments are those of :class:`RelativePositions`, for both axes; C counts patches.
-    """
-
-    def __init__(
-        self,
-        context: int,
-        head_dim: int,
-        num_heads: int | None = None,
-        values: bool = False,
-        beyond: str = "clip",
-    ) -> None:
-        super().__init__()
-        self.rows = RelativePositions(context, head_dim, num_heads, values, beyond)
-        self.columns = RelativePositions(context, head_dim, num_heads, values, beyond)
-
-    @property
-    def values(self) -> Tensor | None:
-        """None without embeddings added to the values."""
-        return self.rows.values
 
 
 def relative_attention(
@@ -105,7 +38,7 @@ def relative_attention(
     positions: RelativePositions | RelativeGridPositions,
     *,
     query_offset: int | Tensor = 0,
-    patches: tuple[int, int] | None = None,
+    patches: Sequence[int] | None = None,
     attn_mask: Tensor | None = None,
     key_padding_mask: Tensor | None = None,
     dropout: float = 0.0,
@@ -121,9 +54,9 @@ def relative_attention(
         query_offset: Index of the first query among the keys: S - T in incremental decoding. A
             tensor without dimensions where keys are a buffer of fixed size (static caches); its
             value is not read on the host.
-        patches: (height, width) in patches, needed by :class:`RelativeGridPositions`. The patches
-            are the last keys, row by row; what stands before them, a class token, has no place
-            and no relative embedding.
+        patches: (height, width) in patches, or the sizes of the axes, needed by
+            :class:`RelativeGridPositions`. The patches are the last keys, row by row; what stands
+            before them, a class token, has no place and no relative embedding.
         attn_mask: bool (True: do not attend) or float added to the scores, ``[T, S]`` or any shape
             that broadcasts to ``[B, H, T, S]``.
         key_padding_mask: ``[B, S]`` bool, True on padding.
@@ -136,8 +69,9 @@ def relative_attention(
     Raises:
         ValueError: if `query_offset` or `patches` do not fit the keys.
     """
-    if hasattr(positions, "columns"):  # by what it has: adapters put wrappers over modules
-        if patches is None or patches[0] * patches[1] > key.shape[2]:
+    if hasattr(positions, "axes"):  # by what it has: adapters put wrappers over modules
+        sizes = () if patches is None else tuple(patches)
+        if len(sizes) != len(positions.axes) or math.prod(sizes) > key.shape[2]:
             raise ValueError(
                 f"patches={patches} is not allowed with {key.shape[2]} keys; allowed: (height, "
                 "width) of the image in patches, of which each is a key."
@@ -173,7 +107,7 @@ def _attend(
     key: Tensor,
     value: Tensor,
     positions: RelativePositions | RelativeGridPositions,
-    patches: tuple[int, int] | None,
+    patches: Sequence[int] | None,
     key_padding_mask: Tensor | None,
     dropout: float,
 ) -> tuple[Tensor, Tensor]:
@@ -297,33 +231,56 @@ def _grid_scores(
     positions: RelativeGridPositions,
     num_keys: int,
     query_offset: int | Tensor,
-    patches: tuple[int, int],
+    patches: Sequence[int],
 ) -> Tensor:
     """``q . (a^K[di] + a^K[dj])``, ``[B, H, T, S]``; 0 where query or key is no patch."""
-    height, width = patches
-    first = num_keys - height * width
-    index = torch.arange(query.shape[2], device=query.device) + query_offset - first
-    query = query * (index >= 0)[:, None]
-    index = index.clamp(min=0)
-    by_row = _gathered_scores(query, positions.rows, index // width, height)
-    by_column = _gathered_scores(query, positions.columns, index % width, width)
-    return F.pad((by_row[..., None] + by_column[..., None, :]).flatten(-2), (first, 0))
+    places, inside = _places(query.shape[2], num_keys, query_offset, patches, query.device)
+    query = query * inside
+    scores = None
+    for axis, place, size in zip(positions.axes, places, patches, strict=True):
+        by_axis = _gathered_scores(query, getattr(positions, axis), place, size)
+        if scores is not None:
+            by_axis = (scores[..., None] + by_axis[..., None, :]).flatten(-2)
+        scores = by_axis
+    return F.pad(scores, (num_keys - scores.shape[-1], 0))
 
 
 def _grid_values(
     weights: Tensor,
     positions: RelativeGridPositions,
     query_offset: int | Tensor,
-    patches: tuple[int, int],
+    patches: Sequence[int],
 ) -> Tensor:
     """``sum_j p(i, j) (a^V[di] + a^V[dj])`` over patches, ``[B, H, T, d]``; 0 for other queries."""
-    height, width = patches
-    first = weights.shape[-1] - height * width
-    index = torch.arange(weights.shape[2], device=weights.device) + query_offset - first
-    weights = (weights[..., first:] * (index >= 0)[:, None]).unflatten(-1, patches)
-    index = index.clamp(min=0)
-    by_row = _gathered_values(weights.sum(-1), positions.rows, index // width)
-    return by_row + _gathered_values(weights.sum(-2), positions.columns, index % width)
+    length, num_keys = weights.shape[2:]
+    places, inside = _places(length, num_keys, query_offset, patches, weights.device)
+    weights = (weights[..., num_keys - math.prod(patches) :] * inside).unflatten(-1, patches)
+    first = weights.dim() - len(patches)
+    output = None
+    for number, (axis, place) in enumerate(zip(positions.axes, places, strict=True)):
+        others = [first + other for other in range(len(patches)) if other != number]
+        by_axis = weights.sum(others) if others else weights
+        values = _gathered_values(by_axis, getattr(positions, axis), place)
+        output = values if output is None else output + values
+    return output
+
+
+def _places(
+    length: int,
+    num_keys: int,
+    query_offset: int | Tensor,
+    patches: Sequence[int],
+    device: torch.device,
+) -> tuple[list[Tensor], Tensor]:
+    """Place of each query on each axis of the grid, ``[T]``, and whether it is a patch,
+    ``[T, 1]``."""
+    index = torch.arange(length, device=device) + query_offset - (num_keys - math.prod(patches))
+    inside, index = (index >= 0)[:, None], index.clamp(min=0)
+    places = []
+    for number, size in enumerate(patches):
+        place = index // math.prod(patches[number + 1 :])
+        places.append(place % size if number else place)
+    return places, inside
 
 
 def _distances(

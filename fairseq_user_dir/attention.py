@@ -8,7 +8,12 @@ import torch
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
-from cape_plugins import PositionConfig, RelativePositions, relative_attention
+from cape_plugins import (
+    PositionConfig,
+    RelativePositions,
+    build_relative_positions,
+    relative_attention,
+)
 from fairseq_user_dir.errors import SettingsError
 
 
@@ -109,7 +114,8 @@ class RelativeSelfAttention(MultiheadAttention):
 
 
 def add_relative_positions(layers: nn.ModuleList, config: PositionConfig) -> None:
-    """Gives the self-attention of all or the first of `layers` relative positions.
+    """Gives the self-attention of all or the first of `layers` relative positions; of none, where
+    the settings have no relative attention.
 
     The class of the built attention is exchanged rather than the layer's builder overridden: layers
     may already be wrapped for activation checkpointing, and stock initialisation, names of
@@ -118,9 +124,8 @@ def add_relative_positions(layers: nn.ModuleList, config: PositionConfig) -> Non
     Raises:
         ValueError: for attention variants in which relative positions are not defined.
     """
-    count = 1 if config.relative_layers == "first" else len(layers)
     # by index: with layer drop, iterating skips layers at random
-    for layer in (layers[index] for index in range(count)):
+    for layer in (layers[index] for index in range(config.relative_depth(len(layers)))):
         attention = getattr(layer, "self_attn", None)
         if type(attention) is not MultiheadAttention:
             raise SettingsError(
@@ -141,11 +146,7 @@ def add_relative_positions(layers: nn.ModuleList, config: PositionConfig) -> Non
                     f"--position-relative-context={config.relative_context} cannot be combined "
                     f"with {name}; switch one of them off."
                 )
-        attention.relative = RelativePositions(
-            config.relative_context,
-            attention.head_dim,
-            attention.num_heads if config.relative_heads == "separate" else None,
-            config.relative_values,
-            config.relative_beyond,
+        attention.relative = build_relative_positions(
+            config, attention.head_dim, attention.num_heads
         )
         attention.__class__ = RelativeSelfAttention

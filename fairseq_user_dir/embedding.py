@@ -7,13 +7,19 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from fairseq import utils
 from fairseq.distributed import utils as distributed_utils
 from fairseq.modules import LearnedPositionalEmbedding
 from torch import Tensor, distributed, nn
-from torch.nn import functional as F
 
-from cape_plugins import Draw, PositionEncoder, token_position_at, token_positions
+from cape_plugins import (
+    Draw,
+    PositionEncoder,
+    Positions,
+    augmentation,
+    token_position_at,
+    token_positions,
+)
+from cape_plugins.encodings import counted_rows
 
 # The table-free embeddings have no maximum; fairseq wants a number, this is its own for sinusoids.
 MAX_POSITIONS = int(1e5)
@@ -22,22 +28,15 @@ MAX_POSITIONS = int(1e5)
 class TokenPositionEmbedding(nn.Module):
     """Embeds token positions in fairseq's call signature; owns no parameters and no state.
 
-    The first token is at ``padding_idx + 1``, as in fairseq, so that an unaugmented sinusoid is
-    bit for bit fairseq's own.
-
     Args:
         encoder: The core's position encoder.
         padding_idx: Index of the padding symbol.
-        source_scale: Alpha on a source side, 1 on a target side.
     """
 
-    def __init__(
-        self, encoder: PositionEncoder, padding_idx: int, source_scale: float = 1.0
-    ) -> None:
+    def __init__(self, encoder: PositionEncoder, padding_idx: int) -> None:
         super().__init__()
         self.encoder = encoder
         self.padding_idx = padding_idx
-        self.source_scale = source_scale
         self.max_positions = MAX_POSITIONS
         self.bound: list[Draw | None] = []
         # follows .half() and .to(): the dtype that the host adds to
@@ -53,10 +52,8 @@ class TokenPositionEmbedding(nn.Module):
             self.bound.pop()
 
     def draw(self, batch_size: int, device: torch.device) -> Draw | None:
-        """A new draw for the batch; None in evaluation."""
-        if not (self.training and self.encoder.config.random):
-            return None
-        return self.encoder.draw(batch_size, device, rank_generator(device))
+        """A new draw for the batch; None in evaluation, and where nothing is random."""
+        return self.encoder.draw(batch_size, device, rank_generator)
 
     def forward(
         self,
@@ -85,18 +82,11 @@ class TokenPositionEmbedding(nn.Module):
                 "timestep and positions are not supported by cape position embeddings: positions "
                 "follow from the tokens. Call with tokens only."
             )
-        dtype, start = self.result_like.dtype, self.padding_idx + 1
-        if incremental_state is not None:
-            last = token_position_at(input.shape[1] - 1, input.device, self.source_scale, start)
-            return self.encoder(last, dtype=dtype).expand(input.shape[0], 1, -1)
-        draw = self.bound[-1] if self.bound else None
-        random = draw is not None and self.training and self.encoder.config.max_local_shift
-        return self.encoder(
-            token_positions(input.ne(self.padding_idx), self.source_scale, start),
-            draw,
-            dtype=dtype,
-            generator=rank_generator(input.device) if random else None,
-        )
+        positions = _raw_positions(input, self.padding_idx, incremental_state)
+        draw = self.bound[-1] if self.bound and incremental_state is None else None
+        dtype = self.result_like.dtype
+        embedding = self.encoder(positions, draw, dtype=dtype, generator=rank_generator)
+        return embedding.expand(input.shape[0], -1, -1)
 
 
 class WrappingPositionalEmbedding(LearnedPositionalEmbedding):
@@ -116,24 +106,21 @@ class WrappingPositionalEmbedding(LearnedPositionalEmbedding):
         self, input: Tensor, incremental_state: Any | None = None, positions: Any | None = None
     ) -> Tensor:
         """See :meth:`TokenPositionEmbedding.forward`."""
-        first, rows = self.padding_idx + 1, self.num_embeddings - self.padding_idx - 1
-        if incremental_state is not None:
-            row = first + (input.shape[1] - 1) % rows
-            return self.weight[row].expand(input.shape[0], 1, -1)
-        row = utils.make_positions(input, self.padding_idx)
-        row = torch.where(row < first, row, first + (row - first) % rows)
-        return F.embedding(row, self.weight, self.padding_idx)
+        raw = _raw_positions(input, self.padding_idx, incremental_state)
+        table = self.weight[self.padding_idx + 1 :]
+        rows = raw.gather(counted_rows(table, raw), self.weight.dtype)
+        return rows.expand(input.shape[0], -1, -1)
+
+
+def _raw_positions(tokens: Tensor, padding_idx: int, incremental_state: Any | None) -> Positions:
+    """All positions of a batch; in incremental decoding that of the last token."""
+    if incremental_state is None:
+        return token_positions(tokens.ne(padding_idx))
+    return token_position_at(tokens.shape[1] - 1, tokens.device)
 
 
 def rank_generator(device: torch.device) -> torch.Generator:
-    """A generator that continues fairseq's own random stream but differs between ranks.
-
-    fairseq reseeds the default generator with seed + update on every rank alike; a number drawn
-    from it on the CPU keeps resumed training bit-exact and micro-batches apart, costs no device
-    synchronisation and leaves the dropout stream of a GPU untouched. The rank enters by a factor
-    that keeps the seeds of neighbouring ranks far apart (2^64 divided by the golden ratio).
-    """
-    seed = int(torch.randint(2**31 - 1, ()))
+    """A generator that continues fairseq's own random stream, which is reseeded with seed + update
+    on every rank alike, but differs between ranks."""
     rank = distributed_utils.get_data_parallel_rank() if distributed.is_initialized() else 0
-    generator = torch.Generator(device=device)
-    return generator.manual_seed((seed + rank * 0x9E3779B97F4A7C15) % 2**63)
+    return augmentation.rank_generator(device, rank)

@@ -77,8 +77,8 @@ class _CapeModel(PositionalModel):
             model.__class__ = cls
         model.position_config = config
         if hasattr(model, "encoder"):
-            install(model.encoder, EncoderPositions, config, config.alpha)
-        install(model.decoder, DecoderPositions, config, 1.0)
+            install(model.encoder, EncoderPositions, config, "source")
+        install(model.decoder, DecoderPositions, config, "target")
         if getattr(args, "admin_init", False):
             _initialize_admin(model, args, task)
         logger.info("position embedding: %s", config)
@@ -102,7 +102,7 @@ class _CapeLanguageModel(_CapeModel):
 
 def check_stock_args(args: Any, config: PositionConfig) -> None:
     """Refuses stock flags that contradict the position embedding."""
-    if config.encoding != "none" and getattr(args, "no_token_positional_embeddings", False):
+    if config.encoding.adds and getattr(args, "no_token_positional_embeddings", False):
         raise SettingsError(
             f"--no-token-positional-embeddings contradicts --position-embedding {config.type}; "
             "leave it out, or choose a type that adds nothing to the tokens."
@@ -111,20 +111,23 @@ def check_stock_args(args: Any, config: PositionConfig) -> None:
 
 def _set_stock_args(args: Any, config: PositionConfig) -> None:
     """Lets the stock model build the parameters that the encoding needs, and no others."""
-    learned = config.encoding == "table"
-    values = {
-        "no_token_positional_embeddings": config.encoding == "none",
-        "decoder_learned_pos": learned,
-    }
-    if config.architecture == "seq2seq":
-        values["encoder_learned_pos"] = learned
-    set_args(args, **values)
+    sides = ("encoder", "decoder") if config.architecture == "seq2seq" else ("decoder",)
+    set_args(args, **stock_values(config, *sides))
 
 
-def install(stack: nn.Module, mixin: type, config: PositionConfig, source_scale: float) -> None:
-    """Replaces ``embed_positions`` of a built stack and puts `mixin` over its class."""
+def stock_values(config: PositionConfig, *sides: str) -> dict[str, bool]:
+    """Stock arguments by which the stacks of these sides get a place for the position embedding,
+    and the learned table that checkpoints have under stock names."""
+    learned = {f"{side}_learned_pos": config.encoding.counts for side in sides}
+    return {"no_token_positional_embeddings": not config.encoding.adds, **learned}
+
+
+def install(stack: nn.Module, mixin: type, config: PositionConfig, side: str) -> None:
+    """Replaces ``embed_positions`` of a built stack and puts `mixin` over its class. The first
+    token is at ``padding_idx + 1``, as in fairseq, so that an unaugmented sinusoid is bit for bit
+    fairseq's own."""
     stock = stack.embed_positions
-    if (stock is None) != (config.encoding == "none"):
+    if (stock is None) == config.encoding.adds:
         raise SettingsError(
             f"{type(stack).__name__} has no place for position embedding {config.type!r}: its "
             f"embed_positions is {stock!r}."
@@ -134,11 +137,15 @@ def install(stack: nn.Module, mixin: type, config: PositionConfig, source_scale:
     elif stock is not None:
         with named_by_flags():
             encoder = build_position_encoder(
-                config, stock.embedding_dim, frequencies="fairseq", layout="sin_cos_blocks"
+                config,
+                stock.embedding_dim,
+                side=side,
+                start=stock.padding_idx + 1,
+                frequencies="fairseq",
+                layout="sin_cos_blocks",
             )
-        stack.embed_positions = TokenPositionEmbedding(encoder, stock.padding_idx, source_scale)
-    if config.relative_context:
-        add_relative_positions(stack.layers, config)
+        stack.embed_positions = TokenPositionEmbedding(encoder, stock.padding_idx)
+    add_relative_positions(stack.layers, config)
     stack.position_config = config
     stack.__class__ = type(f"Cape{type(stack).__name__}", (mixin, type(stack)), {})
 

@@ -13,7 +13,7 @@ from typing import Any, Optional
 from omegaconf import OmegaConf, open_dict
 
 from cape_plugins import arguments
-from cape_plugins.arguments import PREFIX, TYPE_ARG, TYPE_HELP, given_settings, option_help
+from cape_plugins.arguments import PREFIX, TYPE_ARG, given_settings, option_help, type_help
 from cape_plugins.config import PositionConfig, options
 from cape_plugins.registry import DEFAULT_TYPE
 from fairseq_user_dir.errors import named_by_flags
@@ -74,7 +74,7 @@ def dataclass_with_positions(name: str, base: type) -> type:
     (for models that fairseq configures by dataclass)."""
     types = {"float": float, "int": int}
     extra: list[tuple[str, Any, Any]] = [
-        (TYPE_ARG, str, _field(DEFAULT_TYPE, TYPE_HELP)),
+        (TYPE_ARG, str, _field(DEFAULT_TYPE, type_help())),
         (ALLOW_ARG, bool, _field(False, _ALLOW_HELP)),
         *(
             (

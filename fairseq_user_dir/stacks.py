@@ -102,7 +102,7 @@ class DecoderPositions(_PositionStack):
 
     def _draw(self, tokens: Tensor, encoder_out: Any | None) -> Draw | None:
         seam = self.position_seam
-        if seam is None or not (self.training and self.position_config.random):
+        if seam is None or not seam.encoder.draws:
             return None
         if not self.position_config.synchronize:
             return seam.draw(tokens.shape[0], tokens.device)

@@ -28,9 +28,9 @@ from transformers import AutoConfig, PreTrainedModel
 import hf_models
 from cape_plugins import PositionConfig, patch_positions
 from cape_plugins.arguments import TYPE_ARG, add_position_args, given_settings, in_flags
-from cape_plugins.config import TYPES, applies, parse_option
-from cape_plugins.pictures.checkpoint import stock_type
-from cape_plugins.registry import DEFAULT_TYPE
+from cape_plugins.config import applies, parse_option
+from cape_plugins.families import find_family
+from cape_plugins.registry import DEFAULT_TYPE, ENCODINGS, TYPES
 from hf_models.counting import count_texts
 from hf_models.export import make_self_contained
 from hf_models.loading import clear_errors, load_whole
@@ -122,7 +122,7 @@ def _settings(config: Any) -> Settings:
 
 def _stock_settings(config: Any) -> Settings:
     """What the stock model of a cape configuration computes."""
-    stock = stock_type(config.model_type)
+    stock = find_family(config.model_type).stock
     return {field: PositionConfig(stock, *place) for field, place in config.position_fields.items()}
 
 
@@ -140,7 +140,7 @@ def _changes(before: Settings, after: Settings) -> dict[str, str]:
             text = f"{words.get(option, option)}: {_show(old)} -> {_show(new)}"
             if option == "type":
                 text = f"position embedding {old!r} -> {new!r}"
-                if here.encoding == "table":
+                if here.encoding.counts:
                     text += ", the learned table is dropped"
             if len(before) > 1:
                 text += " (encoder)" if field == FIELD else " (decoder)"
@@ -185,7 +185,8 @@ def _cape_model(
             types = [
                 name
                 for name, row in TYPES.items()
-                if row.encoding == before[FIELD].encoding and "relative_context" not in row.options
+                if ENCODINGS[row.encoding] == before[FIELD].encoding
+                and "relative_context" not in row.options
             ]
             remedy = f"Choose another type, of {', '.join(types)}"
             if settings["type"] in types:
@@ -244,16 +245,16 @@ def _stock_model(source: str, name: str, config: Any) -> PreTrainedModel:
     stock = stock_class(stock_class.config_class(**settings)).to(cape.dtype)
     weights = cape.state_dict()
     if embeddings is not None and embeddings.position_embeddings is None:
-        weights[_name_of_table(stock)] = _baked_table(embeddings, cape.config.position_config.gamma)
+        weights[_name_of_table(stock)] = _baked_table(embeddings)
     own = {k: v for k, v in stock.state_dict().items() if "embed_positions" in k}
     stock.load_state_dict({**own, **weights})
     return stock
 
 
 @torch.no_grad()
-def _baked_table(embeddings: Any, gamma: float) -> torch.Tensor:
+def _baked_table(embeddings: Any) -> torch.Tensor:
     """``[1, 1 + patches, C]``: the sinusoids of the image size of the configuration."""
-    patches = embeddings.positions(patch_positions(*embeddings.table_size, gamma=gamma))
+    patches = embeddings.positions(patch_positions(*embeddings.table_size))
     shape = (
         1,
         1 + embeddings.table_size[0] * embeddings.table_size[1],

@@ -34,7 +34,7 @@ class PatchEmbeddings(Bound, Seam):
         self.image_size = tuple(self.patch_embeddings.image_size)
         self.table_size = self.patches(*self.image_size)
         self.positions = None
-        if config.position_config.encoding == "table":
+        if config.position_config.encoding.counts:
             return
         if trained:
             with torch.no_grad():
@@ -52,7 +52,7 @@ class PatchEmbeddings(Bound, Seam):
         rows, columns = self.patches(height, width)
         if self.position_embeddings is not None:
             return self.resized_table(rows, columns)
-        grid = patch_positions(rows, columns, self.positions.config.gamma, embeddings.device)
+        grid = patch_positions(rows, columns, device=embeddings.device)
         addend = embed_positions(self.positions, grid, self.bound, embeddings)
         return 0.0 if addend is None else F.pad(addend, (0, 0, len(self.special_tokens), 0))
 

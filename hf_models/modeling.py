@@ -18,6 +18,7 @@ from cape_plugins import (
     Positions,
     PositionTable,
     RelativePositions,
+    augmentation,
 )
 from hf_models.settings import require_own_config
 from hf_models.switching import install
@@ -157,21 +158,12 @@ def rank_generator(device: torch.device) -> torch.Generator | None:
         or distributed.get_world_size() == 1
     ):
         return None
-    return torch.Generator(device=device).manual_seed(rank_seed(distributed.get_rank()))
-
-
-def rank_seed(rank: int) -> int:
-    """A seed that differs between ranks, from the next number of a stream they share."""
-    common = int(torch.randint(2**31 - 1, ()))
-    # 2^64 divided by the golden ratio keeps the seeds of neighbouring ranks far apart
-    return (common + rank * 0x9E3779B97F4A7C15) % 2**63
+    return augmentation.rank_generator(device, distributed.get_rank())
 
 
 def draw_positions(encoder: PositionEncoder, content: Tensor) -> Draw | None:
     """One draw for a batch ``[B, ...]``; None in evaluation, and where nothing is random."""
-    if not (encoder.training and encoder.config.random):
-        return None
-    return encoder.draw(content.shape[0], content.device, rank_generator(content.device))
+    return encoder.draw(content.shape[0], content.device, rank_generator)
 
 
 def embed_positions(
@@ -182,12 +174,10 @@ def embed_positions(
     Augmented if there is a draw: a model in training mode that generates text has none, because
     each step must see the same positions as the ones before.
     """
-    random = encoder.training and draw is not None
-    local = random and encoder.config.max_local_shift
     return encoder(
         positions,
         draw,
         dtype=content.dtype,
-        random=random,
-        generator=rank_generator(content.device) if local else None,
+        random=encoder.training and draw is not None,
+        generator=rank_generator,
     )

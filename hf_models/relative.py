@@ -17,8 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from cape_plugins import (
     PositionConfig,
-    RelativeGridPositions,
-    RelativePositions,
+    build_relative_positions,
     relative_attention,
 )
 
@@ -71,18 +70,10 @@ def add_relative_positions(attentions: Iterable[nn.Module], config: PositionConf
         attentions: Self-attention modules, in the order of the layers.
         config: Settings; nothing is done without a relative context.
     """
-    if not config.relative_context:
-        return
-    kind = RelativeGridPositions if config.domain == "image" else RelativePositions
-    for attention in list(attentions)[: 1 if config.relative_layers == "first" else None]:
+    attentions = list(attentions)
+    for attention in attentions[: config.relative_depth(len(attentions))]:
         heads = attention.q_proj.out_features // attention.head_dim
-        attention.relative = kind(
-            config.relative_context,
-            attention.head_dim,
-            heads if config.relative_heads == "separate" else None,
-            config.relative_values,
-            config.relative_beyond,
-        )
+        attention.relative = build_relative_positions(config, attention.head_dim, heads)
         attention.config = _AttentionConfig(attention.config)
         attention.__class__ = _relative_class(type(attention))
 

@@ -51,8 +51,6 @@ class Subsampler(Bound, ConvSubsampler):
         layers: Kernel size and stride of each convolution.
         scale: Factor on the content.
         positions: Position encoder.
-        unit: Seconds that the position encoder counts as 1.
-        first: Its coordinate of the first output.
         dropout: Before positions are added.
     """
 
@@ -62,12 +60,10 @@ class Subsampler(Bound, ConvSubsampler):
         layers: Sequence[tuple[int, int]],
         scale: float,
         positions: PositionEncoder,
-        unit: float,
-        first: float,
         dropout: float = 0.0,
     ) -> None:
         super().__init__(channels, layers)
-        self.scale, self.unit, self.first, self.dropout = scale, unit, first, dropout
+        self.scale, self.dropout = scale, dropout
         self.positions = positions
 
     def forward(self, features: Tensor) -> Tensor:
@@ -83,8 +79,6 @@ class Subsampler(Bound, ConvSubsampler):
             self.stride,
             frames.hop_seconds,
             frames.nanoseconds,
-            self.unit,
-            self.first,
         )
         addend = embed_positions(self.positions, positions, frames.draw, hidden)
         return hidden if addend is None else hidden + addend

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
+from transformers.models.auto import modeling_auto
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
 from hf_models.settings import FIELD, require_own_config
@@ -70,12 +71,22 @@ class Family:
         config: Configuration of this package, a subclass of the stock one.
         parts: Classes that take the place of stock ones, each a subclass whose last base is the
             stock class.
-        auto: Auto classes of transformers and the model that each loads.
+        auto: Auto classes of transformers and the model that each loads; default those that load
+            the stock models.
     """
 
     config: type
     parts: Sequence[type]
-    auto: Mapping[Any, type]
+    auto: Mapping[Any, type] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.auto:
+            object.__setattr__(self, "auto", _auto_classes(self.stock_parts))
+
+    @property
+    def stock_parts(self) -> dict[type, type]:
+        """Stock classes to those that take their place."""
+        return {part.__bases__[-1]: part for part in self.parts}
 
     @property
     def model_type(self) -> str:
@@ -88,8 +99,22 @@ PARTS: dict[type, type] = {}  # stock class to the one that takes its place
 
 def add_parts(family: Family) -> Family:
     """Makes the parts of a family known to :func:`install`."""
-    PARTS.update({part.__bases__[-1]: part for part in family.parts})
+    PARTS.update(family.stock_parts)
     return family
+
+
+def _auto_classes(parts: Mapping[type, type]) -> dict[Any, type]:
+    """Auto classes that load one of the stock classes, to the class in its place."""
+    configs = {stock.config_class for stock in parts if hasattr(stock, "config_class")}
+    loading = {}
+    for auto in vars(modeling_auto).values():
+        models = getattr(auto, "_model_mapping", None) if isinstance(auto, type) else None
+        if models is None:
+            continue
+        for config in configs:
+            if config in models and models[config] in parts:
+                loading[auto] = parts[models[config]]
+    return loading
 
 
 def install(model: nn.Module, trained: bool = False) -> None:
@@ -111,6 +136,7 @@ def install(model: nn.Module, trained: bool = False) -> None:
             continue
         if isinstance(module, Seam):
             module.take_place(model.config, trained)
+            module.train(module.training)  # what is new, too
 
 
 def switch(model: Any, position_embedding: Mapping[str, Any], **fields: Any) -> Any:
@@ -142,7 +168,10 @@ def switch(model: Any, position_embedding: Mapping[str, Any], **fields: Any) -> 
     for module in model.modules():
         if getattr(module, "config", None) is stock_config:
             module.config = config
+    before = set(model.parameters())
     install(model, trained=True)
+    for parameter in set(model.parameters()) - before:
+        parameter.data = parameter.data.to(model.device, model.dtype)
     model.finish()
     return model
 

@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import can_return_tuple
 
-from cape_plugins import Draw, Positions, build_position_encoder, token_positions
+from cape_plugins import Draw, Positions, build_position_encoder, token_position_at, token_positions
 from hf_models.bos_hint import (
     CapeEncoderOutput,
     extend_mask,
@@ -48,6 +48,8 @@ class TextStack(Bound, Seam, InitializesPositions):
         self.positions = build_position_encoder(
             settings,
             config.d_model,
+            side=self.side,
+            start=self.padding_idx + 1 if self.start == "padding" else self.start,
             frequencies=self.frequencies,
             layout="sin_cos_blocks",
             table_size=self.table_size,
@@ -60,11 +62,6 @@ class TextStack(Bound, Seam, InitializesPositions):
     def table_size(self) -> int:
         """Rows of a learned table."""
         return getattr(self, f"max_{self.side}_positions")
-
-    @property
-    def first(self) -> float:
-        """Coordinate of the first token."""
-        return self.padding_idx + 1 if self.start == "padding" else self.start
 
     def embedding(
         self, positions: Positions, inputs_embeds: Tensor | None, length: int, draw: Draw | None
@@ -129,7 +126,7 @@ class SourceStack(TextStack):
         valid = mask
         if mask is None or mask.dim() != 2:
             valid = content.new_ones((expected[0], length))
-        positions = token_positions(valid.bool(), self.positions.config.alpha, self.first)
+        positions = token_positions(valid.bool())
         with self.embed_positions.using(self.embedding(positions, inputs_embeds, length, draw)):
             output = super().forward(
                 input_ids=input_ids,
@@ -171,7 +168,7 @@ class TargetStack(TextStack):
         content = input_ids if inputs_embeds is None else inputs_embeds
         length, device = content.shape[1], content.device
         past = past_key_values.get_seq_length() if past_key_values is not None else 0
-        positions = decoder_positions(length, past, attention_mask, device, self.first)
+        positions = decoder_positions(length, past, attention_mask, device)
         with self.embed_positions.using(self.embedding(positions, inputs_embeds, length, draw)):
             return super().forward(
                 input_ids=input_ids,
@@ -265,11 +262,7 @@ class Generates:
 
 
 def decoder_positions(
-    length: int,
-    past: int | Tensor,
-    mask: Tensor | None,
-    device: torch.device,
-    start: float = 0.0,
+    length: int, past: int | Tensor, mask: Tensor | None, device: torch.device
 ) -> Positions:
     """Positions of the tokens that a decoder is given, counted from the beginning of the text.
 
@@ -279,12 +272,10 @@ def decoder_positions(
         mask: ``[B, past + T]``, 0 on padding; None if nothing is padded. Text is counted from its
             first token, also in batches padded on the left.
         device: Device of the tokens.
-        start: Coordinate of the first token.
 
     Returns:
         Positions whose last T are those of the tokens given now.
     """
     if mask is not None and mask.dim() == 2:
-        return token_positions(mask.bool(), start=start)
-    coords = (torch.arange(length, device=device) + past).float()[:, None] + start
-    return Positions(coords[None], None, 1.0, coords, first=past)
+        return token_positions(mask.bool())
+    return token_position_at(past, device, length)

@@ -19,12 +19,19 @@ from torch import Tensor
 from cape_plugins.arguments import PREFIX, TYPE_ARG
 from cape_plugins.config import PositionConfig, options
 from cape_plugins.encoder import build_position_encoder
-from cape_plugins.pictures.views import Size, Stack
-from cape_plugins.speech.features import WINDOW_SECONDS
+from cape_plugins.families import (
+    FAIRSEQ_FAMILIES,
+    FAMILIES,
+    OWN_PREFIX,
+    SIDES,
+    Side,
+    find_fairseq_family,
+    find_family,
+    value_of,
+)
+from cape_plugins.pictures.views import Stack
 
-SIDES = ("encoder", "decoder")
-HOP_SECONDS = 0.01  # of frames, where a model does not say
-DECODER_ARG = "position_decoder"  # where fairseq's models for speech keep those of the decoder
+SOURCE_TARGET = {"encoder": "source", "decoder": "target"}
 DICTIONARIES = "dictionaries"  # among "task_state": size and digest of each
 NUMBERS = ("bool", "int32", "int64", "float32", "float64")  # that metrics may hold
 
@@ -35,8 +42,8 @@ def read_stack(path: str | Path, side: str | None = None) -> Stack:
     Models without position settings are read as the stock models of their host.
 
     Args:
-        path: Folder of a Hugging Face model (Marian, ViT, Speech2Text and the speech model of
-            :mod:`hf_models`), or checkpoint file of fairseq.
+        path: Folder of a Hugging Face model of one of the
+            :data:`~cape_plugins.families.FAMILIES`, or checkpoint file of fairseq.
         side: One of :data:`SIDES`; default the encoder if there is one.
 
     Raises:
@@ -57,24 +64,6 @@ def read_stack(path: str | Path, side: str | None = None) -> Stack:
 
 # ---- Hugging Face ------------------------------------------------------------------------------
 
-# Domain and architecture of each side; the type of the stock model, None where there is none.
-_TEXT, _AUDIO, _IMAGE = ("text", "seq2seq"), ("audio", "encoder"), ("image", "encoder")
-_FAMILIES: dict[str, tuple[dict[str, tuple[str, str]], str | None]] = {
-    "marian": ({"encoder": _TEXT, "decoder": _TEXT}, "sinpos"),
-    "vit": ({"encoder": _IMAGE}, "abspos"),
-    "speech_ctc": ({"encoder": _AUDIO}, None),
-    "speech_to_text": ({"encoder": _AUDIO, "decoder": ("text", "decoder")}, "sinpos"),
-}
-
-
-def stock_type(model_type: str) -> str | None:
-    """The type that the stock model of a Hugging Face family is, None where there is no such model.
-
-    Args:
-        model_type: Of a config.json, with or without the prefix ``cape_``.
-    """
-    return _FAMILIES[model_type.removeprefix("cape_")][1]
-
 
 def _read_folder(folder: Path, side: str | None) -> Stack:
     file = folder / "config.json"
@@ -85,39 +74,19 @@ def _read_folder(folder: Path, side: str | None) -> Stack:
             f"--checkpoint {folder}: {file.name} cannot be read ({error}); give a folder that "
             "save_pretrained wrote."
         ) from None
-    family = str(saved.get("model_type")).removeprefix("cape_")
-    if family not in _FAMILIES:
+    family = find_family(str(saved.get("model_type")))
+    if family is None:
         raise ValueError(
             f"--checkpoint {folder}: model type {saved.get('model_type')!r} is unknown; allowed: "
-            f"{', '.join(_FAMILIES)}, with or without the prefix cape_."
+            f"{', '.join(FAMILIES)}, with or without the prefix {OWN_PREFIX}."
         )
-    kinds, stock = _FAMILIES[family]
-    side = choose_side(side, tuple(kinds), folder)
-    field = TYPE_ARG if side == "encoder" or family == "marian" else f"decoder_{TYPE_ARG}"
-    settings = saved.get(field) or {"type": stock}
-    config = PositionConfig.from_dict(settings, *kinds[side])
-    where = {"name": _name(folder, side, tuple(kinds))}
-    if _is_learned(config):
-        where |= _learned(config, _safetensors(folder), side, folder)
-    if family == "marian":
-        step = config.alpha if side == "encoder" else 1.0
-        return _stack(config, saved["d_model"], frequencies="marian", step=step, **where)
-    if family == "vit":
-        grid = _patches(saved["image_size"], saved["patch_size"])
-        layout = "cos_sin_interleaved"
-        return _stack(config, saved["hidden_size"], layout=layout, grid=grid, **where)
-    hop, window = saved.get("hop_seconds", HOP_SECONDS), saved.get("window_seconds", WINDOW_SECONDS)
-    if family == "speech_ctc":
-        seconds = hop * saved["conv_stride"]
-        return _stack(config, saved["d_model"], start=window / 2, step=seconds, **where)
-    seconds = hop * 2 ** saved["num_conv_layers"]
-    return _counted_stack(config, saved["d_model"], seconds, saved["pad_token_id"] + 1, **where)
-
-
-def _patches(image: Any, patch: Any) -> tuple[int, int]:
-    """Rows and columns; sizes are numbers or [height, width]."""
-    pairs = [size if isinstance(size, list) else [size, size] for size in (image, patch)]
-    return tuple(side // step for side, step in zip(*pairs, strict=True))
+    side = choose_side(side, tuple(family.sides), folder)
+    row = family.sides[side]
+    config = PositionConfig.from_dict(
+        saved.get(row.field) or {"type": family.stock}, row.domain, row.architecture
+    )
+    readers = _safetensors(folder) if _is_learned(config) else {}
+    return _stack(config, row, saved, readers, folder, side, tuple(family.sides))
 
 
 def _safetensors(folder: Path) -> dict[str, Any]:
@@ -141,8 +110,6 @@ def _safetensors(folder: Path) -> dict[str, Any]:
 
 # ---- fairseq -----------------------------------------------------------------------------------
 
-_FIRST_TOKEN = 2.0  # padding_idx + 1
-
 
 def _read_fairseq(path: Path, side: str | None) -> Stack:
     try:
@@ -153,23 +120,12 @@ def _read_fairseq(path: Path, side: str | None) -> Stack:
             f"--checkpoint {path} cannot be read as a checkpoint of fairseq ({reason(error)}); "
             "give a file that fairseq-train wrote, or the folder of a Hugging Face model."
         ) from None
-    sides = _sides(weights)
+    family = find_fairseq_family(weights)
+    sides = tuple(family.sides) if family else ()
     side = choose_side(side, sides, path)
     config = fairseq_config(settings, weights, side)
-    where = {"name": _name(path, side, sides)}
-    if _is_learned(config):
-        readers = {name: (lambda value=value: value) for name, value in weights.items()}
-        where |= _learned(config, readers, side, path)
-    dim = settings[f"{side}_embed_dim"]
-    if config.domain == "text":
-        step = config.alpha if side == "encoder" else 1.0
-        return _stack(config, dim, frequencies="fairseq", start=_FIRST_TOKEN, step=step, **where)
-    if sides == ("encoder",):
-        seconds = HOP_SECONDS * settings["conv_stride"]
-        return _stack(config, dim, start=WINDOW_SECONDS / 2, step=seconds, **where)
-    convolutions = str(settings["conv_kernel_sizes"]).split(",")
-    seconds = HOP_SECONDS * 2 ** len(convolutions)
-    return _counted_stack(config, dim, seconds, _FIRST_TOKEN, **where)
+    readers = {name: (lambda value=value: value) for name, value in weights.items()}
+    return _stack(config, family.sides[side], settings, readers, path, side, sides)
 
 
 def load_fairseq(path: str | Path) -> dict[str, Any]:
@@ -217,18 +173,13 @@ def fairseq_config(
     Raises:
         ValueError: for values that are not allowed.
     """
-    names = list(names)
-    sides = _sides(names)
-    side = side or (sides or SIDES)[0]
-    stock = "abspos" if arguments.get(f"{side}_learned_pos") else "sinpos"
-    stock = "nopos" if arguments.get("no_token_positional_embeddings") else stock
+    family = find_fairseq_family(names) or FAIRSEQ_FAMILIES[-1]
+    side = side or next(iter(family.sides))
+    row = family.sides[side]
     given = {option.name: arguments.get(PREFIX + option.name) for option in options("text")}
-    where = "text", "seq2seq" if len(sides) == 2 else side
-    if any(name.startswith("encoder.subsample.") for name in names):
-        # the flags are those of the encoder
-        given = given if side == "encoder" else arguments.get(DECODER_ARG) or {}
-        where = _AUDIO if side == "encoder" else ("text", "decoder")
-    return PositionConfig(arguments.get(TYPE_ARG) or stock, *where, **given)
+    given = given if row.field is None else arguments.get(row.field) or {}
+    type_name = arguments.get(TYPE_ARG) or family.stock(arguments, side)
+    return PositionConfig(type_name, row.domain, row.architecture, **given)
 
 
 def fairseq_configs(
@@ -236,12 +187,10 @@ def fairseq_configs(
 ) -> dict[str, PositionConfig]:
     """:func:`fairseq_config` of each side that the model has."""
     names = list(names)
-    return {side: fairseq_config(arguments, names, side) for side in _sides(names)}
-
-
-def _sides(names: Iterable[str]) -> tuple[str, ...]:
-    names = list(names)
-    return tuple(side for side in SIDES if any(name.startswith(f"{side}.") for name in names))
+    family = find_fairseq_family(names)
+    return {
+        side: fairseq_config(arguments, names, side) for side in (family.sides if family else ())
+    }
 
 
 def allow_checkpoint_files() -> None:
@@ -276,38 +225,29 @@ def _name(path: Path, side: str, sides: Sequence[str]) -> str:
     return f"{name}, {side}" if len(sides) > 1 else name
 
 
-# Where hosts keep learned tables, by the end of the name, and the rows before the first position:
-# those of padding in fairseq, that of the class token in ViT.
-_TABLES = {
-    "positions.encoding.weight": 0,
-    "embed_positions.weight": int(_FIRST_TOKEN),
-    "position_embeddings": 1,
-}
-
-
-# Those of relative attention: number of the layer, axis of images, what they are added to.
-_RELATIVE = re.compile(r"\.(\d+)\.[a-z_.]*relative\.(?:(rows|columns)\.)?(keys|values)$")
+# Tables of relative attention: number of the layer, axis of a grid, what they are added to.
+_RELATIVE = re.compile(r"\.(\d+)\.[a-z_.]*relative\.(?:(\w+)\.)?(keys|values)$")
 
 
 def _is_learned(config: PositionConfig) -> bool:
     """Whether there is something to read among the weights."""
-    return config.encoding == "table" or (config.encoding == "none" and config.relative_context > 0)
+    encoding = config.encoding
+    return encoding.learned if encoding.adds else config.relative_context > 0
 
 
 def _learned(
-    config: PositionConfig, readers: Mapping[str, Any], side: str, path: Path
+    config: PositionConfig, row: Side, readers: Mapping[str, Any], side: str, path: Path
 ) -> dict[str, Any]:
     """ "table", ``[T, K]``, or "relative", see :class:`Stack`; float32."""
     (other,) = set(SIDES) - {side}
     own = {name: read for name, read in readers.items() if f"{other}." not in name}
     relative = {}
     for name, read in own.items():
-        for ending, rows in _TABLES.items():
-            if config.encoding == "table" and name.endswith(ending):
-                table = read().float()
-                return {"table": table.reshape(-1, table.shape[-1])[rows:]}
+        if config.encoding.counts and name.endswith(row.table):
+            table = read().float()
+            return {"table": table.reshape(-1, table.shape[-1])[row.table_first :]}
         match = _RELATIVE.search(name)
-        if config.encoding == "none" and match:
+        if not config.encoding.adds and match:
             layer, axis, what = match.groups()
             label = ", ".join(filter(None, (f"layer {layer}", axis, what)))
             rows = read().float().transpose(0, 1).flatten(1)  # heads side by side
@@ -329,18 +269,26 @@ def _by_layer(item: tuple[str, Tensor]) -> tuple[int, str]:
 
 def _stack(
     config: PositionConfig,
-    dim: int,
-    table: Tensor | None = None,
-    frequencies: str | None = None,
-    layout: str = "sin_cos_blocks",
-    settings: PositionConfig | None = None,
-    **where: Any,
+    row: Side,
+    settings: Mapping[str, Any],
+    readers: Mapping[str, Any],
+    path: Path,
+    side: str,
+    sides: Sequence[str],
 ) -> Stack:
-    """A stack with this table; `settings` are those of its encoder where they differ."""
-    grid = where.get("grid")
-    size: Size = grid or (1 if table is None else len(table))
+    """The stack of a row for a model with these `settings`, and what it has learned."""
+    learned = _learned(config, row, readers, side, path) if _is_learned(config) else {}
+    table = learned.pop("table", None)
+    grid = row.grid(settings) if row.grid else ()
     encoder = build_position_encoder(
-        settings or config, dim, frequencies=frequencies, layout=layout, table_size=size
+        config,
+        settings[row.dim],
+        side=SOURCE_TARGET[side],
+        start=value_of(row.start, settings),
+        unit=value_of(row.unit, settings),
+        frequencies=row.frequencies,
+        layout=row.layout,
+        table_size=grid or (1 if table is None else len(table)),
     )
     if table is not None:
         weight = encoder.encoding.weight
@@ -350,19 +298,8 @@ def _stack(
                 f"{tuple(weight.shape)}; are they of one model?"
             )
         weight.data.copy_(table)
-    return Stack(config, encoder, **where)
-
-
-def _counted_stack(
-    config: PositionConfig, dim: int, seconds: float, start: float, **where: Any
-) -> Stack:
-    """A stack that counts frames, `seconds` apart, as Speech2Text does in both hosts."""
-    settings = config
-    if config.max_global_shift:
-        settings = config.replace(max_global_shift=config.max_global_shift / seconds)
-    return _stack(
-        config, dim, frequencies="fairseq", settings=settings, start=start, unit=seconds, **where
-    )
+    spacing = value_of(row.spacing, settings)
+    return Stack(config, encoder, spacing, grid, _name(path, side, sides), **learned)
 
 
 def choose_side(side: str | None, sides: Sequence[str], model: str | Path) -> str:

@@ -12,22 +12,20 @@ from typing import NamedTuple
 import torch
 
 from cape_plugins.arguments import PREFIX, TYPE_ARG, add_position_args, given_settings
-from cape_plugins.config import ARCHITECTURES, DOMAINS, PositionConfig
+from cape_plugins.config import ARCHITECTURES, PositionConfig
+from cape_plugins.domains import DOMAINS, each_domain
 from cape_plugins.encoder import build_position_encoder
-from cape_plugins.pictures.checkpoint import SIDES, choose_side, read_stack
+from cape_plugins.families import SIDES
+from cape_plugins.pictures.checkpoint import SOURCE_TARGET, choose_side, read_stack
 from cape_plugins.pictures.plot import components_figure, save, similarities_figure
 from cape_plugins.pictures.plot_positions import augmentation_figure, coverage_figure
 from cape_plugins.pictures.views import Size, Stack, View, relative_views, views
 from cape_plugins.registry import DEFAULT_TYPE, TYPES
-from cape_plugins.relative import RelativeGridPositions, RelativePositions
+from cape_plugins.relative_tables import build_relative_positions
 
 MAX_POSITIONS = 3000  # of one input: the thesis' length of similarity maps
 MAX_CHANNELS = 12
-# Of a configuration alone: the papers' models, and the tables they would have.
-DIMS = {"text": 512, "audio": 768, "image": 768}
-TABLE_SIZES: dict[str, Size] = {"text": 1024, "audio": 460, "image": (14, 14)}
-HEADS = 8
-SECONDS_PER_FRAME = 0.03  # hop of 10 ms, stride 3 (CAPE Appendix C)
+HEADS = 8  # of a configuration alone
 
 
 class Kind(NamedTuple):
@@ -38,7 +36,6 @@ class Kind(NamedTuple):
         needs: What a position embedding must have for it ...
         able: ... and whether it does.
         draws: Fewest, default and most draws of the augmentation.
-        sizes: Default by domain: tokens, seconds, or factors of the images of training.
         most_sizes: How many may be asked for.
     """
 
@@ -46,26 +43,22 @@ class Kind(NamedTuple):
     needs: str
     able: Callable[[PositionConfig], bool]
     draws: tuple[int, int, int]
-    sizes: Mapping[str, Sequence[float]]
     most_sizes: int
 
 
-_FIGURE_9 = (5 / 7, 1, 12 / 7)  # 160, 224 and 384 pixels
 KINDS = {
     "components": Kind(
         "chosen channels over the plane, or over tokens or time (CAPE Figure 9)",
         "is learned or a sinusoid",
-        lambda config: config.encoding != "none" or config.relative_context > 0,
+        lambda config: config.encoding.adds or config.relative_context > 0,
         (0, 2, 20),
-        {"text": (50, 200), "audio": (2, 10), "image": _FIGURE_9},
         4,
     ),
     "similarity": Kind(
         "dot products and cosines of all pairs of positions",
         "is learned or a sinusoid",
-        lambda config: config.encoding != "none" or config.relative_context > 0,
+        lambda config: config.encoding.adds or config.relative_context > 0,
         (0, 0, 3),
-        {"text": (200,), "audio": (6,), "image": (1,)},
         3,
     ),
     "augmentation": Kind(
@@ -73,19 +66,16 @@ KINDS = {
         "draws random numbers in training",
         lambda config: config.random,
         (1, 2, 5),
-        {"text": (20,), "audio": (15,), "image": (5 / 7,)},
         1,
     ),
     "coverage": Kind(
         "positions drawn in training, and how much of other inputs they cover",
         "has coordinates, as sinusoids do",
-        lambda config: config.encoding == "sinusoid",
+        lambda config: config.encoding.adds and not config.encoding.counts,
         (1, 1000, 2000),
-        {"text": (50,), "audio": (15,), "image": (1,)},
         4,
     ),
 }
-_TEST_SIZES = {"text": (50, 100, 200), "audio": (15, 30, 60), "image": _FIGURE_9}
 
 
 def add_plot_args(parser: argparse.ArgumentParser) -> None:
@@ -136,13 +126,18 @@ def _add_model_args(parser: argparse.ArgumentParser) -> None:
     settings.add_argument("--architecture", choices=ARCHITECTURES, help="(default: encoder)")
     settings.add_argument(
         "--dim", type=int, metavar="K",
-        help="channels (default: " + ", ".join(f"{d} {k}" for d, k in DIMS.items()) + ")",
+        help="channels (default: " + each_domain("dim", named=True) + ")",
     )  # fmt: skip
     settings.add_argument(
         "--seconds-per-frame", type=float, metavar="S",
-        help=f"audio: distance of positions (default: {SECONDS_PER_FRAME})",
+        help=f"distance of positions in time (default: {_spacings()})",
     )  # fmt: skip
     add_position_args(settings, None)
+
+
+def _spacings() -> str:
+    rows = {name: row.spacing for name, row in DOMAINS.items() if row.spacing is not None}
+    return ", ".join(f"{spacing:g} ({name})" for name, spacing in rows.items())
 
 
 def draw_picture(args: argparse.Namespace) -> str:
@@ -167,8 +162,9 @@ def draw_picture(args: argparse.Namespace) -> str:
     if output.suffix.lower() != ".png" or output.is_dir():
         raise ValueError(f"--output {output} is not allowed; allowed: a file name ending in .png.")
     folder = _new_folder(output)
-    word = "sizes" if config.domain == "image" else "lengths"
-    sizes = _sizes(f"--{word}", args.sizes, kind.sizes[config.domain], kind.most_sizes, stack)
+    word = _word(stack)
+    default = stack.domain.default_sizes(args.kind)
+    sizes = _sizes(f"--{word}", args.sizes, default, kind.most_sizes, stack)
     draws = _draws(args.draws, kind, config)
     generator = torch.Generator().manual_seed(args.seed)
     rows: list[dict[str, str]] = []
@@ -187,7 +183,7 @@ def draw_picture(args: argparse.Namespace) -> str:
     elif args.kind == "augmentation":
         figure = augmentation_figure(stack, sizes[0], draws, generator)
     else:
-        default = _TEST_SIZES[config.domain]
+        default = stack.domain.default_sizes("test")
         tests = _sizes(f"--test-{word}", args.test_sizes, default, 8, stack)
         figure, rows = coverage_figure(stack, sizes, tests, draws, generator)
     try:
@@ -199,6 +195,11 @@ def draw_picture(args: argparse.Namespace) -> str:
         ) from None
     where = f", in the new folder {folder}" if folder else ""
     return "\n".join([*_table(rows), f"wrote {output}{where}"])
+
+
+def _word(stack: Stack) -> str:
+    """What sizes of inputs are called."""
+    return "sizes" if stack.domain.grid else "lengths"
 
 
 def _new_folder(output: Path) -> Path | None:
@@ -222,8 +223,7 @@ def _relative(args: argparse.Namespace, stack: Stack) -> list[View]:
     """Relative embeddings, which are shown at all distances; none of other types."""
     tables = relative_views(stack)
     patch = getattr(args, "patch", None)
-    word = "--sizes" if stack.config.domain == "image" else "--lengths"
-    for option, given in ((word, args.sizes), ("--patch", patch)):
+    for option, given in ((f"--{_word(stack)}", args.sizes), ("--patch", patch)):
         if tables and given:
             raise ValueError(
                 f"{option} {' '.join(map(str, given))} has no effect: relative embeddings are "
@@ -243,33 +243,37 @@ def _configured(args: argparse.Namespace) -> Stack:
     )
     sides = SIDES if architecture == "seq2seq" else (architecture,)
     side = choose_side(args.side, sides, f"architecture {architecture}")
-    dim = DIMS[domain] if args.dim is None else args.dim
+    row = DOMAINS[domain]
+    dim = row.dim if args.dim is None else args.dim
     if not 1 <= dim <= 16384:
         raise ValueError(f"--dim {dim} is not allowed; allowed: 1 to 16384.")
-    step = config.alpha if side == "encoder" else 1.0
-    if domain == "audio":
-        step = SECONDS_PER_FRAME if args.seconds_per_frame is None else args.seconds_per_frame
-        if not 0 < step < math.inf:
-            raise ValueError(f"--seconds-per-frame {step} is not allowed; allowed: > 0.")
-    elif args.seconds_per_frame is not None:
+    spacing = row.spacing if args.seconds_per_frame is None else args.seconds_per_frame
+    if spacing is not None and row.spacing is None:
+        timed = " or ".join(name for name, other in DOMAINS.items() if other.spacing)
         raise ValueError(
-            f"--seconds-per-frame {args.seconds_per_frame} belongs to --domain audio; leave it out."
+            f"--seconds-per-frame {spacing} belongs to --domain {timed}; leave it out."
         )
+    if spacing is not None and not 0 < spacing < math.inf:
+        raise ValueError(f"--seconds-per-frame {spacing} is not allowed; allowed: > 0.")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(args.seed)  # for a table
-        encoder = build_position_encoder(config, dim, table_size=TABLE_SIZES[domain])
-        relative = _relative_tables(config, dim) if config.encoding == "none" else {}
-    name = "not trained" if config.encoding == "table" or relative else ""
-    return Stack(config, encoder, step=step, name=name, relative=relative)
+        encoder = build_position_encoder(
+            config,
+            dim,
+            side=SOURCE_TARGET[side],
+            table_size=row.table_size,
+        )
+        relative = {} if config.encoding.adds else _relative_tables(config, dim)
+    name = "not trained" if config.encoding.learned or relative else ""
+    grid = row.table_size if row.grid else ()
+    return Stack(config, encoder, spacing or 1.0, grid, name, relative)
 
 
 def _relative_tables(config: PositionConfig, dim: int) -> dict[str, torch.Tensor]:
     """Those of one layer before training."""
-    if not config.relative_context:
+    tables = build_relative_positions(config, max(1, dim // HEADS), HEADS)
+    if tables is None:
         return {}
-    heads = HEADS if config.relative_heads == "separate" else None
-    kind = RelativeGridPositions if config.domain == "image" else RelativePositions
-    tables = kind(config.relative_context, max(1, dim // HEADS), heads, config.relative_values)
     return {
         name.replace(".", ", "): rows.detach().transpose(0, 1).flatten(1)
         for name, rows in tables.named_parameters()
@@ -295,7 +299,7 @@ def _sizes(
 ) -> list[Size]:
     """In positions, without repetitions."""
     if given is None:
-        if stack.config.domain == "image":
+        if stack.domain.grid:
             return [tuple(max(1, round(f * side)) for side in stack.grid) for f in default]
         given = [str(size) for size in default]
     sizes = list(dict.fromkeys(_size(option, text, stack) for text in given))
@@ -305,22 +309,25 @@ def _sizes(
 
 
 def _size(option: str, text: str, stack: Stack) -> Size:
-    domain = stack.config.domain
-    unit = {"text": "tokens", "audio": "seconds", "image": "patches, 14 or 10x14"}[domain]
-    sides = re.fullmatch(r"(\d+)(?:x(\d+))?", text)
+    domain, axes = stack.domain, len(stack.domain.grid)
+    unit = domain.unit
+    if axes:
+        unit = f"{domain.steps}, 14 or {'x'.join(['10', *['14'] * (axes - 1)])}"
     try:
-        if domain == "image":
-            size = int(sides[1]), int(sides[2] or sides[1])
-            count = math.prod(size)
+        if axes:
+            sides = [int(side) for side in re.fullmatch(r"\d+(x\d+)*", text)[0].split("x")]
+            size = tuple(sides * axes if len(sides) == 1 else sides)
+            count = math.prod(size) if len(size) == axes else 0
+        elif domain.spacing is not None:
+            size = count = round(float(text) / stack.spacing)
         else:
-            spacing = stack.step * stack.unit if domain == "audio" else 1
-            size = count = round(float(text) / spacing) if domain == "audio" else int(text)
+            size = count = int(text)
         if not 1 <= count <= MAX_POSITIONS:
             raise ValueError
     except (TypeError, ValueError, OverflowError):
         raise ValueError(
-            f"{option} {text} is not allowed; allowed in domain {domain}: {unit}, 1 to "
-            f"{MAX_POSITIONS} positions."
+            f"{option} {text} is not allowed; allowed in domain {stack.config.domain}: {unit}, "
+            f"1 to {MAX_POSITIONS} positions."
         ) from None
     return size
 
@@ -356,9 +363,10 @@ def _patch(
 ) -> tuple[int, int] | None:
     if given is None:
         return None
-    if stack.config.domain != "image":
+    if not stack.domain.grid:
         raise ValueError(f"--patch {given[0]} {given[1]} belongs to images; leave it out.")
-    rows, columns = (min(size[axis] for size in sizes) for axis in (0, 1))
+    rows = min(math.prod(size[:-1]) for size in sizes)
+    columns = min(size[-1] for size in sizes)
     if not (0 <= given[0] < rows and 0 <= given[1] < columns):
         raise ValueError(
             f"--patch {given[0]} {given[1]} is not in the image; allowed: rows 0 to {rows - 1}, "

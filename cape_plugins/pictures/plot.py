@@ -20,7 +20,6 @@ from cape_plugins.pictures.views import Size, Stack, View, similarity, similarit
 DPI = 120
 WIDTH = 10.0  # inches
 ZOOM = 50  # positions
-AXES = {"text": "position (tokens)", "audio": "time (s)", "image": "position (normalised)"}
 
 # ---- figures -----------------------------------------------------------------------------------
 
@@ -75,23 +74,22 @@ def title_of(stack: Stack, what: str) -> str:
 def size_label(stack: Stack, size: Size) -> str:
     """The size with its unit."""
     if isinstance(size, tuple):
-        return f"{size[0]} x {size[1]} patches"
-    if stack.config.domain == "audio":
-        return f"{size * stack.step * stack.unit:.3g} s"
-    return f"{size} token{'s' * (size != 1)}"
+        return f"{' x '.join(map(str, size))} {stack.domain.steps}"
+    if stack.domain.spacing is not None:
+        return f"{size * stack.spacing:.3g} {stack.domain.symbol}"
+    return f"{size} {stack.domain.steps if size != 1 else stack.domain.steps.removesuffix('s')}"
 
 
 def distance_label(stack: Stack) -> str:
     """Of an axis of relative embeddings: from query to key."""
-    unit = {"text": "tokens", "audio": "frames", "image": "patches"}[stack.config.domain]
-    return f"distance ({unit})"
+    return f"distance ({stack.domain.steps})"
 
 
 def components_figure(stack: Stack, shown: Sequence[View], channels: Sequence[int]) -> Any:
     """Chosen channels of each view: maps over the plane (CAPE Figure 9), curves over time, or over
     the distances of relative embeddings."""
     title = title_of(stack, "components of the embedding")
-    if stack.config.domain == "image" and not stack.relative:
+    if stack.domain.grid and not stack.relative:
         return _component_maps(stack, shown, channels, title)
     sizes = list(dict.fromkeys(view.size for view in shown))
     figure = new_figure(1.3 + 1.1 * len(channels), title)
@@ -108,7 +106,7 @@ def components_figure(stack: Stack, shown: Sequence[View], channels: Sequence[in
             below.set_xlabel(distance_label(stack))
         else:
             above.set_title(size_label(stack, size), fontsize="small")
-            below.set_xlabel(AXES[stack.config.domain])
+            below.set_xlabel(stack.domain.axis)
     handles = axes[0, 0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=6, fontsize="small")
     return figure
@@ -123,13 +121,12 @@ def _component_maps(
     axes = figure.subplots(len(shown), len(channels), squeeze=False)
     for row, view in zip(axes, shown, strict=True):
         for axis, channel in zip(row, channels, strict=True):
-            image = axis.imshow(
-                view.embedding[:, channel].reshape(view.size), "RdBu_r", vmin=-limit, vmax=limit,
-                interpolation="nearest",
-            )  # fmt: skip
-            axis.set(xticks=[0, view.size[1] - 1], yticks=[])
+            # planes of more than two axes stand below one another
+            plane = view.embedding[:, channel].reshape(-1, view.size[-1])
+            image = axis.imshow(plane, "RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
+            axis.set(xticks=[0, plane.shape[1] - 1], yticks=[])
             axis.tick_params(labelsize="x-small")
-        row[0].set_yticks([0, view.size[0] - 1])
+        row[0].set_yticks([0, len(plane) - 1])
         row[0].set_ylabel(f"{size_label(stack, view.size)}\n{view.state}", fontsize="x-small")
     for axis, channel in zip(axes[0], channels, strict=True):
         axis.set_title(f"channel {channel}", fontsize="small")
@@ -196,14 +193,13 @@ def similarities_figure(stack: Stack, shown: Sequence[View], patch: tuple[int, i
         rows = {view.state: view.embedding for view in shown}
         start = min(view.places.min() for view in shown) - 0.5  # pixels have their middle there
         return similarity_figure(rows, title, distance_label(stack), start=start)
-    if stack.config.domain == "image":
+    if stack.domain.grid:
         return _patch_similarities(stack, shown, patch, title)
-    audio = stack.config.domain == "audio"
     return similarity_figure(
         {f"{size_label(stack, view.size)}, {view.state}": view.embedding for view in shown},
         title,
-        AXES["audio"] if audio else "tokens",
-        stack.step * stack.unit if audio else 1.0,
+        stack.domain.axis,
+        stack.spacing,
     )
 
 
@@ -215,7 +211,8 @@ def _patch_similarities(
     figure = new_figure(0.8 + 5.6 * len(shown), title)
     axes = iter(figure.subplots(2 * len(shown), 3, squeeze=False))
     for view in shown:
-        height, width = view.size
+        *_, width = view.size
+        height = len(view.embedding) // width  # planes below one another
         row, column = patch or (height // 2, width // 2)
         label = f"{size_label(stack, view.size)}, {view.state}"
         for (name, matrix), (full, one, lines) in zip(

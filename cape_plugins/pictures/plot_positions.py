@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cape_plugins.pictures.plot import AXES, WIDTH, new_figure, size_label, title_of
+from cape_plugins.pictures.plot import WIDTH, new_figure, size_label, title_of
 from cape_plugins.pictures.views import (
     Size,
     Stack,
@@ -26,12 +26,12 @@ def augmentation_figure(stack: Stack, size: Size, draws: int, generator: torch.G
     positions = stack.positions(size)
     draw, local_shift = draw_positions(stack.encoder, positions, draws, generator)
     stages = {
-        label: (stack.unit * coords.expand(draws, -1, -1)).numpy()
+        label: coords.expand(draws, -1, -1).numpy()
         for label, coords in augmentation_stages(
             stack.encoder, positions, draw, local_shift
         ).items()
     }
-    shift = None if draw.shift is None else draw.shift * stack.unit
+    shift = None if draw.shift is None else draw.shift * stack.encoder.unit
     numbers = {"+ global shift": shift, "+ offset": draw.offset, "× global scale": draw.scale}
     labels = {
         stage: [", ".join(f"{number:.3g}" for number in row[0].tolist()) for row in values]
@@ -39,28 +39,29 @@ def augmentation_figure(stack: Stack, size: Size, draws: int, generator: torch.G
         if values is not None
     }
     title = title_of(stack, f"augmentation of {size_label(stack, size)}")
-    if stack.config.domain == "image":
+    if stack.domain.grid:
         return _grids(stages, labels, size, title)
-    return _time_lines(stages, labels, AXES[stack.config.domain], title)
+    return _time_lines(stages, labels, stack.domain.axis, title)
 
 
 def _grids(
     stages: Mapping[str, np.ndarray],
     labels: Mapping[str, Sequence[str]],
-    size: tuple[int, int],
+    size: tuple[int, ...],
     title: str,
 ) -> Any:
-    """Rows are draws, columns stages."""
+    """Rows are draws, columns stages; of more than two axes the first plane."""
     draws = len(next(iter(stages.values())))
     figure = new_figure(0.9 + draws * (WIDTH / len(stages) + 0.3), title)
     axes = figure.subplots(draws, len(stages), squeeze=False, sharex=True, sharey=True)
     for number, row in enumerate(axes):
         for axis, (stage, coords) in zip(row, stages.items(), strict=True):
-            grid = coords[number].reshape(*size, 2)
+            grid = coords[number].reshape(-1, *size[-2:], len(size))[0, ..., :2]
             for lines in (grid, grid.swapaxes(0, 1)):
                 for line in lines:
                     axis.plot(*line.T, color="0.75", lw=0.7, zorder=1)
-            axis.scatter(*coords[number].T, c=np.arange(len(coords[number])), s=9, zorder=2)
+            points = grid.reshape(-1, 2)
+            axis.scatter(*points.T, c=np.arange(len(points)), s=9, zorder=2)
             axis.plot([-1, 1, 1, -1, -1], [-1, -1, 1, 1, -1], "k--", lw=0.8)
             axis.set_title(f"{stage} {labels.get(stage, [''] * draws)[number]}", fontsize="small")
             axis.set(xlabel="x (normalised)", aspect="equal")
@@ -130,7 +131,7 @@ def coverage_figure(
     trained = {size: training_positions(stack, size, draws, generator) for size in sizes}
     tested = {size: evaluation_positions(stack, size) for size in test_sizes}
     title = title_of(stack, f"positions in training, {draws or 'without'} draws")
-    draw_figure = _plane if stack.config.domain == "image" else _ranges
+    draw_figure = _plane if stack.domain.grid else _ranges
     return draw_figure(stack, trained, tested, title)
 
 
@@ -181,17 +182,17 @@ def _ranges(
     ends = [low, high, *(end for places in tested.values() for end in (places.min(), places.max()))]
     margin = 0.02 * np.ptp(ends) or 1.0
     below.set_xlim(min(ends) - margin, max(ends) + margin)
-    below.set_xlabel(AXES[stack.config.domain])
+    below.set_xlabel(stack.domain.axis)
     return figure, rows
 
 
 def _plane(
     stack: Stack, trained: Mapping[Size, np.ndarray], tested: Mapping[Size, np.ndarray], title: str
 ) -> tuple[Any, list[dict[str, str]]]:
-    """Images: density over the plane, and the distances of neighbouring patches."""
+    """Grids: density over the plane of the two fastest axes, and the distances of neighbours."""
     figure = new_figure(5.4, title)
     left, right = figure.subplots(1, 2)
-    places = np.concatenate([drawn.reshape(-1, 2) for drawn in trained.values()])
+    places = np.concatenate([drawn[..., :2].reshape(-1, 2) for drawn in trained.values()])
     *_, image = left.hist2d(*places.T, bins=80, cmap="viridis", density=True)
     figure.colorbar(image, ax=left, label="density of the positions drawn", shrink=0.8)
     left.plot([-1, 1, 1, -1, -1], [-1, -1, 1, 1, -1], "w--", lw=1)
@@ -220,15 +221,16 @@ def _plane(
     return figure, rows
 
 
-def _neighbours(coords: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """``[pairs]``: differences in x along rows and in y along columns.
+def _neighbours(coords: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
+    """``[pairs]``: differences in x along rows, in y along columns, and so on.
 
     Raises:
         ValueError: for an image of one patch.
     """
     if math.prod(size) == 1:
         raise ValueError("an image of 1 x 1 patches has no neighbours; allowed: at least 2 patches")
-    grid = coords.reshape(-1, *size, 2)
+    grid = coords.reshape(-1, *size, len(size))
+    fastest_first = range(len(size), 0, -1)
     return np.concatenate(
-        [np.diff(grid[..., 0], axis=2).ravel(), np.diff(grid[..., 1], axis=1).ravel()]
+        [np.diff(grid[..., i], axis=axis).ravel() for i, axis in enumerate(fastest_first)]
     )

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from cape_plugins.augmentation import Draw, augment, draw_local
 from cape_plugins.config import PositionConfig
+from cape_plugins.domains import DOMAINS, Domain
 from cape_plugins.encoder import PositionEncoder
-from cape_plugins.encodings import Sinusoid
-from cape_plugins.positions import Positions, frame_positions, patch_positions, token_positions
+from cape_plugins.positions import Positions, frame_positions, patch_positions
 
-Size = int | tuple[int, int]  # tokens or frames; (height, width) in patches
+Size = int | tuple[int, ...]  # tokens or frames; sizes of a grid, (height, width) in patches
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,10 @@ class Stack:
     """The position embedding of an encoder or decoder, and where its positions are.
 
     Attributes:
-        config: Its settings; `encoder` has them in the unit in which it counts.
+        config: Its settings.
         encoder: The core's position encoder.
-        start: Coordinate of the first token or frame.
-        step: Distance of tokens (alpha on a source side) or frames.
-        unit: Seconds that count as 1 in `start`, `step` and coordinates; 1 for text and images.
-        grid: (height, width) in patches of the images of training.
+        spacing: Distance of neighbours in the unit of the domain: seconds of a frame.
+        grid: Sizes of the inputs of training, of images (height, width) in patches.
         name: What it was read from.
         relative: Label to embeddings ``[2 C + 1, K]`` of the distances -C to C from query to key,
             of decoders ``[C + 1, K]`` to 0, where they are added to the keys or values of layers
@@ -39,28 +37,28 @@ class Stack:
 
     config: PositionConfig
     encoder: PositionEncoder
-    start: float = 0.0
-    step: float = 1.0
-    unit: float = 1.0
-    grid: tuple[int, int] = (14, 14)
+    spacing: float = 1.0
+    grid: tuple[int, ...] = ()
     name: str = ""
     relative: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def domain(self) -> Domain:
+        """Where its positions are."""
+        return DOMAINS[self.config.domain]
 
     @property
     def dim(self) -> int:
         """K, channels of the embedding."""
         for rows in self.relative.values():
             return rows.shape[1]
-        encoding = self.encoder.encoding
-        return encoding.dim if isinstance(encoding, Sinusoid) else encoding.weight.shape[1]
+        return self.encoder.encoding.dim
 
     def positions(self, size: Size) -> Positions:
-        """Positions of one input without padding, B = 1: so many tokens, frames or patches."""
-        if self.config.domain == "image":
-            return patch_positions(*size, gamma=self.config.gamma)
-        if self.config.domain == "audio":
-            return frame_positions(torch.tensor([size]), self.step, self.start, size)
-        return token_positions(torch.ones(1, size, dtype=torch.bool), self.step, self.start)
+        """Raw positions of one input without padding, B = 1: so many tokens, frames or patches."""
+        if self.domain.grid:
+            return patch_positions(*size)
+        return frame_positions(torch.tensor([size]), self.spacing, size)
 
 
 def similarity(embeddings: np.ndarray) -> dict[str, np.ndarray]:
@@ -83,22 +81,24 @@ def draw_positions(
     """What `number` forwards in training would draw: the draws that a sample shares, and local
     shifts ``[number, T, D]`` or None."""
     limit = encoder.config.max_local_shift
-    draw = encoder.train().draw(number, generator=generator)
+    draw = encoder.train().draw(number, generator=generator) or Draw()
     if not limit:
         return draw, None
-    return draw, draw_local(positions.coords, positions.step, limit, number, generator)
+    rows, step = encoder.place(positions)
+    return draw, draw_local(rows, step, limit, number, generator)
 
 
 def augmentation_stages(
     encoder: PositionEncoder, positions: Positions, draw: Draw, local_shift: Tensor | None
 ) -> dict[str, Tensor]:
-    """Positions ``[1 or B, T, D]`` after each step of the augmentation, in its order (CAPE section
-    4): mean-normalisation, global shift or offset, local shift, global scale; those there are."""
+    """Positions ``[1 or B, T, D]`` in the unit of the domain after each step of the augmentation,
+    in its order (CAPE section 4): mean-normalisation, global shift or offset, local shift, global
+    scale; those there are."""
     config = encoder.config
     steps: dict[str, dict[str, Any]] = {"positions": {}}
     if config.mean_normalize:
         steps["mean-normalised"] = {"mean_normalize": True}
-    if draw.shift is not None and config.max_global_shift:
+    if draw.shift is not None:
         steps["+ global shift"] = {"draw": draw._replace(scale=None)}
     if draw.offset is not None:
         steps["+ offset"] = {"draw": draw._replace(scale=None)}
@@ -106,11 +106,12 @@ def augmentation_stages(
         steps["+ local shift"] = {"local_shift": local_shift}
     if draw.scale is not None:
         steps["× global scale"] = {"draw": draw}
-    given: dict[str, Any] = {"step": positions.step}
+    rows, step = encoder.place(positions)
+    given: dict[str, Any] = {"step": step}
     stages = {}
     for label, change in steps.items():
         given |= change
-        stages[label] = augment(positions.coords, positions.valid, **given)
+        stages[label] = encoder.unit * augment(rows, **given)
     return stages
 
 
@@ -121,14 +122,14 @@ def training_positions(
     positions = stack.positions(size)
     drawn = draw_positions(stack.encoder, positions, draws, generator)
     *_, last = augmentation_stages(stack.encoder, positions, *drawn).values()
-    return (stack.unit * last).numpy()
+    return last.numpy()
 
 
 def evaluation_positions(stack: Stack, size: Size) -> np.ndarray:
     """``[T, D]``: what evaluation encodes."""
     stages = augmentation_stages(stack.encoder, stack.positions(size), Draw(), None)
     *_, last = stages.values()
-    return (stack.unit * last[0]).numpy()
+    return last[0].numpy()
 
 
 class View(NamedTuple):
@@ -152,7 +153,7 @@ def views(
     stack: Stack, sizes: Sequence[Size], draws: int, generator: torch.Generator
 ) -> list[View]:
     """Each size in evaluation, and in `draws` forwards of training."""
-    found = []
+    shown = []
     for size in sizes:
         positions = stack.positions(size)
         states, rows = ["evaluation"], stack.encoder(positions, random=False)
@@ -161,10 +162,10 @@ def views(
             augmented = stack.encoder(positions, draw, local_shift)
             states += [f"draw {i + 1}" for i in range(draws)]
             rows = torch.cat((rows, augmented))
-        places = (positions.coords[0] * stack.unit).numpy()
+        places = (stack.encoder.place(positions)[0][0] * stack.encoder.unit).numpy()
         for state, embedding in zip(states, rows.numpy(), strict=True):
-            found.append(View(size, state, places, embedding))
-    return found
+            shown.append(View(size, state, places, embedding))
+    return shown
 
 
 def relative_views(stack: Stack) -> list[View]:

@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-WINDOW_SECONDS = 0.025
+from cape_plugins.domains import WINDOW_SECONDS
+
 PREEMPHASIS = 0.97
 FULL_SCALE = 32768.0  # samples are scaled to 16-bit integers, for which the floor of 1 is meant
 

@@ -73,10 +73,9 @@ def subsampled_positions(
     stride: int,
     hop_seconds: Tensor | float,
     frame_nanoseconds: Tensor | None = None,
-    unit: float = 1.0,
-    first: float = WINDOW_SECONDS / 2,
 ) -> Positions:
-    """Positions of the outputs in time, frames being regular or not.
+    """Positions of the outputs in seconds since the centre of the first frame, frames being
+    regular or not.
 
     Args:
         lengths: ``[B]``, outputs of each sample without padding.
@@ -86,15 +85,13 @@ def subsampled_positions(
         frame_nanoseconds: ``[B, T]`` integers, centres of the frames since the beginning of the
             recording where these are irregular (:func:`~cape_plugins.speech.batching.equal_length`
             skips some); integers, because hosts cast floats to half precision.
-        unit: Seconds that count as 1.
-        first: Position of a frame whose window begins at time 0.
 
     Raises:
         ValueError: if `frame_nanoseconds` has another dtype or shape.
     """
-    step = hop_seconds * stride / unit
+    step = hop_seconds * stride
     if frame_nanoseconds is None:
-        return frame_positions(lengths, step, first, max_length)
+        return frame_positions(lengths, step, max_length)
     if frame_nanoseconds.dim() != 2 or frame_nanoseconds.is_floating_point():
         raise ValueError(
             f"frame_nanoseconds has shape {tuple(frame_nanoseconds.shape)} and dtype "
@@ -107,7 +104,7 @@ def subsampled_positions(
             f"frame_nanoseconds has shape {tuple(frame_nanoseconds.shape)}; allowed: one time for "
             f"each frame, which gives ({len(lengths)}, {max_length}) outputs at stride {stride}."
         )
-    return timed_frame_positions(first + (seconds - WINDOW_SECONDS / 2) / unit, lengths, step)
+    return timed_frame_positions(seconds - WINDOW_SECONDS / 2, lengths, step)
 
 
 def _output_lengths(lengths: Any, kernel: int, stride: int) -> Any:

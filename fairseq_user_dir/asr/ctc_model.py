@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cape_plugins import PositionConfig, build_position_encoder
+from cape_plugins.domains import WINDOW_SECONDS
 from cape_plugins.speech.subsampling import ConvSubsampler, subsampled_positions
 from fairseq_user_dir.asr.positions import TimedEncoder
 from fairseq_user_dir.attention import add_relative_positions
@@ -144,13 +145,17 @@ class CapeCtcEncoder(TimedEncoder, FairseqEncoder):
         )
         self.feature_dropout = args.feature_dropout
         self.positions = build_position_encoder(
-            config, dim, layout="sin_cos_blocks", table_size=args.abspos_frames, table_std=0.02
+            config,
+            dim,
+            start=WINDOW_SECONDS / 2,
+            layout="sin_cos_blocks",
+            table_size=args.abspos_frames,
+            table_std=0.02,
         )
         drop = args.encoder_layerdrop  # its list consumes random numbers also in evaluation
         self.layers = LayerDropModuleList(drop) if drop else nn.ModuleList()
         self.layers.extend(TransformerEncoderLayer(args) for _ in range(args.encoder_layers))
-        if config.relative_context:
-            add_relative_positions(self.layers, config)
+        add_relative_positions(self.layers, config)
         self.layer_norm = LayerNorm(dim) if args.encoder_normalize_before else nn.Identity()
         self.classifier = nn.Linear(dim, len(dictionary))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from torch import Tensor
 
 from cape_plugins import PositionEncoder, Positions
@@ -24,9 +26,7 @@ class TimedEncoder:
 
     def add_positions(self, hidden: Tensor, positions: Positions) -> Tensor:
         """``[B, T, C]``; draws in training, differently on each rank."""
-        generator = draw = None
-        if self.training and self.positions.config.random:
-            generator = rank_generator(hidden.device)
-            draw = self.positions.draw(hidden.shape[0], hidden.device, generator)
+        generator = functools.cache(rank_generator)  # one for the draw and the local shifts
+        draw = self.positions.draw(hidden.shape[0], hidden.device, generator)
         embedding = self.positions(positions, draw, dtype=hidden.dtype, generator=generator)
         return hidden if embedding is None else hidden + embedding

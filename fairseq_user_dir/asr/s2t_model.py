@@ -27,14 +27,14 @@ from torch import Tensor
 from cape_plugins import PositionConfig, build_position_encoder
 from cape_plugins.arguments import TYPE_ARG
 from cape_plugins.config import options
-from cape_plugins.pictures.checkpoint import DECODER_ARG
+from cape_plugins.families import DECODER_FIELD
 from cape_plugins.speech.subsampling import ConvSubsampler, subsampled_positions
 from fairseq_user_dir.asr.manifest import FEATURE_HOP
 from fairseq_user_dir.asr.positions import TimedEncoder
 from fairseq_user_dir.attention import add_relative_positions
 from fairseq_user_dir.checkpoints import PositionalModel
-from fairseq_user_dir.models import check_stock_args, install, set_args
-from fairseq_user_dir.options import add_position_args, config_from_args, set_missing
+from fairseq_user_dir.models import check_stock_args, install, stock_values
+from fairseq_user_dir.options import add_position_args, config_from_args, set_args, set_missing
 from fairseq_user_dir.stacks import DecoderPositions
 
 NAME, STOCK = "cape_s2t_transformer", "s2t_transformer"
@@ -60,16 +60,12 @@ class CapeS2TTransformerModel(PositionalModel, S2TTransformerModel):
         """
         config = config_from_args(args, "encoder", "audio")
         check_stock_args(args, config)
-        set_args(
-            args,
-            no_token_positional_embeddings=config.encoding == "none",
-            decoder_learned_pos=config.encoding == "table",
-        )
+        set_args(args, **stock_values(config, "decoder"))
         model = super().build_model(args, task)
-        stored = getattr(args, DECODER_ARG, None) or {}
+        stored = getattr(args, DECODER_FIELD, None) or {}
         text = PositionConfig(getattr(args, TYPE_ARG), "text", "decoder", **stored)
-        set_args(args, **{DECODER_ARG: {o.name: getattr(text, o.name) for o in options("text")}})
-        install(model.decoder, DecoderPositions, text, 1.0)
+        set_args(args, **{DECODER_FIELD: {o.name: getattr(text, o.name) for o in options("text")}})
+        install(model.decoder, DecoderPositions, text, "target")
         model.position_config = config
         return model
 
@@ -104,13 +100,11 @@ class CapeS2TEncoder(TimedEncoder, S2TTransformerEncoder):
         with torch.device("meta"):  # consumes no random numbers
             self.subsample = ConvSubsampler([1] * (len(layers) + 1), layers)
         self.subsample.conv_layers = stock.conv_layers
-        self.unit = FEATURE_HOP * self.subsample.stride
-        settings = config
-        if config.max_global_shift:
-            settings = config.replace(max_global_shift=config.max_global_shift / self.unit)
         self.positions = build_position_encoder(
-            settings,
+            config,
             args.encoder_embed_dim,
+            start=self.padding_idx + 1,
+            unit=FEATURE_HOP * self.subsample.stride,
             frequencies="fairseq",
             layout="sin_cos_blocks",
             table_size=ABSPOS_FRAMES,
@@ -118,8 +112,7 @@ class CapeS2TEncoder(TimedEncoder, S2TTransformerEncoder):
         )
         self.embed_positions = None
         self.position_config = config
-        if config.relative_context:
-            add_relative_positions(self.transformer_layers, config)
+        add_relative_positions(self.transformer_layers, config)
 
     def forward(
         self,
@@ -160,8 +153,6 @@ class CapeS2TEncoder(TimedEncoder, S2TTransformerEncoder):
             self.subsample.stride,
             self.hop_seconds(hop_nanoseconds),
             frame_nanoseconds,
-            unit=self.unit,
-            first=self.padding_idx + 1,
         )
         hidden = self.dropout_module(self.add_positions(hidden, positions)).transpose(0, 1)
         mask = lengths_to_padding_mask(lengths)

@@ -6,8 +6,6 @@ from typing import ClassVar
 
 from huggingface_hub.dataclasses import strict
 from transformers import (
-    AutoModel,
-    AutoModelForSeq2SeqLM,
     MarianConfig,
     MarianModel,
     MarianMTModel,
@@ -34,13 +32,9 @@ class CapeMarianConfig(PositionEmbeddingMixin, MarianConfig):
 class CapeMarianEncoder(SourceStack, MarianEncoder):
     """Source side: alpha scales the positions, the BOS hint marks the first."""
 
-    config_class = CapeMarianConfig
-
 
 class CapeMarianDecoder(TargetStack, MarianDecoder):
     """Target side; uses the draw of the source if the two are synchronised."""
-
-    config_class = CapeMarianConfig
 
 
 class CapeMarianModel(TranslationModel, PositionModelMixin, MarianModel):
@@ -61,12 +55,6 @@ class CapeMarianMTModel(Generates, PositionModelMixin, MarianMTModel):
 FAMILY = add_parts(
     Family(
         CapeMarianConfig,
-        parts=(
-            CapeMarianEncoder,
-            CapeMarianDecoder,
-            CapeMarianModel,
-            CapeMarianMTModel,
-        ),
-        auto={AutoModel: CapeMarianModel, AutoModelForSeq2SeqLM: CapeMarianMTModel},
+        (CapeMarianEncoder, CapeMarianDecoder, CapeMarianModel, CapeMarianMTModel),
     )
 )

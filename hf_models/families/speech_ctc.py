@@ -158,12 +158,11 @@ class CapeSpeechModel(SpeechEncoder, PositionModelMixin, Speech2TextEncoder):
             positions=build_position_encoder(
                 config.position_config,
                 config.d_model,
+                start=config.window_seconds / 2,
                 layout="sin_cos_blocks",
                 table_size=config.max_position_embeddings,
                 table_std=config.init_std,
             ),
-            unit=1.0,
-            first=config.window_seconds / 2,
             dropout=config.feature_dropout,
         )
 

@@ -10,8 +10,6 @@ from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 from transformers import (
-    AutoModel,
-    AutoModelForSpeechSeq2Seq,
     Speech2TextConfig,
     Speech2TextForConditionalGeneration,
     Speech2TextModel,
@@ -78,36 +76,29 @@ class CapeSpeech2TextConfig(PositionEmbeddingMixin, Speech2TextConfig):
 class CapeSpeech2TextEncoder(SpeechEncoder, Speech2TextEncoder):
     """See :class:`~hf_models.speech.SpeechEncoder`."""
 
-    config_class = CapeSpeech2TextConfig
-
     def make_subsampler(self, config: CapeSpeech2TextConfig) -> Subsampler:
         """Convolutions of kernel 5 and stride 2, if the configuration has no others."""
-        unit = config.hop_seconds * encoder_stride(config)
-        settings = config.position_config
-        if settings.max_global_shift:
-            settings = settings.replace(max_global_shift=settings.max_global_shift / unit)
         inner = [config.conv_channels // 2] * (config.num_conv_layers - 1)
         return Subsampler(
             [config.input_feat_per_channel * config.input_channels, *inner, config.d_model],
             config.conv_layers,
             scale=self.embed_scale,
             positions=build_position_encoder(
-                settings,
+                config.position_config,
                 config.d_model,
+                start=config.pad_token_id + 1,
+                unit=config.hop_seconds * encoder_stride(config),
                 frequencies="fairseq",
                 layout="sin_cos_blocks",
                 table_size=config.max_source_positions,
                 table_std=config.init_std,
             ),
-            unit=unit,
-            first=config.pad_token_id + 1,
         )
 
 
 class CapeSpeech2TextDecoder(TargetStack, Speech2TextDecoder):
     """Text side; its positions are tokens, with a draw of its own."""
 
-    config_class = CapeSpeech2TextConfig
     field, frequencies, start = "decoder_position_embedding", "fairseq", "padding"
     _supports_sdpa = True
     _supports_flash_attn = True
@@ -136,15 +127,11 @@ MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES[CapeSpeech2TextConfig.model_type] = (
 FAMILY = add_parts(
     Family(
         CapeSpeech2TextConfig,
-        parts=(
+        (
             CapeSpeech2TextEncoder,
             CapeSpeech2TextDecoder,
             CapeSpeech2TextModel,
             CapeSpeech2TextForConditionalGeneration,
         ),
-        auto={
-            AutoModel: CapeSpeech2TextModel,
-            AutoModelForSpeechSeq2Seq: CapeSpeech2TextForConditionalGeneration,
-        },
     )
 )

@@ -6,8 +6,6 @@ from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 from transformers import (
-    AutoModel,
-    AutoModelForImageClassification,
     ViTConfig,
     ViTForImageClassification,
     ViTModel,
@@ -81,14 +79,6 @@ class CapeViTForImageClassification(PositionModelMixin, ViTForImageClassificatio
 FAMILY = add_parts(
     Family(
         CapeViTConfig,
-        parts=(
-            CapeViTEmbeddings,
-            CapeViTModel,
-            CapeViTForImageClassification,
-        ),
-        auto={
-            AutoModel: CapeViTModel,
-            AutoModelForImageClassification: CapeViTForImageClassification,
-        },
+        (CapeViTEmbeddings, CapeViTModel, CapeViTForImageClassification),
     )
 )

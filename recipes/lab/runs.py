@@ -34,6 +34,8 @@ from recipes.lab.steps import (
 USER_DIR = Path(cape_plugins.__file__).resolve().parent
 LIMITS = ("--max-source-positions", "100000", "--max-target-positions", "100000")  # none
 HYPOTHESES = "hypotheses"  # the file that keeps them
+SECONDS = "seconds.json"  # the time of a training; its presence means: finished
+FIRST_SECONDS = "first_seconds.json"  # the time of a training that was told to stop early
 TRAIN_LINE = re.compile(r"\| train_inner \| (\{.*\})")
 
 
@@ -77,21 +79,23 @@ def train(
     threads: int,
     title: str,
     remedy: str = "give another --work folder",
+    until: int | None = None,
 ) -> float:
     """Run fairseq-train in the folder `run`; an interrupted run goes on from its last checkpoint.
 
-    `remedy` says what to do if the folder holds a run with other settings.
-    Returns the seconds it took, of an interrupted run those of its last part. A run that was
-    finished with these `settings` is reused.
+    `remedy` says what to do if the folder holds a run with other settings. With `until`, training
+    stops after so many updates as if it were interrupted, and goes on when it is called again.
+    Returns the seconds it took, also before `until`; of a run that was interrupted otherwise those
+    of its last part. A run that was finished with these `settings` is reused.
     """
     updates = last_update(flags)
     settings = {**settings, "flags": [str(flag) for flag in flags]}
     if not matches(run, settings, remedy):
         record(run, settings)
-    timing = run / "seconds.json"  # its presence means: finished
-    if timing.exists():
-        return json.loads(timing.read_text())
-    started = time.monotonic()
+    if is_finished(run):
+        return json.loads((run / SECONDS).read_text())
+    first_part = run / FIRST_SECONDS
+    started = time.monotonic() - (json.loads(first_part.read_text()) if first_part.exists() else 0)
     with tqdm(total=updates, desc=title, unit="update", mininterval=progress_interval()) as bar:
 
         def show(line: str) -> None:
@@ -105,15 +109,21 @@ def train(
             *(data, "--user-dir", USER_DIR, "--save-dir", run),
             *("--log-format", "json", "--log-interval", min(50, max(1, (updates or 500) // 10))),
             *flags,
+            *(("--max-update", until) if until else ()),
             log=run / "train.log",
             env=child_environment(threads),
             on_line=show,
         )
-        bar.update((updates or bar.n) - bar.n)
+        bar.update((until or updates or bar.n) - bar.n)
     seconds = round(time.monotonic() - started, 1)
-    with writing(timing) as file:
+    with writing(first_part if until else run / SECONDS) as file:
         json.dump(seconds, file)
     return seconds
+
+
+def is_finished(run: Path) -> bool:
+    """Whether :func:`train` has done all updates of this folder."""
+    return (run / SECONDS).exists()
 
 
 def last_update(flags: Sequence[object]) -> int | None:

@@ -24,6 +24,7 @@ def write_scores(
     groups_are: str = "",
     trained: Sequence[str] = (),
     more: Mapping[str, Sequence[str]] | None = None,
+    shown: bool = True,
 ) -> None:
     """Writes ``NAME.csv``, ``NAME.md`` and ``NAME.png``, and prints the tables.
 
@@ -36,6 +37,7 @@ def write_scores(
         groups_are: What the groups are; default the name of their column.
         trained: Groups that occur in training, grey in the figure.
         more: Sections of the page after the tables, by heading.
+        shown: Whether the tables are printed.
     """
     model, groups_are = next(iter(rows[0])), groups_are or group
     cells = {metric: pivot(rows, model, group, metric) for metric in metrics}
@@ -51,10 +53,10 @@ def write_scores(
         for metric, metric_is in metrics.items()
     ]
     write_lines_figure(folder / f"{name}.png", panels, groups_are, trained)
-    print(
-        "\n".join(line for heading, lines in tables.items() for line in (heading, "", *lines, ""))
-    )
-    print(f"tables and figure: {folder}/{name}.md, {name}.csv, {name}.png", flush=True)
+    if shown:
+        for heading, lines in tables.items():
+            print("\n".join([heading, "", *lines, ""]))
+        print(f"tables and figure: {folder}/{name}.md, {name}.csv, {name}.png", flush=True)
 
 
 def _without_all(cells: Cells) -> Cells:

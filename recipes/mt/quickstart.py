@@ -17,11 +17,13 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from statistics import mean
+from tempfile import TemporaryDirectory
+from threading import Lock
 
 from recipes.lab.options import (
     add_shared,
@@ -30,7 +32,7 @@ from recipes.lab.options import (
     new_parser,
     positive,
 )
-from recipes.lab.runs import generate, run_all, train
+from recipes.lab.runs import generate, is_finished, run_all, train
 from recipes.lab.scores import write_scores
 from recipes.lab.steps import CommandError, run_main
 from recipes.lab.tables import ALL, Row, grouped, how_made, markdown, shown_command
@@ -76,6 +78,7 @@ OPTIMISATION = """--criterion label_smoothed_cross_entropy --label-smoothing 0.1
 DECODING = """--beam 1 --max-tokens 8000 --max-len-a 1.5 --max-len-b 20 --cpu --num-workers 0
     --max-source-positions 100000 --max-target-positions 100000"""
 UPDATES = 2000
+FIRST_LOOK = 400  # updates after which a model is tested for the first picture
 # fairseq seeds update n with seed + n: neighbouring seeds would share their random numbers.
 SEED_STEP = 100003
 
@@ -83,28 +86,79 @@ SEED_STEP = 100003
 # ---- models ------------------------------------------------------------------------------------
 
 
-def run_variant(args: argparse.Namespace, corpus: Corpus, variant: str, seed: int) -> list[Row]:
-    """Trains one model, decodes the test set, scores it by length."""
+@dataclass
+class Progress:
+    """The scores so far; tables and figure are written anew with each model that is tested."""
+
+    args: argparse.Namespace
+    corpus: Corpus
+    facts: Mapping[str, str]
+    rows: dict[tuple[str, int], list[Row]] = field(default_factory=dict)
+    lock: Lock = field(default_factory=Lock)
+
+    def show(self, variant: str, name: str, seed: int, seconds: float, pieces: list[str]) -> None:
+        """Takes the place of what was known of this variant and seed, and says where to look."""
+        columns = {"variant": name, "seed": seed}
+        scores = score_by_length(self.corpus, pieces)
+        with self.lock:
+            self.rows[variant, seed] = [
+                {**columns, "length": label, "train_seconds": seconds, **vars(values)}
+                for label, values in scores.items()
+            ]
+            self.write()
+            print(f"{name}, seed {seed}: see {self.args.output / 'scores.png'}", flush=True)
+
+    def write(self, shown: bool = False) -> None:
+        """Writes what is known, in the order in which the variants were named."""
+        order = self.args.compare.index
+        known = sorted(self.rows, key=lambda key: order(key[0]))
+        flags = {self.rows[key][0]["variant"]: ALL_VARIANTS[key[0]] for key in known}
+        rows = [row for key in known for row in self.rows[key]]
+        variants = [
+            [name, f"`{flags[name]}`", f"{mean(row['train_seconds'] for row in trained):.0f}"]
+            for name, trained in grouped(rows, "variant").items()
+        ]
+        lengths = self.corpus.lengths
+        write_scores(
+            self.args.output,
+            "Quickstart: scores by length",
+            rows,
+            "length",
+            METRICS,
+            self.facts,
+            groups_are=lengths.name,
+            trained=lengths.labels[: lengths.trained],
+            more={"Variants": markdown(["variant", "flags", "training time (s, mean)"], variants)},
+            shown=shown,
+        )
+
+
+def run_variant(progress: Progress, variant: str, seed: int) -> None:
+    """Trains one model, decodes the test set, scores it by length; long trainings once early,
+    too."""
+    args, corpus = progress.args, progress.corpus
     run = corpus.folder.parent / "runs" / f"{variant}-seed{seed}"
     n = args.updates
     schedule = f"--max-update {n} --total-num-update {n} --seed {seed * SEED_STEP}"
     flags = shlex.split(f"{MODEL} {OPTIMISATION} {schedule} {ALL_VARIANTS[variant]}")
     data, threads = corpus.folder / "binary", args.threads
-    title, made_of = f"{variant} seed {seed}", {"corpus": corpus.settings}
-    seconds = train(data, run, flags, made_of, threads=threads, title=title)
-    pieces = generate(
-        data,
-        run / "checkpoint_last.pt",
-        run / "decoded",
-        shlex.split(DECODING),
-        count=len(corpus.references()),
-        threads=threads,
-    )
-    columns = {"variant": variant, "seed": seed}
-    return [
-        {**columns, "length": label, "train_seconds": seconds, **vars(scores)}
-        for label, scores in score_by_length(corpus, pieces).items()
-    ]
+
+    def learn(until: int | None = None) -> float:
+        settings, title = {"corpus": corpus.settings}, f"{variant} seed {seed}"
+        return train(data, run, flags, settings, threads=threads, title=title, until=until)
+
+    def test(name: str, folder: Path, seconds: float) -> None:
+        checkpoint, count = run / "checkpoint_last.pt", len(corpus.references())
+        words = shlex.split(DECODING)
+        pieces = generate(data, checkpoint, folder, words, count=count, threads=threads)
+        progress.show(variant, name, seed, seconds, pieces)
+
+    if n > 2 * FIRST_LOOK and not is_finished(run):
+        seconds = learn(until=FIRST_LOOK)
+        with TemporaryDirectory(dir=run) as folder:
+            name = f"{variant} ({FIRST_LOOK} of {n} updates)"
+            test(name, Path(folder) / "decoded", seconds)
+    test(variant, run / "decoded", learn())
 
 
 def score_by_length(corpus: Corpus, pieces: Sequence[str]) -> dict[str, Score]:
@@ -125,6 +179,11 @@ def score_by_length(corpus: Corpus, pieces: Sequence[str]) -> dict[str, Score]:
     return {
         label: score(*zip(*group, strict=True)) for label, group in {**by_label, ALL: rows}.items()
     }
+
+
+def in_order_of_contrast(variants: Sequence[str]) -> list[str]:
+    """First what the first picture compares: the first and the last variant."""
+    return list(dict.fromkeys([variants[0], variants[-1], *variants]))
 
 
 # ---- command line ------------------------------------------------------------------------------
@@ -179,41 +238,27 @@ def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     args = parse_arguments(argv)
     corpus = prepare_files(args) if args.data else prepare_number_lists(args)
-    jobs = [
-        partial(run_variant, args, corpus, variant, seed)
-        for variant in args.compare
-        for seed in args.seeds
-    ]
-    print(f"{len(jobs)} trainings of {args.updates} updates, {args.jobs} side by side", flush=True)
-    rows = list(chain.from_iterable(run_all(jobs, args.jobs)))
     if args.data and "--data" not in argv:  # those of the environment
         argv = [*argv, "--data", *map(str, args.data)]
-    settings = " ".join(f"{key} {value};" for key, value in corpus.settings.items()).strip(";")
     facts = how_made(
         shown_command("python -m recipes.mt.quickstart", argv),
         PACKAGES,
         trainings=f"{args.jobs} at a time, threads {args.threads}",
-        corpus=settings,
+        corpus=" ".join(f"{key} {value};" for key, value in corpus.settings.items()).strip(";"),
         model=f"`{' '.join(MODEL.split())}`",
         training=f"{args.updates} updates; `{' '.join(OPTIMISATION.split())}`",
         decoding=f"`{' '.join(DECODING.split())}`",
         metrics=METRICS_ARE,
     )
-    variants = [
-        [name, f"`{ALL_VARIANTS[name]}`", f"{mean(row['train_seconds'] for row in trained):.0f}"]
-        for name, trained in grouped(rows, "variant").items()
+    progress = Progress(args, corpus, facts)
+    jobs = [
+        partial(run_variant, progress, variant, seed)
+        for seed in args.seeds
+        for variant in in_order_of_contrast(args.compare)
     ]
-    write_scores(
-        args.output,
-        "Quickstart: scores by length",
-        rows,
-        "length",
-        METRICS,
-        facts,
-        groups_are=corpus.lengths.name,
-        trained=corpus.lengths.labels[: corpus.lengths.trained],
-        more={"Variants": markdown(["variant", "flags", "training time (s, mean)"], variants)},
-    )
+    print(f"{len(jobs)} trainings of {args.updates} updates, {args.jobs} side by side", flush=True)
+    run_all(jobs, args.jobs)
+    progress.write(shown=True)
 
 
 if __name__ == "__main__":

@@ -113,7 +113,7 @@ def run_type(
 
 def conditions_of(config: PositionConfig) -> list[str]:
     """Those that make sense: without positions of any kind there is nothing to put in."""
-    having = config.encoding != "none" or config.relative_context > 0
+    having = config.encoding.adds or config.relative_context > 0
     return [name for name, condition in CONDITIONS.items() if having or not condition.positions]
 
 

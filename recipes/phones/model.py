@@ -16,6 +16,7 @@ from cape_plugins import (
     PositionConfig,
     RelativePositions,
     build_position_encoder,
+    build_relative_positions,
     combine,
     frame_positions,
     relative_attention,
@@ -68,14 +69,6 @@ class Output(NamedTuple):
 
     logits: Tensor
     weights: list[Tensor]
-
-
-def in_frames(config: PositionConfig) -> PositionConfig:
-    """The same setting with frames instead of seconds as the unit of shifts.
-
-    Positions are counted in frames, so that the sinusoid is the thesis's.
-    """
-    return config.replace(max_global_shift=config.max_global_shift / HOP)
 
 
 class Layer(nn.Module):
@@ -135,27 +128,21 @@ class PhoneClassifier(nn.Module):
         self.classify = nn.Linear(width, num_classes)
         # last, so that one seed draws the same other weights whatever the position embedding
         self.positions = build_position_encoder(
-            in_frames(config),
+            config,
             sizes.dim,
+            unit=HOP,  # positions are counted in frames, so that the sinusoid is the thesis's
             frequencies="marian",
             table_size=table_size,
             table_std=0.5**0.5,  # as large as sines are
         )
-        having = sizes.layers if config.relative_layers == "all" else 1
         self.relative = nn.ModuleList(
-            RelativePositions(
-                config.relative_context,
-                width // sizes.heads,
-                sizes.heads if config.relative_heads == "separate" else None,
-                config.relative_values,
-                config.relative_beyond,
-            )
-            for _ in range(having if config.relative_context else 0)
+            build_relative_positions(config, width // sizes.heads, sizes.heads)
+            for _ in range(config.relative_depth(sizes.layers))
         )
 
     def embed(self, length: int, device: torch.device | str | None = None) -> Tensor | None:
         """``[1, T, d]`` embeddings of frames in natural order; None if the type has none."""
-        frames = frame_positions(torch.tensor([length], device=device), 1.0, max_frames=length)
+        frames = frame_positions(torch.tensor([length], device=device), HOP, max_frames=length)
         return self.positions(frames, self.positions.draw(1, device))
 
     def forward(

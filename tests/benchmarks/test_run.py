@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from benchmarks import hosts, measure, run
-from cape_plugins.config import TYPES
+from cape_plugins import ENCODINGS, TYPES
 
 SETUP = measure.Setup(torch.device("cpu"), torch.float32)
 VARIANTS = set(hosts.variants())
-ADDING = {name for name, row in TYPES.items() if row.encoding != "none"}
+ADDING = {name for name, row in TYPES.items() if ENCODINGS[row.encoding].adds}
 EMBEDDINGS = {"stock", "stock + add", *ADDING, *(f"{name} + add" for name in ADDING)}
 CONTEXTS = {"no positions", "context 5", "context 20"}
 

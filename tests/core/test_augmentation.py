@@ -20,7 +20,7 @@ from cape_plugins import (
     patch_positions,
     token_positions,
 )
-from cape_plugins.config import DOMAINS
+from cape_plugins.domains import DOMAINS
 from tests.reference import appendix_a
 from tests.support.core import (
     FRAMES,
@@ -158,7 +158,9 @@ def test_nothing_is_drawn_where_all_maxima_are_off():
     with pytest.raises(AssertionError), random_numbers_untouched():
         torch.rand(1)
     with random_numbers_untouched():
-        assert draw_global(3) == Draw()
+        draw = draw_global(3)
+        assert draw == Draw(batch_size=3)
+        assert not draw.moves
 
 
 @pytest.mark.parametrize(
@@ -171,7 +173,9 @@ def test_nothing_is_drawn_where_all_maxima_are_off():
 )
 def test_only_what_is_switched_on_is_drawn(part, maximum):
     draw = draw_global(2, **maximum)
-    assert [name for name, value in draw._asdict().items() if value is not None] == [part]
+    drawn = [name for name, value in draw._asdict().items() if value is not None]
+    assert drawn == [part, "batch_size"]
+    assert draw.moves
 
 
 def test_a_generator_reproduces_and_leaves_the_global_one_alone():
@@ -195,7 +199,7 @@ def test_draws_are_float32_whatever_the_default_or_autocast(dtype):
     with default_dtype(dtype), torch.autocast("cpu", torch.bfloat16):
         draw = draw_global(200, 2, max_global_shift=5.0, max_global_scale=1.4, max_offset=9)
         local = draw_local(torch.zeros(2, 3, 1, dtype=torch.float32), 1.0, 0.5)
-    assert all(part.dtype == torch.float32 for part in (*draw, local))
+    assert all(part.dtype == torch.float32 for part in (*draw[:3], local))
     assert draw.shift.unique().numel() > 390  # bfloat16 has 256 numbers between two powers of two
 
 
@@ -214,10 +218,8 @@ def least_distances(positions, local):
 
 
 ORDERED = {
-    "text": lambda: token_positions(torch.ones(100, 40, dtype=torch.bool), 1.0, 2.0),
-    "audio": lambda: frame_positions(
-        torch.full((100,), 40), torch.rand(100) * 0.05 + 0.01, torch.rand(100)
-    ),
+    "text": lambda: token_positions(torch.ones(100, 40, dtype=torch.bool)),
+    "audio": lambda: frame_positions(torch.full((100,), 40), torch.rand(100) * 0.05 + 0.01),
     "image": lambda: patch_positions(3, 5),
 }
 
@@ -281,8 +283,9 @@ def test_a_row_of_padding_only_gives_no_nan():
 
 def test_audio_is_centred_and_that_undoes_the_first_centre():
     hop = torch.tensor([0.03, 0.02, 0.04])
-    early, late = (frame_positions(FRAMES, hop, first) for first in (0.0, 7.0))
-    a, b = (augment(p.coords, p.valid, mean_normalize=True) for p in (early, late))
+    positions = frame_positions(FRAMES, hop)
+    early, late = (positions.coords + start for start in (0.0, 7.0))
+    a, b = (augment(coords, positions.valid, mean_normalize=True) for coords in (early, late))
     torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
 
 

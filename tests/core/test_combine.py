@@ -48,7 +48,7 @@ def test_every_type_gives_the_same_width(name):
     embedding = encoder(frame_positions(torch.tensor([3, 2]), 0.01), encoder.draw(2))
     joined = combine(CONTENT, embedding, "concat", 8)
     assert joined.shape == (2, 3, 12)
-    assert joined[0, :, 4:].any() == (TYPES[name].encoding != "none")
+    assert joined[0, :, 4:].any() == encoder.config.encoding.adds
     assert not joined[1, 2, 4:].any()  # padding
 
 

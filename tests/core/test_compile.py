@@ -17,7 +17,7 @@ from cape_plugins import (
     token_position_at,
     token_positions,
 )
-from cape_plugins.config import DOMAINS
+from cape_plugins.domains import DOMAINS
 from tests.support.core import BATCH, DIM, RANDOM_TYPES, make_encoder
 
 CASES = [(name, "text") for name in TYPES]
@@ -39,10 +39,18 @@ def compiled(function, **options):
 def positions_from(domain, data):
     """The part of a model's forward that makes positions."""
     if domain == "text":
-        return token_positions(data.ne(1), 1.05, 2.0)
+        return token_positions(data.ne(1))
     if domain == "audio":
-        return frame_positions(data, HOP, 0.0125, max_frames=6)
+        return frame_positions(data, HOP, max_frames=6)
     return patch_positions(2, 3, device=data.device)
+
+
+def placed_encoder(name, domain):
+    """At the places of a host, with alpha where there is a source."""
+    if domain != "text":
+        return make_encoder(name, domain, start=0.0125, unit=0.5)
+    scale = {"architecture": "seq2seq", "source_scale": 1.05} if name in RANDOM_TYPES else {}
+    return make_encoder(name, domain, start=2.0, **scale)
 
 
 def data_for(domain):
@@ -62,7 +70,7 @@ def test_a_graph_break_would_be_noticed():
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(("name", "domain"), CASES)
 def test_encoder(name, domain, training):
-    encoder, data = make_encoder(name, domain).train(training), data_for(domain)
+    encoder, data = placed_encoder(name, domain).train(training), data_for(domain)
 
     def forward(data):
         draw = encoder.draw(BATCH)
@@ -76,9 +84,11 @@ def test_encoder(name, domain, training):
         assert actual is None
         return
     assert torch.equal(actual, expected)
-    assert (draw is None) == (expected_draw is None) == (not training)
-    if name in RANDOM_TYPES and training:
-        for part, expected_part in zip(draw, expected_draw, strict=True):
+    random = name in RANDOM_TYPES and training
+    assert (draw is None) == (expected_draw is None) == (not random)
+    if random:
+        assert draw.batch_size == expected_draw.batch_size == BATCH
+        for part, expected_part in zip(draw[:3], expected_draw[:3], strict=True):
             assert part is expected_part is None or torch.equal(part, expected_part)
         assert not torch.equal(actual, compiled(forward)(data)[0])
 
@@ -100,7 +110,7 @@ def test_exported_program_is_saved_and_loaded(domain, tmp_path):
     class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.encoder = make_encoder("cape", domain)
+            self.encoder = placed_encoder("cape", domain)
 
         def forward(self, data):
             return self.encoder(positions_from(domain, data))
@@ -112,10 +122,10 @@ def test_exported_program_is_saved_and_loaded(domain, tmp_path):
 
 
 def test_one_step_of_decoding():
-    encoder = make_encoder("cape").eval()
+    encoder = placed_encoder("cape", "text").eval()
 
     def step(index):
-        return encoder(token_position_at(index, torch.device("cpu"), 1.05, 2.0))
+        return encoder(token_position_at(index, torch.device("cpu")))
 
     for index in (3, 4, 5):
         assert torch.equal(compiled(step)(index), step(index))
@@ -210,9 +220,9 @@ def test_relative_attention_reads_no_values(monkeypatch, blocks):
         assert query.grad.shape == query.shape
 
 
-def test_positions_with_hops_and_centres_as_tensors_read_no_values():
+def test_positions_with_hops_as_tensors_read_no_values():
     with FakeTensorMode():
         hop = torch.rand(BATCH)
-        positions = frame_positions(torch.randint(9, (BATCH,)), hop, hop, max_frames=9)
+        positions = frame_positions(torch.randint(9, (BATCH,)), hop, max_frames=9)
         encoder = make_encoder("cape", "audio")
         assert encoder(positions, encoder.draw(BATCH)).shape == (BATCH, 9, DIM)

@@ -13,9 +13,10 @@ import pickle
 import numpy as np
 import pytest
 
-from cape_plugins import PRESETS, TYPES, PositionConfig
+from cape_plugins import ENCODINGS, PRESETS, TYPES, PositionConfig
 from cape_plugins.arguments import add_position_args, given_settings
-from cape_plugins.config import ARCHITECTURES, DOMAINS, applies, options, parse_option
+from cape_plugins.config import ARCHITECTURES, applies, options, parse_option
+from cape_plugins.domains import DOMAINS
 
 OPTIONS = {option.name: option.metadata for option in options()}
 PAIRS = [(name, option) for name in TYPES for option in OPTIONS]
@@ -34,7 +35,7 @@ def setting(option):
         name = next(name for name in TYPES if option in TYPES[name].options or name == "cape")
     return {
         "type": name,
-        "domain": OPTIONS[option].get("domain", "text"),
+        "domain": "image" if OPTIONS[option].get("grid") else "text",
         "architecture": "seq2seq" if option in SEQ2SEQ_ONLY else "encoder",
     }
 
@@ -211,7 +212,7 @@ def test_defaults_of_the_design(name, domain, architecture, expected):
 def test_defaults_build_everywhere(name, domain, architecture):
     config = PositionConfig(name, domain, architecture)
     assert config.random == (name in ("shape", "cape"))
-    assert config.encoding == TYPES[name].encoding
+    assert config.encoding is ENCODINGS[TYPES[name].encoding]
     for option in OPTIONS:
         value = getattr(config, option)
         assert value is not None

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from cape_plugins import (
+    ENCODINGS,
     TYPES,
     Draw,
     Sinusoid,
@@ -16,7 +17,8 @@ from cape_plugins import (
     token_position_at,
     token_positions,
 )
-from cape_plugins.config import DOMAINS
+from cape_plugins.domains import DOMAINS
+from cape_plugins.encoder import SIDES
 from tests.support.core import (
     ADDING,
     BATCH,
@@ -34,7 +36,7 @@ from tests.support.core import (
 CPU = torch.device("cpu")
 RANDOM = [(name, domain) for name in RANDOM_TYPES for domain in DOMAINS]
 SINUSOIDS = [(name, domain) for name in SINUSOID_TYPES for domain in DOMAINS]
-SILENT = [name for name, row in TYPES.items() if row.encoding == "none"]
+SILENT = [name for name, row in TYPES.items() if not ENCODINGS[row.encoding].adds]
 
 
 def test_the_registry_is_what_these_tests_expect():
@@ -82,7 +84,7 @@ def test_evaluation_is_deterministic_and_draws_nothing(name, domain):
 @pytest.mark.parametrize(("name", "domain"), RANDOM)
 def test_training_differs_between_draws_and_samples(name, domain):
     encoder = make_encoder(name, domain)
-    positions = make_positions(domain)._replace(valid=None)
+    positions = make_positions(domain)._replace(index=None)
     first, second = (encoder(positions, encoder.draw(BATCH)) for _ in range(2))
     assert first.shape == (BATCH, 6, DIM)
     assert not torch.equal(first, second)
@@ -123,16 +125,18 @@ def test_draws_have_the_shape_of_the_domain(domain, width):
     """Also where only the local shift is on: then the draw tells the batch size."""
     encoder = make_encoder("cape", domain, max_global_shift=width, max_global_scale=1.0)
     draw = encoder.draw(5)
-    assert draw.shift.shape == (5, 1, 2 if domain == "image" else 1)
+    assert draw.batch_size == 5
     assert draw.scale is None
-    assert draw.shift.ne(0).all() == bool(width)
-    assert draw.shift.dtype == torch.float32
+    assert (draw.shift is not None) == draw.moves == bool(width)
+    if width:
+        assert draw.shift.shape == (5, 1, 2 if domain == "image" else 1)
+        assert draw.shift.dtype == torch.float32
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_injected_draws_are_applied_as_they_are(domain):
     encoder = reading_coords(make_encoder("cape", domain, mean_normalize=False))
-    positions = make_positions(domain)._replace(valid=None)
+    positions = make_positions(domain)._replace(index=None)
     draw = encoder.draw(BATCH)
     local = torch.randn(BATCH, *positions.coords.shape[1:])
     expected = positions.coords + draw.shift + local
@@ -150,7 +154,7 @@ def test_offsets_count_grid_steps(domain):
     """Tokens, frames or patches: frames are 0.03 s apart, so are the offsets."""
     encoder = reading_coords(make_encoder("shape", domain, max_offset=20))
     positions = {
-        "text": token_positions(torch.ones(64, 6, dtype=torch.bool), 1.25),
+        "text": token_positions(torch.ones(64, 6, dtype=torch.bool)),
         "audio": frame_positions(torch.full((64,), 6), torch.full((64,), 0.03)),
         "image": patch_positions(2, 3),
     }[domain]
@@ -166,21 +170,21 @@ def test_offsets_count_grid_steps(domain):
 
 
 def test_source_and_target_share_the_draw_but_not_the_local_shift():
-    encoder = reading_coords(
-        make_encoder("cape", architecture="seq2seq", source_scale=2.0, max_global_scale=1.4)
+    settings = {"architecture": "seq2seq", "source_scale": 2.0, "max_global_scale": 1.4}
+    encoder, decoder = (
+        reading_coords(make_encoder("cape", side=side, **settings)) for side in SIDES
     )
-    valid, alpha = torch.ones(50, 20, dtype=torch.bool), encoder.config.alpha
-    source, target = token_positions(valid, alpha), token_positions(valid)
+    positions = token_positions(torch.ones(50, 20, dtype=torch.bool))
     draw, other = encoder.draw(50), encoder.draw(50)
     assert not torch.equal(draw.shift, other.shift)
 
-    def local_shifts(positions, with_draw):
+    def local_shifts(side, alpha, with_draw):
         """What remains when alpha, shift and scale are taken away."""
-        return encoder(positions, with_draw) / draw.scale - draw.shift - positions.coords
+        return side(positions, with_draw) / draw.scale - draw.shift - alpha * positions.coords
 
-    wrong = local_shifts(source, other)
+    wrong = local_shifts(encoder, 2.0, other)
     assert wrong.abs().max() > 1  # another draw is noticed
-    on_source, on_target = local_shifts(source, draw), local_shifts(target, draw)
+    on_source, on_target = local_shifts(encoder, 2.0, draw), local_shifts(decoder, 1.0, draw)
     for local in (on_source, on_target):
         assert local.abs().max() < 0.5 + 1e-4  # and not scaled by alpha
         assert local.abs().max() > 0.49
@@ -188,7 +192,7 @@ def test_source_and_target_share_the_draw_but_not_the_local_shift():
     assert abs(correlation) < 4 / 1000**0.5
     # the first tokens of both sides are where the draw puts them
     quiet = torch.zeros(50, 20, 1)
-    first = [encoder(p, draw, quiet)[:, 0] for p in (source, target)]
+    first = [side(positions, draw, quiet)[:, 0] for side in (encoder, decoder)]
     assert torch.equal(*first)
     assert torch.equal(first[0], draw.shift[:, 0] * draw.scale[:, 0])
 
@@ -220,7 +224,7 @@ def test_zero_maxima_equal_sinpos_bit_for_bit(domain, training, layout):
 @pytest.mark.parametrize("name", SINUSOID_TYPES)
 def test_evaluation_equals_the_exact_grid(name, domain):
     encoder, positions = make_encoder(name, domain).eval(), make_positions(domain)
-    exact = encoder.encoding.grid(positions.grid)
+    exact = encoder.encoding.grid(encoder.place(positions)[0][0])
     result = encoder(positions)
     if positions.valid is None:
         assert torch.equal(result[0], exact)
@@ -239,11 +243,14 @@ def test_known_coordinates_give_what_their_grid_gives(name, domain):
 @pytest.mark.parametrize("name", SINUSOID_TYPES)
 @pytest.mark.parametrize("scale", [1.0, 1.05])
 def test_one_step_of_decoding_equals_its_row(name, scale):
-    encoder = make_encoder(name).eval()
-    whole = encoder(token_positions(torch.ones(1, 40, dtype=torch.bool), scale, 2.0))
+    alpha = {"architecture": "seq2seq", "source_scale": scale}
+    encoder = make_encoder(name, start=2.0, **alpha).eval()
+    whole = encoder(token_positions(torch.ones(1, 40, dtype=torch.bool)))
     for index in (0, 7, 39):
-        step = encoder(token_position_at(index, CPU, scale, 2.0))
-        assert torch.equal(step[0, 0], whole[0, index])
+        for given in (index, torch.tensor(index)):
+            step = encoder(token_position_at(given, CPU))
+            assert torch.equal(step[0, 0], whole[0, index])
+    assert torch.equal(encoder(token_position_at(7, CPU, 5))[0], whole[0, 7:12])
 
 
 # ---- precision -----------------------------------------------------------------------------------
@@ -256,7 +263,9 @@ def test_half_precision_is_float32_then_cast(domain, shift, dtype):
     encoder, positions = make_encoder("cape", domain), make_positions(domain)
     draw = Draw(torch.full((BATCH, 1, 1), shift), None)
     local = torch.zeros(BATCH, 6, 1)
-    rounded = positions._replace(coords=(positions.coords + shift).to(dtype).float() - shift)
+    scaled = positions.rows * positions.step
+    rounded = (scaled + shift).to(dtype).float() - shift
+    rounded = positions._replace(rows=rounded / positions.step)
     expected = encoder(positions, draw, local)
     lost = encoder(rounded, draw, local)
     assert (lost - expected).abs().max() > 0.01  # half-precision positions would be wrong
@@ -291,7 +300,9 @@ def test_built_on_meta_and_without_state(name, domain):
 
 def test_frequencies_and_layout_of_a_host_can_be_chosen():
     config = make_encoder("cape").config
-    encoder = build_position_encoder(config, DIM, frequencies="fairseq", layout="sin_cos_blocks")
-    positions = token_positions(torch.ones(1, 5, dtype=torch.bool), start=2.0)
+    encoder = build_position_encoder(
+        config, DIM, start=2.0, frequencies="fairseq", layout="sin_cos_blocks"
+    )
+    positions = token_positions(torch.ones(1, 5, dtype=torch.bool))
     expected = Sinusoid(DIM, "fairseq", "sin_cos_blocks").grid(torch.arange(2.0, 7.0)[:, None])
     assert torch.equal(encoder.eval()(positions)[0], expected)

@@ -6,13 +6,12 @@ import torch
 
 from cape_plugins import (
     Draw,
-    Positions,
     coordinate_positions,
     frame_positions,
     patch_positions,
     token_positions,
 )
-from cape_plugins.config import DOMAINS
+from cape_plugins.domains import DOMAINS
 from tests.support.core import (
     ADDING,
     BATCH,
@@ -44,11 +43,11 @@ def test_rows_on_padding_are_zero(name, domain, training):
 
 @pytest.mark.parametrize("name", [name for name, domain in ADDING if domain == "text"])
 def test_left_and_right_padded_tokens_get_the_same(name):
-    encoder = make_encoder(name).eval()
     right, left = valid_mask(), valid_mask(left=True)
-    for scale, start in ((1.0, 0.0), (1.05, 2.0)):
-        a = encoder(token_positions(right, scale, start))
-        b = encoder(token_positions(left, scale, start))
+    for start in (0.0, 2.0):
+        encoder = make_encoder(name, start=start).eval()
+        a = encoder(token_positions(right))
+        b = encoder(token_positions(left))
         assert not torch.equal(a, b)
         assert torch.equal(a[right], b[left])
 
@@ -62,14 +61,13 @@ def test_a_sample_alone_equals_the_sample_in_its_batch(name, domain, training):
     batch = encoder(positions, draw, local)
     for row, length in enumerate(LENGTHS):
         step = positions.step
-        alone = Positions(
-            positions.coords[row : row + 1, :length],
-            positions.valid[row : row + 1, :length],
-            step[row : row + 1] if isinstance(step, torch.Tensor) else step,
-            None if positions.grid is None else positions.grid[:length],
-            None if positions.index is None else positions.index[row : row + 1, :length],
+        alone = positions._replace(
+            rows=positions.rows[:, :length],
+            step=step[row : row + 1] if isinstance(step, torch.Tensor) else step,
+            index=positions.index[row : row + 1, :length],
         )
-        own = Draw(*(None if part is None else part[row : row + 1] for part in draw or ()))
+        parts = (draw or Draw())[:3]
+        own = Draw(*(None if part is None else part[row : row + 1] for part in parts))
         result = encoder(alone, own, None if local is None else local[row : row + 1, :length])
         torch.testing.assert_close(result[0], batch[row, :length], atol=2e-4, rtol=0)
 
@@ -80,16 +78,18 @@ def test_evaluation_is_centred_on_the_mean_of_what_is_valid(positions, mean_norm
     """Also where the samples share one grid, which is not the same once it is centred."""
     valid = valid_mask()
     positions = {
-        "tokens": token_positions(valid, start=2.0),
-        "one hop": frame_positions(FRAMES, 0.03, 0.5),
-        "hops": frame_positions(FRAMES, torch.tensor([0.03, 0.02, 0.04]), 0.5),
+        "tokens": token_positions(valid),
+        "one hop": frame_positions(FRAMES, 0.03),
+        "hops": frame_positions(FRAMES, torch.tensor([0.03, 0.02, 0.04])),
     }[positions]
-    encoder = reading_coords(make_encoder("cape", mean_normalize=mean_normalize)).eval()
+    encoder = make_encoder("cape", mean_normalize=mean_normalize, start=0.5)
+    encoder = reading_coords(encoder).eval()
     coords = encoder(positions)[..., 0]
     means = torch.stack([row[mask].mean() for row, mask in zip(coords, valid, strict=True)])
     assert means.abs().lt(1e-6).all() == mean_normalize
     if not mean_normalize:
-        torch.testing.assert_close(coords[valid], positions.coords[..., 0].expand(3, 6)[valid])
+        expected = 0.5 + positions.coords[..., 0].expand(3, 6)
+        torch.testing.assert_close(coords[valid], expected[valid])
 
 
 @pytest.mark.parametrize("domain", ["text", "audio"])

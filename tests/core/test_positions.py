@@ -9,12 +9,20 @@ from cape_plugins import (
     coordinate_positions,
     frame_positions,
     patch_positions,
+    timed_frame_positions,
     token_position_at,
     token_positions,
 )
-from cape_plugins.config import DOMAINS
+from cape_plugins.domains import DOMAINS
 from tests.reference.appendix_a import patch_grid
-from tests.support.core import FRAMES, LENGTHS, default_dtype, make_positions, valid_mask
+from tests.support.core import (
+    FRAMES,
+    LENGTHS,
+    default_dtype,
+    make_encoder,
+    make_positions,
+    valid_mask,
+)
 
 CPU = torch.device("cpu")
 
@@ -22,15 +30,12 @@ CPU = torch.device("cpu")
 # ---- text ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("scale", "start"), [(1.0, 0.0), (1.05, 0.0), (0.9, 2.0)])
-def test_left_and_right_padding_are_equal(scale, start):
+def test_left_and_right_padding_are_equal():
     right = valid_mask()
     left = valid_mask(left=True)
     naive = torch.arange(left.shape[1]).expand_as(left)
     assert not torch.equal(naive[left], naive[right])  # counting columns would differ
-    a = token_positions(left, scale, start).coords[left]
-    b = token_positions(right, scale, start).coords[right]
-    assert torch.equal(a, b)
+    assert torch.equal(token_positions(left).coords[left], token_positions(right).coords[right])
 
 
 def test_padding_in_the_middle_is_not_counted():
@@ -41,36 +46,45 @@ def test_padding_in_the_middle_is_not_counted():
 
 @pytest.mark.parametrize("left", [False, True])
 def test_a_sentence_alone_is_the_same_in_a_batch(left):
-    batch = token_positions(valid_mask(left=left), 1.1, 2.0)
+    batch = token_positions(valid_mask(left=left))
     for row, length in enumerate(LENGTHS):
-        alone = token_positions(torch.ones(1, length, dtype=torch.bool), 1.1, 2.0)
+        alone = token_positions(torch.ones(1, length, dtype=torch.bool))
         assert torch.equal(alone.coords[0], batch.coords[row][batch.valid[row]])
-        assert torch.equal(alone.grid, batch.grid[:length])
+        assert torch.equal(alone.rows, batch.rows[:, :length])
 
 
 def test_source_scale_moves_the_index_not_the_origin():
-    valid = torch.ones(1, 4, dtype=torch.bool)
-    coords = token_positions(valid, source_scale=1.5, start=2.0).coords.flatten()
-    assert coords.tolist() == [2.0, 3.5, 5.0, 6.5]
-    assert coords.tolist() != [3.0, 4.5, 6.0, 7.5]  # alpha times (start + index)
+    positions = token_positions(torch.ones(1, 4, dtype=torch.bool))
+    settings = {"architecture": "seq2seq", "source_scale": 1.5, "start": 2.0}
+    coords, step = make_encoder(**settings).place(positions)
+    assert coords.flatten().tolist() == [2.0, 3.5, 5.0, 6.5]
+    assert coords.flatten().tolist() != [3.0, 4.5, 6.0, 7.5]  # alpha times (start + index)
+    assert step == 1.0
+    coords, _ = make_encoder(**settings, side="target").place(positions)
+    assert coords.flatten().tolist() == [2.0, 3.0, 4.0, 5.0]
 
 
-def test_grid_and_index_describe_the_same_coordinates():
+def test_rows_and_index_describe_the_same_coordinates():
     for left in (False, True):
-        positions = token_positions(valid_mask(left=left), 0.7, 2.0)
+        valid = valid_mask(left=left)
+        positions = token_positions(valid)
         index = positions.index
-        assert torch.equal(index.ne(0), positions.valid)
-        assert torch.equal(positions.grid[index - 1][positions.valid], positions.coords[index > 0])
+        assert torch.equal(positions.valid, valid)
+        assert torch.equal(index.ne(0), valid)
+        assert torch.equal(positions.rows[0][index - 1][valid], positions.coords[valid])
+        embedded = positions.gather(positions.rows[0] + 1)
+        assert torch.equal(embedded[valid], positions.coords[valid] + 1)
+        assert embedded[~valid].eq(0).all()
 
 
-@pytest.mark.parametrize(("scale", "start"), [(1.0, 0.0), (1.05, 2.0), (470049 / 454234, 2.0)])
-def test_one_step_equals_its_column_of_the_whole(scale, start):
-    whole = token_positions(torch.ones(2, 300, dtype=torch.bool), scale, start)
+def test_one_step_equals_its_column_of_the_whole():
+    whole = token_positions(torch.ones(2, 300, dtype=torch.bool))
     for index in (0, 1, 7, 299):
-        step = token_position_at(index, CPU, scale, start)
+        step = token_position_at(index, CPU)
         assert step.coords.shape == (1, 1, 1)
         assert torch.equal(step.coords[0, 0], whole.coords[1, index])
-        assert torch.equal(step.grid[0], whole.grid[index])
+        assert torch.equal(token_position_at(torch.tensor(index)).rows, step.rows)
+    assert torch.equal(token_position_at(7, length=9).coords[0], whole.coords[0, 7:16])
 
 
 def test_one_token_and_only_padding():
@@ -85,20 +99,38 @@ def test_one_token_and_only_padding():
 # ---- audio ---------------------------------------------------------------------------------------
 
 
-def test_frames_with_a_hop_and_a_first_centre_for_each_sample():
-    hop, first = torch.tensor([0.03, 0.02, 0.04]), torch.tensor([0.0125, 0.01, 0.0])
-    positions = frame_positions(FRAMES, hop, first)
+def test_frames_with_a_hop_for_each_sample():
+    hop = torch.tensor([0.03, 0.02, 0.04])
+    positions = frame_positions(FRAMES, hop)
     assert positions.coords.shape == (3, 6, 1)
     for b in range(3):
-        expected = [first[b].item() + hop[b].item() * t for t in range(6)]
+        expected = [hop[b].item() * t for t in range(6)]
         torch.testing.assert_close(positions.coords[b, :, 0], torch.tensor(expected))
     assert torch.equal(positions.valid, valid_mask())
     assert torch.equal(positions.step.flatten(), hop)
 
 
+def test_frames_with_a_first_centre_for_each_sample():
+    hop, first = torch.tensor([0.03, 0.02, 0.04]), torch.tensor([0.0125, 0.01, 0.0])
+    times = first[:, None] + hop[:, None] * torch.arange(6)
+    positions = timed_frame_positions(times, FRAMES, hop)
+    assert torch.equal(positions.coords[..., 0][positions.valid], times[valid_mask()])
+    torch.testing.assert_close(positions.step.flatten(), hop)
+
+
+def test_frames_at_the_unit_of_an_encoder_are_whole_numbers():
+    """So that a stock model, which counts frames, has the same positions bit for bit."""
+    encoder = make_encoder("cape", "audio", start=2.0, unit=0.04)
+    rows, step = encoder.place(frame_positions(torch.tensor([3000]), 0.01 * 4))
+    assert torch.equal(rows.flatten(), 2.0 + torch.arange(3000.0))
+    assert step == 1.0
+    draws = encoder.draw(4000).shift
+    assert 30 / 0.04 * 0.99 < draws.abs().max() <= 30 / 0.04
+
+
 def test_frames_with_one_hop_for_all_and_a_given_length():
-    positions = frame_positions(FRAMES, 0.03, 0.0125, max_frames=8)
-    torch.testing.assert_close(positions.coords[0, :3, 0], torch.tensor([0.0125, 0.0425, 0.0725]))
+    positions = frame_positions(FRAMES, 0.03, max_frames=8)
+    torch.testing.assert_close(positions.coords[0, :3, 0], torch.tensor([0.0, 0.03, 0.06]))
     assert positions.coords.shape[1] == positions.valid.shape[1] == 8
     assert positions.valid.sum(1).tolist() == list(LENGTHS)
     shorter = frame_positions(FRAMES, 0.03, max_frames=2)
@@ -107,9 +139,9 @@ def test_frames_with_one_hop_for_all_and_a_given_length():
 
 def test_a_sample_of_frames_alone_is_the_same_in_a_batch():
     hop = torch.tensor([0.03, 0.02, 0.04])
-    batch = frame_positions(FRAMES, hop, 0.01)
+    batch = frame_positions(FRAMES, hop)
     for row, length in enumerate(LENGTHS):
-        alone = frame_positions(torch.tensor([length]), hop[row].item(), 0.01)
+        alone = frame_positions(torch.tensor([length]), hop[row].item())
         torch.testing.assert_close(alone.coords[0], batch.coords[row, :length], rtol=0, atol=0)
 
 
@@ -125,15 +157,15 @@ def test_one_frame_and_no_frame():
 @pytest.mark.parametrize("gamma", [1.0, 0.8, 1.4])
 def test_patch_grid_is_that_of_the_appendix(size, gamma):
     height, width = size
-    positions = patch_positions(height, width, gamma)
+    encoder = make_encoder("cape", "image", gamma=gamma)
+    coords, step = encoder.place(patch_positions(height, width))
     # the appendix has x down the first array axis, images have it along a row
     x, y = patch_grid(width, height)
     expected = gamma * np.stack([x.T.ravel(), y.T.ravel()], axis=1)
-    np.testing.assert_allclose(positions.coords[0].numpy(), expected, atol=1e-6)
-    assert torch.equal(positions.grid, positions.coords[0])
-    assert positions.coords.isfinite().all()
+    np.testing.assert_allclose(coords[0].numpy(), expected, atol=1e-6)
+    assert coords.isfinite().all()
     steps = torch.tensor([2 * gamma / width, 2 * gamma / height])
-    torch.testing.assert_close(positions.step, steps)
+    torch.testing.assert_close(step, steps)
 
 
 def test_patches_run_along_rows_and_x_comes_first():
@@ -144,8 +176,12 @@ def test_patches_run_along_rows_and_x_comes_first():
 
 
 def test_gamma_stretches_the_grid():
-    plain, wide = patch_positions(3, 3).coords, patch_positions(3, 3, 2.0).coords
+    positions = patch_positions(3, 3)
+    (plain, step), (wide, wide_step) = (
+        make_encoder("cape", "image", gamma=gamma).place(positions) for gamma in (1.0, 2.0)
+    )
     assert torch.equal(wide, 2 * plain)
+    assert torch.equal(wide_step, 2 * step)
 
 
 # ---- anything ------------------------------------------------------------------------------------
@@ -157,9 +193,9 @@ def test_arbitrary_coordinates_are_taken_as_they_are():
     positions = coordinate_positions(coords, valid, step=0.25)
     assert positions.coords.dtype == torch.float32
     assert torch.equal(positions.coords[valid], coords.float()[valid])
-    assert positions.valid is valid
+    assert torch.equal(positions.valid, valid)
     assert positions.step == 0.25
-    assert positions.grid is None
+    assert positions.first is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
@@ -168,13 +204,13 @@ def test_positions_are_float32_whatever_the_default(domain, dtype):
     expected = make_positions(domain)
     with default_dtype(dtype):
         positions = make_positions(domain)
-        single = token_position_at(3, CPU, 1.05, 2.0)
-    tensors = [positions.coords, positions.grid, positions.step, single.coords, single.grid]
+        single = token_position_at(3, CPU)
+    tensors = [positions.coords, positions.rows, positions.step, single.coords, single.rows]
     for tensor in tensors:
         if isinstance(tensor, torch.Tensor):
             assert tensor.dtype == torch.float32
     torch.testing.assert_close(positions.coords, expected.coords, rtol=0, atol=0)
-    torch.testing.assert_close(single.coords.item(), 2.0 + 1.05 * 3)
+    torch.testing.assert_close(single.coords.item(), 3.0)
 
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])

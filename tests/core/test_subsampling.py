@@ -10,7 +10,7 @@ from cape_plugins import (
     timed_frame_positions,
 )
 from cape_plugins.speech.batching import equal_length, frame_nanoseconds
-from cape_plugins.speech.features import log_mel
+from cape_plugins.speech.features import WINDOW_SECONDS, log_mel
 from cape_plugins.speech.subsampling import ConvSubsampler, subsampled_lengths, subsampled_positions
 
 RATE = 16000
@@ -38,7 +38,8 @@ def test_a_click_is_found_at_its_time(layers, hop):
     lengths = torch.tensor([frames[0].shape[1]])
     with torch.no_grad():
         (quiet, outputs), (loud, _) = (model.subsample(one, lengths) for one in frames)
-    times = subsampled_positions(outputs, quiet.shape[1], model.stride, hop).coords[0, :, 0]
+    positions = subsampled_positions(outputs, quiet.shape[1], model.stride, hop)
+    times = positions.coords[0, :, 0] + WINDOW_SECONDS / 2
     change = (loud - quiet).abs().sum(-1)[0]
     centre = (times * change).sum() / change.sum()
     assert abs(float(centre) - 1.23) < max(0.0125, 0.75 * hop * model.stride)
@@ -65,7 +66,7 @@ def test_skipped_frames_keep_their_times_and_order():
     model = subsampler([(7, 3)])
     hidden, outputs = model.subsample(features, torch.tensor([61, 61]))
     positions = subsampled_positions(outputs, hidden.shape[1], 3, 0.01, times)
-    expected = kept[:, ::3] * torch.tensor([[0.008], [0.0118]]) + 0.0125
+    expected = kept[:, ::3] * torch.tensor([[0.008], [0.0118]])  # since the first centre
     torch.testing.assert_close(positions.coords[..., 0], expected)
     torch.testing.assert_close(positions.step.flatten(), torch.tensor([0.024, 0.0354]))
     for _ in range(20):

@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from cape_plugins import TYPES, PositionConfig, build_position_encoder, token_positions
+from cape_plugins.encoder import SIDES
 
 DIM, WORDS, PAD, BOS = 32, 12, 0, 1
 STEPS = 60
@@ -15,22 +16,23 @@ pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensor
 
 
 class Copier(nn.Module):
-    """An encoder-decoder with one position encoder for both sides and one draw for a pair."""
+    """An encoder-decoder with a position encoder for each side and one draw for a pair."""
 
     def __init__(self, config):
         super().__init__()
         self.embed = nn.Embedding(WORDS, DIM)
         self.transformer = nn.Transformer(DIM, 2, 1, 1, 64, dropout=0.0, batch_first=True)
         self.project = nn.Linear(DIM, WORDS)
-        self.positions = build_position_encoder(config, DIM, table_size=16)
+        self.positions, self.target_positions = (
+            build_position_encoder(config, DIM, side=side, table_size=16) for side in SIDES
+        )
 
     def forward(self, source, target):
         draw = self.positions.draw(len(source), source.device)
-        scales = (self.positions.config.alpha, 1.0)
         sides = []
-        for tokens, scale in zip((source, target), scales, strict=True):
+        for tokens, positions in ((source, self.positions), (target, self.target_positions)):
             content = self.embed(tokens) * DIM**0.5
-            embedding = self.positions(token_positions(tokens.ne(PAD), scale), draw)
+            embedding = positions(token_positions(tokens.ne(PAD)), draw)
             sides.append(content if embedding is None else content + embedding)
         mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1], dtype=torch.bool)
         padding = source.eq(PAD)
@@ -104,4 +106,7 @@ def test_checkpoints_hold_no_positions_and_move_between_types():
     for name in ("sinpos", "shape", "nopos"):
         make_model(name).load_state_dict(state)
     learned = make_model("abspos").state_dict()
-    assert set(learned) - set(state) == {"positions.encoding.weight"}
+    assert set(learned) - set(state) == {
+        "positions.encoding.weight",
+        "target_positions.encoding.weight",
+    }

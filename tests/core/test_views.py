@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from cape_plugins import TYPES, Draw
-from cape_plugins.config import DOMAINS
+from cape_plugins import Draw
+from cape_plugins.domains import DOMAINS
 from cape_plugins.pictures.views import (
     Stack,
     augmentation_stages,
@@ -17,16 +17,14 @@ from cape_plugins.pictures.views import (
     training_positions,
     views,
 )
-from tests.support.core import RANDOM_TYPES, make_encoder
+from tests.support.core import ADDING_TYPES, RANDOM_TYPES, make_encoder
 
-SIMILAR = [name for name, row in TYPES.items() if row.encoding != "none"]
 POSITIONS = {"text": 7, "audio": 7, "image": (3, 4)}
-STEPS = {"text": 1.25, "audio": 0.03, "image": 1.0}
 
 
 def make_stack(name="cape", domain="text", **options):
     encoder = make_encoder(name, domain, dim=16, **options)
-    return Stack(encoder.config, encoder, step=STEPS[domain])
+    return Stack(encoder.config, encoder, DOMAINS[domain].spacing or 1.0)
 
 
 def generator(seed=1):
@@ -42,7 +40,7 @@ def test_similarities_by_hand():
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
-@pytest.mark.parametrize("name", SIMILAR)
+@pytest.mark.parametrize("name", ADDING_TYPES)
 def test_similarity_at_offset_zero_is_one(name, domain):
     """Also of augmented embeddings."""
     stack = make_stack(name, domain)

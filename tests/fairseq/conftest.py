@@ -90,7 +90,8 @@ def corpus(shared_folder, run_cli) -> Corpus:
             "fairseq-preprocess", "-s", "en", "-t", "de", "--trainpref", text / "train",
             "--validpref", text / "valid", "--testpref", f"{text / 'test'},{text / 'long'}",
         ]  # fmt: skip
-        run_cli(*pair, "--joined-dictionary", "--thresholdsrc", 5, "--destdir", folder / "binary")
+        joined = ["--joined-dictionary", "--thresholdsrc", 5, "--destdir", folder / "binary"]
+        run_cli(*pair, *joined, fresh=True)
         words = folder / "binary" / "dict.en.txt"
         known = ["--srcdict", words, "--tgtdict", words]
         run_cli(*pair, *known, "--dataset-impl", "raw", "--destdir", folder / "raw")
@@ -116,7 +117,7 @@ def trained(shared_folder, run_cli, corpus) -> Callable[[str], Path]:
                 words = lm_words(corpus.lm, folder)
             else:
                 words = train_words(corpus.binary, folder, *CLI_VARIANTS[name])
-            run_cli(*words)
+            run_cli(*words, fresh=name == "cape")
 
         return once(shared_folder / f"trained-{name}", make) / "checkpoint_last.pt"
 

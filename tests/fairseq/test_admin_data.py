@@ -136,8 +136,7 @@ def test_profile_of_real_data(tmp_path):
 RANK_PROGRAM = """
 import sys
 import torch
-sys.path.insert(0, sys.argv[3])
-from tests.fairseq import admin_models as test_admin
+from tests.support import admin as admin_models
 from fairseq_user_dir import admin
 
 rank = int(sys.argv[1])
@@ -146,11 +145,11 @@ torch.distributed.init_process_group(
 )
 share = admin._of_first_rank
 for admin._of_first_rank in (lambda values: values, share):
-    model = test_admin.build(dropout=0.3)
+    model = admin_models.build(dropout=0.3)
     admin.attach_admin(model)
     # a seed of its own stands for whatever makes the forward passes of ranks differ
-    profile = admin.profile_admin(model, *test_admin.batch(), seed=rank)
-    print(profile, [omega.tolist() for omega in test_admin.omegas(model).values()])
+    profile = admin.profile_admin(model, *admin_models.batch(), seed=rank)
+    print(profile, [omega.tolist() for omega in admin_models.omegas(model).values()])
 """
 
 
@@ -162,7 +161,7 @@ def test_ranks_agree():
     environment = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", RANK_PROGRAM, rank, port, str(Path(__file__).parent)],
+            [sys.executable, "-c", RANK_PROGRAM, rank, port],
             env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for rank in "01"

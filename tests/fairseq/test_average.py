@@ -4,10 +4,8 @@ import argparse
 import os
 import re
 import subprocess
-import sys
 from collections import OrderedDict
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,8 +19,6 @@ from fairseq_user_dir.average import (
     save_atomically,
     select_checkpoints,
 )
-
-REPO = Path(__file__).resolve().parents[2]
 
 
 def parameters(seed, dtype=torch.float32):
@@ -339,19 +335,14 @@ def test_failed_write_leaves_the_folder_as_it_was(files, tmp_path, monkeypatch, 
 # -------------------------------------------------------------------------- with fairseq's models
 
 
-def fairseq(folder, program, *options):
-    environment = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
-    process = subprocess.run(
-        [sys.executable, "-m", program, *map(str, options)], cwd=folder, env=environment,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert process.returncode == 0, process.stdout
-    return process.stdout
-
-
 @pytest.mark.slow
-def test_average_of_a_run_is_used_by_fairseq(tmp_path):
+def test_average_of_a_run_is_used_by_fairseq(tmp_path, run_cli):
     """Trained with --eval-bleu and averaged by the module's command; decoded and finetuned."""
+
+    def fairseq(program, *options):
+        done = run_cli("python", "-m", program, *options, cwd=tmp_path)
+        return done.stdout + done.stderr
+
     data = tmp_path / "data"
     data.mkdir()
     dictionary = Dictionary()
@@ -376,9 +367,9 @@ def test_average_of_a_run_is_used_by_fairseq(tmp_path):
         "--lr", 0.01, "--max-tokens", 60, "--num-workers", 0, "--share-all-embeddings",
         "--eval-bleu", "--eval-bleu-args", '{"beam": 1}',
     ]  # fmt: skip
-    fairseq(tmp_path, "fairseq_cli.train", *training, "--max-epoch", 3, "--save-dir", "run")
+    fairseq("fairseq_cli.train", *training, "--max-epoch", 3, "--save-dir", "run")
     output = fairseq(
-        tmp_path, "fairseq_user_dir.average", "--inputs", "run", "--num-epoch-checkpoints", 2,
+        "fairseq_user_dir.average", "--inputs", "run", "--num-epoch-checkpoints", 2,
         "--checkpoint-upper-bound", 3, "--output", "run/average.pt",
     )  # fmt: skip
     assert "run/checkpoint2.pt, run/checkpoint3.pt" in output
@@ -391,10 +382,10 @@ def test_average_of_a_run_is_used_by_fairseq(tmp_path):
     assert (tmp_path / "run" / "average.pt").stat().st_size < 0.6 * last.stat().st_size
 
     output = fairseq(
-        tmp_path, "fairseq_cli.generate", "data", "--user-dir", "passive_types", "--gen-subset",
+        "fairseq_cli.generate", "data", "--user-dir", "passive_types", "--gen-subset",
         "valid", "--path", "run/average.pt", "--beam", 1, "--max-len-b", 5, "--cpu",
     )  # fmt: skip
     assert "H-23\t" in output
     tuning = ["--max-update", 2, "--save-dir", "tuned", "--finetune-from-model", "run/average.pt"]
-    output = fairseq(tmp_path, "fairseq_cli.train", *training, *tuning)
+    output = fairseq("fairseq_cli.train", *training, *tuning)
     assert "Loaded checkpoint run/average.pt" in output

@@ -198,8 +198,8 @@ def test_alpha_is_counted_from_sound_data(tmp_path):
     cfg = configure()
     model = build_model(cfg.model, Task(tmp_path))
     assert model.position_config.source_scale == cfg.model.position_source_scale == "10/8"
-    assert model.encoder.embed_positions.source_scale == 1.25
-    assert model.decoder.embed_positions.source_scale == 1.0
+    assert model.encoder.embed_positions.encoder.alpha == 1.25
+    assert model.decoder.embed_positions.encoder.alpha == 1.0
 
 
 # --------------------------------------------------------------------------------- checkpoints

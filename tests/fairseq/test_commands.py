@@ -35,7 +35,7 @@ def printed_scores(output, index):
 @pytest.fixture(scope="module")
 def generated(run_cli, trained, test_data):
     """Output of fairseq-generate for the test set, beam 3."""
-    return run_cli(*generate_words(test_data, trained("cape"), "--beam", 3)).stdout
+    return run_cli(*generate_words(test_data, trained("cape"), "--beam", 3), fresh=True).stdout
 
 
 def test_generation_learned_something(generated):
@@ -53,7 +53,8 @@ def test_interactive_equals_generate(run_cli, trained, corpus, test_data, genera
         "fairseq-interactive", test_data, "--user-dir", USER_DIR, "--path", trained("cape"),
         "-s", "en", "-t", "de", "--beam", 3, "--buffer-size", 24, "--batch-size", 5, "--cpu",
     ]  # fmt: skip
-    ours, expected = hypotheses(run_cli(*words, input=typed).stdout), hypotheses(generated)
+    output = run_cli(*words, input=typed, fresh=True).stdout
+    ours, expected = hypotheses(output), hypotheses(generated)
     assert ours.keys() == expected.keys() == set(range(24))
     assert [ours[i][1] for i in range(24)] == [expected[i][1] for i in range(24)]
     for i in ours:
@@ -65,7 +66,7 @@ def test_validate_equals_validation_in_training(run_cli, trained, corpus):
         "fairseq-validate", corpus.binary, "--user-dir", USER_DIR,
         "--path", trained("cape"), "--valid-subset", "valid", "--batch-size", 8, "--cpu",
     ]  # fmt: skip
-    result = run_cli(*words)
+    result = run_cli(*words, fresh=True)
     loss = re.search(r"valid.*\| loss ([\d.]+)", result.stdout + result.stderr)[1]
     state = torch.load(trained("cape"), weights_only=True)
     assert float(loss) == pytest.approx(state["extra_state"]["val_loss"], abs=2e-3)
@@ -211,7 +212,7 @@ def test_eval_lm_equals_validation_in_training(run_cli, trained, corpus):
         "--gen-subset", "valid", "--tokens-per-sample", 32, "--sample-break-mode", "none",
         "--batch-size", 8, "--required-batch-size-multiple", 1,
     ]  # fmt: skip
-    result = run_cli(*words)
+    result = run_cli(*words, fresh=True)
     loss = re.search(r"Loss \(base 2\): ([\d.]+)", result.stdout + result.stderr)[1]
     state = torch.load(trained("lm"), weights_only=True)
     assert float(loss) == pytest.approx(state["extra_state"]["val_loss"], abs=0.01)

@@ -73,9 +73,9 @@ def test_settings_come_from_the_checkpoint(name, trained, corpus, test_data):
         config = config.replace(source_scale="{}/{}".format(*counts))
     model, _ = load(trained(name), test_data)
     assert model.position_config == config
-    if config.encoding == "sinusoid":
-        assert model.encoder.embed_positions.source_scale == config.alpha
-        assert model.decoder.embed_positions.source_scale == 1.0
+    if config.encoding.adds and not config.encoding.counts:
+        assert model.encoder.embed_positions.encoder.alpha == config.alpha
+        assert model.decoder.embed_positions.encoder.alpha == 1.0
 
 
 @pytest.mark.parametrize("name", ["cape", "abspos", "relpos"])

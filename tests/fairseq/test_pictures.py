@@ -46,7 +46,7 @@ def test_what_is_read_is_what_the_model_adds(name, trained, corpus):
         assert torch.allclose(rows_of(stack, LENGTH), expected, atol=1e-5), side
         if name not in ("stock", "lm"):
             assert stack.config == model.position_config
-        assert float(stack.positions(1).coords) == START
+        assert float(stack.encoder.place(stack.positions(1))[0]) == START
     assert read_stack(path).name.startswith(f"{path.parent.name}/checkpoint_last.pt")
     if name == "lm":
         with pytest.raises(ValueError, match="--side encoder.*allowed: decoder"):
@@ -109,7 +109,7 @@ def test_speech(arch, name, tmp_path):
         assert torch.allclose(found, expected, atol=1e-5), side
     stack = read_stack(path)
     assert len(outputs["encoder"]) == {CTC: 20, S2T: 15}[arch]
-    assert stack.step * stack.unit == pytest.approx(HOP * {CTC: 3, S2T: 4}[arch])
+    assert stack.spacing == pytest.approx(HOP * {CTC: 3, S2T: 4}[arch])
     assert stack.config.domain == "audio"
 
 

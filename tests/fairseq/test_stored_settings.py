@@ -82,7 +82,7 @@ def test_new_defaults_do_not_change_a_trained_model(name, trained, corpus, monke
     data = corpus.lm if name == "lm" else corpus.binary
     before = load(trained(name), data)[0].decoder.position_config
     row = registry.TYPES["cape"]
-    other = {"max_local_shift": 0.25, "max_global_shift": registry.ByDomain(9.0, 9.0, 9.0)}
+    other = {"max_local_shift": 0.25, "max_global_shift": 9.0}
     changed = registry.PositionType(row.encoding, {**row.options, **other}, "", {})
     monkeypatch.setitem(registry.TYPES, "cape", changed)
     assert load(trained(name), data)[0].decoder.position_config == before

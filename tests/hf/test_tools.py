@@ -246,9 +246,10 @@ def test_scripts_know_the_models(run_cli, stock, tmp_path):
     script, target = tmp_path / "script.py", tmp_path / "cape"
     script.write_text(SCRIPT)
     command = ("python", "-m", "hf_models.convert", stock("marian"), target)
-    run_cli(*command, "--position-embedding", "cape", "--position-source-scale", "1.1")
+    options = ("--position-embedding", "cape", "--position-source-scale", "1.1")
+    run_cli(*command, *options, fresh=True)
     words = ("python", "-m", "hf_models.run", script, target, "--flag")
-    output = run_cli(*words, cwd=tmp_path).stdout
+    output = run_cli(*words, cwd=tmp_path, fresh=True).stdout
     assert f"ARGUMENTS ['{target}', '--flag'] __main__" in output
     assert "CLASS CapeMarianMTModel" in output
     launch = ("accelerate", "launch", "--cpu", "--num_processes", 1, "-m", "hf_models.run")

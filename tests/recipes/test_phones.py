@@ -16,7 +16,7 @@ from recipes.phones import run
 from recipes.phones.analysis import error_rate
 from recipes.phones.data import BANDS, Corpus, Utterance
 from recipes.phones.experiment import Experiment, run_type
-from recipes.phones.model import PhoneClassifier, Sizes, in_frames
+from recipes.phones.model import PhoneClassifier, Sizes
 from recipes.phones.train import (
     CONDITIONS,
     Job,
@@ -91,9 +91,9 @@ def test_positions_are_augmented_in_training_only(name):
 
 
 def test_shifts_given_in_seconds_become_frames():
-    assert in_frames(config("cape")).max_global_shift == pytest.approx(3000)
-    assert in_frames(config("cape")).replace(max_global_shift=30.0) == config("cape")
-    assert in_frames(config("shape")) == config("shape")
+    model = make_model("cape").train()
+    shifts = model.positions.draw(1000).shift.abs()
+    assert 2900 < shifts.max() <= 3000
 
 
 @pytest.mark.parametrize("name", TYPES)
@@ -296,7 +296,7 @@ def test_all_measurements_of_a_type(tmp_path, name):
     if having:
         assert rates["inc", "inc"] == pytest.approx(rates["inc", "inc-scram-both"], abs=1e-3)
     assert len(result.heads) == len(result.confusions) * 2 * 4
-    assert bool(result.similarities) == (TYPES[name].encoding != "none")
+    assert bool(result.similarities) == config(name).encoding.adds
     pictures = {path.stem for path in (tmp_path / "o" / name).glob("*.png")}
     assert pictures >= {"training", "confusions"}
     assert ("similarity" in pictures) == bool(result.similarities)

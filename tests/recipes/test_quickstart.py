@@ -11,7 +11,7 @@ import time
 import pytest
 
 from recipes.lab.steps import CommandError
-from recipes.mt.quickstart import main
+from recipes.mt.quickstart import in_order_of_contrast, main
 from tests.support.plots import assert_lines
 
 MICRO = ("--updates", 12, "--train-size", 400, "--test-size", 48, "--jobs", 2)
@@ -64,6 +64,31 @@ def test_report_says_how_to_repeat_it(finished):
         assert f"## {heading} by numbers in the list" in text
     assert "`--position-embedding cape --position-max-global-shift 30`" in text
     assert str(finished) not in text
+
+
+@pytest.mark.slow
+def test_first_look_comes_early_and_changes_no_score(finished, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("recipes.mt.quickstart.FIRST_LOOK", 5)
+    monkeypatch.chdir(tmp_path)
+    main([*map(str, MICRO), "--variants", "cape"])
+    shown = [line for line in capsys.readouterr().out.splitlines() if ": see " in line]
+    assert [line.partition(":")[0] for line in shown] == [
+        "cape (5 of 12 updates), seed 1",
+        "cape, seed 1",
+    ]
+
+    def scores(folder):
+        rows = read_csv(folder / "results/quickstart/scores.csv")
+        rows = [row for row in rows if (row["variant"], row["seed"]) == ("cape", "1")]
+        return [{**row, "train_seconds": None} for row in rows]
+
+    assert len(scores(tmp_path)) == 13
+    assert scores(tmp_path) == scores(finished)
+
+
+def test_first_and_last_variant_are_trained_first():
+    assert in_order_of_contrast(["sinpos", "relpos", "cape"]) == ["sinpos", "cape", "relpos"]
+    assert in_order_of_contrast(["cape"]) == ["cape"]
 
 
 @pytest.mark.slow

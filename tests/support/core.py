@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from cape_plugins import (
+    DOMAINS,
+    ENCODINGS,
     TYPES,
     PositionConfig,
     PositionEncoder,
@@ -19,7 +21,6 @@ from cape_plugins import (
     patch_positions,
     token_positions,
 )
-from cape_plugins.config import DOMAINS
 
 DIM = 8
 BATCH, LENGTH = 3, 6
@@ -29,10 +30,9 @@ HOP = 0.03  # seconds per frame
 FRAMES = torch.tensor(LENGTHS)
 
 SINUSOID_TYPES = [name for name, row in TYPES.items() if row.encoding == "sinusoid"]
+ADDING_TYPES = [name for name, row in TYPES.items() if ENCODINGS[row.encoding].adds]
 RANDOM_TYPES = [name for name in TYPES if PositionConfig(name).random]
-ADDING = [
-    (name, domain) for name, row in TYPES.items() if row.encoding != "none" for domain in DOMAINS
-]
+ADDING = [(name, domain) for name in ADDING_TYPES for domain in DOMAINS]
 ZERO_MAXIMA = {
     "sinpos": {},
     "shape": {"max_offset": 0},
@@ -52,10 +52,12 @@ def make_encoder(
     layout: str = "cos_sin_interleaved",
     **options: Any,
 ) -> PositionEncoder:
-    """In training mode, as modules are born."""
+    """In training mode, as modules are born; `options` may hold those of the place, too: side,
+    start and unit."""
     size = GRID if domain == "image" else LENGTH
+    place = {name: options.pop(name) for name in ("side", "start", "unit") if name in options}
     config = PositionConfig(type_name, domain, **options)
-    return build_position_encoder(config, dim, layout=layout, table_size=size)
+    return build_position_encoder(config, dim, layout=layout, table_size=size, **place)
 
 
 def valid_mask(lengths: tuple[int, ...] = LENGTHS, length: int = LENGTH, left: bool = False):

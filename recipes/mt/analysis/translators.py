@@ -6,7 +6,7 @@ analyses ask for is built of that here, for both alike.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -226,7 +226,7 @@ def shifted(model: nn.Module, config: PositionConfig | None, offset: int) -> Ite
     """Moves all positions of a model by `offset` tokens, on the source and on the target side.
 
     The hosts hand a draw on in training only. The position encoder is where all their ways meet,
-    incremental decoding included, so positions are moved as they enter it.
+    incremental decoding included, so positions begin elsewhere there.
 
     Args:
         model: Of either host.
@@ -239,20 +239,19 @@ def shifted(model: nn.Module, config: PositionConfig | None, offset: int) -> Ite
     if not offset:
         yield
         return
-    if config is None or config.encoding == "table":
+    if config is None or config.encoding.counts:
         what = "a learned table has" if config else "this architecture has"
         raise CommandError(
             f"offset {offset}: {what} no positions that could be moved; give models with sinusoids"
             " (sinpos, shape, cape) or without absolute positions (nopos, relpos)"
         )
 
-    def move(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        positions, *others = args
-        grid = None if positions.grid is None else positions.grid + offset
-        return positions._replace(coords=positions.coords + offset, grid=grid), *others
-
-    with ExitStack() as stack:
-        for module in model.modules():
-            if isinstance(module, PositionEncoder):
-                stack.callback(module.register_forward_pre_hook(move).remove)
+    encoders = [module for module in model.modules() if isinstance(module, PositionEncoder)]
+    starts = [encoder.start for encoder in encoders]
+    try:
+        for encoder, start in zip(encoders, starts, strict=True):
+            encoder.start = start + offset
         yield
+    finally:
+        for encoder, start in zip(encoders, starts, strict=True):
+            encoder.start = start

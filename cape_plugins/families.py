@@ -1,0 +1,244 @@
+"""Families of models as rows of data: where each keeps its settings, and where its positions are.
+
+A row is read without the host, from what a checkpoint stores: the config.json of transformers, or
+the arguments of fairseq. :func:`register_family` adds one for models that nobody here has seen.
+This module needs the standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cape_plugins.domains import HOP_SECONDS, WINDOW_SECONDS
+
+Settings = Mapping[str, Any]
+Number = float | Callable[[Settings], float]  # the same for all models, or from what is stored
+
+OWN_PREFIX = "cape_"  # of our model types, before the stock one
+FIELD = "position_embedding"
+DECODER_FIELD = "position_decoder"  # where fairseq's models for speech keep those of the decoder
+FIRST_TOKEN = 2.0  # of fairseq: padding_idx + 1
+SIDES = ("encoder", "decoder")
+
+
+@dataclass(frozen=True)
+class Side:
+    """The position embedding of one side of a model.
+
+    Attributes:
+        domain: Key of :data:`~cape_plugins.domains.DOMAINS`.
+        architecture: Of its :class:`~cape_plugins.config.PositionConfig`.
+        dim: Key of K among the stored settings.
+        field: Key of the position settings; None if they stand among the others, as flags do.
+        start: Coordinate of the first position.
+        spacing: Distance of positions in the unit of the domain, seconds.
+        unit: What the model counts as 1, in that unit.
+        frequencies: Of its sinusoids; None for those of the domain.
+        layout: Of their channels.
+        table: How the name of a learned table ends.
+        table_first: Rows of the table before the first position, of padding or a class token.
+        grid: Sizes of the inputs of training, of images (height, width) in patches.
+    """
+
+    domain: str
+    architecture: str
+    dim: str = "d_model"
+    field: str | None = FIELD
+    start: Number = 0.0
+    spacing: Number = 1.0
+    unit: Number = 1.0
+    frequencies: str | None = None
+    layout: str = "sin_cos_blocks"
+    table: str = "positions.encoding.weight"
+    table_first: int = 0
+    grid: Callable[[Settings], tuple[int, ...]] | None = None
+
+
+@dataclass(frozen=True)
+class Family:
+    """One kind of model.
+
+    Attributes:
+        model_type: Of the stock model.
+        sides: "encoder" or "decoder" to what is there, the first one first.
+        stock: Type of position embedding of the stock model, perhaps by its settings and the side;
+            None where there is no stock model.
+        parts: Beginnings of names of parameters that tell this family from others (fairseq).
+    """
+
+    model_type: str
+    sides: Mapping[str, Side]
+    stock: str | Callable[[Settings, str], str] | None = None
+    parts: tuple[str, ...] = ()
+
+
+FAMILIES: dict[str, Family] = {}
+
+
+def register_family(row: Family) -> None:
+    """Adds or replaces the row of a stock model type of transformers."""
+    FAMILIES[row.model_type] = row
+
+
+def find_family(model_type: str) -> Family | None:
+    """The row of a model type, with or without the prefix ``cape_``; None if it is unknown."""
+    return FAMILIES.get(model_type.removeprefix(OWN_PREFIX))
+
+
+def value_of(value: Number, settings: Settings) -> float:
+    """A number of a row for one model."""
+    return value(settings) if callable(value) else value
+
+
+# ---- transformers ------------------------------------------------------------------------------
+
+
+def _patches(settings: Settings) -> tuple[int, int]:
+    """Rows and columns; sizes are numbers or [height, width]."""
+    sizes = (settings["image_size"], settings["patch_size"])
+    pairs = [size if isinstance(size, list | tuple) else [size, size] for size in sizes]
+    return tuple(side // step for side, step in zip(*pairs, strict=True))
+
+
+def _hop(settings: Settings) -> float:
+    return settings.get("hop_seconds", HOP_SECONDS)
+
+
+def _after_padding(settings: Settings) -> float:
+    return settings["pad_token_id"] + 1
+
+
+def _steps(settings: Settings) -> float:
+    return _hop(settings) * 2 ** settings["num_conv_layers"]
+
+
+_MARIAN = Side("text", "seq2seq", frequencies="marian")
+register_family(Family("marian", {"encoder": _MARIAN, "decoder": _MARIAN}, "sinpos"))
+register_family(
+    Family(
+        "vit",
+        {
+            "encoder": Side(
+                "image",
+                "encoder",
+                dim="hidden_size",
+                layout="cos_sin_interleaved",
+                table="position_embeddings",
+                table_first=1,
+                grid=_patches,
+            )
+        },
+        "abspos",
+    )
+)
+register_family(
+    Family(
+        "speech_ctc",
+        {
+            "encoder": Side(
+                "audio",
+                "encoder",
+                start=lambda settings: settings.get("window_seconds", WINDOW_SECONDS) / 2,
+                spacing=lambda settings: _hop(settings) * settings["conv_stride"],
+            )
+        },
+    )
+)
+register_family(
+    Family(
+        "speech_to_text",
+        {
+            "encoder": Side(
+                *("audio", "encoder"),
+                start=_after_padding,
+                spacing=_steps,
+                unit=_steps,
+                frequencies="fairseq",
+            ),
+            "decoder": Side(
+                *("text", "decoder"),
+                field=f"decoder_{FIELD}",
+                start=_after_padding,
+                frequencies="fairseq",
+            ),
+        },
+        "sinpos",
+    )
+)
+
+
+# ---- fairseq -----------------------------------------------------------------------------------
+
+
+def _stock_type(settings: Settings, side: str) -> str:
+    if settings.get("no_token_positional_embeddings"):
+        return "nopos"
+    return "abspos" if settings.get(f"{side}_learned_pos") else "sinpos"
+
+
+def _fairseq_text(side: str, architecture: str, field: str | None = None) -> Side:
+    return Side(
+        *("text", architecture),
+        dim=f"{side}_embed_dim",
+        field=field,
+        start=FIRST_TOKEN,
+        frequencies="fairseq",
+        table="embed_positions.weight",
+        table_first=int(FIRST_TOKEN),
+    )
+
+
+def _fairseq_audio(**place: Any) -> Side:
+    return Side("audio", "encoder", dim="encoder_embed_dim", field=None, **place)
+
+
+def _convolutions(settings: Settings) -> float:
+    return HOP_SECONDS * 2 ** len(str(settings["conv_kernel_sizes"]).split(","))
+
+
+_SUBSAMPLE = ("encoder.subsample.",)
+# The first that has the same sides and parts.
+FAIRSEQ_FAMILIES = (
+    Family(
+        "ctc_transformer",
+        {
+            "encoder": _fairseq_audio(
+                start=WINDOW_SECONDS / 2,
+                spacing=lambda settings: HOP_SECONDS * settings["conv_stride"],
+            )
+        },
+        _stock_type,
+        _SUBSAMPLE,
+    ),
+    Family(
+        "s2t_transformer",
+        {
+            "encoder": _fairseq_audio(
+                start=FIRST_TOKEN, spacing=_convolutions, unit=_convolutions, frequencies="fairseq"
+            ),
+            "decoder": _fairseq_text("decoder", "decoder", DECODER_FIELD),
+        },
+        _stock_type,
+        _SUBSAMPLE,
+    ),
+    Family("transformer", {side: _fairseq_text(side, "seq2seq") for side in SIDES}, _stock_type),
+    Family("transformer_lm", {"decoder": _fairseq_text("decoder", "decoder")}, _stock_type),
+    Family("transformer_encoder", {"encoder": _fairseq_text("encoder", "encoder")}, _stock_type),
+)
+
+
+def find_fairseq_family(names: Iterable[str]) -> Family | None:
+    """The row of a fairseq model by the names of its parameters; None if it has neither encoder
+    nor decoder."""
+    names = list(names)
+
+    def has(part: str) -> bool:
+        return any(name.startswith(part) for name in names)
+
+    sides = {side for side in SIDES if has(f"{side}.")}
+    for family in FAIRSEQ_FAMILIES:
+        if sides == family.sides.keys() and all(map(has, family.parts)):
+            return family
+    return None

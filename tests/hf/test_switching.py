@@ -1,0 +1,121 @@
+"""Switching the positions of a built stock model, and a family that no one has seen."""
+
+import pytest
+import torch
+from torch import nn
+
+import hf_models
+from hf_models import switching
+from tests.support.hf import ALPHA, FAMILIES, VARIANTS, WITH_STOCK, batch
+
+SWITCHED = [(family, name) for family in WITH_STOCK for name in VARIANTS[family]]
+
+
+def stock_batch(family):
+    """Inputs that the stock model takes as well: images of the size of its table."""
+    inputs = batch(family)
+    if family == "vit":
+        inputs["pixel_values"] = torch.randn(3, 3, 32, 32)
+    return inputs
+
+
+@pytest.mark.parametrize(("family", "name"), SWITCHED)
+def test_switched_model_equals_the_loaded_one(family, name, tmp_path):
+    stock = FAMILIES[family].build_stock(attn_implementation="eager")
+    stock.save_pretrained(tmp_path)
+    settings = VARIANTS[family][name]
+    torch.manual_seed(1)
+    switched = hf_models.switch(stock, settings)
+    assert switched is stock
+    assert type(switched) is FAMILIES[family].model
+    assert switched.config.position_embedding["type"] == settings["type"]
+    loaded = FAMILIES[family].model.from_pretrained(
+        tmp_path, position_embedding=settings, attn_implementation="eager"
+    )
+    assert switched.state_dict().keys() == loaded.state_dict().keys()
+    # new tables differ, and the class token of an image holds the row of a table that is dropped
+    loaded.load_state_dict(switched.state_dict())
+    for model in (switched, loaded):
+        torch.manual_seed(3)
+        model.train()
+    inputs = stock_batch(family)
+    outputs = []
+    for model in (switched, loaded):
+        torch.manual_seed(4)
+        outputs.append(model(**inputs))
+    assert torch.equal(outputs[0].logits, outputs[1].logits)
+    assert torch.equal(outputs[0].loss, outputs[1].loss)
+
+
+@pytest.mark.parametrize("family", WITH_STOCK)
+def test_switched_to_its_own_type_a_model_computes_what_it_did(family):
+    row, inputs = FAMILIES[family], stock_batch(family)
+    stock = row.build_stock()
+    if family == "speech_to_text":  # stock lets padding reach shorter recordings
+        inputs["attention_mask"] = torch.ones_like(inputs["attention_mask"])
+    expected = stock(**inputs).logits
+    assert torch.equal(hf_models.switch(stock, {"type": row.stock_type})(**inputs).logits, expected)
+
+
+def test_rows_of_special_tokens_are_kept_in_the_tokens():
+    """Without positions, a class token stays where its row of the table had put it."""
+    stock = FAMILIES["vit"].build_stock()
+    embeddings = stock.vit.embeddings
+    expected = embeddings.cls_token + embeddings.position_embeddings[:, :1]
+    switched = hf_models.switch(stock, {"type": "nopos"})
+    assert torch.equal(switched.vit.embeddings.cls_token, expected)
+
+
+def test_models_that_share_a_configuration_are_left_alone():
+    row = FAMILIES["marian"]
+    config = row.stock_config(**row.sizes)
+    models = [row.stock_model(config).eval() for _ in range(2)]
+    hf_models.switch(models[0], {"type": "cape", "source_scale": ALPHA})
+    assert type(models[1].config) is type(config) is row.stock_config
+    assert models[0].model.encoder.config is models[0].config
+
+
+def test_switched_model_is_saved_and_loaded_by_auto_classes(tmp_path):
+    from transformers import AutoModelForSeq2SeqLM
+
+    row = FAMILIES["marian"]
+    switched = hf_models.switch(row.build_stock(), {"type": "cape", "source_scale": ALPHA})
+    switched.save_pretrained(tmp_path)
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path).eval()
+    inputs = batch("marian")
+    assert type(loaded) is row.model
+    assert torch.equal(loaded(**inputs).logits, switched(**inputs).logits)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "message"),
+    [
+        (nn.Linear(2, 2), {"type": "cape"}, r"Linear.*cannot be switched.*MarianMTModel"),
+        ("marian", {"type": "cap"}, r"'cap'.*allowed"),
+        ("marian", {"type": "cape"}, r"source_scale='auto'.*cannot be counted"),
+        ("marian", {"type": "sinpos", "gamma": 2}, r"gamma"),
+    ],
+)
+def test_what_cannot_be_switched_is_refused_and_unchanged(model, settings, message):
+    model = FAMILIES[model].build_stock() if isinstance(model, str) else model
+    stock = type(model)
+    with pytest.raises(ValueError, match=message):
+        hf_models.switch(model, settings)
+    assert type(model) is stock
+
+
+def test_second_switch_is_refused():
+    switched = hf_models.switch(FAMILIES["vit"].build_stock(), {"type": "cape"})
+    with pytest.raises(ValueError, match="switched already"):
+        hf_models.switch(switched, {"type": "nopos"})
+
+
+def test_nothing_stays_bound_after_a_call():
+    model = FAMILIES["marian"].build({"type": "cape", "source_scale": ALPHA}).train()
+    model(**batch("marian"))
+    bound = [module.bound for module in model.modules() if isinstance(module, switching.Bound)]
+    assert len(bound) == 4
+    assert bound == [None] * 4
+    with pytest.raises(ValueError, match="mask"):
+        model(**{**batch("marian"), "attention_mask": torch.ones(3, 2)})
+    assert all(m.bound is None for m in model.modules() if isinstance(m, switching.Bound))
