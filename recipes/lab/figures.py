@@ -32,13 +32,19 @@ class Panel(NamedTuple):
     whole: float = 100
 
 
-def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
-    """A figure that needs no display, and its panels ``[rows, columns]``."""
+def blank_figure(width: float, height: float) -> Any:
+    """A figure without panels that needs no display; sizes in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
+    return figure
+
+
+def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
+    """A figure that needs no display, and its panels ``[rows, columns]``."""
+    figure = blank_figure(width, height)
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 

@@ -57,7 +57,7 @@ UNRECORDED_BEGINNINGS = (
     *("enable_jit", "use_cpu", "local_rank", "ddp_", "fsdp", "deepspeed", "parallelism_"),
     *("accelerator_", "torch_", "gradient_checkpointing", "auto_find", "tf32"),
     *("activation_checkpointing", "skip_memory", "dataloader_num", "dataloader_p"),
-    *("dataloader_multi"),
+    "dataloader_multi",
     *DURATION,
 )
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from cape_plugins import TYPES, PositionConfig
-from cape_plugins.arguments import TYPE_ARG, given_settings, in_flags
+from cape_plugins import PRESETS, TYPES, PositionConfig
+from cape_plugins.arguments import PREFIX, TYPE_ARG, flag, given_settings, in_flags
 from cape_plugins.config import options, parse_option
 from recipes.lab.steps import CommandError, reason
 
@@ -247,3 +247,21 @@ def _parse_type(text: str, domain: str) -> tuple[str, dict[str, Any]]:
         except ValueError as error:
             raise CommandError(f"--compare {text}: {error}") from None
     return type_name, settings
+
+
+def preset_flags(*names: str) -> dict[str, str]:
+    """``{type: flags}`` of settings of the papers, see :data:`cape_plugins.PRESETS`."""
+    flags = {}
+    for name in names:
+        settings = dict(PRESETS[name])
+        type_name = settings.pop("type")
+        flags[type_name] = " ".join(
+            f"{flag(PREFIX + option)} {_as_word(value)}"
+            for option, value in settings.items()
+            if option not in ("domain", "architecture")
+        )
+    return flags
+
+
+def _as_word(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value).lower()

@@ -20,37 +20,43 @@ def write_scores(
     metrics: Mapping[str, str],
     facts: Mapping[str, str],
     *,
+    name: str = "scores",
     groups_are: str = "",
     trained: Sequence[str] = (),
     more: Mapping[str, Sequence[str]] | None = None,
+    shown: bool = True,
 ) -> None:
-    """Writes ``scores.csv``, ``scores.md`` and ``scores.png``, and prints the tables.
+    """Writes ``NAME.csv``, ``NAME.md`` and ``NAME.png``, and prints the tables.
 
     Args:
         rows: Have the name of the model in their first column, mostly ``seed``, the column
             `group`, and the columns of `metrics`. The group "all" is left out of the figure.
         metrics: Titles of columns with values.
         facts: How it was made, see :func:`recipes.lab.tables.how_made`.
+        name: Of the files.
         groups_are: What the groups are; default the name of their column.
         trained: Groups that occur in training, grey in the figure.
         more: Sections of the page after the tables, by heading.
+        shown: Whether the tables are printed.
     """
     model, groups_are = next(iter(rows[0])), groups_are or group
     cells = {metric: pivot(rows, model, group, metric) for metric in metrics}
     tables = {
-        f"{name} by {groups_are}": seed_table(cells[metric], model)
-        for metric, name in metrics.items()
+        f"{metric_is} by {groups_are}": seed_table(cells[metric], model)
+        for metric, metric_is in metrics.items()
     }
     facts = {**facts, "In training": ", ".join(trained)} if trained else facts
-    write_csv(folder / "scores.csv", rows)
-    write_page(folder / "scores.md", title, {**tables, **(more or {})}, facts)
+    write_csv(folder / f"{name}.csv", rows)
+    write_page(folder / f"{name}.md", title, {**tables, **(more or {})}, facts)
     panels = [
-        Panel(_without_all(cells[metric]), name, whole=1 if metric in SHARES else 100)
-        for metric, name in metrics.items()
+        Panel(_without_all(cells[metric]), metric_is, whole=1 if metric in SHARES else 100)
+        for metric, metric_is in metrics.items()
     ]
-    write_lines_figure(folder / "scores.png", panels, groups_are, trained)
-    print("\n".join(line for name, lines in tables.items() for line in (name, "", *lines, "")))
-    print(f"tables and figure: {folder}/scores.md, scores.csv, scores.png", flush=True)
+    write_lines_figure(folder / f"{name}.png", panels, groups_are, trained)
+    if shown:
+        for heading, lines in tables.items():
+            print("\n".join([heading, "", *lines, ""]))
+        print(f"tables and figure: {folder}/{name}.md, {name}.csv, {name}.png", flush=True)
 
 
 def _without_all(cells: Cells) -> Cells:

@@ -96,6 +96,11 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
         file.writelines(f"{line}\n" for line in lines)
 
 
+def read_written(path: Path) -> list[str]:
+    """The lines of a file of :func:`write_lines`; only a line feed ends one."""
+    return path.read_text("utf-8").split("\n")[:-1]
+
+
 def digest(path: Path) -> str:
     """Short fingerprint of the content of a file."""
     sha = hashlib.sha256()

@@ -251,8 +251,10 @@ def evaluate(hypotheses: Sequence[str], data: Pairs, lists: bool) -> dict[str, S
     return result
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """The recipe; see the module docstring."""
+def read_options(
+    argv: Sequence[str] | None,
+) -> tuple[argparse.Namespace, Seq2SeqTrainingArguments, bool]:
+    """Options, and whether the data are the built-in number lists."""
     parser = make_parser(__doc__, "text")
     add = parser.add_argument
     add_data_args(parser)
@@ -263,7 +265,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--beams", type=positive, default=1)
     parser.set_defaults(output=Path("results/mt_hf"))
     lists = not has_data(parser.parse_known_args(argv)[0])
-    args, training = parse(parser, LIST_TRAINING if lists else (), argv)
+    return *parse(parser, LIST_TRAINING if lists else (), argv), lists
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The recipe; see the module docstring."""
+    args, training, lists = read_options(argv)
     if args.model:
         read_config(args.model, CapeMarianConfig)
         tokenizer = read_beside(AutoTokenizer, args.model)
