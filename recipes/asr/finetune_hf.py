@@ -52,8 +52,8 @@ from recipes.lab.hf_checkpoints import load_model, make_config, read_beside, rea
 from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
 from recipes.lab.options import number, positive, settings_to_compare
 from recipes.lab.steps import CommandError, run_main, step, write_lines, writing
+from recipes.lab.subwords import SentencePiece
 from recipes.lab.tables import Row
-from recipes.mt.subwords import SentencePiece
 
 COMPARED = ("abspos", "sinpos", "cape")
 DIGIT_MODEL = {
