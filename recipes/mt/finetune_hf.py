@@ -47,9 +47,9 @@ from recipes.lab.hf_checkpoints import load_model, make_config, read_beside, rea
 from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
 from recipes.lab.options import positive, settings_to_compare
 from recipes.lab.steps import CommandError, run_main, step, write_lines
+from recipes.lab.subwords import SentencePiece
 from recipes.mt.number_lists import MAX_TRAIN_LENGTH, make_number_lists, spell
 from recipes.mt.scoring import METRICS, Score, score
-from recipes.mt.subwords import SentencePiece
 
 COMPARED = ("sinpos", "cape")
 # As in the quickstart: shifts and offsets cover the longest test list.

@@ -35,12 +35,12 @@ from recipes.lab.options import (
 from recipes.lab.runs import generate, is_finished, run_all, train
 from recipes.lab.scores import write_scores
 from recipes.lab.steps import CommandError, run_main
+from recipes.lab.subwords import SentencePiece
 from recipes.lab.tables import ALL, Row, grouped, how_made, markdown, shown_command
 from recipes.mt import number_lists
 from recipes.mt.corpus import read_lines
 from recipes.mt.length_corpus import Corpus, prepare_files, prepare_number_lists
 from recipes.mt.scoring import METRICS, METRICS_ARE, Score, score
-from recipes.mt.subwords import SentencePiece
 
 PACKAGES = ("torch", "fairseq-fixed", "sentencepiece", "sacrebleu", "num2words")
 # Shifts and offsets are alike: CAPE's U(-30, 30) is as wide as SHAPE's U{0..60}. Training lists

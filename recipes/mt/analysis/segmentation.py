@@ -5,9 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from recipes.lab.steps import RECORD, CommandError
-from recipes.mt.moses import Moses
-from recipes.mt.prepare import SEPARATOR
-from recipes.mt.subwords import (
+from recipes.lab.subwords import (
     CONTINUED,
     SEGMENTATIONS,
     WORD_START,
@@ -15,6 +13,8 @@ from recipes.mt.subwords import (
     SubwordNMT,
     segmentation_of,
 )
+from recipes.mt.moses import Moses
+from recipes.mt.prepare import SEPARATOR
 
 SOURCE, TARGET = 0, 1
 
