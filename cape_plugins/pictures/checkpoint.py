@@ -98,14 +98,14 @@ def _safetensors(folder: Path) -> dict[str, Any]:
             f"the learned table in {folder} needs the package safetensors; "
             'pip install "cape-plugins[hf]"'
         ) from None
-    found = {}
+    readers = {}
     for file in sorted(folder.glob("*.safetensors")):
         try:
             weights = safe_open(file, "pt")
         except Exception as error:  # its own type of error, for damaged files
             raise ValueError(f"--checkpoint: {file} cannot be read ({error}).") from None
-        found |= {name: (lambda n=name, w=weights: w.get_tensor(n)) for name in weights.keys()}  # noqa: SIM118
-    return found
+        readers |= {name: (lambda n=name, w=weights: w.get_tensor(n)) for name in weights.keys()}  # noqa: SIM118
+    return readers
 
 
 # ---- fairseq -----------------------------------------------------------------------------------

@@ -215,17 +215,17 @@ def _patch_similarities(
         height = len(view.embedding) // width  # planes below one another
         row, column = patch or (height // 2, width // 2)
         label = f"{size_label(stack, view.size)}, {view.state}"
-        for (name, matrix), (full, one, lines) in zip(
+        for (name, matrix), (full, around, lines) in zip(
             similarity(view.embedding).items(), axes, strict=False
         ):
             plane = matrix[row * width + column].reshape(height, width)
-            for axis, shades in ((full, matrix), (one, plane)):
+            for axis, shades in ((full, matrix), (around, plane)):
                 figure.colorbar(axis.imshow(shades, interpolation="nearest"), ax=axis, shrink=0.8)
             full.set(xlabel="patch, row by row", ylabel="patch, row by row")
             full.set_title(f"{name}, all pairs\n{label}", fontsize="small")
-            one.plot(column, row, "r+")
-            one.set(xlabel="column (patches)", ylabel="row (patches)")
-            one.set_title(f"{name} with patch ({row}, {column})", fontsize="small")
+            around.plot(column, row, "r+")
+            around.set(xlabel="column (patches)", ylabel="row (patches)")
+            around.set_title(f"{name} with patch ({row}, {column})", fontsize="small")
             lines.plot(np.arange(width) - column, plane[row], marker=".", label="along its row")
             lines.plot(np.arange(height) - row, plane[:, column], marker=".", label="its column")
             lines.set(xlabel="distance (patches)", ylabel=name)
