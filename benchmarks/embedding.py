@@ -26,13 +26,13 @@ from benchmarks.measure import (
 from benchmarks.report import (
     Report,
     legend_below,
-    markdown_table,
     plot_ratios,
     ratio_tables,
     timing_columns,
 )
 from cape_plugins import ENCODINGS, TYPES, PositionConfig, build_position_encoder
 from fairseq_user_dir.embedding import TokenPositionEmbedding, WrappingPositionalEmbedding
+from recipes.lab.tables import markdown
 
 BATCH, DIM, LENGTHS = 50, 768, (10, 100, 1000)
 SECONDS = 15.0
@@ -142,7 +142,7 @@ def _per_number(rows: list[dict]) -> list[str]:
         number = row["milliseconds"] / (row["B"] * row["T"] * row["K"])
         cells.setdefault(row["variant"], []).append(f"{1e6 * number:.2f}")
     header = ["", *(f"T {length}" for length in dict.fromkeys(row["T"] for row in rows))]
-    return markdown_table(header, ([name, *row] for name, row in cells.items()))
+    return markdown(header, ([name, *row] for name, row in cells.items()))
 
 
 def _memory_table(report: Report, setup: Setup) -> list[str]:
@@ -153,7 +153,7 @@ def _memory_table(report: Report, setup: Setup) -> list[str]:
     for row in measured:
         cells.setdefault(row["variant"], []).append(f"{row['mib']:.1f}")
     header = ["", *(f"T {length}" for length in lengths)]
-    return markdown_table(header, ([name, *row] for name, row in cells.items()))
+    return markdown(header, ([name, *row] for name, row in cells.items()))
 
 
 def _plot(report: Report, figure) -> None:

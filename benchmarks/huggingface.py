@@ -22,7 +22,6 @@ from benchmarks.measure import Setup, Step, interleave, peak_memory
 from benchmarks.report import (
     Report,
     legend_below,
-    markdown_table,
     plot_ratios,
     ratio_tables,
     timing_columns,
@@ -35,6 +34,7 @@ from hf_models import (
     CapeViTConfig,
     CapeViTForImageClassification,
 )
+from recipes.lab.tables import markdown
 
 SECONDS = 60.0
 LIMIT = 1.02
@@ -247,7 +247,7 @@ def resolution_rows(setup: Setup, report: Report) -> None:
         mib = peak_memory(setup, forward_step, setup, size, batch)
         per_second = 1000 * batch / timing.milliseconds
         cells.append([name, f"{per_second:.1f}", f"{mib:.0f}"])
-    report.tables["ViT-Ti with cape by resolution, batch 8"] = markdown_table(
+    report.tables["ViT-Ti with cape by resolution, batch 8"] = markdown(
         ["", "images per second", "peak MiB"], cells
     )
 

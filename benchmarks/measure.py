@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from recipes.lab import steps
+from recipes.lab.tables import how_made
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 PACKAGES = ("torch", "fairseq-fixed", "transformers", "numpy")
@@ -209,17 +209,16 @@ def _status(key: str) -> int:
 def facts(setup: Setup, command: str) -> dict[str, str]:
     """What a reader needs to judge and repeat the numbers."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    machine = f"{steps.machine()}, {memory:.0f} GiB; {torch.get_num_threads()} threads"
-    if setup.device.type == "cuda":
-        machine = f"{torch.cuda.get_device_name()}; host {machine}"
-    return {
-        "Command": f"`{command}`",
-        "Machine": machine,
-        "Versions": steps.versions(PACKAGES),
-        "Numbers": f"{str(setup.dtype).removeprefix('torch.')}; medians of {setup.clock} time over "
+    threads = torch.get_num_threads()
+    return how_made(
+        command,
+        PACKAGES,
+        setup.device,
+        memory=f"{memory:.0f} GiB; {threads} threads",
+        numbers=f"{str(setup.dtype).removeprefix('torch.')}; medians of {setup.clock} time over "
         "rounds in which all variants take turns. Ratios are to the mean of two runs of the "
         "reference (the first row); its own ratio is that of these two runs, the noise. In "
         "parentheses: 95 % bootstrap interval"
         + (". **Quick run: the numbers mean nothing**" if setup.quick else ""),
-        "Date": time.strftime("%Y-%m-%d", time.gmtime()),
-    }
+        date=time.strftime("%Y-%m-%d", time.gmtime()),
+    )

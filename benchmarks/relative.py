@@ -11,7 +11,8 @@ from tqdm import tqdm
 
 from benchmarks import hosts
 from benchmarks.measure import MEBIBYTE, Setup, Step, interleave, peak_memory
-from benchmarks.report import Report, distinct, markdown_table, ratio_cell, timing_columns
+from benchmarks.report import Report, distinct, ratio_cell, timing_columns
+from recipes.lab.tables import markdown
 
 DIM, HEADS, LAYERS = 768, 8, 6
 PARTS = ("layer", "encoder", "decoder")
@@ -154,14 +155,12 @@ def _tables(report: Report, setup: Setup, contexts: tuple, batches: dict) -> dic
                 rows += [
                     [f"{part} (paper, V100, B 50, {precision})", *values[part]] for part in PARTS
                 ]
-        tables[f"Time / time without positions, {name} (95 % interval)"] = markdown_table(
-            header, rows
-        )
+        tables[f"Time / time without positions, {name} (95 % interval)"] = markdown(header, rows)
     rows = [
         [part, *(f"{find[part, length, label(0)]['milliseconds']:.0f}" for length in batches)]
         for part in PARTS
     ]
-    tables["Milliseconds without positions"] = markdown_table(header, rows)
+    tables["Milliseconds without positions"] = markdown(header, rows)
     tables["Peak memory of a layer, forward and backward, B 1, MiB"] = _memory_table(report, setup)
     return tables
 
@@ -177,7 +176,7 @@ def _memory_table(report: Report, setup: Setup) -> list[str]:
     cells.append([f"(the T x T scores of {HEADS} heads)", *(f"{HEADS * x:.1f}" for x in scores)])
     width = DIM // HEADS
     cells.append([f"(a T x T x d tensor, d {width})", *(f"{width * x:.1f}" for x in scores)])
-    return markdown_table(["", *(f"T {length}" for length in lengths)], cells)
+    return markdown(["", *(f"T {length}" for length in lengths)], cells)
 
 
 def _plot(report: Report, figure) -> None:

@@ -1,6 +1,5 @@
 """Result files of a benchmark: every number (CSV), what people read (Markdown), a plot (PNG)."""
 
-import csv
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +8,8 @@ import numpy as np
 import torch
 
 from benchmarks.measure import Setup, Timing
+from recipes.lab.figures import blank_figure, write_figure
+from recipes.lab.tables import markdown, write_csv, write_page
 
 
 @dataclass
@@ -51,12 +52,6 @@ def ratio_cell(row: Mapping[str, object]) -> str:
     return f"{row['ratio']:.3f} ({row['ratio_low']:.3f}-{row['ratio_high']:.3f})"
 
 
-def markdown_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Lines of a table; the first column holds names, the others numbers."""
-    lines = [f"| {' | '.join(map(str, header))} |", "|---|" + "---:|" * (len(header) - 1)]
-    return lines + [f"| {' | '.join(map(str, row))} |" for row in rows]
-
-
 def ratio_tables(rows: Sequence[Mapping[str, object]], x: str) -> dict[str, list[str]]:
     """Ratios and times, variants by the values of column `x`."""
     header = ["", *(f"{x} {value}" for value in distinct(rows, x))]
@@ -69,7 +64,7 @@ def ratio_tables(rows: Sequence[Mapping[str, object]], x: str) -> dict[str, list
             [name, *(cell(row) for row in rows if row["variant"] == name)]
             for name in distinct(rows, "variant")
         )
-        tables[heading] = markdown_table(header, lines)
+        tables[heading] = markdown(header, lines)
     return tables
 
 
@@ -79,33 +74,15 @@ def write(report: Report, name: str, setup: Setup, facts: Mapping[str, str], fol
     dtype = "" if setup.dtype == torch.float32 else f"-{str(setup.dtype).removeprefix('torch.')}"
     version = torch.__version__.partition("+")[0]
     stem = folder / f"{name}-{setup.device.type}{dtype}-torch{version}"
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(f"{stem}.csv", "w", encoding="utf-8", newline="") as file:
-        columns = list(dict.fromkeys(key for row in report.rows for key in row))
-        table = csv.DictWriter(file, columns, lineterminator="\n")
-        table.writeheader()
-        table.writerows(report.rows)
-    _plot(report, f"{stem}.png")
-    lines = [f"# {report.title}", ""]
-    lines += [f"- **{key}**: {value}" for key, value in facts.items()]
-    for paragraph in report.text:
-        lines += ["", paragraph]
-    for heading, table in report.tables.items():
-        lines += ["", f"## {heading}", "", *table]
-    lines += ["", f"![plot]({stem.name}.png)"]
-    path = Path(f"{stem}.md")
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
-
-
-def _plot(report: Report, path: str) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # needs no display
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
+    write_csv(Path(f"{stem}.csv"), report.rows)
+    figure = blank_figure(11, 4.2)
     report.plot(figure)
-    figure.savefig(path, format="png", dpi=120)
+    write_figure(Path(f"{stem}.png"), figure)
+    text = [line for paragraph in report.text for line in (paragraph, "")]
+    sections = {"": text[:-1], **report.tables, "Figure": [f"![figure]({stem.name}.png)"]}
+    path = Path(f"{stem}.md")
+    write_page(path, report.title, sections, facts)
+    return path
 
 
 def plot_ratios(axes, rows: Sequence[Mapping[str, object]], x: str, limit: float) -> None:
@@ -113,10 +90,10 @@ def plot_ratios(axes, rows: Sequence[Mapping[str, object]], x: str, limit: float
     groups, names = distinct(rows, x), distinct(rows, "variant")
     width = 0.8 / len(names)
     for number, name in enumerate(names):
-        found = [row for row in rows if row["variant"] == name]
-        ratios = np.array([row["ratio"] for row in found])
-        ends = np.array([[row["ratio_low"], row["ratio_high"]] for row in found]).T
-        places = [groups.index(row[x]) + (number - len(names) / 2 + 0.5) * width for row in found]
+        own = [row for row in rows if row["variant"] == name]
+        ratios = np.array([row["ratio"] for row in own])
+        ends = np.array([[row["ratio_low"], row["ratio_high"]] for row in own]).T
+        places = [groups.index(row[x]) + (number - len(names) / 2 + 0.5) * width for row in own]
         axes.errorbar(places, ratios, np.abs(ends - ratios), fmt="o", ms=4, label=name)
     axes.axhline(limit, color="black", linewidth=0.8, linestyle=":")
     axes.set_xticks(range(len(groups)), [f"{x} {group}" for group in groups])

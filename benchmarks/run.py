@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import measure, report
+from recipes.lab.options import add_shared, new_parser
 
 NAMES = ("embedding", "training", "relative", "generation", "huggingface", "speech", "vision")
 RESULTS = Path(__file__).parent / "results"
@@ -22,22 +23,15 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(NAMES)}; default all")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--dtype", choices=tuple(DTYPES), default="float32")
-    parser.add_argument(
-        "--quick", action="store_true", help="tiny models, to see that everything runs"
-    )
-    parser.add_argument(
-        "--clock",
-        choices=tuple(measure.CLOCKS),
-        default="wall",
-        help="cpu: CPU seconds, for a machine that does other work (with OMP_NUM_THREADS=1)",
-    )
-    parser.add_argument(
-        "--output", type=Path, help="folder of the results; default benchmarks/results"
-    )
+    parser = new_parser(__doc__, "benchmarks.run")
+    add = parser.add_argument
+    add("names", nargs="*", metavar="NAME", help=f"{', '.join(NAMES)}; default all")
+    add_shared(parser, "device", default="cpu", choices=("cpu", "cuda"), help="")
+    add("--dtype", choices=tuple(DTYPES), default="float32")
+    add("--quick", action="store_true", help="tiny models, to see that everything runs")
+    text = "cpu: CPU seconds, for a machine that does other work (with OMP_NUM_THREADS=1)"
+    add("--clock", choices=tuple(measure.CLOCKS), default="wall", help=text)
+    add_shared(parser, "output", help="folder of the results; default benchmarks/results")
     args = parser.parse_args(argv)
     for name in args.names:
         if name not in NAMES:

@@ -20,7 +20,6 @@ from benchmarks.measure import Setup, Step, interleave, peak_memory
 from benchmarks.report import (
     Report,
     legend_below,
-    markdown_table,
     plot_ratios,
     ratio_tables,
     timing_columns,
@@ -30,6 +29,7 @@ from cape_plugins.speech.audio import read_audio
 from cape_plugins.speech.batching import PaddingFreeBatches, equal_length, frame_nanoseconds
 from cape_plugins.speech.features import log_mel
 from fairseq_user_dir.asr.criterion import CapeCtcCriterion
+from recipes.lab.tables import markdown
 
 SECONDS = 60.0
 ARCH, TINY = "cape_ctc_transformer_small", "cape_ctc_transformer_tiny"
@@ -165,7 +165,7 @@ def batch_rows(setup: Setup, report: Report) -> None:
         interval = f"{timing.ratio:.3f} ({timing.low:.3f}-{timing.high:.3f})"
         lines.append([name, f"{padding:.1f} %", interval, f"{speed:.0f}", f"{memory:.0f}"])
     header = ["batches", "padding", "time / time of sorted", "frames per second", "peak MiB"]
-    report.tables["Batches"] = markdown_table(header, lines)
+    report.tables["Batches"] = markdown(header, lines)
 
 
 # ---- features ------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ def feature_rows(setup: Setup, report: Report) -> None:
     finally:
         torch.set_num_threads(threads)
     header = ["recording", *(f"hop {1000 * hop:g} ms" for hop in hops)]
-    report.tables["Features, times real time on one core"] = markdown_table(header, lines)
+    report.tables["Features, times real time on one core"] = markdown(header, lines)
 
 
 def _speed(path: Path, seconds: int, hop: float, setup: Setup) -> float:

@@ -14,11 +14,11 @@ from benchmarks.report import (
     Report,
     distinct,
     legend_below,
-    markdown_table,
     plot_ratios,
     ratio_tables,
     timing_columns,
 )
+from recipes.lab.tables import markdown
 from recipes.vit.catalog import UNIVIT_SIZES
 from recipes.vit.data import resize
 from recipes.vit.throughput import images_per_second
@@ -142,7 +142,7 @@ def evaluation_rows(
             cells.append(f"{rate:.1f}")
         lines.append([name, *cells])
     header = [f"batch {batch}", *(f"{size} px" for size in sizes)]
-    report.tables["Evaluation: images per second"] = markdown_table(header, lines)
+    report.tables["Evaluation: images per second"] = markdown(header, lines)
 
 
 def _clock(setup: Setup) -> tuple[Callable[[], float], Callable[[], object]]:

@@ -10,74 +10,74 @@ import argparse
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import accelerate
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from tqdm import tqdm
 from transformers import (
-    CONFIG_MAPPING,
-    AutoConfig,
     HfArgumentParser,
     Seq2SeqTrainingArguments,
     Trainer,
     TrainerCallback,
 )
 
-from cape_plugins import TYPES, PositionConfig
-from cape_plugins.arguments import TYPE_ARG, add_position_args, given_settings, in_flags
-from cape_plugins.config import options, parse_option
+from cape_plugins.arguments import add_position_args
 from hf_models import RankSeedCallback
-from recipes.lab.steps import CommandError, check_model, matches, reason, record, usable_folder
+from recipes.lab.options import ARCHITECTURES, add_shared, check_model, check_shared, new_parser
+from recipes.lab.scores import write_scores
+from recipes.lab.steps import CommandError, matches, record
+from recipes.lab.tables import Row, how_made, shown_command, started_as
 
 TRAINER_DEFAULTS = (
     *("--report_to", "none", "--save_strategy", "steps", "--save_total_limit", "1"),
     *("--logging_steps", "50", "--save_steps", "200", "--remove_unused_columns", "False"),
 )
 
-# What a checkpoint raises that is no model of its type, or damaged, or of other shapes
-UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, SafetensorError)
+PACKAGES = ("torch", "transformers", "accelerate")
 
-# What a model was trained with, so that no other run takes it for its own: options of the recipes
-# and of the Trainer, as far as they are not about length, speed or output.
-DATA_AND_MODEL = (
-    *("model", "model_config", "dataset", "dataset_config", "train_file", "source_lang"),
-    *("target_lang", "vocab_size", "max_length", "train_sizes", "univit", "max_seconds", "crop"),
-    *("no_spec_augment", "train_split", "audio_column", "text_column", "image_column"),
-    *("label_column", "padding_free", "image_size", "drop_path", "flip", "rand_augment"),
-    *("random_erasing", "repeats", "mixup", "cutmix"),
+# The record of a training holds all options but these, so that no other run takes it for its own.
+# Of the recipes: what is tested and where; types, presets and recipes are recorded by their values.
+UNRECORDED = (
+    *("output", "compare", "seeds", "defaults", "recipe", "preset", "beams", "hop_seconds"),
+    *("test_split", "test_file", "validation_file", "test_sizes"),
+    *("ctc_beam", "ctc_lm", "ctc_lexicon", "ctc_lm_weight"),
 )
-HYPERPARAMETERS = (
-    *("per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "seed"),
-    *("weight_decay", "label_smoothing_factor", "lr_scheduler_type", "warmup_steps", "optim"),
-    *("adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "lr_scheduler_kwargs"),
-)
-# How long a run was trained; it goes on if more is asked for.
+# By how they begin: position settings, which are recorded as one; of the Trainer output, speed,
+# place, and how long, since a training goes on if more is asked for.
 DURATION = ("max_steps", "num_train_epochs")
-ARCHITECTURES = {"text": "seq2seq", "audio": "encoder", "image": "encoder"}
+UNRECORDED_BEGINNINGS = (
+    *("position_", "output_dir", "log", "report_to", "run_name", "project", "trackio_", "hub_"),
+    *("push_to_hub", "save_", "disable_", "debug", "include_", "eval_", "batch_eval", "do_"),
+    *("per_device_eval", "prediction_", "predict_", "generation_", "load_best"),
+    *("metric_for_best", "greater_is", "bf16_full", "fp16_full", "resume_", "restore_"),
+    *("enable_jit", "use_cpu", "local_rank", "ddp_", "fsdp", "deepspeed", "parallelism_"),
+    *("accelerator_", "torch_", "gradient_checkpointing", "auto_find", "tf32"),
+    *("activation_checkpointing", "skip_memory", "dataloader_num", "dataloader_p"),
+    "dataloader_multi",
+    *DURATION,
+)
 
 
 def make_parser(description: str, domain: str) -> argparse.ArgumentParser:
     """Options of every recipe; the position flags are those of fairseq."""
-    parser = argparse.ArgumentParser(
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="All other flags go to transformers' Seq2SeqTrainingArguments.",
-        allow_abbrev=False,
-    )
+    epilog = "All other flags go to transformers' Seq2SeqTrainingArguments."
+    parser = new_parser(description, epilog=epilog)
     add = parser.add_argument
     text = "checkpoint to finetune, stock or cape; default: none, a model is trained from scratch"
     add("--model", metavar="PATH", help=text)
     add("--model-config", metavar="JSON", help="sizes of a model trained from scratch, a file or "
         """such as '{"hidden_size": 192}'""")  # fmt: skip
-    add("--compare", nargs="+", metavar="TYPE", help="train several types, one after the other, "
-        "with the defaults of each, or with others such as cape:max_global_scale=1; "
-        "default without --position-embedding")  # fmt: skip
-    add("--output", type=Path, help="folder for models, tables and plot")
+    text = (
+        "train several types, one after the other, with the defaults of each, or with others such"
+    )
+    text += " as cape:max_global_scale=1; default without --position-embedding"
+    add_shared(parser, "compare", metavar="TYPE", help=text)
+    add_shared(parser, "seeds", help="train each type with several seeds, one after the other")
+    add_shared(parser, "output", help="folder for models, tables and figure")
     chosen = "cape with --position-... options, else see --compare"
     add_position_args(parser, domain, chosen, ARCHITECTURES[domain])
     return parser
@@ -91,11 +91,11 @@ def parse(
     """The recipe's own options and the Trainer's."""
     args, rest = parser.parse_known_args(argv)
     trainer_parser = HfArgumentParser(Seq2SeqTrainingArguments, allow_abbrev=False)
-    words = [*TRAINER_DEFAULTS, *defaults, *rest, "--output_dir", str(args.output)]
-    if not torch.accelerator.is_available() and "--use_cpu" not in words:
-        words.append("--use_cpu")
+    ours = [*TRAINER_DEFAULTS, *defaults, "--output_dir", str(args.output)]
+    if not torch.accelerator.is_available() and "--use_cpu" not in rest:
+        ours.append("--use_cpu")
     training, *_, unknown = trainer_parser.parse_args_into_dataclasses(
-        args=words, look_for_args_file=False, return_remaining_strings=True
+        args=[*ours, *rest], look_for_args_file=False, return_remaining_strings=True
     )
     if unknown:
         raise CommandError(
@@ -104,8 +104,16 @@ def parse(
         )
     if (size := training.per_device_train_batch_size) < 1:
         raise CommandError(f"--per_device_train_batch_size {size} is not allowed; allowed: >= 1")
-    if args.output:
-        usable_folder(args.output, "--output")
+    seeds = args.seeds or ()
+    seed_given = any(word.split("=")[0] == "--seed" for word in rest)
+    if seeds and (seed_given or len(set(seeds)) < len(seeds)):
+        raise CommandError(
+            f"--seeds {' '.join(map(str, seeds))}: give each once, and no --seed besides"
+        )
+    check_shared(args)
+    args.defaults = {name: parser.get_default(name) for name in vars(args)}
+    (unset,) = trainer_parser.parse_args_into_dataclasses(args=ours, look_for_args_file=False)
+    args.defaults |= _init_fields(unset)
     if args.model:
         check_model(args.model)
     if args.model_config:
@@ -116,7 +124,7 @@ def parse(
 
 
 def _read_sizes(text: str) -> dict[str, Any]:
-    """Of ``--model-config``: an object, or a file with one."""
+    """Reads ``--model-config``: an object, or a file with one."""
     if not text.lstrip().startswith("{"):
         try:
             text = Path(text).read_text(encoding="utf-8")
@@ -134,128 +142,6 @@ def _read_sizes(text: str) -> dict[str, Any]:
     return sizes
 
 
-def make_config(kind: type[Any], sizes: Mapping[str, Any], **more: Any) -> Any:
-    """A configuration of a model from scratch.
-
-    Raises:
-        CommandError: for a size that this kind does not have, or a value that it refuses.
-    """
-    names = {field.name for field in dataclasses.fields(kind)} | set(kind.attribute_map)
-    unknown = sorted(set(sizes) - names - {"model_type", "architectures", "transformers_version"})
-    if unknown:
-        raise CommandError(f"--model-config: {kind.__name__} has no {', '.join(unknown)}")
-    try:
-        return kind(**{key: value for key, value in sizes.items() if key in names}, **more)
-    except (ValueError, StrictDataclassError) as error:
-        raise CommandError(f"the configuration of the model is refused: {error}") from None
-
-
-def read_config(path: str, *kinds: type[Any]) -> Any:
-    """The configuration of the checkpoint of ``--model``, read before there is any work.
-
-    Args:
-        path: Folder or name on the hub.
-        kinds: Configurations of this package that the recipe can train, from their own checkpoints
-            or from those of their stock models.
-
-    Raises:
-        CommandError: if it cannot be read, or is of another type of model.
-    """
-    try:
-        config = AutoConfig.from_pretrained(path)
-    except (OSError, ValueError, KeyError) as error:
-        raise CommandError(f"--model {path} cannot be loaded: {reason(error)}") from None
-    own = [kind.model_type for kind in kinds]
-    allowed = [name for name in (n.removeprefix("cape_") for n in own) if name in CONFIG_MAPPING]
-    if config.model_type not in (*allowed, *own):
-        raise CommandError(
-            f"--model {path}: is of the type {config.model_type}; allowed: "
-            f"{', '.join([*allowed, *own])}"
-        )
-    return config
-
-
-def read_beside(kind: type[Any], path: str) -> Any:
-    """The tokenizer or processor in the folder of ``--model``, by an auto class of transformers.
-
-    Raises:
-        CommandError: if there is none.
-    """
-    what = kind.__name__.removeprefix("Auto").lower()
-    try:
-        return kind.from_pretrained(path)
-    except Exception as error:  # without its files each tokenizer fails in a way of its own
-        raise CommandError(
-            f"--model {path}: has no {what} that can be read ({reason(error)}); put its files "
-            f"there, as {what}.save_pretrained writes them"
-        ) from None
-
-
-def load_model(kind: type[Any], path: str, settings: Mapping[str, Any], **more: Any) -> Any:
-    """The checkpoint of ``--model`` with another position embedding."""
-    try:
-        # weights stored in half precision are trained in single precision, with or without autocast
-        return kind.from_pretrained(
-            path, position_embedding=dict(settings), dtype=torch.float32, **more
-        )
-    except UNREADABLE as error:
-        raise CommandError(f"--model {path} cannot be loaded: {reason(error)}") from None
-
-
-def variants(
-    args: argparse.Namespace,
-    domain: str,
-    default: Sequence[str],
-    defaults: Mapping[str, Mapping[str, Any]],
-) -> dict[str, dict[str, Any]]:
-    """``{name: position_embedding}`` of what is to be trained.
-
-    Args:
-        default: Types that are compared where the caller names none.
-        defaults: Settings by type that hold where the caller gives none, such as a counted
-            source scale.
-    """
-    given, chosen = given_settings(args, domain), getattr(args, TYPE_ARG)
-    if args.compare and (chosen or given):
-        raise CommandError(
-            "--compare trains the types with their defaults, or with options of their own such as "
-            "cape:max_global_scale=1; leave it out to train one type with --position-... options"
-        )
-    names = [chosen or "cape"] if chosen or given else args.compare or default
-    twice = [name for name in names if list(names).count(name) > 1]
-    if twice:
-        raise CommandError(f"--compare {twice[0]} is given twice; give each type once")
-    found = {}
-    for name in names:
-        kind, own = _parse_variant(name, domain)
-        found[name] = {"type": kind, **defaults.get(kind, {}), **own, **given}
-        try:
-            PositionConfig.from_dict(found[name], domain, ARCHITECTURES[domain])
-        except ValueError as error:
-            raise CommandError(f"position embedding {name}: {in_flags(str(error))}") from None
-    return found
-
-
-def _parse_variant(text: str, domain: str) -> tuple[str, dict[str, Any]]:
-    """``TYPE`` or ``TYPE:option=value,...``."""
-    kind, colon, rest = text.partition(":")
-    if kind not in TYPES:
-        raise CommandError(f"--compare {kind} is unknown; allowed: {', '.join(TYPES)}")
-    known = [option.name for option in options(domain)]
-    settings = {}
-    for part in rest.split(",") if colon else ():
-        name, equals, value = part.partition("=")
-        if name not in known or not equals:
-            raise CommandError(
-                f"--compare {text}: {part!r} is no option=value; options: {', '.join(known)}"
-            )
-        try:
-            settings[name] = parse_option(name, value)
-        except ValueError as error:
-            raise CommandError(f"--compare {text}: {error}") from None
-    return kind, settings
-
-
 # ---- training ----------------------------------------------------------------------------------
 
 
@@ -269,6 +155,41 @@ class SetEpoch(TrainerCallback):
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Before the first batch is loaded."""
         self.sampler.set_epoch(int(state.epoch or 0))
+
+
+def recorded_options(
+    settings: Mapping[str, Any], args: argparse.Namespace, own: Seq2SeqTrainingArguments
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Everything that may change a trained model, and the values where nothing is said, which hold
+    for records that were written before an option came."""
+    names = [
+        name
+        for name in (*vars(args), *_init_fields(own))
+        if name not in UNRECORDED and not name.startswith(UNRECORDED_BEGINNINGS)
+    ]
+    given = {**vars(args), **_init_fields(own)}
+    made_with = {"position_embedding": dict(settings)}
+    made_with |= {name: given[name] for name in names}
+    return made_with, {name: args.defaults[name] for name in names}
+
+
+def train_all(
+    compared: Mapping[str, Mapping[str, Any]],
+    args: argparse.Namespace,
+    training: Seq2SeqTrainingArguments,
+    make_trainer: Callable[[Mapping[str, Any], Seq2SeqTrainingArguments], Trainer],
+) -> Iterator[tuple[dict[str, Any], Trainer]]:
+    """Trains each of the types that are compared, with each of ``--seeds``, one after the other.
+
+    Yields:
+        The first columns of its scores: variant and seed; and the trainer of :func:`train`.
+    """
+    for name, settings in compared.items():
+        for seed in args.seeds or [training.seed]:
+            training.seed = seed
+            folder = f"{name}-seed{seed}" if args.seeds else name
+            trainer = train(folder, settings, args, training, make_trainer)
+            yield {"variant": name, "seed": seed}, trainer
 
 
 def train(
@@ -295,13 +216,8 @@ def train(
     folder = Path(training.output_dir) / re.sub(r"[^\w.]", "-", name)
     own = Seq2SeqTrainingArguments(**{**_init_fields(training), "output_dir": str(folder)})
     accelerate.utils.set_seed(own.seed)
-    made_with = {
-        "position_embedding": dict(settings),
-        **{key: value for key, value in vars(args).items() if key in DATA_AND_MODEL},
-        **{key: getattr(own, key) for key in HYPERPARAMETERS},
-    }
-    made_with = json.loads(json.dumps(made_with, default=str))
-    matches(folder, made_with, "give another --output folder")
+    made_with, unset = recorded_options(settings, args, own)
+    matches(folder, made_with, "give another --output folder", unset)
     if own.process_index == 0:
         print(f"{name}: {json.dumps(dict(settings))}", flush=True)
     trainer = make_trainer(settings, own)
@@ -398,3 +314,26 @@ def batches(lengths: Sequence[float], batch_size: int) -> list[list[int]]:
     """Batches of indices, those of similar length together, so that there is little padding."""
     order = sorted(range(len(lengths)), key=lambda index: lengths[index])
     return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+
+
+def report(
+    folder: Path,
+    title: str,
+    rows: Sequence[Row],
+    group: str,
+    metrics: Mapping[str, str],
+    **more: Any,
+) -> None:
+    """Writes scores as :func:`recipes.lab.scores.write_scores`, by the main process; the last thing
+    that the processes of a training do."""
+    state = accelerate.PartialState()
+    main_process = state.is_main_process
+    state.destroy_process_group()
+    if not main_process:
+        return
+    program = started_as()
+    if state.num_processes > 1:
+        launch = f"torchrun --nproc_per_node {state.num_processes}"
+        program = f"{launch} {program.removeprefix('python ')}"
+    facts = how_made(shown_command(program, sys.argv[1:]), PACKAGES)
+    write_scores(folder, title, rows, group, metrics, facts, **more)

@@ -22,6 +22,7 @@ from recipes.lab.steps import (
     ChildError,
     digest,
     matches,
+    read_written,
     record,
     run_module,
     step,
@@ -167,7 +168,7 @@ def generate(
 
     settings = {"checkpoint": digest(checkpoint), "flags": [str(flag) for flag in flags]}
     step(folder, settings, make)
-    return (folder / HYPOTHESES).read_text("utf-8").split("\n")[:-1]
+    return read_written(folder / HYPOTHESES)
 
 
 def read_hypotheses(log: Path, count: int) -> list[str]:

@@ -5,13 +5,10 @@ the settings it was made with: a finished step is reused, a half-finished one is
 step that was made with other settings is an error instead of a silently wrong reuse.
 """
 
-import argparse
 import contextlib
 import hashlib
 import json
 import os
-import platform
-import shlex
 import shutil
 import signal
 import subprocess
@@ -19,7 +16,6 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -69,75 +65,9 @@ def run_main(main: Callable[[], None]) -> None:
 # ---- command lines ---------------------------------------------------------------------------
 
 
-def positive(text: str) -> int:
-    """Argument type: a whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
-def check_model(path: str) -> None:
-    """The folder of a model, or its name on the hub, which has at most one slash.
-
-    Raises:
-        CommandError: for a folder that does not exist; the hub would be asked for it.
-    """
-    if (path.startswith((".", "/", "~")) or path.count("/") > 1) and not Path(path).is_dir():
-        raise CommandError(f"--model {path}: no such folder")
-
-
 def progress(work: Iterable | None = None, title: str = "", **options: Any) -> tqdm:
     """A progress bar, on terminals only: a file that keeps the output would be full of it."""
     return tqdm(work, title, leave=False, disable=None, **options)
-
-
-def available_cores() -> int:
-    """Number of CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def machine() -> str:
-    """Processor and the number of cores that this process may use."""
-    model = platform.processor() or platform.machine()
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            model = next(
-                (line.partition(":")[2].strip() for line in file if "model name" in line), model
-            )
-    except OSError:
-        pass  # not Linux
-    return f"{model}, {available_cores()} cores"
-
-
-def versions(packages: Sequence[str]) -> str:
-    """Versions of Python and of those of the packages that are installed."""
-    found = [f"Python {platform.python_version()}"]
-    for package in packages:
-        try:
-            found.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            continue
-    return ", ".join(found)
-
-
-def shown_command(program: str, argv: Sequence[str]) -> str:
-    """The command as it was typed, for a report: pasted into a shell in the same folder, it makes
-    the same report again. It has the paths that were typed: give relative ones where others will
-    read the report.
-
-    >>> shown_command("python -m run", ["--model", "a=runs/*/last.pt", "--output", "my results"])
-    "python -m run --model 'a=runs/*/last.pt' --output 'my results'"
-    """
-    return shlex.join([*shlex.split(program), *map(str, argv)])
-
-
-def started_as() -> str:
-    """How this process was started, without its options: ``python SCRIPT``, the path as it was
-    typed, or ``python -m MODULE``."""
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    return f"python -m {spec.name}" if spec else f"python {shlex.quote(sys.argv[0])}"
 
 
 # ---- files -------------------------------------------------------------------------------------
@@ -160,30 +90,15 @@ def writing(path: Path, mode: str = "w") -> Iterator[Any]:
     os.replace(file.name, path)
 
 
-def usable_folder(path: Path, option: str) -> None:
-    """Refuses a folder that results cannot be written to, before there are any; makes nothing.
-
-    Raises:
-        CommandError: naming the option.
-    """
-    found = path
-    while not found.exists():
-        found = found.parent
-    if path.is_absolute() and path != found == Path(path.anchor):
-        raise CommandError(
-            f"{option} {path}: {Path(*path.parts[:2])} does not exist, and no folder is made at the"
-            " root of the file system; check the path, or make that folder first"
-        )
-    if not found.is_dir() or not os.access(found, os.W_OK):
-        raise CommandError(
-            f"{option} {path}: {found} is no folder that can be written to; give another"
-        )
-
-
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Write text lines atomically."""
     with writing(path) as file:
         file.writelines(f"{line}\n" for line in lines)
+
+
+def read_written(path: Path) -> list[str]:
+    """The lines of a file of :func:`write_lines`; only a line feed ends one."""
+    return path.read_text("utf-8").split("\n")[:-1]
 
 
 def digest(path: Path) -> str:
@@ -209,12 +124,20 @@ def building(folder: Path) -> Iterator[Path]:
 
 
 def matches(
-    folder: Path, settings: Mapping[str, Any], remedy: str = "give another --work folder"
+    folder: Path,
+    settings: Mapping[str, Any],
+    remedy: str = "give another --work folder",
+    unset: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Was `folder` made with these settings? False if it does not exist; other settings raise."""
+    """Was `folder` made with these settings? False if it does not exist; other settings raise.
+
+    Args:
+        remedy: What to do instead.
+        unset: Values of settings that a record may lack, because it was written before they came.
+    """
     if not (folder / RECORD).exists():
         return False
-    old, new = recorded(folder), json.loads(json.dumps(settings))
+    old, new = {**_plain(unset or {}), **recorded(folder)}, _plain(settings)
     if old == new:
         return True
     changes = "; ".join(
@@ -226,6 +149,11 @@ def matches(
         f"{folder} was made with other settings ({changes}); {remedy}, or delete this one to have"
         " it made again"
     )
+
+
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings as a record gives them back."""
+    return json.loads(json.dumps(settings, default=str))
 
 
 def _change(key: str, old: Any, new: Any) -> str:
@@ -270,7 +198,7 @@ def _flags(words: Sequence[Any]) -> list[str]:
 def record(folder: Path, settings: Mapping[str, Any]) -> None:
     """Write down the settings that `folder` is made with."""
     with writing(folder / RECORD) as file:
-        json.dump(settings, file, indent=1, sort_keys=True)
+        json.dump(_plain(settings), file, indent=1, sort_keys=True)
 
 
 def step(folder: Path, settings: Mapping[str, Any], make: Callable[[Path], None]) -> Path:

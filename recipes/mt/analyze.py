@@ -14,7 +14,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from recipes.lab.steps import run_main, usable_folder
+from recipes.lab.options import check_shared, new_parser
+from recipes.lab.steps import run_main
 from recipes.mt.analysis import corpora, length, scores, similarity, stack, swap
 from recipes.mt.analysis.options import add_model_options
 
@@ -40,11 +41,7 @@ CORPORA = {
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m recipes.mt.analyze",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = new_parser(__doc__, "recipes.mt.analyze")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, summary) in ANALYSES.items():
         command = commands.add_parser(
@@ -68,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = make_parser().parse_args(argv)
     args.argv = argv
     if args.command in ANALYSES:
-        usable_folder(args.output, "--output")
+        check_shared(args)
     args.run(args)
 
 

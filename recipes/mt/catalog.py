@@ -9,6 +9,8 @@ Numbers are those of the papers and of the recipes they name:
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from recipes.lab.options import preset_flags
+
 ADAM = "--optimizer adam --adam-eps 1e-8 --clip-norm 0"
 INVERSE_SQRT = "--lr-scheduler inverse_sqrt --warmup-init-lr 1e-7 --stop-min-lr 1e-9"
 LOSS = "--criterion label_smoothed_cross_entropy --label-smoothing 0.1"
@@ -19,17 +21,9 @@ _COMMON = (
     " --required-batch-size-multiple 1"
 )
 
-# Options of the types where the papers' differ from the defaults of this package. relpos: "covers
-# the training data", CAPE section 5.3; SHAPE uses 16 for it.
-_CAPE_PAPER = {
-    "cape": "--position-max-global-shift 5",
-    "relpos": "--position-relative-context 150",
-}
-_SHAPE_PAPER = {
-    "shape": "--position-max-offset 500",
-    "relpos": "--position-relative-context 16",
-    "cape": "--position-max-global-shift 5",
-}
+# relpos: "covers the training data", CAPE section 5.3; SHAPE adds to keys and values
+_CAPE_PAPER = preset_flags("cape_wmt14", "relpos_wmt14")
+_SHAPE_PAPER = preset_flags("shape_wmt16", "relpos_wmt16", "cape_wmt14")
 
 
 @dataclass(frozen=True)
@@ -161,7 +155,7 @@ RECIPES: dict[str, Recipe] = {
         _WMT14,
         title="WMT14 English-German, 18+18 layers, ADMIN (CAPE table 2)",
         train=f"{_WMT14.train} --encoder-layers 18 --decoder-layers 18",
-        positions={**_CAPE_PAPER, "cape": "--position-max-global-shift 10"},
+        positions=_CAPE_PAPER | preset_flags("cape_wmt14_18l"),
     ),
     "wmt14_en_fr": replace(
         _WMT14,

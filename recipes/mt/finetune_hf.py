@@ -43,22 +43,12 @@ from recipes.lab.data import (
     open_dataset,
     train_and_test,
 )
-from recipes.lab.hf_training import (
-    batches,
-    load_model,
-    make_config,
-    make_parser,
-    parse,
-    read_beside,
-    read_config,
-    share,
-    train,
-    variants,
-)
-from recipes.lab.scores import report
-from recipes.lab.steps import CommandError, positive, run_main, step, write_lines
+from recipes.lab.hf_checkpoints import load_model, make_config, read_beside, read_config
+from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
+from recipes.lab.options import positive, settings_to_compare
+from recipes.lab.steps import CommandError, run_main, step, write_lines
 from recipes.mt.number_lists import MAX_TRAIN_LENGTH, make_number_lists, spell
-from recipes.mt.scoring import score
+from recipes.mt.scoring import METRICS, Score, score
 from recipes.mt.subwords import SentencePiece
 
 COMPARED = ("sinpos", "cape")
@@ -243,8 +233,8 @@ def group_of(pair: tuple[str, str], lists: bool) -> str:
     return f"over {low}"
 
 
-def evaluate(hypotheses: Sequence[str], data: Pairs, lists: bool) -> dict[str, float]:
-    """Exact match of number lists, BLEU (sacrebleu) of other data, by length."""
+def evaluate(hypotheses: Sequence[str], data: Pairs, lists: bool) -> dict[str, Score]:
+    """Scores by length, and of all."""
     groups: dict[str, list[int]] = {}
     for index, pair in enumerate(data.pairs):
         groups.setdefault(group_of(pair, lists), []).append(index)
@@ -257,13 +247,14 @@ def evaluate(hypotheses: Sequence[str], data: Pairs, lists: bool) -> dict[str, f
         ours = [hypotheses[index] for index in indices]
         theirs = [data.pairs[index][1] for index in indices]
         words = [[text.split() for text in texts] for texts in (ours, theirs)]
-        values = score(ours, theirs, *words)
-        result[name] = values.exact_match if lists else values.bleu
+        result[name] = score(ours, theirs, *words)
     return result
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """The recipe; see the module docstring."""
+def read_options(
+    argv: Sequence[str] | None,
+) -> tuple[argparse.Namespace, Seq2SeqTrainingArguments, bool]:
+    """Options, and whether the data are the built-in number lists."""
     parser = make_parser(__doc__, "text")
     add = parser.add_argument
     add_data_args(parser)
@@ -274,7 +265,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--beams", type=positive, default=1)
     parser.set_defaults(output=Path("results/mt_hf"))
     lists = not has_data(parser.parse_known_args(argv)[0])
-    args, training = parse(parser, LIST_TRAINING if lists else (), argv)
+    return *parse(parser, LIST_TRAINING if lists else (), argv), lists
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The recipe; see the module docstring."""
+    args, training, lists = read_options(argv)
     if args.model:
         read_config(args.model, CapeMarianConfig)
         tokenizer = read_beside(AutoTokenizer, args.model)
@@ -297,19 +293,25 @@ def main(argv: Sequence[str] | None = None) -> None:
             model, own, data_collator=collator, train_dataset=train_set, processing_class=tokenizer
         )
 
-    scores = {}
     defaults = dict(LIST_SETTINGS) if lists else {}
     defaults["cape"] = {"source_scale": alpha, **defaults.get("cape", {})}
-    for name, settings in variants(args, "text", COMPARED, defaults).items():
+    compared = settings_to_compare(args, "text", COMPARED, defaults)
+    for settings in compared.values():
         if settings.get("source_scale") == "auto":
             settings["source_scale"] = alpha
-        trainer = train(name, settings, args, training, make_trainer)
+    metric, group = ("exact_match", "numbers") if lists else ("bleu", "source words")
+    rows = []
+    for columns, trainer in train_all(compared, args, training, make_trainer):
         batch_size = training.per_device_eval_batch_size
         hypotheses = translate(trainer.model, tokenizer, test_set, args.beams, batch_size)
-        scores[name] = evaluate(hypotheses, test_set, lists)
+        scores = evaluate(hypotheses, test_set, lists)
+        rows += [
+            {**columns, group: label, metric: getattr(score, metric)}
+            for label, score in scores.items()
+        ]
     trained = [str(n + 1) for n in range(MAX_TRAIN_LENGTH)] if lists else []
-    metric, group = ("exact match", "numbers") if lists else ("BLEU", "source words")
-    report(args.output, scores, metric, group, trained)
+    metrics = {metric: METRICS[metric]}
+    report(args.output, "Translation", rows, group, metrics, trained=trained)
 
 
 if __name__ == "__main__":

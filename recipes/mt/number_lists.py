@@ -10,7 +10,6 @@ long, which makes the corpus a test of length generalisation whose score needs n
     python -m recipes.mt.number_lists --output FOLDER
 """
 
-import argparse
 import random
 from collections.abc import Mapping, Sequence
 from math import ceil
@@ -18,7 +17,8 @@ from pathlib import Path
 
 from num2words import num2words
 
-from recipes.lab.steps import CommandError, building, positive, run_main, write_lines
+from recipes.lab.options import add_shared, new_parser, positive
+from recipes.lab.steps import CommandError, building, run_main, write_lines
 
 LANGUAGES = ("en", "de")
 MAX_NUMBER = 99
@@ -92,12 +92,8 @@ def write_number_lists(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--output", type=Path, required=True, help="folder to write, must not exist"
-    )
+    parser = new_parser(__doc__, "recipes.mt.number_lists")
+    add_shared(parser, "output", required=True, help="folder to write, must not exist")
     parser.add_argument("--seed", type=int, default=0)
     for split, size in SPLIT_SIZES.items():
         parser.add_argument(

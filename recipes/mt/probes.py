@@ -11,8 +11,9 @@ from itertools import islice
 import torch
 from sacrebleu.metrics import BLEU
 
-from recipes.lab.steps import CommandError, write_lines
-from recipes.mt.analysis.options import open_translator, translations, write_csv
+from recipes.lab.steps import CommandError
+from recipes.lab.tables import markdown, write_csv, write_page
+from recipes.mt.analysis.options import open_translator, translations
 from recipes.mt.analysis.stack import TABLE_BIN, loss_by_position
 from recipes.mt.analysis.swap import COLUMNS, swap_bleu
 from recipes.mt.analysis.text import stack_pairs
@@ -45,8 +46,10 @@ def stack(experiment: Experiment) -> None:
     rows = loss_by_position(losses)
     write_csv(
         experiment.run / "stacked.csv",
-        ["position", "mean_nll", "count", "tail"],
-        ((place, f"{loss:.4f}", count, int(place >= length)) for place, loss, count in rows),
+        (
+            {"position": n, "mean_nll": float(loss), "count": count, "tail": int(n >= length)}
+            for n, loss, count in rows
+        ),
     )
     print(f"{len(losses)} stacked sentences; mean negative log likelihood (nats) by position")
     for start in range(0, length, TABLE_BIN):
@@ -76,15 +79,10 @@ def swap(experiment: Experiment) -> None:
 
     references = detokenise(experiment, list(map(model.plain, targets)))
     bleu = swap_bleu(translate, sources, references, metric, partial(detokenise, experiment))
-    lines = [
-        f"| model | {' | '.join(COLUMNS)} |",
-        "|---" * (1 + len(COLUMNS)) + "|",
-        f"| {experiment.run.name} | {' | '.join(f'{bleu[name]:.2f}' for name in COLUMNS)} |",
-        "",
-        f"{len(sources)} training sentences; {metric.get_signature()}",
-    ]
-    write_lines(experiment.run / "swap.md", lines)
-    print("\n".join(lines))
+    table = markdown(["model", *COLUMNS], [[experiment.run.name, *map(bleu.get, COLUMNS)]])
+    facts = {"Sentences": f"{len(sources)} of training", "BLEU": str(metric.get_signature())}
+    page = write_page(experiment.run / "swap.md", "Swapped sentences", {"": table}, facts)
+    print("\n".join(page))
 
 
 def _model(experiment: Experiment) -> Translator:

@@ -11,7 +11,6 @@ have up to 4 numbers, test lists up to 12. Your own files are split into train, 
 of training, and scores are shown by source length.
 
 All models share every setting but the position embedding. Finished work in --work is reused.
-Tables and plot are written anew when a model is tested: after its first updates and at its end.
 """
 
 import argparse
@@ -22,27 +21,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import mean
 from tempfile import TemporaryDirectory
 from threading import Lock
 
-from recipes.lab.runs import Result, generate, is_finished, run_all, train
-from recipes.lab.steps import (
-    CommandError,
+from recipes.lab.options import (
+    add_shared,
     available_cores,
-    machine,
+    check_shared,
+    new_parser,
     positive,
-    run_main,
-    shown_command,
-    usable_folder,
-    versions,
 )
-from recipes.mt import number_lists, report
+from recipes.lab.runs import generate, is_finished, run_all, train
+from recipes.lab.scores import write_scores
+from recipes.lab.steps import CommandError, run_main
+from recipes.lab.tables import ALL, Row, grouped, how_made, markdown, shown_command
+from recipes.mt import number_lists
 from recipes.mt.corpus import read_lines
 from recipes.mt.length_corpus import Corpus, prepare_files, prepare_number_lists
-from recipes.mt.report import ALL
-from recipes.mt.scoring import Score, score
+from recipes.mt.scoring import METRICS, METRICS_ARE, Score, score
 from recipes.mt.subwords import SentencePiece
 
+PACKAGES = ("torch", "fairseq-fixed", "sentencepiece", "sacrebleu", "num2words")
 # Shifts and offsets are alike: CAPE's U(-30, 30) is as wide as SHAPE's U{0..60}. Training lists
 # have up to 17 tokens, test lists up to 48. relpos clips distances beyond its context.
 _CAPE = "--position-embedding cape --position-max-global-shift 30"
@@ -88,34 +88,54 @@ SEED_STEP = 100003
 
 @dataclass
 class Progress:
-    """The results so far; tables and plot are written anew with each of them."""
+    """The scores so far; tables and figure are written anew with each model that is tested."""
 
     args: argparse.Namespace
     corpus: Corpus
     facts: Mapping[str, str]
-    results: dict[tuple[str, int], Result] = field(default_factory=dict)
+    rows: dict[tuple[str, int], list[Row]] = field(default_factory=dict)
     lock: Lock = field(default_factory=Lock)
 
-    def show(self, variant: str, result: Result) -> None:
-        """Take the place of what was known of this variant and seed, and say where to look."""
+    def show(self, variant: str, name: str, seed: int, seconds: float, pieces: list[str]) -> None:
+        """Takes the place of what was known of this variant and seed, and says where to look."""
+        columns = {"variant": name, "seed": seed}
+        scores = score_by_length(self.corpus, pieces)
         with self.lock:
-            self.results[variant, result.seed] = result
-            results = self.in_order()
-            notes = {known.variant: ALL_VARIANTS[name] for (name, _), known in self.results.items()}
-            output, lengths = self.args.output, self.corpus.lengths
-            report.write_csv(output / "scores.csv", results)
-            report.write_plot(output / "scores.png", results, lengths)
-            report.write_markdown(output / "scores.md", results, lengths, self.facts, notes)
-            print(f"{result.variant}, seed {result.seed}: see {output / 'scores.png'}", flush=True)
+            self.rows[variant, seed] = [
+                {**columns, "length": label, "train_seconds": seconds, **vars(values)}
+                for label, values in scores.items()
+            ]
+            self.write()
+            print(f"{name}, seed {seed}: see {self.args.output / 'scores.png'}", flush=True)
 
-    def in_order(self) -> list[Result]:
-        """The results in the order in which their variants were named."""
-        order = self.args.variants.index
-        return [self.results[key] for key in sorted(self.results, key=lambda key: order(key[0]))]
+    def write(self, shown: bool = False) -> None:
+        """Writes what is known, in the order in which the variants were named."""
+        order = self.args.compare.index
+        known = sorted(self.rows, key=lambda key: order(key[0]))
+        flags = {self.rows[key][0]["variant"]: ALL_VARIANTS[key[0]] for key in known}
+        rows = [row for key in known for row in self.rows[key]]
+        variants = [
+            [name, f"`{flags[name]}`", f"{mean(row['train_seconds'] for row in trained):.0f}"]
+            for name, trained in grouped(rows, "variant").items()
+        ]
+        lengths = self.corpus.lengths
+        write_scores(
+            self.args.output,
+            "Quickstart: scores by length",
+            rows,
+            "length",
+            METRICS,
+            self.facts,
+            groups_are=lengths.name,
+            trained=lengths.labels[: lengths.trained],
+            more={"Variants": markdown(["variant", "flags", "training time (s, mean)"], variants)},
+            shown=shown,
+        )
 
 
 def run_variant(progress: Progress, variant: str, seed: int) -> None:
-    """Train one model, decode the test set, score it by length; long trainings once early, too."""
+    """Trains one model, decodes the test set, scores it by length; long trainings once early,
+    too."""
     args, corpus = progress.args, progress.corpus
     run = corpus.folder.parent / "runs" / f"{variant}-seed{seed}"
     n = args.updates
@@ -128,15 +148,10 @@ def run_variant(progress: Progress, variant: str, seed: int) -> None:
         return train(data, run, flags, settings, threads=threads, title=title, until=until)
 
     def test(name: str, folder: Path, seconds: float) -> None:
-        pieces = generate(
-            data,
-            run / "checkpoint_last.pt",
-            folder,
-            shlex.split(DECODING),
-            count=len(corpus.references()),
-            threads=threads,
-        )
-        progress.show(variant, Result(name, seed, seconds, score_by_length(corpus, pieces)))
+        checkpoint, count = run / "checkpoint_last.pt", len(corpus.references())
+        words = shlex.split(DECODING)
+        pieces = generate(data, checkpoint, folder, words, count=count, threads=threads)
+        progress.show(variant, name, seed, seconds, pieces)
 
     if n > 2 * FIRST_LOOK and not is_finished(run):
         seconds = learn(until=FIRST_LOOK)
@@ -175,7 +190,7 @@ def in_order_of_contrast(variants: Sequence[str]) -> list[str]:
 
 
 def file_pair(text: str) -> list[Path]:
-    """Parse the environment variable ``DATA=source,target``."""
+    """Parses the environment variable ``DATA=source,target``."""
     parts = text.split(",")
     if len(parts) != 2 or not all(parts):
         raise CommandError(f"DATA={text}: give two files, as in DATA=train.en.gz,train.de.gz")
@@ -183,11 +198,7 @@ def file_pair(text: str) -> list[Path]:
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m recipes.mt.quickstart",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = new_parser(__doc__, "recipes.mt.quickstart")
     add = parser.add_argument
     pair = {"nargs": 2, "type": Path, "metavar": ("SOURCE", "TARGET")}
     add("--data", **pair, help="your own training text, plain or .gz (default: number lists)")
@@ -200,19 +211,16 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     text = "keep pairs of --data with more words out of training (default: median of the source)"
     add("--max-train-length", type=positive, metavar="WORDS", help=text)
     add("--vocab-size", type=positive, help="subwords (default: 140; with --data 4000)")
-    text = f"what to train, of {', '.join(ALL_VARIANTS)} (default: the first {len(VARIANTS)})"
-    names = {"nargs": "+", "choices": ALL_VARIANTS, "metavar": "NAME"}
-    add("--variants", **names, default=list(VARIANTS), help=text)
+    text = f"what to train, of {', '.join(ALL_VARIANTS)}"
+    names = {"choices": ALL_VARIANTS, "default": list(VARIANTS), "help": text}
+    add_shared(parser, "compare", "--variants", **names)
     add("--ablations", action="store_true", help=f"also train {', '.join(ABLATIONS)}")
-    add("--seeds", nargs="+", type=positive, default=[1])
+    add_shared(parser, "seeds", default=[1])
     add("--updates", type=positive, default=UPDATES, help="training steps (default: %(default)s)")
-    text = "trainings side by side (default: one per core, %(default)s)"
-    add("--jobs", type=positive, default=available_cores(), help=text)
-    add("--threads", type=positive, default=1, help="threads per training (default: 1)")
-    text = "folder for data and checkpoints, reused (default: %(default)s)"
-    add("--work", type=Path, default=Path("build/quickstart"), help=text)
-    text = "folder for tables and plot (default: %(default)s)"
-    add("--output", type=Path, default=Path("results/quickstart"), help=text)
+    add_shared(parser, "jobs", default=available_cores())
+    add_shared(parser, "threads", default=1)
+    add_shared(parser, "work", default=Path("build/quickstart"))
+    add_shared(parser, "output", default=Path("results/quickstart"))
     args = parser.parse_args(argv)
     if args.data is None and os.environ.get("DATA"):
         args.data = file_pair(os.environ["DATA"])
@@ -221,8 +229,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
             flag = option.replace("_", "-")
             parser.error(f"--{flag} needs --data; the built-in number lists have their own splits")
     if args.ablations:
-        args.variants = list(dict.fromkeys([*args.variants, *ABLATIONS]))
-    usable_folder(args.output, "--output")
+        args.compare = list(dict.fromkeys([*args.compare, *ABLATIONS]))
+    check_shared(args)
     return args
 
 
@@ -232,26 +240,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     corpus = prepare_files(args) if args.data else prepare_number_lists(args)
     if args.data and "--data" not in argv:  # those of the environment
         argv = [*argv, "--data", *map(str, args.data)]
-    facts = {
-        "Command": f"`{shown_command('python -m recipes.mt.quickstart', argv)}`",
-        "Machine": f"{machine()}; {args.jobs} trainings at a time, threads {args.threads}",
-        "Versions": versions(report.PACKAGES),
-        "Corpus": " ".join(f"{key} {value};" for key, value in corpus.settings.items()).strip(";"),
-        "Model": f"`{' '.join(MODEL.split())}`",
-        "Training": f"{args.updates} updates; `{' '.join(OPTIMISATION.split())}`",
-        "Decoding": f"`{' '.join(DECODING.split())}`",
-    }
+    facts = how_made(
+        shown_command("python -m recipes.mt.quickstart", argv),
+        PACKAGES,
+        trainings=f"{args.jobs} at a time, threads {args.threads}",
+        corpus=" ".join(f"{key} {value};" for key, value in corpus.settings.items()).strip(";"),
+        model=f"`{' '.join(MODEL.split())}`",
+        training=f"{args.updates} updates; `{' '.join(OPTIMISATION.split())}`",
+        decoding=f"`{' '.join(DECODING.split())}`",
+        metrics=METRICS_ARE,
+    )
     progress = Progress(args, corpus, facts)
     jobs = [
         partial(run_variant, progress, variant, seed)
         for seed in args.seeds
-        for variant in in_order_of_contrast(args.variants)
+        for variant in in_order_of_contrast(args.compare)
     ]
     print(f"{len(jobs)} trainings of {args.updates} updates, {args.jobs} side by side", flush=True)
     run_all(jobs, args.jobs)
-    labels = [*corpus.lengths.labels, ALL]
-    print("\n".join(report.markdown_table(progress.in_order(), "exact_match", labels)))
-    print(f"tables and plot: {args.output}/scores.md, scores.csv, scores.png")
+    progress.write(shown=True)
 
 
 if __name__ == "__main__":

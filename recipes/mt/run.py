@@ -26,7 +26,8 @@ import torch
 
 from cape_plugins.config import TYPES
 from recipes.lab import runs
-from recipes.lab.steps import available_cores, positive, run_main
+from recipes.lab.options import add_shared, available_cores, check_shared, new_parser, positive
+from recipes.lab.steps import run_main
 from recipes.mt import probes, stages
 from recipes.mt.catalog import RECIPES, Recipe, sampled
 from recipes.mt.prepare import Files, prepare
@@ -48,12 +49,7 @@ CPU_FLAGS = ["--cpu"]
 
 def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """Our options, and the rest, which is for fairseq-train."""
-    parser = argparse.ArgumentParser(
-        prog="python -m recipes.mt.run",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = new_parser(__doc__, "recipes.mt.run")
     add = parser.add_argument
     add("recipe", choices=RECIPES, metavar="RECIPE", help=", ".join(RECIPES))
     stage_names = ["prepare", *STAGES, "all", *PROBES]
@@ -69,7 +65,7 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
     add("--position-embedding", choices=TYPES, metavar="TYPE", help=text)
     text = "name of this training, a folder under WORK/runs (default: the position embedding)"
     add("--name", help=text)
-    add("--work", type=Path, help="folder for everything (default: build/RECIPE)")
+    add_shared(parser, "work", help="folder for everything (default: build/RECIPE)")
     text = "GPUs that share an update, for the accumulation steps (default: all there are)"
     add("--devices", type=positive, help=text)
     add("--max-tokens", type=positive, help="tokens per device and step (default: the paper's)")
@@ -79,7 +75,7 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
     add("--select", choices=("best", "average"), help=text)
     add("--first-epoch", type=positive, help="consider epochs from this one on for --select best")
     add("--average", type=positive, help="number of checkpoints for --select average")
-    add("--threads", type=positive, default=available_cores(), help="CPU threads")
+    add_shared(parser, "threads", default=available_cores(), help="of the CPU")
     add("--workers", type=positive, default=available_cores(), help="processes for preparation")
     add("--sample", action="store_true", help="check of the whole recipe at a tiny scale")
     args, extra = parser.parse_known_args(argv)
@@ -88,6 +84,7 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
             parser.error("--train: name the training text, or try the recipe with --sample")
         if not args.train and (args.valid or args.test):
             parser.error("--valid and --test need --train")
+    check_shared(args)
     if "all" in args.stages:
         args.stages = ["prepare", *STAGES, *(name for name in PROBES if name in args.stages)]
     return args, extra

@@ -21,6 +21,11 @@ class Score:
 
 
 METRICS = {"exact_match": "Exact match", "bleu": "BLEU", "token_accuracy": "Token accuracy"}
+METRICS_ARE = (
+    "exact match: share of sentences translated without any error; BLEU: sacrebleu, 13a; token"
+    " accuracy: share of positions with the right subword, of the longer of hypothesis and"
+    " reference"
+)
 
 
 def token_accuracy(hypothesis: Sequence[str], reference: Sequence[str]) -> float:

@@ -1,7 +1,5 @@
 """The stages of a recipe after the data: train, select a checkpoint, decode, score."""
 
-import csv
-import json
 import os
 import shutil
 from collections.abc import Sequence
@@ -11,7 +9,8 @@ from pathlib import Path
 from sacrebleu.metrics import BLEU
 
 from recipes.lab import runs
-from recipes.lab.steps import RECORD, CommandError, run_module, write_lines, writing
+from recipes.lab.steps import CommandError, read_written, recorded, run_module
+from recipes.lab.tables import markdown, write_csv, write_page
 from recipes.mt.catalog import Recipe
 from recipes.mt.moses import Moses
 from recipes.mt.prepare import SEPARATOR
@@ -49,7 +48,7 @@ class Experiment:
 
 def prepared_with(experiment: Experiment) -> dict[str, object]:
     """The settings of the data, for the record of what is made from them."""
-    return json.loads((experiment.data / RECORD).read_text("utf-8"))
+    return recorded(experiment.data)
 
 
 # ---- train -------------------------------------------------------------------------------------
@@ -115,10 +114,8 @@ def select_best_epoch(experiment: Experiment) -> None:
         scores[epoch] = tokenised_bleu(experiment, "valid", pieces)
         print(f"epoch {epoch}: validation BLEU {scores[epoch]:.2f}", flush=True)
     best = max(scores, key=scores.get)
-    with writing(run / "selection.csv") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(["epoch", "valid_bleu"])
-        table.writerows((epoch, f"{bleu:.2f}") for epoch, bleu in scores.items())
+    rows = ({"epoch": epoch, "valid_bleu": bleu} for epoch, bleu in scores.items())
+    write_csv(run / "selection.csv", rows, digits=2)
     temporary = run / f".{SELECTED}"
     shutil.copyfile(epochs[best], temporary)
     os.replace(temporary, run / SELECTED)
@@ -136,7 +133,7 @@ def decode_split(experiment: Experiment, checkpoint: Path, split: str, name: str
         checkpoint,
         experiment.run / "decoded" / name,
         [*experiment.decode_flags, *experiment.device_flags, "--gen-subset", split],
-        count=len(read_text(references)),
+        count=len(read_written(references)),
         threads=experiment.threads,
     )
 
@@ -159,11 +156,6 @@ def decode(experiment: Experiment) -> dict[str, list[str]]:
         split: decode_split(experiment, checkpoint, split, split)
         for split in experiment.test_sets()
     }
-
-
-def read_text(path: Path) -> list[str]:
-    """The lines of a file of ours."""
-    return path.read_text("utf-8").split("\n")[:-1]
 
 
 def load_model(experiment: Experiment) -> SentencePiece | SubwordNMT:
@@ -193,7 +185,7 @@ def detokenise(experiment: Experiment, tokens: Sequence[str]) -> list[str]:
 def tokenised_bleu(experiment: Experiment, split: str, pieces: Sequence[str]) -> float:
     """BLEU of tokens without smoothing: what multi-bleu.perl computes, the papers' BLEU."""
     target = experiment.work / "subwords" / f"{split}.{experiment.recipe.languages[1]}"
-    references = undo_segmentation(experiment, read_text(target))
+    references = undo_segmentation(experiment, read_written(target))
     hypotheses = undo_segmentation(experiment, pieces)
     metric = BLEU(tokenize="none", smooth_method="none", force=True)
     return metric.corpus_score(hypotheses, [references]).score
@@ -204,7 +196,7 @@ def score(experiment: Experiment) -> None:
     metric = BLEU(lowercase=experiment.recipe.lowercase)
     rows = []
     for split, pieces in decode(experiment).items():
-        references = read_text(experiment.work / "subwords" / f"{split}.reference")
+        references = read_written(experiment.work / "subwords" / f"{split}.reference")
         hypotheses = detokenise(experiment, undo_segmentation(experiment, pieces))
         sacre = metric.corpus_score(hypotheses, [references]).score
         rows.append((split, len(references), sacre, tokenised_bleu(experiment, split, pieces)))
@@ -212,16 +204,10 @@ def score(experiment: Experiment) -> None:
     if count > 1:
         totals = [sum(column) for column in list(zip(*rows, strict=True))[1:]]
         rows.append(("mean", totals[0], totals[1] / count, totals[2] / count))
-    lines = [
-        f"# {experiment.recipe.title}: {experiment.run.name}",
-        "",
-        "| test set | sentences | sacreBLEU | tokenised BLEU |",
-        "|---|---|---|---|",
-        *(f"| {name} | {size} | {sacre:.2f} | {bleu:.2f} |" for name, size, sacre, bleu in rows),
-        "",
-        f"sacreBLEU signature: {metric.get_signature()}",
-        "",
-        "Tokenised BLEU: Moses tokens, no smoothing (multi-bleu.perl).",
-    ]
-    write_lines(experiment.run / "scores.md", lines)
-    print("\n".join(lines))
+    table = markdown(["test set", "sentences", "sacreBLEU", "tokenised BLEU"], rows)
+    facts = {
+        "sacreBLEU signature": str(metric.get_signature()),
+        "Tokenised BLEU": "Moses tokens, no smoothing (multi-bleu.perl)",
+    }
+    title = f"{experiment.recipe.title}: {experiment.run.name}"
+    print("\n".join(write_page(experiment.run / "scores.md", title, {"": table}, facts)))

@@ -11,7 +11,7 @@ from transformers import AutoModelForImageClassification, ViTImageProcessor
 import hf_models  # noqa: F401  registers the cape types
 from cape_plugins import PositionEncoder
 from cape_plugins.config import applies
-from recipes.lab.hf_training import UNREADABLE
+from recipes.lab.hf_checkpoints import UNREADABLE
 from recipes.lab.steps import CommandError, reason
 
 

@@ -25,25 +25,20 @@ if __name__ == "__main__":  # as a script, like finetune_hf.py
 import torch
 from tqdm import tqdm
 
-from recipes.lab.steps import (
-    CommandError,
+from recipes.lab.options import (
+    add_shared,
     available_cores,
     check_model,
-    digest,
-    machine,
+    check_shared,
+    new_parser,
     positive,
-    run_main,
-    shown_command,
-    started_as,
-    usable_folder,
-    versions,
-    writing,
 )
+from recipes.lab.steps import CommandError, digest, run_main, writing
+from recipes.lab.tables import Row, how_made, shown_command, started_as
 from recipes.vit import tables
 from recipes.vit.classifier import Classifier, match_classes
 from recipes.vit.measure import check, load_data, measure
 from recipes.vit.protocol import BIN_EDGES, GAMMA_RULES, check_edges
-from recipes.vit.tables import Row
 from recipes.vit.throughput import throughput
 
 TTA_STEP, DIGIT_TTA_STEP = 32, 8  # two patches
@@ -62,13 +57,11 @@ UNIMPORTANT = ("model", "models", "output", "resume", "workers")
 
 def make_options() -> argparse.ArgumentParser:
     """The options of this recipe."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     add = parser.add_argument
     text = "checkpoints, folders or names on the hub; NAME=A,B,C are seeds of one model"
     add("--model", nargs="+", required=True, metavar="PATH", help=text)
-    add("--output", type=Path, default=Path("results/vit-evaluation"), metavar="FOLDER")
+    add_shared(parser, "output", default=Path("results/vit-evaluation"))
     text = "hub names, folders of images by class, parquet, csv or json; default: built-in digits"
     add("--dataset", nargs="+", default=[None], metavar="NAME", help=text)
     add("--dataset-config", metavar="NAME", help="configuration of a data set of the hub")
@@ -76,7 +69,7 @@ def make_options() -> argparse.ArgumentParser:
     add("--test-split", metavar="NAME", help=text)
     add("--image-column", metavar="NAME", help="default: one of a usual name")
     add("--label-column", metavar="NAME", help="default: one of a usual name")
-    add("--limit", type=positive, metavar="N", help="N images, evenly spread, for a first look")
+    add_shared(parser, "limit", help="N images, evenly spread, for a first look")
     pixels = {"type": positive, "metavar": "PIXELS"}
     text = "default: 5/7, 1, 12/7 and 3 times that of the first model, 160 224 384 672 for 224"
     add("--sizes", nargs="+", **pixels, help=text)
@@ -98,7 +91,7 @@ def make_options() -> argparse.ArgumentParser:
     add("--max-batch", type=positive, metavar="N", help=text)
     add("--batch-size", type=positive, default=64, help="(default: 64)")
     add("--dtype", choices=DTYPES, default=DTYPES[0], help=f"(default: {DTYPES[0]})")
-    add("--device", help="default: cuda, where there is one, else cpu")
+    add_shared(parser, "device")
     text = "threads that read images (default: 1 on cpu, else one for each core, at most 16)"
     add("--workers", type=positive, metavar="N", help=text)
     add("--resume", action="store_true", help="keep what an interrupted run has measured")
@@ -108,7 +101,7 @@ def make_options() -> argparse.ArgumentParser:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Options, complete and checked as far as no model is needed."""
     args = make_options().parse_args(argv)
-    args.device = _device(args.device)
+    check_shared(args)
     cpu = args.device.type == "cpu"
     args.workers = args.workers or (1 if cpu else min(16, available_cores()))
     if args.tta_step and not args.tta:
@@ -121,7 +114,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         elif not args.throughput:
             raise CommandError(f"--{name.replace('_', '-')} has no effect without --throughput")
     args.max_batch = args.max_batch or (CPU_BATCH if cpu else CUDA_BATCH)
-    usable_folder(args.output, "--output")
     builtin = args.dataset == [None]
     args.tta_step = args.tta_step or (DIGIT_TTA_STEP if builtin else TTA_STEP)
     if args.bins is not None:
@@ -133,29 +125,17 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def _device(name: str | None) -> torch.device:
-    if name is None:
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).split("\n")[0]
-        raise CommandError(f"--device {name}: {reason}; give cpu, cuda or cuda:1") from None
-    return device
-
-
 def model_groups(words: Sequence[str]) -> dict[str, list[str]]:
     """``{name: checkpoints}``; a model without a name has the last part of its path, or all of it
     where two would have the same."""
-    found = []
+    named = []
     for word in words:
         name, equals, paths = word.partition("=")
-        named = equals and not Path(word).exists()  # a folder may have "=" in its name
-        found.append((name, paths.split(",")) if named else (Path(word).name, [word]))
-    short = [name for name, _ in found]
+        seeds = equals and not Path(word).exists()  # a folder may have "=" in its name
+        named.append((name, paths.split(",")) if seeds else (Path(word).name, [word]))
+    short = [name for name, _ in named]
     groups: dict[str, list[str]] = {}
-    for word, (name, paths) in zip(words, found, strict=True):
+    for word, (name, paths) in zip(words, named, strict=True):
         name = word if paths == [word] and short.count(name) > 1 else name
         if name in groups or not name or not all(paths):
             raise CommandError(
@@ -237,23 +217,19 @@ def evaluate(
 
 def facts_of(args: argparse.Namespace, argv: Sequence[str]) -> dict[str, str]:
     """What is needed to repeat the tables."""
-    where = machine()
-    if args.device.type == "cuda":
-        where = f"{torch.cuda.get_device_name(args.device)}; {where}"
     shown = {"crop": "shorter side to size / 0.875, centre crop", "whole": "whole image squeezed"}
-    facts = {
-        "command": f"`{shown_command(started_as(), argv)}`",
-        "machine": f"{where}; {versions(PACKAGES)}",
-        "images": f"{shown[args.protocol]}, bilinear; {args.dtype}",
+    facts = how_made(
+        shown_command(started_as(), argv),
+        PACKAGES,
+        args.device,
+        images=f"{shown[args.protocol]}, bilinear; {args.dtype}",
+    )
+    facts |= {
         "gamma": f"train is {args.train_size or 'the image_size of each model'}",
         "bins": "sizes by centre crop; the best is chosen on these very images (CAPE Table 5)",
         "throughput": f"largest batch that fits, at most {args.max_batch}; {args.warmup} runs to "
         f"warm up, {args.runs} timed",
     }
-    seeds = {name: paths for name, paths in args.models.items() if len(paths) > 1}
-    if seeds:
-        counts = ", ".join(f"{len(paths)} of {name}" for name, paths in seeds.items())
-        facts["seeds"] = f"{counts}: mean ± standard deviation"
     return facts
 
 

@@ -12,7 +12,7 @@ Without --model a ViT is trained from scratch, of the sizes of --preset and --mo
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,19 +26,10 @@ from transformers import Seq2SeqTrainingArguments
 
 from hf_models import CapeViTConfig, CapeViTForImageClassification
 from recipes.lab.data import add_data_args, has_data
-from recipes.lab.hf_training import (
-    batches,
-    load_model,
-    make_config,
-    make_parser,
-    parse,
-    read_config,
-    share,
-    train,
-    variants,
-)
-from recipes.lab.scores import report
-from recipes.lab.steps import CommandError, positive, run_main
+from recipes.lab.hf_checkpoints import load_model, make_config, read_config
+from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
+from recipes.lab.options import number, positive, settings_to_compare
+from recipes.lab.steps import CommandError, run_main
 from recipes.vit.augment import Augment, Mixing, rand_augment
 from recipes.vit.catalog import PRESETS, RECIPES, Recipe
 from recipes.vit.data import Images, digits, given_data, make_processor, resize
@@ -51,24 +42,6 @@ CLASSIFIER = ("classifier.weight", "classifier.bias")  # new for other classes
 # ---- options -----------------------------------------------------------------------------------
 
 
-def number(low: float, high: float, below: bool = False) -> Callable[[str], float]:
-    """Argument type: a number from `low` to `high`, or below `high`."""
-
-    def parse_number(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = -1.0
-        if not low <= value <= high or (below and value == high):
-            end = "less than" if below else ""
-            raise argparse.ArgumentTypeError(
-                f"{text!r} is not allowed; allowed: {low:g} to {end} {high:g}".replace("  ", " ")
-            )
-        return value
-
-    return parse_number
-
-
 def make_options() -> argparse.ArgumentParser:
     """The options of this recipe."""
     parser = make_parser(__doc__, "image")
@@ -79,8 +52,6 @@ def make_options() -> argparse.ArgumentParser:
     add("--preset", choices=PRESETS, help="sizes of a model from scratch")
     text = "settings of a training; other options win (default: digits without --dataset)"
     add("--recipe", choices=RECIPES, help=text)
-    text = "train each type with several seeds, one after the other"
-    add("--seeds", nargs="+", type=positive, metavar="N", help=text)
     pixels = {"nargs": "+", "type": positive, "metavar": "PIXELS"}
     add("--train-sizes", **pixels, help="default: that of the model")
     add("--test-sizes", **pixels, help="default: that of training; of the digits: 16 to 48")
@@ -136,10 +107,6 @@ def read_options(
         sizes = " ".join(map(str, args.train_sizes))
         need = "--univit needs several sizes" if args.univit else "several sizes need --univit"
         raise CommandError(f"--train-sizes {sizes}: {need}")
-    if args.seeds and ("__seed" in given or len(set(args.seeds)) < len(args.seeds)):
-        raise CommandError(
-            f"--seeds {' '.join(map(str, args.seeds))}: give each once, and no --seed besides"
-        )
     return args, training, recipe
 
 
@@ -256,7 +223,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     trained = list(args.train_sizes or [size])
     tested = list(args.test_sizes or trained)
     check_sizes([*trained, *tested], int(np.max(sizes.get("patch_size", default.patch_size))))
-    compared = variants(args, "image", COMPARED, recipe.settings)
+    compared = settings_to_compare(args, "image", COMPARED, recipe.settings)
     train_set, test_set = given_data(args, channels) if args.dataset else digits(channels)
     processor = make_processor(args.model, size, channels)
     if len(train_set.names) < 2:
@@ -279,21 +246,20 @@ def main(argv: Sequence[str] | None = None) -> None:
             trainer.mixing = Mixing(args.mixup, args.cutmix, len(train_set.names))
         return trainer
 
-    scores: dict[str, dict[str, Any]] = {}
-    for name, settings in compared.items():
-        found = []
-        for seed in args.seeds or [training.seed]:
-            training.seed = seed
-            run = f"{name}-seed{seed}" if args.seeds else name
-            model = train(run, settings, args, training, make_trainer).model
-            how = training.eval_batch_size, training.dataloader_num_workers
-            found.append(
-                [accuracy(model, test_set, Collator(processor, one), *how) for one in tested]
+    rows = []
+    for columns, trainer in train_all(compared, args, training, make_trainer):
+        for side in tested:
+            right = accuracy(
+                trainer.model,
+                test_set,
+                Collator(processor, side),
+                training.eval_batch_size,
+                training.dataloader_num_workers,
             )
-        by_size = zip(map(str, tested), zip(*found, strict=True), strict=True)
-        scores[name] = {one: list(row) if args.seeds else row[0] for one, row in by_size}
-    seeds = args.seeds or ()
-    report(args.output, scores, "accuracy", "image size", list(map(str, trained)), seeds=seeds)
+            rows.append({**columns, "image size": str(side), "accuracy": right})
+    metrics = {"accuracy": "Accuracy"}
+    trained = list(map(str, trained))
+    report(args.output, "Image classification", rows, "image size", metrics, trained=trained)
 
 
 if __name__ == "__main__":

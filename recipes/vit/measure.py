@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from recipes.lab.data import TEST_SPLITS, open_dataset
 from recipes.lab.steps import CommandError
+from recipes.lab.tables import Row
 from recipes.vit.classifier import Classifier, match_classes
 from recipes.vit.data import Images, digits, labelled, read_images
 from recipes.vit.protocol import (
@@ -25,7 +26,6 @@ from recipes.vit.protocol import (
     strategies,
     tta_sizes,
 )
-from recipes.vit.tables import Row
 
 T = TypeVar("T")
 

@@ -15,20 +15,18 @@ from PIL import Image
 
 import hf_models
 from recipes.asr import finetune_hf as asr
-from recipes.lab import hf_training
+from recipes.lab import hf_checkpoints, hf_training
+from recipes.lab.options import settings_to_compare
 from recipes.lab.steps import CommandError
 from recipes.mt import finetune_hf as mt
 from recipes.vit import data as vit_data
 from recipes.vit import finetune_hf as vit
 from tests.support.plots import assert_lines
+from tests.support.tables import read_scores
 
 QUICK = ("--max_steps", 4, "--save_steps", 2, "--per_device_eval_batch_size", 128)
 TINY_MT = {"d_model": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "encoder_layers": 1}
 TINY_VIT = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-
-
-def scores(folder):
-    return json.loads((folder / "scores.json").read_text())
 
 
 @pytest.mark.slow
@@ -40,7 +38,7 @@ def test_images_built_in(run_cli, repo_root, tmp_path):
     assert "| cape | 0." in output
     report = (tmp_path / "out/scores.md").read_text()
     assert f"`{shlex.join(map(str, command))}`" in report  # can be pasted
-    found = scores(tmp_path / "out")
+    found = read_scores(tmp_path / "out", "accuracy")
     assert list(found) == ["abspos", "cape"]
     assert list(found["cape"]) == ["16", "20", "24", "32", "48"]
     assert all(0 <= value <= 1 for row in found.values() for value in row.values())
@@ -83,7 +81,7 @@ def test_folder_of_images_under_accelerate(run_cli, repo_root, tmp_path):
         *QUICK, "--position-embedding", "cape", "--model-config", json.dumps(sizes),
         "--test-sizes", 16, 24, cwd=tmp_path, env={"HF_HOME": str(tmp_path / "cache")},
     )  # fmt: skip
-    assert list(scores(tmp_path / "out")["cape"]) == ["16", "24"]
+    assert list(read_scores(tmp_path / "out", "accuracy")["cape"]) == ["16", "24"]
 
 
 @pytest.mark.slow
@@ -92,7 +90,7 @@ def test_translation_built_in(run_cli, repo_root, tmp_path):
     command += ("--model-config", json.dumps(TINY_MT), "--position-embedding", "cape")
     output = run_cli(*command, cwd=tmp_path).stdout
     alpha = re.search(r"alpha = (\d+/\d+)", output)[1]
-    found = scores(tmp_path / "out")
+    found = read_scores(tmp_path / "out", "exact_match")
     assert list(found["cape"]) == [*map(str, range(1, 13)), "all"]
     config = json.loads((tmp_path / "out/cape/config.json").read_text())
     assert config["position_embedding"]["source_scale"] == alpha
@@ -120,14 +118,14 @@ def test_translation_of_own_files_from_a_checkpoint(run_cli, repo_root, tmp_path
     run_cli(*common, *second, cwd=tmp_path, env=env)
     config = json.loads((tmp_path / "second/cape/config.json").read_text())
     assert config["position_embedding"]["type"] == "cape"
-    assert list(scores(tmp_path / "second")["cape"])[-1] == "all"
+    assert list(read_scores(tmp_path / "second", "bleu")["cape"])[-1] == "all"
 
 
 def test_given_settings_win_over_those_of_the_built_in_data():
     shift = ["--position-max-global-shift", "0.3"]
     for words in (["--position-embedding", "cape", *shift], shift):
         args, _ = hf_training.parse(hf_training.make_parser("", "image"), (), words)
-        found = hf_training.variants(args, "image", (), {"cape": {"max_global_shift": 0.1}})
+        found = settings_to_compare(args, "image", (), {"cape": {"max_global_shift": 0.1}})
         assert found == {"cape": {"type": "cape", "max_global_shift": 0.3}}
 
 
@@ -154,7 +152,7 @@ def test_labels_without_names(labels, names, tmp_path, monkeypatch):
 def test_what_was_stored_in_half_precision_is_trained_in_single(tmp_path):
     model = vit.CapeViTForImageClassification(vit.CapeViTConfig(image_size=32, **TINY_VIT))
     model.to(torch.bfloat16).save_pretrained(tmp_path)
-    again = hf_training.load_model(type(model), str(tmp_path), {"type": "cape"})
+    again = hf_checkpoints.load_model(type(model), str(tmp_path), {"type": "cape"})
     assert {parameter.dtype for parameter in again.parameters()} == {torch.float32}
 
 
@@ -263,9 +261,33 @@ def test_a_trained_model_is_not_taken_for_another(tmp_path, capsys):
     weights = (tmp_path / "nopos/model.safetensors").stat().st_mtime_ns
     with pytest.raises(CommandError, match="model_config.*give another --output"):
         vit.main([*words, "2", "--preset", "vit_ti"])
+    with pytest.raises(CommandError, match="data_seed None, now 3"):
+        vit.main([*words, "2", "--data_seed", "3"])
     with pytest.raises(CommandError, match="--max_steps 1: the model in .* was trained for 2"):
         vit.main([*words, "1"])
+    # the output and what is tested make no other model; nor do options that came later
+    record = tmp_path / "nopos/settings.json"
+    earlier = {"position_embedding", "seed", "model_config", "per_device_train_batch_size"}
+    kept = {key: value for key, value in json.loads(record.read_text()).items() if key in earlier}
+    record.write_text(json.dumps(kept))
+    words[words.index("16")] = "20"
+    vit.main([*words, "2", "--logging_steps", "1"])
+    with pytest.raises(CommandError, match="flip False, now True"):
+        vit.main([*words, "2", "--flip"])
     assert (tmp_path / "nopos/model.safetensors").stat().st_mtime_ns == weights
+
+
+def test_new_options_are_recorded_without_being_named(tmp_path):
+    parser = hf_training.make_parser("", "image")
+    parser.add_argument("--brand-new", type=int, default=0)
+    args, training = hf_training.parse(parser, (), ["--brand-new", "7", "--output", str(tmp_path)])
+    made_with, unset = hf_training.recorded_options({"type": "nopos"}, args, training)
+    assert (made_with["brand_new"], unset["brand_new"]) == (7, 0)
+    assert made_with["position_embedding"] == {"type": "nopos"}
+    assert made_with.keys() == {*unset, "position_embedding"}
+    hyperparameters = {"learning_rate", "seed", "weight_decay", "warmup_steps", "optim", "fp16"}
+    assert hyperparameters | {"model", "model_config"} < made_with.keys()
+    assert not {"output", "output_dir", "compare", "max_steps", "defaults"} & made_with.keys()
 
 
 @pytest.mark.slow
@@ -274,6 +296,7 @@ def test_wrappers_of_several_processes_go_before_their_group(run_cli, tmp_path):
     (tmp_path / "program.py").write_text(
         "import gc, os\n"
         "from torch.nn.parallel import DistributedDataParallel\n"
+        "from recipes.lab import hf_training\n"
         "from recipes.vit import finetune_hf as vit\n"
         "trainers = []\n"
         "class Trainer(vit.ImageTrainer):\n"
@@ -284,11 +307,11 @@ def test_wrappers_of_several_processes_go_before_their_group(run_cli, tmp_path):
         "    assert set(trainers) == {DistributedDataParallel}\n"
         "    left = [one for one in gc.get_objects() if type(one) is DistributedDataParallel]\n"
         "    open('left' + os.environ['RANK'], 'w').write(str(len(left)))\n"
-        "kept, train = [], vit.train\n"
+        "kept, train = [], hf_training.train\n"
         "def keep(*args):\n"  # as recipes do that need more than its model
         "    kept.append(train(*args))\n"
         "    return kept[-1]\n"
-        "vit.ImageTrainer, vit.report, vit.train = Trainer, report, keep\n"
+        "vit.ImageTrainer, vit.report, hf_training.train = Trainer, report, keep\n"
         "vit.main(['--use_cpu', '--max_steps', '2', '--compare', 'nopos', 'cape', '--test-sizes',\n"
         "    '16', '--per_device_train_batch_size', '2', '--model-config',\n"
         f"    {json.dumps(json.dumps(TINY_VIT))}])\n",

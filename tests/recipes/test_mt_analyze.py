@@ -174,13 +174,13 @@ def test_ends_of_texts_are_not_taken_for_better_translation(work, tmp_path, caps
     words = ["stack", "--model", f"a={work.fairseq('nopos')}", *work.test_options]
     analyze.main([*words, "--target-tokens", "70", "--output", str(tmp_path)])
     header, _, row = capsys.readouterr().out.splitlines()[:3]
-    assert header == "| model | 0-49 | 50-69 |"
+    assert header == "| model (mean ± standard error over sentences) | 0-49 | 50-69 |"
     rows = read_csv(tmp_path / "stack.csv")
     assert len(rows) > 71
     assert [row["tail"] for row in rows] == ["0"] * 70 + ["1"] * (len(rows) - 70)
     assert len({row["count"] for row in rows[:70]}) == 1
     last = np.mean([float(row["mean_nll"]) for row in rows[50:70]])
-    assert f"| {last:.2f} (" in row
+    assert f"| {last:.2f} ± " in row
     assert "positions from 70 on" in (tmp_path / "stack.md").read_text()
 
 

@@ -211,7 +211,12 @@ def test_every_row_is_complete(name):
         ("wmt14_en_de", "cape", ["--position-max-global-shift", "5"]),
         ("wmt14_en_de_18l", "cape", ["--position-max-global-shift", "10"]),
         ("wmt14_en_de", "relpos", ["--position-relative-context", "150"]),
-        ("wmt16_en_de", "relpos", ["--position-relative-context", "16"]),
+        (
+            "wmt16_en_de",
+            "relpos",
+            ["--position-relative-context", "16", "--position-relative-values", "true"],
+        ),
+        ("wmt16_en_de", "cape", ["--position-max-global-shift", "5"]),
         ("wmt16_en_de", "shape", ["--position-max-offset", "500"]),
         ("wmt14_en_de", "sinpos", []),
     ],

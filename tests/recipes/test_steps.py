@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from recipes.lab.steps import ChildError, CommandError, progress, run_main, usable_folder
+from recipes.lab.options import usable_folder
+from recipes.lab.steps import ChildError, CommandError, progress, run_main
 from tests.conftest import ROOT
 
 
@@ -77,7 +78,7 @@ def test_shown_commands_can_be_pasted(module, tmp_path):
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools/tell it.py").write_text(
         "import sys\n"
-        "from recipes.lab.steps import shown_command, started_as\n"
+        "from recipes.lab.tables import shown_command, started_as\n"
         "print(shown_command(started_as(), sys.argv[1:]))\n"
     )
     (tmp_path / "tools/told.py").write_text((tmp_path / "tools/tell it.py").read_text())

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from sklearn.metrics import top_k_accuracy_score
 
-from recipes.lab import scores
+from recipes.lab import figures, scores
 from recipes.lab.steps import CommandError
 from recipes.vit import measure, protocol, tables
 from recipes.vit import throughput as speed
@@ -93,7 +93,7 @@ def test_best_of_each_bin_is_weighted_by_images():
     bins = tables.summarise_bins(rows)
     assert bins.best == {"0-9": "min", "10+": "16 px"}
     assert bins.overall == {"16 px": [80.0], "min": [32.5], tables.BEST: [85.0]}
-    lines = tables.bin_markdown(bins)
+    lines = tables.bin_table(bins)
     assert lines[2] == "| 0-9 | 10 | 50.00 | **70.00** (9) | 0.00 | 70.00 |"
     assert lines[-1] == "| all | 40 | 80.00 | 32.50 | - | 85.00 |"
     seeds = tables.summarise_bins(rows + [{**one, "checkpoint": "b", "top1": 60.0} for one in rows])
@@ -122,47 +122,53 @@ def drawn(monkeypatch):
 @pytest.mark.parametrize(
     ("first", "second", "said", "bands"),
     [
-        ([50.0], [50.13], "one seed each", 0),
-        ([99.9], [100.0], "one seed each", 0),
-        ([0.0], [0.13], "one seed each", 0),
-        ([50.0, 50.1], [50.2, 50.2], "band: ± standard deviation over seeds", 1),
-        ([50.0, 50.1], [50.2], "band: ± standard deviation over seeds, none of one", 1),
-        ([20.0], [80.0], "one seed each", 0),
+        ([50.0], [50.13], "one seed", 0),
+        ([99.9], [100.0], "one seed", 0),
+        ([0.0], [0.13], "one seed", 0),
+        ([50.0, 50.1], [50.2, 50.2], "mean ± sample standard deviation of 2 seeds", 1),
+        ([50.0, 50.1], [50.2], "mean ± sample standard deviation of 1 to 2 seeds", 1),
+        ([20.0], [80.0], "one seed", 0),
     ],
 )
 def test_plots_do_not_enlarge_small_differences(first, second, said, bands, tmp_path, drawn):
     table = {"a": {16: first, 24: first}, "b": {16: second, 24: second}}
-    tables.draw_lines(tmp_path / "plot.png", {"digits": table}, "size")
+    panel = figures.Panel(table, tables.TOP["top1"], "digits")
+    figures.write_lines_figure(tmp_path / "plot.png", [panel], "size")
     rates = {name: {16: [900.0], 24: [500.0]} for name in table}
     tables.draw_throughput(tmp_path / "throughput.png", rates, table)
-    for figure, ylabel in zip(drawn, (said, said.replace("band", "bars")), strict=True):
+    for figure in drawn:
         (axes,) = figure.axes
         low, high = axes.get_ylim()
         assert high - low >= 5 - 1e-9
         assert low < min(first + second) <= max(first + second) < high
         assert low > -1
         assert high < 101 or max(second) < 90
-        assert axes.get_ylabel() == f"Top-1 accuracy, %\n({ylabel})"
+        assert axes.get_ylabel() == f"Top-1 accuracy, %\n({said})"
     assert len(drawn[0].axes[0].collections) == bands
 
 
 @pytest.mark.parametrize(
     ("metric", "values", "span", "said"),
     [
-        ("accuracy", (0.5, 0.5013), 0.05, "one seed"),
-        ("accuracy", ([0.5, 0.6], [0.7, 0.9]), 0.3, "mean of 2 seeds, band: lowest to highest"),
-        ("BLEU", (30.0, 30.1), 5, "one seed"),
-        ("word error rate %", (101.0, 101.1), 5, "one seed"),
+        ("accuracy", ([0.5], [0.5013]), 0.05, "one seed"),
+        ("accuracy", ([0.5, 0.6], [0.7, 0.9]), 0.3, "mean ± sample standard deviation of 2 seeds"),
+        ("bleu", ([30.0], [30.1]), 5, "one seed"),
+        ("wer", ([101.0], [101.1]), 5, "one seed"),
     ],
 )
 def test_plots_of_training_do_not_either(metric, values, span, said, tmp_path, drawn):
-    rows = {name: {"16": value, "24": value} for name, value in zip("ab", values, strict=True)}
-    scores._plot(tmp_path / "plot.png", rows, metric, "image size", ["16"])
+    rows = [
+        {"variant": name, "seed": seed, "size": size, metric: value}
+        for name, seeds in zip("ab", values, strict=True)
+        for seed, value in enumerate(seeds)
+        for size in ("16", "24")
+    ]
+    scores.write_scores(tmp_path, "Scores", rows, "size", {metric: "Title"}, {}, trained=["16"])
     (axes,) = drawn[0].axes
     low, high = axes.get_ylim()
     assert high - low >= span - 1e-9
     assert low < np.min(values) <= np.max(values) < high
-    assert axes.get_ylabel() == f"{metric}\n({said})"
+    assert axes.get_ylabel() == f"Title\n({said})"
 
 
 def test_extremes_show_a_size_of_its_own():

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from statistics import mean, stdev
 
 import pytest
 
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import BatchSampler
 
 from hf_models import CapeViTConfig, CapeViTForImageClassification
-from recipes.lab import hf_training
+from recipes.lab import hf_checkpoints, hf_training
 from recipes.lab.steps import CommandError
 from recipes.vit import finetune_hf as vit
 from recipes.vit.augment import Mix, Mixing
@@ -196,15 +197,16 @@ def test_finetuning_at_a_higher_size_and_several_seeds(run_cli, repo_root, tmp_p
     first += ("--model-config", json.dumps({**TINY, "num_channels": 1}), "--train-sizes", 16)
     first += ("--seeds", 4, 5, "--test-sizes", 16, "--output", "first")
     output = run_cli(*command, *first, cwd=tmp_path).stdout
-    assert "Mean of seeds 4, 5 (lowest-highest)" in output
+    assert "variant (mean ± sample standard deviation of 2 seeds)" in output
     rows = list(csv.DictReader((tmp_path / "first/scores.csv").read_text().splitlines()))
     name = "cape:max_global_scale=1,max_global_shift=0.2"
     assert [(row["variant"], row["seed"]) for row in rows] == [
         ("abspos", "4"), ("abspos", "5"), (name, "4"), (name, "5"),
     ]  # fmt: skip
-    scores = json.loads((tmp_path / "first/scores.json").read_text())
-    for row, value in zip(rows, scores["abspos"]["16"] + scores[name]["16"], strict=True):
-        assert float(row["accuracy"]) == pytest.approx(value, abs=1e-4)
+    page = (tmp_path / "first/scores.md").read_text()
+    for variant in ("abspos", name):
+        values = [float(row["accuracy"]) for row in rows if row["variant"] == variant]
+        assert f"| {variant} | {mean(values):.2f} ± {stdev(values):.2f} |" in page
     runs = tmp_path / "first"
     file = runs / "cape-max_global_scale-1-max_global_shift-0.2-seed4/config.json"
     assert json.loads(file.read_text())["position_embedding"]["max_global_shift"] == 0.2
@@ -351,7 +353,7 @@ def test_recipes_are_defaults(words, rate):
 def test_every_recipe_is_understood(name):
     args, training, recipe = vit.read_options(["--recipe", name, "--dataset", "x"])
     sizes = vit.model_sizes(args, recipe)
-    hf_training.make_config(CapeViTConfig, sizes, position_embedding={"type": "cape"})
+    hf_checkpoints.make_config(CapeViTConfig, sizes, position_embedding={"type": "cape"})
     assert training.learning_rate > 0
 
 

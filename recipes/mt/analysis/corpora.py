@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, count
 from pathlib import Path
 
-from recipes.lab.steps import CommandError, positive
+from recipes.lab.options import positive
+from recipes.lab.steps import CommandError
 from recipes.mt.analysis.segmentation import open_subwords
 from recipes.mt.corpus import Pair, read_pairs, write_columns
 from recipes.mt.prepare import SEPARATOR, join_neighbours

@@ -1,38 +1,27 @@
 """BLEU (sacrebleu) and exact match by source length (SHAPE figure 3).
 
 Lengths count words of the test text, so that models with different subwords share the bins.
-Several seeds are shown as their mean, in brackets the 95 % band (Student's t).
 """
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
-
-from recipes.lab.steps import positive
+from recipes.lab.options import positive
+from recipes.lab.scores import write_scores
+from recipes.lab.tables import ALL
 from recipes.mt.analysis.options import (
-    Estimate,
     add_decoding_options,
     bins,
     decoding,
-    draw_band,
     facts,
-    joined,
-    markdown,
-    new_figure,
     open_models,
-    over_seeds,
+    over_models,
     test_pairs,
     translations,
-    write_csv,
-    write_figure,
-    write_report,
 )
 from recipes.mt.corpus import Pair
-from recipes.mt.scoring import Score, score
-
-ALL = "all"
-METRICS = {"bleu": ("BLEU", 1), "exact_match": ("Exact match", 3)}  # title, digits
+from recipes.mt.scoring import METRICS, METRICS_ARE, Score, score
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -54,9 +43,8 @@ def score_by_length(
         label: [row for row in rows if low <= row[-1] <= high]
         for label, low, high in bins(edges, "--bins")
     }
-    groups = {label: group for label, group in groups.items() if group}
+    groups = {label: group for label, group in groups.items() if group} | {ALL: rows}
     columns = {label: list(zip(*group, strict=True)) for label, group in groups.items()}
-    columns[ALL] = list(zip(*rows, strict=True))
     return {label: score(*group[:4]) for label, group in columns.items()}
 
 
@@ -64,59 +52,32 @@ def run(args: argparse.Namespace) -> None:
     bins(args.bins, "--bins")
     how, pairs, models = decoding(args), test_pairs(args), open_models(args)
     sources = [source for source, _ in pairs]
-    scores: dict[str, list[dict[str, Score]]] = {}
-    for name, group in models.items():
-        for number, translator in enumerate(group, 1):
-            folder = args.output / "translations"
-            found = translations(translator, sources, how, folder, f"{name} {number}")
-            plain = [tuple(map(translator.plain, pair)) for pair in pairs]
-            scores.setdefault(name, []).append(score_by_length(plain, found, args.bins))
-    labels = list(next(iter(scores.values()))[0])
-    write_csv(
-        args.output / "length.csv",
-        ["model", "seed", "source_words", "count", *METRICS],
-        (
-            (name, number, label, row.count, f"{row.bleu:.4f}", f"{row.exact_match:.4f}")
-            for name, group in scores.items()
-            for number, seed in enumerate(group, 1)
-            for label, row in seed.items()
-        ),
+
+    def measure(translator: Any, title: str) -> dict[str, Score]:
+        hypotheses = translations(translator, sources, how, args.output / "translations", title)
+        plain = [tuple(map(translator.plain, pair)) for pair in pairs]
+        return score_by_length(plain, hypotheses, args.bins)
+
+    rows = [
+        {
+            **columns,
+            "source_words": label,
+            "count": one.count,
+            "bleu": one.bleu,
+            "exact_match": one.exact_match,
+        }
+        for columns, scores in over_models(models, measure)
+        for label, one in scores.items()
+    ]
+    counts = {row["source_words"]: row["count"] for row in rows}
+    sentences = ", ".join(f"{label}: {count}" for label, count in counts.items())
+    write_scores(
+        args.output,
+        "Scores by source length",
+        rows,
+        "source_words",
+        {metric: METRICS[metric] for metric in ("bleu", "exact_match")},
+        facts(args, models, sentences=sentences, metrics=METRICS_ARE),
+        name="length",
+        groups_are="source words",
     )
-    counts = next(iter(scores.values()))[0]
-    lines = []
-    for metric, (title, digits) in METRICS.items():
-        rows = []
-        for name, group in scores.items():
-            found = _estimate(group, metric, labels)
-            rows.append([name, *(found.cell(index, digits) for index in range(len(labels)))])
-        sizes = ["sentences", *(str(counts[label].count) for label in labels)]
-        lines += [f"## {title} by source words", "", *markdown(["model", *labels], [*rows, sizes])]
-        lines.append("")
-    lines.append("BLEU: sacrebleu, 13a. Exact match: share of sentences without any difference.")
-    lines += joined(args)
-    plot(args, scores, [label for label in labels if label != ALL])
-    write_report(args, "Scores by source length", lines, facts(args, models))
-
-
-def _estimate(group: Sequence[dict[str, Score]], metric: str, labels: Sequence[str]) -> Estimate:
-    return over_seeds(
-        [np.array([getattr(seed[label], metric) for label in labels]) for seed in group]
-    )
-
-
-def plot(
-    args: argparse.Namespace, scores: dict[str, list[dict[str, Score]]], labels: Sequence[str]
-) -> None:
-    """One panel per metric, one line per model."""
-    figure = new_figure(11, 4.4)
-    panels = figure.subplots(1, len(METRICS))
-    for axes, (metric, (title, _)) in zip(panels, METRICS.items(), strict=True):
-        for name, group in scores.items():
-            found = _estimate(group, metric, labels)
-            draw_band(axes, range(len(labels)), found, label=name, marker="o", ms=3)
-        axes.set_xticks(range(len(labels)), labels)
-        axes.set(xlabel="source length (words)", ylabel=title)
-        axes.set_ylim(bottom=-0.02 * axes.get_ylim()[1])  # lines at 0 can be seen
-        axes.grid(alpha=0.3)
-    panels[-1].legend(fontsize="small")
-    write_figure(args.output / "length.png", figure)

@@ -1,60 +1,37 @@
-"""What the analysis commands share: options, models, tables and plots."""
+"""What the analysis commands share: options, models, reports."""
 
 import argparse
-import csv
 import glob
 import hashlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from scipy import stats
-
-from recipes.lab.steps import (
-    CommandError,
-    digest,
-    machine,
-    positive,
-    shown_command,
-    step,
-    versions,
-    write_lines,
-    writing,
-)
+from recipes.lab.options import add_shared, check_increasing, positive, whole
+from recipes.lab.steps import CommandError, digest, read_written, step, write_lines
+from recipes.lab.tables import how_made, shown_command, write_page
 from recipes.mt.analysis.translators import Decoding, Running, Translator
 from recipes.mt.corpus import Pair, fingerprint, read_pairs
 
 PACKAGES = ("torch", "fairseq-fixed", "transformers", "sentencepiece", "sacrebleu")
 Models = Mapping[str, Sequence[Translator]]  # by name; several are seeds
-CONFIDENCE = 0.95
 
 
 # ---- options -----------------------------------------------------------------------------------
-
-
-def whole(text: str) -> int:
-    """Argument type: a whole number of at least 0."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
-    return int(text)
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Models, test text, and how models are run."""
     add = parser.add_argument
     text = "a name, and a fairseq checkpoint or a folder of a Hugging Face model; several paths, or"
-    text += " one with *, are seeds: mean and 95%% band"
+    text += " one with *, are seeds"
     add("--model", nargs="+", action="extend", required=True, metavar="NAME=PATH[,PATH]", help=text)
     text = "test text, plain or .gz, not segmented"
     add("--test", nargs=2, type=Path, required=True, metavar=("SOURCE", "TARGET"), help=text)
-    add("--sentences", type=positive, metavar="N", help="of the test text, the first N")
-    text = "folder for tables and plots (default: %(default)s)"
-    add("--output", type=Path, default=Path("results/translation"), help=text)
+    add_shared(parser, "limit", "--sentences", help="of the test text, the first N lines")
+    add_shared(parser, "output", default=Path("results/translation"))
     group = parser.add_argument_group("fairseq checkpoints, where not found beside them")
     add = group.add_argument
     many = {"action": "append", "default": []}
@@ -63,9 +40,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add("--bpe", **many, metavar="[NAME=]FILE", help="subword-nmt codes, after Moses tokenisation")
     text = "the test text is in the subwords of the models; they are joined before it is scored"
     add("--segmented", action="store_true", help=text)
-    add = parser.add_argument_group("computation").add_argument
-    text = "such as cpu or cuda:1 (default: cuda if there is one)"
-    add("--device", metavar="DEVICE", help=text)
+    group = parser.add_argument_group("computation")
+    add_shared(group, "device")
+    add = group.add_argument
     add("--fp16", action="store_true", help="half precision, on a GPU")
     text = "of a padded batch (default: %(default)s)"
     add("--max-tokens", type=positive, default=4000, metavar="N", help=text)
@@ -84,20 +61,14 @@ def add_decoding_options(parser: argparse.ArgumentParser) -> None:
 
 
 def running(args: argparse.Namespace) -> Running:
-    """How models are run."""
-    name = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise CommandError(f"--device {name}: not available here ({error})") from None
-    if args.fp16 and device.type == "cpu":
+    """How models are run, by the options of :func:`add_model_options`."""
+    if args.fp16 and args.device.type == "cpu":
         raise CommandError("--fp16: needs a GPU; leave it out, or give --device cuda")
-    return Running(device, args.fp16, args.max_tokens, args.inference_offset)
+    return Running(args.device, args.fp16, args.max_tokens, args.inference_offset)
 
 
 def decoding(args: argparse.Namespace) -> Decoding:
-    """Beam search."""
+    """Beam search, by the options of :func:`add_decoding_options`."""
     share, more = args.max_length
     if share < 0 or more < 0 or share + more < 1:
         raise CommandError(f"--max-length {share} {more}: allowed: not negative, at least 1 in all")
@@ -106,7 +77,7 @@ def decoding(args: argparse.Namespace) -> Decoding:
 
 def test_pairs(args: argparse.Namespace) -> list[Pair]:
     """The test text."""
-    return list(islice(read_pairs(*args.test, "--test"), args.sentences))
+    return list(islice(read_pairs(*args.test, "--test"), args.limit))
 
 
 # ---- models ------------------------------------------------------------------------------------
@@ -138,13 +109,13 @@ def open_models(args: argparse.Namespace) -> dict[str, list[Translator]]:
                 f"--segmented: {name} is a Hugging Face model, which segments plain text itself; "
                 "give plain text, and --spm or --bpe for models of fairseq"
             )
-        for option, found in files.items():
-            if name in found and all(path.is_dir() for path in _expand(paths)):
+        for option, by_name in files.items():
+            if name in by_name and all(path.is_dir() for path in _expand(paths)):
                 raise CommandError(
-                    f"--{option} {name}={found[name]} has no effect: {name} is a Hugging Face "
+                    f"--{option} {name}={by_name[name]} has no effect: {name} is a Hugging Face "
                     "model, which has its own tokenizer; leave it out"
                 )
-        own = {option: found.get(name, found.get("")) for option, found in files.items()}
+        own = {option: by_name.get(name, by_name.get("")) for option, by_name in files.items()}
         models[name] = [
             open_translator(path, how, segmented=args.segmented, **own) for path in _expand(paths)
         ]
@@ -161,13 +132,13 @@ def open_models(args: argparse.Namespace) -> dict[str, list[Translator]]:
 
 
 def _expand(paths: str) -> list[Path]:
-    found = []
+    expanded = []
     for path in paths.split(","):
         matching = sorted(glob.glob(path)) if "*" in path else [path]
         if not matching:
             raise CommandError(f"--model {path}: nothing matches")
-        found += map(Path, matching)
-    return found
+        expanded += map(Path, matching)
+    return expanded
 
 
 def _by_name(words: Sequence[str], names: Sequence[str]) -> dict[str, Path]:
@@ -227,41 +198,24 @@ def translations(
         write_lines(partial / "hypotheses", (" ".join(text.split()) for text in hypotheses))
 
     made = step(folder / name, settings, make)
-    return (made / "hypotheses").read_text("utf-8").split("\n")[:-1]
+    return read_written(made / "hypotheses")
 
 
 def _digest_text(lines: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-# ---- numbers -----------------------------------------------------------------------------------
+def over_models(
+    models: Models, measure: Callable[[Translator, str], Any]
+) -> Iterator[tuple[dict[str, Any], Any]]:
+    """The first columns of a table, model and seed (1, 2 ...), and what `measure` makes of each
+    model, given also its title."""
+    for name, seeds in models.items():
+        for number, translator in enumerate(seeds, 1):
+            yield {"model": name, "seed": number}, measure(translator, f"{name} {number}")
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """Means with the ends of their 95 % confidence bands, arrays of the same shape; the ends are
-    NaN where there is nothing to estimate them from."""
-
-    mean: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-
-    def cell(self, index: int, digits: int) -> str:
-        """For a table: the mean, and the band if there is one."""
-        text = f"{self.mean[index]:.{digits}f}"
-        if np.isnan(self.low[index]) or np.isnan(self.mean[index]):
-            return text.replace("nan", "")
-        return f"{text} ({self.low[index]:.{digits}f} to {self.high[index]:.{digits}f})"
-
-
-def over_seeds(values: Sequence[np.ndarray]) -> Estimate:
-    """Mean over seeds and Student's t interval; no band for a single one."""
-    stacked = np.stack(values).astype(float)
-    mean, count = stacked.mean(0), len(stacked)
-    if count == 1:
-        return Estimate(mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan))
-    width = stats.t.ppf((1 + CONFIDENCE) / 2, count - 1) * stacked.std(0, ddof=1) / count**0.5
-    return Estimate(mean, mean - width, mean + width)
+# ---- results -----------------------------------------------------------------------------------
 
 
 def bins(edges: Sequence[int], option: str) -> list[tuple[str, int, float]]:
@@ -270,101 +224,36 @@ def bins(edges: Sequence[int], option: str) -> list[tuple[str, int, float]]:
     >>> bins([5, 10], "--bins")
     [('0-5', 0, 5), ('6-10', 6, 10), ('over 10', 11, inf)]
     """
-    if list(edges) != sorted(set(edges)):
-        raise CommandError(f"{option} {' '.join(map(str, edges))}: the numbers must increase")
+    check_increasing(edges, option)
     lows = [0, *(edge + 1 for edge in edges)]
     result = [(f"{low}-{edge}", low, edge) for low, edge in zip(lows, edges, strict=False)]
     return [*result, (f"over {edges[-1]}", lows[-1], float("inf"))]
 
 
-# ---- results -----------------------------------------------------------------------------------
-
-
-def facts(args: argparse.Namespace, models: Models, **more: str) -> list[str]:
+def facts(args: argparse.Namespace, models: Models, **more: str) -> dict[str, str]:
     """How a table was made: command, machine, versions, data, models."""
-    where = machine()
-    how = running(args)
-    if how.device.type == "cuda":
-        where += f"; {torch.cuda.get_device_name(how.device)}"
     kinds = (
         f"{name}: {seeds[0].kind}" + (f", {len(seeds)} seeds" if len(seeds) > 1 else "")
         for name, seeds in models.items()
     )
-    lines = {
-        "Command": f"`{shown_command('python -m recipes.mt.analyze', args.argv)}`",
-        "Machine": where,
-        "Versions": versions(PACKAGES),
-        "Test text": ", ".join(fingerprint(path, "--test") for path in args.test),
-        "Models": "; ".join(kinds),
-        **{name.replace("_", " ").capitalize(): text for name, text in more.items()},
-    }
-    return [f"- **{name}**: {text}" for name, text in lines.items()]
-
-
-def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """One table as CSV."""
-    with writing(path) as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(header)
-        table.writerows(rows)
-
-
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """One table as Markdown."""
-    lines = [f"| {' | '.join(row)} |" for row in (header, *rows)]
-    return [lines[0], "|" + "---|" * len(header), *lines[1:]]
-
-
-def joined(args: argparse.Namespace) -> list[str]:
-    """What is to be said of scores of text that was segmented before."""
-    if not args.segmented:
-        return []
-    return ["", "Subwords of the test text are joined before; its words are scored as they are."]
-
-
-def write_report(
-    args: argparse.Namespace, title: str, lines: Sequence[str], how_made: Sequence[str]
-) -> None:
-    """``COMMAND.md``, and the same table on the screen."""
-    path = args.output / f"{args.command}.md"
-    write_lines(path, [f"# {title}", "", *lines, "", *how_made])
-    print("\n".join(lines))
-    print(f"tables and plot: {path}, {args.command}.csv, {args.command}.png")
-
-
-def new_figure(width: float, height: float) -> Any:
-    """A figure that needs no display."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def write_figure(path: Path, figure: Any) -> None:
-    """As PNG."""
-    with writing(path, "wb") as file:
-        figure.savefig(file, format="png", dpi=120)
-
-
-def draw_band(axes: Any, places: Sequence[float], estimate: Estimate, **style: Any) -> None:
-    """A line with its confidence band."""
-    (line,) = axes.plot(places, estimate.mean, **style)
-    axes.fill_between(
-        places, estimate.low, estimate.high, alpha=0.18, color=line.get_color(), linewidth=0
+    if args.segmented:
+        more["scored"] = (
+            "Subwords of the test text are joined before; its words are scored as they are"
+        )
+    return how_made(
+        shown_command("python -m recipes.mt.analyze", args.argv),
+        PACKAGES,
+        args.device,
+        test_text=", ".join(fingerprint(path, "--test") for path in args.test),
+        models="; ".join(kinds),
+        **more,
     )
 
 
-def draw_matrix(axes: Any, values: np.ndarray, texts: Sequence[Sequence[str]], **scale: Any) -> Any:
-    """A heat map with a text in each cell, in a colour that can be read there."""
-    picture = axes.imshow(values, aspect="auto", **scale)
-    for row, line in enumerate(texts):
-        for column, text in enumerate(line):
-            if not np.isfinite(values[row, column]):
-                continue
-            colour = picture.cmap(picture.norm(values[row, column]))
-            dark = 0.3 * colour[0] + 0.6 * colour[1] + 0.1 * colour[2] < 0.5
-            axes.text(column, row, text, ha="center", va="center", fontsize="x-small",
-                      color="white" if dark else "black")  # fmt: skip
-    return picture
+def write_report(
+    args: argparse.Namespace, title: str, lines: Sequence[str], how: Mapping[str, str]
+) -> None:
+    """Writes ``COMMAND.md``, and shows its lines."""
+    path = args.output / f"{args.command}.md"
+    print("\n".join(write_page(path, title, {"": lines}, how)))
+    print(f"tables and figure: {path}, {args.command}.csv, {args.command}.png")

@@ -13,18 +13,16 @@ from pathlib import Path
 
 import numpy as np
 
-from recipes.lab.steps import CommandError, positive
+from recipes.lab.figures import draw_matrix, new_figure, write_figure
+from recipes.lab.options import positive
+from recipes.lab.steps import CommandError
+from recipes.lab.tables import markdown, write_csv
 from recipes.mt.analysis.options import (
     Models,
     bins,
-    draw_matrix,
     facts,
-    markdown,
-    new_figure,
     open_models,
     test_pairs,
-    write_csv,
-    write_figure,
     write_report,
 )
 from recipes.mt.analysis.translators import Translator
@@ -85,13 +83,13 @@ def run(args: argparse.Namespace) -> None:
     known = Counter(token for line in counted for token in line)
     frequencies = [[known[token] for token in line] for line in tokens]
     wins, counts = 0, 0
-    for number, (one, other) in enumerate(zip(ours, theirs, strict=True), 1):
+    for number, seeds in enumerate(zip(ours, theirs, strict=True), 1):
         scores = [
             model.log_probabilities(pairs, f"{name} {number}")
-            for name, model in ((first, one), (second, other))
+            for name, model in zip(models, seeds, strict=True)
         ]
-        found = compare(*scores, frequencies, args.bins, args.frequency_bins)
-        wins, counts = wins + found[0], counts + found[1]
+        more = compare(*scores, frequencies, args.bins, args.frequency_bins)
+        wins, counts = wins + more[0], counts + more[1]
     kept = [np.flatnonzero(counts.sum(axis)) for axis in (1, 0)]  # bins with tokens
     wins, counts = (values[np.ix_(*kept)] for values in (wins, counts))
     rows, columns = (
@@ -100,13 +98,17 @@ def run(args: argparse.Namespace) -> None:
     ratio = np.where(counts > 0, wins / np.maximum(counts, 1), np.nan)
     write_csv(
         args.output / "scores.csv",
-        ["frequency", "position", "count", "higher", "ratio"],
         (
-            (frequency, position, counts[i, j], wins[i, j], f"{ratio[i, j]:.6f}")
-            for i, frequency in enumerate(rows)
-            for j, position in enumerate(columns)
-            if counts[i, j]
+            {
+                "frequency": rows[i],
+                "position": columns[j],
+                "count": counts[i, j],
+                "higher": wins[i, j],
+                "ratio": float(ratio[i, j]),
+            }
+            for i, j in np.argwhere(counts)
         ),
+        digits=6,
     )
     what = f"share of tokens that {first} scores higher than {second}"
     plot(args, ratio, counts, rows, columns, what)
@@ -143,13 +145,13 @@ def compared(models: Models) -> list[tuple[str, Sequence[Translator]]]:
 
 def _tokens(models: Sequence[Translator], texts: Sequence[str]) -> list[list[str]]:
     """Subwords of the texts without the end of sentence, which must be those of all models."""
-    found = [[model.subwords(model.target_ids(text)[:-1]) for text in texts] for model in models]
-    if any(lines != found[0] for lines in found):
+    tokens = [[model.subwords(model.target_ids(text)[:-1]) for text in texts] for model in models]
+    if any(lines != tokens[0] for lines in tokens):
         raise CommandError(
             "--model: the models have different subwords, so their scores of single tokens cannot"
             " be compared; give models that were trained with the same vocabulary"
         )
-    return found[0]
+    return tokens[0]
 
 
 def plot(
@@ -161,8 +163,7 @@ def plot(
     what: str,
 ) -> None:
     """Figure 4: rare tokens at the bottom."""
-    figure = new_figure(2.5 + 0.85 * len(columns), 2 + 0.6 * len(rows))
-    axes = figure.subplots()
+    figure, ((axes,),) = new_figure(2.5 + 0.85 * len(columns), 2 + 0.6 * len(rows))
     reach = max(0.05, np.nanmax(np.abs(ratio - 0.5)))
     texts = [
         [f"{share:.2f}\n{count}" for share, count in zip(*line, strict=True)]

@@ -13,18 +13,15 @@ import numpy as np
 from torch import Tensor
 from torch.nn import functional as F
 
+from recipes.lab.figures import draw_matrix, new_figure, write_figure
+from recipes.lab.options import whole
 from recipes.lab.steps import CommandError
+from recipes.lab.tables import Cells, seed_table, write_csv
 from recipes.mt.analysis.options import (
-    draw_matrix,
     facts,
-    markdown,
-    new_figure,
     open_models,
-    over_seeds,
+    over_models,
     test_pairs,
-    whole,
-    write_csv,
-    write_figure,
     write_report,
 )
 from recipes.mt.analysis.translators import Translator
@@ -43,11 +40,11 @@ def similarities(
     """``[layers + 1, offsets, offsets]``: mean over all tokens of the cosine similarity of a state
     at two offsets (SHAPE Eq. 3), of the sum of embeddings and after each encoder layer."""
 
-    def measure(found: list[list[Tensor]], valid: Tensor) -> tuple[np.ndarray, int]:
+    def measure(states: list[list[Tensor]], valid: Tensor) -> tuple[np.ndarray, int]:
         total = [
             [[F.cosine_similarity(a, b, dim=-1)[valid].cpu().double().sum().item() for b in layer]
              for a in layer]
-            for layer in zip(*found, strict=True)
+            for layer in zip(*states, strict=True)
         ]  # fmt: skip
         return np.array(total), int(valid.sum())
 
@@ -64,58 +61,48 @@ def run(args: argparse.Namespace) -> None:
     models = open_models(args)
     for first, *_ in models.values():
         first.check_offset(max(args.offsets))
-    found = {
-        name: [
-            similarities(translator, sources, args.offsets, f"{name} {number}")
-            for number, translator in enumerate(group, 1)
-        ]
-        for name, group in models.items()
-    }
-    write_csv(
-        args.output / "similarity.csv",
-        ["model", "seed", "layer", "offset_a", "offset_b", "cosine_similarity"],
-        (
-            (name, number, layer, a, b, f"{seed[layer, i, j]:.6f}")
-            for name, group in found.items()
-            for number, seed in enumerate(group, 1)
-            for layer in range(len(seed))
-            for i, a in enumerate(args.offsets)
-            for j, b in enumerate(args.offsets)
-        ),
-    )
-    plot(args, {name: np.mean(group, 0) for name, group in found.items()})
+    measured: dict[str, list[np.ndarray]] = {}
+    rows = []
+    for columns, values in over_models(
+        models, lambda model, title: similarities(model, sources, args.offsets, title)
+    ):
+        measured.setdefault(columns["model"], []).append(values)
+        for layer, i, j in np.ndindex(values.shape):
+            offsets = {"offset_a": args.offsets[i], "offset_b": args.offsets[j]}
+            cosine = float(values[layer, i, j])
+            rows.append({**columns, "layer": layer, **offsets, "cosine_similarity": cosine})
+    write_csv(args.output / "similarity.csv", rows, digits=6)
+    plot(args, {name: np.mean(group, 0) for name, group in measured.items()})
     lines = [
-        *table(found),
+        *seed_table(by_layer(measured), "model", digits=3),
         "",
         f"Cosine similarity of the encoder states of {len(sources)} sentences at the offsets"
-        f" {', '.join(map(str, args.offsets))}: mean over all pairs of different offsets, and the"
-        " 95 % band over seeds where there are several. Layer 0 is the sum of the embeddings.",
+        f" {', '.join(map(str, args.offsets))}: mean over all pairs of different offsets. Layer 0"
+        " is the sum of the embeddings.",
     ]
     title = "Encoder states at different offsets (SHAPE figure 2)"
     write_report(args, title, lines, facts(args, models))
 
 
-def table(found: dict[str, list[np.ndarray]]) -> list[str]:
-    """Models by layers."""
-    depth = max(len(group[0]) for group in found.values())
-    rows = []
-    for name, group in found.items():
+def by_layer(measured: dict[str, list[np.ndarray]]) -> Cells:
+    """Mean similarity at different offsets, models by layers."""
+    cells: Cells = {}
+    for name, group in measured.items():
         different = ~np.eye(group[0].shape[1], dtype=bool)
-        estimate = over_seeds([seed[:, different].mean(1) for seed in group])
-        cells = [estimate.cell(index, 3) for index in range(len(estimate.mean))]
-        rows.append([name, *cells, *[""] * (depth - len(cells))])
-    return markdown(["model", *(f"layer {index}" for index in range(depth))], rows)
+        means = np.array([seed[:, different].mean(1) for seed in group])
+        cells[name] = {f"layer {n}": values.tolist() for n, values in enumerate(means.T)}
+    return cells
 
 
-def plot(args: argparse.Namespace, found: dict[str, np.ndarray]) -> None:
+def plot(args: argparse.Namespace, models: dict[str, np.ndarray]) -> None:
     """Figure 2: one row of heat maps per model, one for each layer."""
-    depth = max(map(len, found.values()))
+    depth = max(map(len, models.values()))
     size = 0.75 + 0.42 * len(args.offsets)
-    figure = new_figure(size * depth + 1.2, size * len(found) + 0.6)
-    panels = figure.subplots(len(found), depth, squeeze=False)
-    low = np.floor(10 * min(values.min() for values in found.values())) / 10
+    width, height = size * depth + 1.2, size * len(models) + 0.6
+    figure, panels = new_figure(width, height, len(models), depth)
+    low = np.floor(10 * min(values.min() for values in models.values())) / 10
     picture = None
-    for row, (name, layers) in zip(panels, found.items(), strict=True):
+    for row, (name, layers) in zip(panels, models.items(), strict=True):
         for layer, axes in enumerate(row):
             if layer >= len(layers):
                 axes.set_axis_off()

@@ -3,8 +3,8 @@
 Consecutive test pairs are joined until the target has --target-tokens subwords, in those of the
 model that needs the fewest, so that all models see the same text and all reach that position. What
 follows it, the last words of a text and its end, is easier, and not every text has it: the CSV
-marks it as tail, table and plot leave it out. Bands are 95 % intervals: over seeds (Student's t)
-where there are several, else over sentences (bootstrap).
+marks it as tail, table and figure leave it out. Bands are the standard deviation over seeds, or for
+a single seed the standard error over sentences.
 """
 
 import argparse
@@ -12,26 +12,21 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from recipes.lab.steps import CommandError, positive
+from recipes.lab.figures import draw_band, new_figure, write_figure
+from recipes.lab.options import positive
+from recipes.lab.steps import CommandError
+from recipes.lab.tables import markdown, plus_minus, write_csv
 from recipes.mt.analysis.options import (
-    CONFIDENCE,
-    Estimate,
-    draw_band,
     facts,
-    markdown,
-    new_figure,
     open_models,
-    over_seeds,
+    over_models,
     test_pairs,
-    write_csv,
-    write_figure,
     write_report,
 )
 from recipes.mt.analysis.text import stack_pairs
 from recipes.mt.analysis.translators import Translator
 from recipes.mt.corpus import Pair, write_columns
 
-RESAMPLES = 1000
 TABLE_BIN = 50  # positions per column of the table
 Losses = Sequence[np.ndarray]  # of each sentence, by position
 
@@ -79,25 +74,20 @@ def totals_by_bin(losses: Losses, width: int) -> tuple[np.ndarray, np.ndarray]:
     return sums, counts
 
 
-def estimate(seeds: Sequence[Losses], width: int) -> Estimate:
-    """Mean loss of a token by bin of positions, with its 95 % band."""
+def estimate(seeds: Sequence[Losses], width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Mean loss of a token by bin of positions, and its sample standard deviation over the seeds;
+    of a single one its standard error over sentences, NaN where there are fewer than two."""
     totals = [totals_by_bin(losses, width) for losses in seeds]
-    means = [sums.sum(0) / counts.sum(0) for sums, counts in totals]
+    means = np.stack([sums.sum(0) / counts.sum(0) for sums, counts in totals])
     if len(seeds) > 1:
-        return over_seeds(means)
-    (sums, counts), (mean,) = totals[0], means
-    sentences = len(sums)
-    # how often each sentence is in each resample; tokens of one sentence stay together
-    rng = np.random.default_rng(0)
-    weights = rng.multinomial(sentences, np.full(sentences, 1 / sentences), size=RESAMPLES)
-    tokens = weights @ counts
-    with np.errstate(invalid="ignore"):
-        resampled = np.where(tokens > 0, (weights @ sums) / tokens, np.nan)
-    tail = 100 * (1 - CONFIDENCE) / 2
-    low, high = np.nanpercentile(resampled, [tail, 100 - tail], axis=0)
-    few = (counts > 0).sum(0) < 2  # one sentence says nothing about others
-    low[few] = high[few] = np.nan
-    return Estimate(mean, low, high)
+        return means.mean(0), means.std(0, ddof=1)
+    ((sums, counts),), (mean,) = totals, means
+    # the ratio of two sums over sentences: tokens of one sentence vary together
+    sentences = (counts > 0).sum(0)
+    squares = ((sums - mean * counts) ** 2).sum(0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        error = np.sqrt(squares * sentences / (sentences - 1)) / counts.sum(0)
+    return mean, np.where(sentences > 1, error, np.nan)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -111,33 +101,27 @@ def run(args: argparse.Namespace) -> None:
                 f"--model {name}: its seeds have different subwords, so that positions differ; "
                 "give them names of their own"
             )
-    losses = {
-        name: [
-            [-scores for scores in translator.log_probabilities(stacked, f"{name} {number}")]
-            for number, translator in enumerate(group, 1)
-        ]
-        for name, group in models.items()
-    }
     names = [args.output / f"stack.{side}" for side in ("source", "target")]
     write_columns(names, stacked)
-    write_csv(
-        args.output / "stack.csv",
-        ["model", "seed", "position", "mean_nll", "count", "tail"],
-        (
-            (name, number, position, f"{loss:.6f}", count, int(position >= args.target_tokens))
-            for name, group in losses.items()
-            for number, seed in enumerate(group, 1)
-            for position, loss, count in loss_by_position(seed)
-        ),
-    )
+    losses: dict[str, list[Losses]] = {}
+    rows = []
+    for columns, scores in over_models(
+        models, lambda model, title: model.log_probabilities(stacked, title)
+    ):
+        negative = [-values for values in scores]
+        losses.setdefault(columns["model"], []).append(negative)
+        for position, loss, count in loss_by_position(negative):
+            tail = int(position >= args.target_tokens)
+            loss = {"mean_nll": float(loss), "count": count, "tail": tail}
+            rows.append({**columns, "position": position, **loss})
+    write_csv(args.output / "stack.csv", rows, digits=6)
     plot(args, losses)
     lines = [
         *table(losses, args.target_tokens),
         "",
         f"Negative log likelihood (nats per token) by target position, {len(stacked)} stacked"
-        f" sentences ({', '.join(path.name for path in names)}), 95 % band in brackets. Not shown:"
-        f" positions from {args.target_tokens} on, which hold the ends of the texts (tail 1 in"
-        " stack.csv).",
+        f" sentences ({', '.join(path.name for path in names)}). Not shown: positions from"
+        f" {args.target_tokens} on, which hold the ends of the texts (tail 1 in stack.csv).",
     ]
     if len({tuple(map(len, group[0])) for group in losses.values()}) > 1:
         lines += ["", "The models have different subwords: compare their shapes, not their values."]
@@ -150,27 +134,35 @@ def without_tail(group: Sequence[Losses], end: int) -> list[Losses]:
     return [[values[:end] for values in losses] for losses in group]
 
 
+def spread_of(losses: dict[str, list[Losses]]) -> str:
+    """What the numbers are."""
+    counts = sorted({len(group) for group in losses.values()})
+    parts = ["mean ± standard error over sentences"] * (counts[0] == 1)
+    parts += [f"mean ± sample standard deviation of {count} seeds" for count in counts if count > 1]
+    return ", or ".join(parts)
+
+
 def table(losses: dict[str, list[Losses]], end: int) -> list[str]:
     """One row per model, columns of :data:`TABLE_BIN` positions, up to position `end`."""
     starts = range(0, end, TABLE_BIN)
-    header = ["model", *(f"{start}-{min(start + TABLE_BIN, end) - 1}" for start in starts)]
+    columns = (f"{start}-{min(start + TABLE_BIN, end) - 1}" for start in starts)
     rows = []
     for name, group in losses.items():
-        found = estimate(without_tail(group, end), TABLE_BIN)
-        rows.append([name, *(found.cell(index, 2) for index in range(len(starts)))])
-    return markdown(header, rows)
+        numbers = zip(*estimate(without_tail(group, end), TABLE_BIN), strict=True)
+        cells = (plus_minus(mean, None if np.isnan(by) else by) for mean, by in numbers)
+        rows.append([name, *cells])
+    return markdown([f"model ({spread_of(losses)})", *columns], rows)
 
 
 def plot(args: argparse.Namespace, losses: dict[str, list[Losses]]) -> None:
     """Figure 8: one line per model."""
-    figure = new_figure(8, 4.8)
-    axes = figure.subplots()
+    figure, ((axes,),) = new_figure(8, 4.8)
     for name, group in losses.items():
-        found = estimate(without_tail(group, args.target_tokens), args.smooth)
-        places = (np.arange(len(found.mean)) + 0.5) * args.smooth - 0.5
-        draw_band(axes, places, found, label=name)
+        mean, spread = estimate(without_tail(group, args.target_tokens), args.smooth)
+        places = (np.arange(len(mean)) + 0.5) * args.smooth - 0.5
+        draw_band(axes, places, mean, spread, label=name)
     axes.set(xlabel=f"target position (subwords; up to {args.target_tokens}, where stacking ends)")
-    axes.set(ylabel="negative log likelihood (nats per token)")
+    axes.set(ylabel=f"negative log likelihood (nats per token)\n({spread_of(losses)})")
     axes.grid(alpha=0.3)
     axes.legend()
     write_figure(args.output / "stack.png", figure)

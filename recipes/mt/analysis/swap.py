@@ -9,35 +9,31 @@ translates 10,000 lines of training text, so that no sentence is new to the mode
 
 import argparse
 from collections.abc import Callable, Sequence
+from statistics import mean
 
-import numpy as np
 from sacrebleu.metrics import BLEU
 
-from recipes.lab.steps import CommandError, positive
+from recipes.lab.figures import draw_bars, new_figure, write_figure
+from recipes.lab.options import positive
+from recipes.lab.steps import CommandError
+from recipes.lab.tables import Cells, of_seeds, seed_table, write_csv
 from recipes.mt.analysis.options import (
-    Estimate,
     add_decoding_options,
     decoding,
     facts,
-    joined,
-    markdown,
-    new_figure,
     open_models,
-    over_seeds,
+    over_models,
     test_pairs,
     translations,
-    write_csv,
-    write_figure,
     write_report,
 )
 from recipes.mt.analysis.text import first_to_end, last_to_front
+from recipes.mt.analysis.translators import Translator
 from recipes.mt.corpus import Pair
 from recipes.mt.prepare import SEPARATOR, join_neighbours
 
 ORDERS = ("original", "swapped")
 COLUMNS = (*ORDERS, "drop", "separated")
-
-
 FEW = 50  # percent of separated translations below which a drop means little
 
 
@@ -72,13 +68,13 @@ def swap_bleu(
     for order in ORDERS:
         swapped = order == "swapped"
         given = list(map(first_to_end, sources)) if swapped else list(sources)
-        found = translate(given, order)
+        hypotheses = translate(given, order)
         if swapped:
-            rows = zip(found, given, strict=True)
+            rows = zip(hypotheses, given, strict=True)
             kept = [text.count(SEPARATOR) == source.count(SEPARATOR) for text, source in rows]
             separated = 100 * sum(kept) / len(kept)
-        found = list(map(last_to_front, found)) if swapped else list(found)
-        bleu[order] = metric.corpus_score(readable(found), [list(references)]).score
+            hypotheses = list(map(last_to_front, hypotheses))
+        bleu[order] = metric.corpus_score(readable(hypotheses), [list(references)]).score
     return {**bleu, "drop": bleu["original"] - bleu["swapped"], "separated": separated}
 
 
@@ -103,67 +99,47 @@ def run(args: argparse.Namespace) -> None:
     models = open_models(args)
     sources, references = zip(*pairs, strict=True)
     metric = BLEU()
-    scores: dict[str, list[dict[str, float]]] = {}
-    for name, group in models.items():
-        for number, translator in enumerate(group, 1):
-            title, model = f"{name} {number}", translator
 
-            def translate(
-                lines: Sequence[str], order: str, model=model, title=title
-            ) -> Sequence[str]:
-                folder = args.output / "translations"
-                return translations(model, lines, how, folder, f"{title} {order}")
+    def measure(model: Translator, title: str) -> dict[str, float]:
+        def translate(lines: Sequence[str], order: str) -> Sequence[str]:
+            folder = args.output / "translations"
+            return translations(model, lines, how, folder, f"{title} {order}")
 
-            plain = list(map(translator.plain, references))
-            scores.setdefault(name, []).append(swap_bleu(translate, sources, plain, metric))
-    write_csv(
-        args.output / "swap.csv",
-        ["model", "seed", *(f"bleu_{column}" for column in COLUMNS[:-1]), "separated", "lines"],
-        (
-            (name, number, *(f"{seed[column]:.4f}" for column in COLUMNS), len(pairs))
-            for name, group in scores.items()
-            for number, seed in enumerate(group, 1)
-        ),
-    )
-    estimates = {
-        name: over_seeds([np.array([seed[column] for column in COLUMNS]) for seed in group])
-        for name, group in scores.items()
-    }
-    plot(args, estimates)
-    rows = [
-        [name, *(found.cell(index, 2) for index in range(len(COLUMNS)))]
-        for name, found in estimates.items()
-    ]
+        return swap_bleu(translate, sources, list(map(model.plain, references)), metric)
+
+    rows, cells = [], {}
+    for columns, bleu in over_models(models, measure):
+        named = {
+            name if name == "separated" else f"bleu_{name}": value for name, value in bleu.items()
+        }
+        rows.append({**columns, **named, "lines": len(pairs)})
+        for name, value in bleu.items():
+            cells.setdefault(columns["model"], {}).setdefault(name, []).append(value)
+    write_csv(args.output / "swap.csv", rows)
+    plot(args, cells)
     lines = [
-        *markdown(["model", *COLUMNS[:-1], "separated (%)"], rows),
+        *seed_table(cells, "model"),
         "",
         f"BLEU of {len(pairs)} lines of joined sentences, as they are and with the first sentence"
         f" moved to the end. {metric.get_signature()}",
         "",
-        f"Separated: translations of the swapped order with as many {SEPARATOR} as their source. In"
-        " others the sentence that belongs to the front is not known.",
-        *joined(args),
+        f"Separated: translations of the swapped order with as many {SEPARATOR} as their source, in"
+        " percent. In others the sentence that belongs to the front is not known.",
     ]
-    for name, found in estimates.items():
-        if found.mean[-1] < FEW:
-            share = f"**{name}: only {found.mean[-1]:.0f} % are, so that its drop means little;"
-            lines += ["", f"{share} the test is for models trained on joined sentences.**"]
+    for name, row in cells.items():
+        if (share := mean(row["separated"])) < FEW:
+            few = f"**{name}: only {share:.0f} % are, so that its drop means little;"
+            lines += ["", f"{few} the test is for models trained on joined sentences.**"]
     write_report(args, "Swapped sentences (SHAPE table 1)", lines, facts(args, models))
 
 
-def plot(args: argparse.Namespace, estimates: dict[str, Estimate]) -> None:
+def plot(args: argparse.Namespace, cells: Cells) -> None:
     """Two bars per model."""
-    figure = new_figure(2.5 + 1.1 * len(estimates), 4.2)
-    axes = figure.subplots()
-    places = np.arange(len(estimates))
-    for index, order in enumerate(ORDERS):
-        heights = [found.mean[index] for found in estimates.values()]
-        errors = [found.high[index] - found.mean[index] for found in estimates.values()]
-        where = places + 0.4 * (index - 0.5)
-        axes.bar(where, heights, 0.38, label=f"{order} order", yerr=np.nan_to_num(errors))
-    axes.set_xticks(places, list(estimates))
-    axes.set(xlabel="model", ylabel="BLEU")
-    axes.grid(alpha=0.3, axis="y")
-    axes.set_axisbelow(True)
+    figure, ((axes,),) = new_figure(2.5 + 1.1 * len(cells), 4.2)
+    orders = {
+        name: {f"{order} order": row[order] for order in ORDERS} for name, row in cells.items()
+    }
+    draw_bars(axes, orders)
+    axes.set(xlabel="model", ylabel=f"BLEU\n({of_seeds(orders)})")
     figure.legend(loc="outside upper center", ncols=2)
     write_figure(args.output / "swap.png", figure)

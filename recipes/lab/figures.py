@@ -1,0 +1,162 @@
+"""Figures: lines with bands, bars and heat maps. A band or bar is ± the standard deviation that
+the tables show."""
+
+from collections.abc import Collection, Sequence
+from math import nan
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from recipes.lab.steps import writing
+from recipes.lab.tables import Cells, of_seeds
+
+LEAST_SPAN = 0.05  # of all, on the vertical axis: less would make noise look large
+DASHES = ("-", "--", ":", "-.")
+
+
+class Panel(NamedTuple):
+    """One panel of a figure of lines.
+
+    Attributes:
+        cells: Values by line and place. Places are labels, or numbers on an axis.
+        ylabel: What the values are.
+        title: Above the panel.
+        whole: What the values can be at most: 1 of shares, 100 of percentages.
+    """
+
+    cells: Cells
+    ylabel: str
+    title: str = ""
+    whole: float = 100
+
+
+def blank_figure(width: float, height: float) -> Any:
+    """A figure without panels that needs no display; sizes in inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
+    """A figure that needs no display, and its panels ``[rows, columns]``."""
+    figure = blank_figure(width, height)
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def write_figure(path: Path, figure: Any) -> None:
+    """Writes a PNG file, whole or not at all."""
+    with writing(path, "wb") as file:
+        figure.savefig(file, format="png", dpi=120)
+
+
+def write_lines_figure(
+    path: Path, panels: Sequence[Panel], xlabel: str, trained: Collection[Any] = ()
+) -> None:
+    """Writes a figure with a line for each row of each panel.
+
+    Args:
+        trained: Places that occur in training, which are grey.
+    """
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    figure, grid = new_figure(max(7, 5.2 * columns), 4.4 * rows, rows, columns)
+    for axes, panel in zip(grid.flat, panels, strict=False):
+        draw_lines(axes, panel.cells, trained)
+        axes.set(title=panel.title, xlabel=xlabel)
+        axes.set_ylabel(f"{panel.ylabel}\n({of_seeds(panel.cells)})")
+        widen(axes, panel.whole)
+        axes.grid(alpha=0.3)
+        if len(panel.cells) <= 6:
+            axes.legend(fontsize="small")
+        elif panel is panels[-1]:  # beside the panels, where it hides no line
+            axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
+    for axes in grid.flat[len(panels) :]:
+        axes.remove()
+    write_figure(path, figure)
+
+
+def draw_lines(axes: Any, cells: Cells, trained: Collection[Any] = ()) -> None:
+    """Draws a line with its band for each row.
+
+    A row whose name begins with that of another ("cape TTA" after "cape") has its colour, dashed.
+    """
+    places = dict.fromkeys(place for row in cells.values() for place in row)
+    named = any(isinstance(place, str) for place in places)
+    at = {place: number if named else place for number, place in enumerate(places)}
+    styles: dict[str, int] = {}
+    for name, row in cells.items():
+        base = next((other for other in styles if name.startswith(f"{other} ")), name)
+        colour = list(styles).index(base) if base in styles else len(styles)
+        dashes = styles[base] = styles.get(base, -1) + 1
+        style = {"color": f"C{colour % 10}", "ls": DASHES[(dashes + colour // 10) % len(DASHES)]}
+        middle = [mean(values) if values else nan for values in row.values()]
+        spread = [stdev(values) if len(values) > 1 else 0.0 for values in row.values()]
+        draw_band(axes, [at[place] for place in row], middle, spread, label=name, marker="o", ms=4,
+                  **style)  # fmt: skip
+    for place in places:
+        if place in trained:
+            first = "occurs in training" if place == next(iter(trained)) else None
+            axes.axvspan(at[place] - 0.5, at[place] + 0.5, color="0.92", zorder=0, label=first)
+    if all(row.keys() == places.keys() for row in cells.values()):
+        axes.set_xticks(list(at.values()), list(map(str, places)), rotation=45 * _long(places))
+
+
+def _long(labels: Collection[Any]) -> bool:
+    return sum(len(str(label)) + 2 for label in labels) > 60
+
+
+def draw_band(
+    axes: Any, at: Sequence[float], middle: Sequence[float], spread: Sequence[float], **style: Any
+) -> None:
+    """Draws a line with a band of ± `spread`, which may be 0 or NaN: none."""
+    middle, spread = np.asarray(middle), np.nan_to_num(spread)
+    (line,) = axes.plot(at, middle, **style)
+    if spread.any():
+        low, high = middle - spread, middle + spread
+        axes.fill_between(at, low, high, alpha=0.15, color=line.get_color(), linewidth=0)
+
+
+def draw_bars(axes: Any, cells: Cells) -> None:
+    """Draws a group of bars for each row, a bar for each column."""
+    labels = list(dict.fromkeys(label for row in cells.values() for label in row))
+    width = 0.8 / len(labels)
+    for number, label in enumerate(labels):
+        values = [row[label] for row in cells.values()]
+        where = np.arange(len(cells)) + (number - (len(labels) - 1) / 2) * width
+        spread = [stdev(seeds) if len(seeds) > 1 else 0.0 for seeds in values]
+        axes.bar(where, list(map(mean, values)), 0.95 * width, label=label, yerr=spread)
+    axes.set_xticks(range(len(cells)), list(cells))
+    axes.grid(alpha=0.3, axis="y")
+    axes.set_axisbelow(True)
+
+
+def draw_matrix(axes: Any, values: np.ndarray, texts: Sequence[Sequence[str]], **scale: Any) -> Any:
+    """Draws a heat map with a text in each cell, in a colour that can be read there."""
+    picture = axes.imshow(values, aspect="auto", **scale)
+    for row, line in enumerate(texts):
+        for column, text in enumerate(line):
+            if not np.isfinite(values[row, column]):
+                continue
+            colour = picture.cmap(picture.norm(values[row, column]))
+            dark = 0.3 * colour[0] + 0.6 * colour[1] + 0.1 * colour[2] < 0.5
+            axes.text(column, row, text, ha="center", va="center", fontsize="x-small",
+                      color="white" if dark else "black")  # fmt: skip
+    return picture
+
+
+def widen(axes: Any, whole: float) -> None:
+    """Lets the vertical axis span a part of the `whole` at least, so that a difference that says
+    nothing does not look large; 0 and the whole are the ends of what the numbers can be."""
+    low, high = axes.get_ylim()
+    least = LEAST_SPAN * whole
+    if high - low < least:
+        margin = 0.45 * least  # a line at the end is seen
+        middle = max((low + high) / 2, margin)
+        if middle < whole:  # error rates may be above 100
+            middle = min(middle, whole - margin)
+        axes.set_ylim(middle - least / 2, middle + least / 2)

@@ -1,0 +1,83 @@
+"""Models of Hugging Face as the recipes open them: new ones, and the checkpoint of ``--model``."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from transformers import CONFIG_MAPPING, AutoConfig
+
+from recipes.lab.steps import CommandError, reason
+
+# What a checkpoint raises that is no model of its type, or damaged, or of other shapes
+UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, SafetensorError)
+
+
+def make_config(kind: type[Any], sizes: Mapping[str, Any], **more: Any) -> Any:
+    """A configuration of a model from scratch.
+
+    Raises:
+        CommandError: for a size that this kind does not have, or a value that it refuses.
+    """
+    names = {field.name for field in dataclasses.fields(kind)} | set(kind.attribute_map)
+    unknown = sorted(set(sizes) - names - {"model_type", "architectures", "transformers_version"})
+    if unknown:
+        raise CommandError(f"--model-config: {kind.__name__} has no {', '.join(unknown)}")
+    try:
+        return kind(**{key: value for key, value in sizes.items() if key in names}, **more)
+    except (ValueError, StrictDataclassError) as error:
+        raise CommandError(f"the configuration of the model is refused: {error}") from None
+
+
+def read_config(path: str, *kinds: type[Any]) -> Any:
+    """The configuration of the checkpoint of ``--model``, read before there is any work.
+
+    Args:
+        path: Folder or name on the hub.
+        kinds: Configurations of this package that the recipe can train, from their own checkpoints
+            or from those of their stock models.
+
+    Raises:
+        CommandError: if it cannot be read, or is of another type of model.
+    """
+    try:
+        config = AutoConfig.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise CommandError(f"--model {path} cannot be loaded: {reason(error)}") from None
+    own = [kind.model_type for kind in kinds]
+    allowed = [name for name in (n.removeprefix("cape_") for n in own) if name in CONFIG_MAPPING]
+    if config.model_type not in (*allowed, *own):
+        raise CommandError(
+            f"--model {path}: is of the type {config.model_type}; allowed: "
+            f"{', '.join([*allowed, *own])}"
+        )
+    return config
+
+
+def read_beside(kind: type[Any], path: str) -> Any:
+    """The tokenizer or processor in the folder of ``--model``, by an auto class of transformers.
+
+    Raises:
+        CommandError: if there is none.
+    """
+    what = kind.__name__.removeprefix("Auto").lower()
+    try:
+        return kind.from_pretrained(path)
+    except Exception as error:  # without its files each tokenizer fails in a way of its own
+        raise CommandError(
+            f"--model {path}: has no {what} that can be read ({reason(error)}); put its files "
+            f"there, as {what}.save_pretrained writes them"
+        ) from None
+
+
+def load_model(kind: type[Any], path: str, settings: Mapping[str, Any], **more: Any) -> Any:
+    """The checkpoint of ``--model`` with another position embedding."""
+    try:
+        # weights stored in half precision are trained in single precision, with or without autocast
+        return kind.from_pretrained(
+            path, position_embedding=dict(settings), dtype=torch.float32, **more
+        )
+    except UNREADABLE as error:
+        raise CommandError(f"--model {path} cannot be loaded: {reason(error)}") from None

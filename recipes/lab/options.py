@@ -1,0 +1,267 @@
+"""The options that command lines share: one name for one thing, and one check of its value.
+
+--compare TYPE ...    position types, or rows of a catalogue, that are trained one by one
+--seeds N ...         of the trainings
+--limit N             samples: so many of the test, for a first look
+--device DEVICE       such as cpu or cuda:1
+--jobs N --threads N  trainings side by side, and threads of each
+--work FOLDER         what is kept and reused
+--output FOLDER       tables and figures
+"""
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cape_plugins import PRESETS, TYPES, PositionConfig
+from cape_plugins.arguments import PREFIX, TYPE_ARG, flag, given_settings, in_flags
+from cape_plugins.config import options, parse_option
+from recipes.lab.steps import CommandError, reason
+
+ARCHITECTURES = {"text": "seq2seq", "audio": "encoder", "image": "encoder"}
+
+
+# ---- values --------------------------------------------------------------------------------------
+
+
+def positive(text: str) -> int:
+    """Argument type: a whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def whole(text: str) -> int:
+    """Argument type: a whole number of at least 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
+    return int(text)
+
+
+def number(low: float, high: float, below: bool = False) -> Any:
+    """Argument type: a number from `low` to `high`, or below `high`."""
+
+    def parse_number(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not low <= value <= high or (below and value == high):
+            end = "less than " if below else ""
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not allowed; allowed: {low:g} to {end}{high:g}"
+            )
+        return value
+
+    return parse_number
+
+
+def check_increasing(numbers: Sequence[float], option: str) -> None:
+    """Refuses upper ends of bins that do not increase, or are not above 0.
+
+    Raises:
+        CommandError: naming the option.
+    """
+    if list(numbers) != sorted(set(numbers)) or not all(0 < end < float("inf") for end in numbers):
+        raise CommandError(
+            f"{option} {' '.join(f'{end:g}' for end in numbers)}: the numbers must increase;"
+            " allowed: increasing numbers above 0, such as 10 15 20"
+        )
+
+
+def check_model(path: str) -> None:
+    """Accepts the folder of a model, or its name on the hub, which has at most one slash.
+
+    Raises:
+        CommandError: for a folder that does not exist; the hub would be asked for it.
+    """
+    if (path.startswith((".", "/", "~")) or path.count("/") > 1) and not Path(path).is_dir():
+        raise CommandError(f"--model {path}: no such folder")
+
+
+def usable_folder(path: Path, option: str) -> None:
+    """Refuses a folder that results cannot be written to, before there are any; makes nothing.
+
+    Raises:
+        CommandError: naming the option.
+    """
+    above = path
+    while not above.exists():
+        above = above.parent
+    if path.is_absolute() and path != above == Path(path.anchor):
+        raise CommandError(
+            f"{option} {path}: {Path(*path.parts[:2])} does not exist, and no folder is made at the"
+            " root of the file system; check the path, or make that folder first"
+        )
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise CommandError(
+            f"{option} {path}: {above} is no folder that can be written to; give another"
+        )
+
+
+def usable_device(name: str | None) -> torch.device:
+    """The device of ``--device``; cuda where there is one and none is named.
+
+    Raises:
+        CommandError: if it is not there.
+    """
+    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise CommandError(
+            f"--device {name}: not available here ({reason(error)}); give cpu, cuda or cuda:1"
+        ) from None
+    return device
+
+
+def available_cores() -> int:
+    """Number of CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+# ---- command lines -------------------------------------------------------------------------------
+
+# What argparse is told of each shared option
+SHARED: dict[str, dict[str, Any]] = {
+    "compare": {"nargs": "+", "metavar": "NAME"},
+    "seeds": {"nargs": "+", "type": positive, "metavar": "N", "help": "of the trainings"},
+    "limit": {"type": positive, "metavar": "N", "help": "so many samples of the test"},
+    "device": {
+        "metavar": "DEVICE",
+        "help": "such as cpu or cuda:1 (default: cuda if there is one)",
+    },
+    "jobs": {"type": positive, "metavar": "N", "help": "trainings side by side"},
+    "threads": {"type": positive, "metavar": "N", "help": "threads of each"},
+    "work": {"type": Path, "metavar": "FOLDER", "help": "what is kept and reused"},
+    "output": {"type": Path, "metavar": "FOLDER", "help": "tables and figures"},
+}
+
+
+def new_parser(description: str | None, program: str | None = None, **more: Any) -> Any:
+    """A parser whose help keeps the lines of `description`, and that takes no abbreviations.
+
+    Args:
+        program: Its module; default by what was started.
+    """
+    return argparse.ArgumentParser(
+        prog=program and f"python -m {program}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        **more,
+    )
+
+
+def add_shared(parser: Any, name: str, *earlier: str, **more: Any) -> None:
+    """Adds one of the options of :data:`SHARED`; its default is shown by the help.
+
+    Args:
+        earlier: Names that it had, and still takes.
+        more: For ``add_argument``, such as a default.
+    """
+    settings = {**SHARED[name], **more}
+    default = settings.get("default")
+    if default is not None:
+        words = default if isinstance(default, list | tuple) else [default]
+        said = f"(default: {' '.join(map(str, words))})"
+        settings["help"] = f"{settings.get('help', '')} {said}".strip()
+    parser.add_argument(f"--{name}", *earlier, dest=name, **settings)
+
+
+def check_shared(args: argparse.Namespace) -> None:
+    """Refuses folders that cannot be written to and a device that is not there, before there is
+    any work; ``args.device`` becomes a torch device."""
+    for name in ("work", "output"):
+        if getattr(args, name, None):
+            usable_folder(getattr(args, name), f"--{name}")
+    if hasattr(args, "device"):
+        args.device = usable_device(args.device)
+
+
+# ---- position types ------------------------------------------------------------------------------
+
+
+def settings_to_compare(
+    args: argparse.Namespace,
+    domain: str,
+    default: Sequence[str],
+    defaults: Mapping[str, Mapping[str, Any]] | None = None,
+) -> dict[str, dict[str, Any]]:
+    """``{name: position_embedding}`` of what is to be trained, by ``--compare`` or the options of
+    :func:`cape_plugins.arguments.add_position_args`.
+
+    Args:
+        args: Has ``compare``: types, with their defaults or as ``TYPE:option=value,...``.
+        default: Types that are compared where the caller names none.
+        defaults: Settings by type that hold where the caller gives none, such as a counted
+            source scale.
+
+    Raises:
+        CommandError: for what is unknown, given twice, or not allowed.
+    """
+    given, chosen = given_settings(args, domain), getattr(args, TYPE_ARG)
+    if args.compare and (chosen or given):
+        raise CommandError(
+            "--compare trains the types with their defaults, or with options of their own such as "
+            "cape:max_global_scale=1; leave it out to train one type with --position-... options"
+        )
+    names = [chosen or "cape"] if chosen or given else args.compare or default
+    twice = [name for name in names if list(names).count(name) > 1]
+    if twice:
+        raise CommandError(f"--compare {twice[0]} is given twice; give each type once")
+    settings = {}
+    for name in names:
+        type_name, own = _parse_type(name, domain)
+        counted = (defaults or {}).get(type_name, {})
+        settings[name] = {"type": type_name, **counted, **own, **given}
+        try:
+            PositionConfig.from_dict(settings[name], domain, ARCHITECTURES[domain])
+        except ValueError as error:
+            raise CommandError(f"position embedding {name}: {in_flags(str(error))}") from None
+    return settings
+
+
+def _parse_type(text: str, domain: str) -> tuple[str, dict[str, Any]]:
+    """Reads ``TYPE`` or ``TYPE:option=value,...``."""
+    type_name, colon, rest = text.partition(":")
+    if type_name not in TYPES:
+        raise CommandError(f"--compare {type_name} is unknown; allowed: {', '.join(TYPES)}")
+    known = [option.name for option in options(domain)]
+    settings = {}
+    for part in rest.split(",") if colon else ():
+        name, equals, value = part.partition("=")
+        if name not in known or not equals:
+            raise CommandError(
+                f"--compare {text}: {part!r} is no option=value; options: {', '.join(known)}"
+            )
+        try:
+            settings[name] = parse_option(name, value)
+        except ValueError as error:
+            raise CommandError(f"--compare {text}: {error}") from None
+    return type_name, settings
+
+
+def preset_flags(*names: str) -> dict[str, str]:
+    """``{type: flags}`` of settings of the papers, see :data:`cape_plugins.PRESETS`."""
+    flags = {}
+    for name in names:
+        settings = dict(PRESETS[name])
+        type_name = settings.pop("type")
+        flags[type_name] = " ".join(
+            f"{flag(PREFIX + option)} {_as_word(value)}"
+            for option, value in settings.items()
+            if option not in ("domain", "architecture")
+        )
+    return flags
+
+
+def _as_word(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value).lower()

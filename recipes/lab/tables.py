@@ -1,0 +1,189 @@
+"""Tables as CSV and as Markdown, and the pages that hold them.
+
+Where a value is that of several seeds, tables show its mean ± its sample standard deviation, which
+their head says; figures show the same as bands or bars.
+"""
+
+import csv
+import platform
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+
+from recipes.lab.options import available_cores
+from recipes.lab.steps import write_lines, writing
+
+Row = Mapping[str, Any]
+# label of a row or line: label of a column or place: values of the seeds
+Cells = dict[str, dict[Any, list[float]]]
+ALL = "all"  # the label of all samples together
+
+
+# ---- rows ----------------------------------------------------------------------------------------
+
+
+def pivot(rows: Iterable[Row], row: str, column: str, value: str) -> Cells:
+    """Values by two keys, in the order they come in; those of several seeds in one list."""
+    cells: Cells = {}
+    for entry in rows:
+        cells.setdefault(entry[row], {}).setdefault(entry[column], []).append(entry[value])
+    return cells
+
+
+def grouped(rows: Iterable[Row], *keys: str) -> dict[str, list[Row]]:
+    """Rows by the values of keys, joined to a heading."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(", ".join(str(row[key]) for key in keys), []).append(row)
+    return groups
+
+
+def write_csv(path: Path, rows: Iterable[Row], digits: int = 4) -> None:
+    """Writes a line for each row; what a row does not have, or is None, is left empty.
+
+    Args:
+        rows: One or more, which may differ in their keys.
+        digits: Decimals of floating-point numbers.
+    """
+    rows = list(rows)
+    with writing(path) as file:
+        columns = list(dict.fromkeys(key for row in rows for key in row))
+        table = csv.DictWriter(file, columns, lineterminator="\n")
+        table.writeheader()
+        for row in rows:
+            table.writerow(
+                {k: f"{v:.{digits}f}" if isinstance(v, float) else v for k, v in row.items()}
+            )
+
+
+# ---- Markdown ------------------------------------------------------------------------------------
+
+
+def plus_minus(middle: float, spread: float | None = None, digits: int = 2) -> str:
+    """Writes "2.00 ± 1.00", or the number alone."""
+    return f"{middle:.{digits}f}" + ("" if spread is None else f" ± {spread:.{digits}f}")
+
+
+def cell(values: Sequence[float], digits: int = 2) -> str:
+    """Mean ± sample standard deviation; a single value alone, whole numbers whole; "-" for none."""
+    if not values:
+        return "-"
+    if all(isinstance(value, int) for value in values) and len(set(values)) == 1:
+        return str(values[0])
+    return plus_minus(mean(values), stdev(values) if len(values) > 1 else None, digits)
+
+
+def of_seeds(cells: Cells) -> str:
+    """Says what the numbers are: "one seed", or "mean ± sample standard deviation of 3 seeds"."""
+    counts = sorted({len(values) for row in cells.values() for values in row.values() if values})
+    if counts in ([], [1]):
+        return "one seed"
+    many = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return f"mean ± sample standard deviation of {many} seeds"
+
+
+def markdown(header: Sequence[Any], rows: Iterable[Sequence[Any]], digits: int = 2) -> list[str]:
+    """Lines of a table; floating-point numbers have so many digits, None is an empty cell."""
+
+    def shown(entry: Any) -> str:
+        return (
+            f"{entry:.{digits}f}"
+            if isinstance(entry, float)
+            else str("" if entry is None else entry)
+        )
+
+    lines = [f"| {' | '.join(map(shown, row))} |" for row in (header, *rows)]
+    return [lines[0], "|---" * len(header) + "|", *lines[1:]]
+
+
+def seed_table(cells: Cells, corner: str, digits: int = 2) -> list[str]:
+    """Lines of a table whose head says what the numbers of several seeds are.
+
+    Args:
+        corner: What the rows are.
+    """
+    columns = list(dict.fromkeys(column for row in cells.values() for column in row))
+    said = of_seeds(cells)
+    rows = (
+        [name, *(cell(row.get(column, ()), digits) for column in columns)]
+        for name, row in cells.items()
+    )
+    return markdown([corner if said == "one seed" else f"{corner} ({said})", *columns], rows)
+
+
+def write_page(
+    path: Path, title: str, sections: Mapping[str, Sequence[str]], facts: Mapping[str, str]
+) -> list[str]:
+    """Writes a page: title, sections by heading ("" has none), and how it was made.
+
+    Returns:
+        The lines of the sections, for the screen.
+    """
+    shown: list[str] = []
+    for heading, lines in sections.items():
+        shown += [*([f"## {heading}", ""] if heading else []), *lines, ""]
+    made = [f"- **{name}**: {text}" for name, text in facts.items()]
+    write_lines(path, [f"# {title}", "", *shown, "## How it was made", "", *made])
+    return shown
+
+
+# ---- how it was made -----------------------------------------------------------------------------
+
+
+def how_made(
+    command: str, packages: Sequence[str], device: torch.device | None = None, **more: str
+) -> dict[str, str]:
+    """Facts to repeat and to judge numbers: command, machine, versions, and `more` by name."""
+    where = machine()
+    if device is not None and device.type == "cuda":
+        where = f"{torch.cuda.get_device_name(device)}; {where}"
+    facts = {"Command": f"`{command}`", "Machine": where, "Versions": versions(packages)}
+    return facts | {name.replace("_", " ").capitalize(): text for name, text in more.items()}
+
+
+def machine() -> str:
+    """Processor and the number of cores that this process may use."""
+    model = platform.processor() or platform.machine()
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            model = next(
+                (line.partition(":")[2].strip() for line in file if "model name" in line), model
+            )
+    except OSError:
+        pass  # not Linux
+    return f"{model}, {available_cores()} cores"
+
+
+def versions(packages: Sequence[str]) -> str:
+    """Versions of Python and of those of the packages that are installed."""
+    installed = [f"Python {platform.python_version()}"]
+    for package in packages:
+        try:
+            installed.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            continue
+    return ", ".join(installed)
+
+
+def shown_command(program: str, argv: Sequence[str]) -> str:
+    """The command as it was typed, for a report: pasted into a shell in the same folder, it makes
+    the same report again. It has the paths that were typed: give relative ones where others will
+    read the report.
+
+    >>> shown_command("python -m run", ["--model", "a=runs/*/last.pt", "--output", "my results"])
+    "python -m run --model 'a=runs/*/last.pt' --output 'my results'"
+    """
+    return shlex.join([*shlex.split(program), *map(str, argv)])
+
+
+def started_as() -> str:
+    """How this process was started, without its options: ``python SCRIPT``, the path as it was
+    typed, or ``python -m MODULE``."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return f"python -m {spec.name}" if spec else f"python {shlex.quote(sys.argv[0])}"
