@@ -1,4 +1,4 @@
-"""From a raw batch to positions: the one currency of this package.
+"""Positions of a raw batch: the currency of this package.
 
 A caller hands over raw positions: numbers of tokens, times of frames, cells of a grid. The encoder
 knows what the settings make of them. Shapes use this legend throughout the package: B batch, T

@@ -59,7 +59,7 @@ def print_without_traceback() -> None:
 
 
 def _message(error: BaseException, trace: TracebackType | None) -> str | None:
-    """In one line; None for other errors."""
+    """The error in one line; None for other errors."""
     if isinstance(error, SettingsError):
         text = str(error)
     elif isinstance(error, ValueError) and _raised_here(trace):

@@ -297,7 +297,7 @@ def _stored(args: argparse.Namespace) -> Stack:
 def _sizes(
     option: str, given: Sequence[str] | None, default: Sequence[float], most: int, stack: Stack
 ) -> list[Size]:
-    """In positions, without repetitions."""
+    """Sizes in positions, without repetitions."""
     if given is None:
         if stack.domain.grid:
             return [tuple(max(1, round(f * side)) for side in stack.grid) for f in default]

@@ -81,7 +81,7 @@ def size_label(stack: Stack, size: Size) -> str:
 
 
 def distance_label(stack: Stack) -> str:
-    """Of an axis of relative embeddings: from query to key."""
+    """Label of an axis of relative embeddings: from query to key."""
     return f"distance ({stack.domain.steps})"
 
 
@@ -147,10 +147,10 @@ def similarity_figure(
 
     Args:
         embeddings: Label to ``[T, K]``.
-        title: Of the figure.
-        unit: Of the axes.
+        title: Title of the figure.
+        unit: Unit of the axes.
         step: Distance of neighbours in this unit.
-        start: Of the first row, in this unit. The zoom begins at 0; of distances, which begin
+        start: Place of the first row, in this unit. The zoom begins at 0; of distances, which begin
             below, it shows those nearest to 0.
     """
     rows_are, apart = "positions", f"distance, {unit}"
