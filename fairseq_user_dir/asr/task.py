@@ -258,7 +258,7 @@ class CapeAsrTask(LegacyFairseqTask):
         update_num: int,
         ignore_grad: bool = False,
     ) -> tuple[Any, Any, Any]:
-        """One step with SpecAugment, drawn here, so that the update is known and resuming is exact."""
+        """Draws SpecAugment here, where the update is known, so that resuming is exact."""
         args = self.args
         if not args.no_spec_augment and update_num >= args.spec_augment_start:
             sample = {**sample, "net_input": self._masked(sample["net_input"])}

@@ -176,6 +176,13 @@ def test_details_of_relative_attention_need_a_context(option):
         PositionConfig("nopos", **{option: other_than_off(option)})
 
 
+def test_layers_with_relative_attention():
+    depths = [PositionConfig("relpos", relative_layers=layers) for layers in ("all", "first")]
+    assert [config.relative_depth(6) for config in depths] == [6, 1]
+    assert [config.relative_depth(0) for config in depths] == [0, 0]
+    assert PositionConfig("cape").relative_depth(6) == 0
+
+
 def test_options_of_a_domain():
     assert {o.name for o in options()} - {o.name for o in options("text")} == {"gamma"}
     assert options("image") == options()
