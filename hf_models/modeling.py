@@ -20,8 +20,8 @@ from cape_plugins import (
     RelativePositions,
     build_position_encoder,
 )
-from cape_plugins.families import find_family, value_of
 from cape_plugins.augmentation import rank_seed
+from cape_plugins.families import find_family, value_of
 from hf_models.settings import require_own_config
 from hf_models.switching import install
 
