@@ -167,12 +167,13 @@ def _uniform(
 def _check_shape(name: str, part: Tensor | None, coords: Tensor) -> None:
     if part is None:
         return
-    samples, length = coords.shape[:2]
+    samples, length, num_coords = coords.shape
     same_batch = samples == 1 or part.shape[0] in (1, samples)
-    if not same_batch or part.shape[1] not in (1, length):
+    if not same_batch or part.shape[1] not in (1, length) or part.shape[2] not in (1, num_coords):
         raise ValueError(
             f"{name} of the draw has shape {tuple(part.shape)}, the positions have shape "
-            f"{tuple(coords.shape)}; draw for the same batch size and length."
+            f"{tuple(coords.shape)}; draw for the same batch size, length and number of "
+            "coordinates."
         )
 
 

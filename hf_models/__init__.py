@@ -29,7 +29,7 @@ from hf_models.families.speech_to_text import (
 from hf_models.families.vit import CapeViTConfig, CapeViTForImageClassification, CapeViTModel
 from hf_models.feature_extraction import CapeSpeechFeatureExtractor
 from hf_models.settings import refuse_misplaced
-from hf_models.switching import Family, add_parts, switch
+from hf_models.switching import FamilyClasses, add_parts, switch
 from hf_models.tokenization import CapeSpeechTokenizer
 
 __all__ = [
@@ -57,11 +57,11 @@ AUTO_CLASSES: dict[type, Any] = {}
 MODELS: dict[str, type] = {}  # by name
 
 
-def register_family(family: Family) -> None:
+def register_family(family: FamilyClasses) -> None:
     """Makes a family known: to the Auto classes, to :func:`switch` and to the commands.
 
     Args:
-        family: See :class:`~hf_models.switching.Family`.
+        family: See :class:`~hf_models.switching.FamilyClasses`.
     """
     add_parts(family)
     AUTO_CLASSES[family.config] = family.auto

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from cape_plugins import PositionConfig
 from cape_plugins.config import applies, options
+from cape_plugins.families import find_family
 from hf_models.settings import FIELD, CheckedSettings, refuse_misplaced
 
 # transformers looks for the weights in the file that this key of config.json names
@@ -30,7 +31,8 @@ class PositionEmbeddingMixin:
     transformers reads; it is dropped again here.
 
     Attributes:
-        position_fields: Domain and architecture of each such field; the first is the main one.
+        position_fields: Domain and architecture of each such field, as the row of the family in
+            cape_plugins.families says; the first is the main one.
         stock_difference: What the model computes otherwise than stock with any settings, in words.
 
     Raises:
@@ -42,6 +44,11 @@ class PositionEmbeddingMixin:
 
     position_fields: ClassVar[dict[str, tuple[str, str]]]
     stock_difference: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        sides = find_family(cls.model_type).sides.values()
+        cls.position_fields = {side.field: (side.domain, side.architecture) for side in sides}
 
     def __post_init__(self, **kwargs: Any) -> None:
         # a stock configuration brings the stock model type along; ours is that of the class

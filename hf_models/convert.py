@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from huggingface_hub import snapshot_download
 from transformers import AutoConfig, PreTrainedModel
 
@@ -35,6 +34,7 @@ from hf_models.counting import count_texts
 from hf_models.export import make_self_contained
 from hf_models.loading import clear_errors, load_whole
 from hf_models.settings import FIELD
+from hf_models.switching import stock_class
 
 # What the result has of its own, and what belongs to a training that has ended.
 LEFT_BEHIND = (
@@ -42,7 +42,6 @@ LEFT_BEHIND = (
     *("*.index.json", "config.json", "README.md", "trainer_state.json", ".*", "*.py"),
     *("*_results.json", "*_results.txt", "generated_predictions.txt", "events.out.tfevents.*"),
 )
-_OWN_FIELDS = ("hop_seconds", "window_seconds", "drop_path_rate")
 Settings = Mapping[str, PositionConfig]
 
 
@@ -78,11 +77,11 @@ def convert(
         raise ValueError(f"{source}: no such folder; check the path.")
     with clear_errors(source):
         config = AutoConfig.from_pretrained(source)
-        name = _architecture(source, config)
+        own = _own_class(source, config)
         if settings is None:
-            model = _stock_model(source, name, config)
+            model = _stock_model(source, own, config)
         else:
-            model = _cape_model(source, name, config, settings, neutral)
+            model = _cape_model(source, own, config, settings, neutral)
     # complete or not at all
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -97,26 +96,27 @@ def convert(
     return model
 
 
-def _architecture(source: str, config: Any) -> str:
-    """Name of the stock class that a checkpoint was saved by."""
+def _own_class(source: str, config: Any) -> Any:
+    """The class of this package for what a checkpoint was saved by."""
     saved = (config.architectures or [""])[0]
-    name = saved.removeprefix("Cape")
-    model_class = hf_models.MODELS.get(f"Cape{name}")
-    if model_class is None or config.model_type not in model_class.config_class.model_types():
-        known = (model.removeprefix("Cape") for model in hf_models.MODELS)
-        stock = sorted(model for model in known if hasattr(transformers, model))
+    own = hf_models.MODELS.get(f"Cape{saved.removeprefix('Cape')}")
+    if own is None or config.model_type not in own.config_class.model_types():
+        stock = (stock_class(model) for model in hf_models.MODELS.values())
         raise ValueError(
             f"{source} holds a {saved or 'model without architecture'} (model type "
-            f"{config.model_type!r}), which has no cape counterpart; known: {', '.join(stock)}."
+            f"{config.model_type!r}), which has no cape counterpart; known: "
+            f"{', '.join(sorted(model.__name__ for model in stock if model))}."
         )
-    return name
+    return own
 
 
 def _settings(config: Any) -> Settings:
     """What the model of a configuration computes, stock or cape, for each position embedding."""
     if not hasattr(config, "position_fields"):
-        own = (own for own in hf_models.AUTO_CLASSES if config.model_type in own.model_types())
-        return _stock_settings(next(own))
+        classes = hf_models.AUTO_CLASSES
+        return _stock_settings(
+            next(own for own in classes if config.model_type in own.model_types())
+        )
     return {field: config.position_settings(field) for field in config.position_fields}
 
 
@@ -153,18 +153,17 @@ def _show(value: Any) -> str:
 
 
 def _cape_model(
-    source: str, name: str, config: Any, settings: dict[str, Any], neutral: bool
+    source: str, own: Any, config: Any, settings: dict[str, Any], neutral: bool
 ) -> PreTrainedModel:
     before = _settings(config)
-    model_class = hf_models.MODELS[f"Cape{name}"]
-    place = model_class.config_class.position_fields[FIELD]
+    place = own.config_class.position_fields[FIELD]
     stored = getattr(config, FIELD, None) or {"type": DEFAULT_TYPE}
     if settings.get("type", stored["type"]) == stored["type"]:
         settings = {**stored, **settings}
     if neutral:
         kept = ("source_scale", "source_bos", "mean_normalize", "gamma")
-        own = {key: getattr(before[FIELD], key) for key in kept if applies(key, settings["type"])}
-        settings = {**own, **settings}
+        here = {key: getattr(before[FIELD], key) for key in kept if applies(key, settings["type"])}
+        settings = {**here, **settings}
     if PositionConfig.from_dict(settings, *place).source_scale == "auto":
         raise ValueError(
             f"alpha of {settings['type']!r} is missing, target tokens per source token: give "
@@ -172,9 +171,9 @@ def _cape_model(
             "SOURCE.txt,TARGET.txt; or begin as the stock model by --neutral."
         )
     if hasattr(config, "position_fields"):
-        model, new = load_whole(model_class, source, position_embedding=settings)
+        model, new = load_whole(own, source, position_embedding=settings)
     else:
-        stock, _ = load_whole(getattr(transformers, name), source)
+        stock, _ = load_whole(stock_class(own), source)
         weights = set(stock.state_dict())
         model = hf_models.switch(stock, settings)
         new = sorted(set(model.state_dict()) - weights)
@@ -222,12 +221,13 @@ def _begin_relative_at_zero(
     return {key: text for key, text in changes.items() if " relative_" not in key}
 
 
-def _stock_model(source: str, name: str, config: Any) -> PreTrainedModel:
+def _stock_model(source: str, own: Any, config: Any) -> PreTrainedModel:
+    name, stock = own.__name__.removeprefix("Cape"), stock_class(own)
     if not hasattr(config, "position_fields"):
         raise ValueError(f"{source} holds a stock {name} already; there is nothing to convert.")
-    if not hasattr(transformers, name):
+    if stock is None:
         raise ValueError(f"{source} holds a Cape{name}, which transformers has no stock model for.")
-    cape = hf_models.MODELS[f"Cape{name}"].from_pretrained(source, dtype="auto").eval()
+    cape = own.from_pretrained(source, dtype="auto").eval()
     embeddings = getattr(cape.base_model, "embeddings", None)
     changes = _changes(_settings(cape.config), _stock_settings(cape.config))
     if embeddings is not None:  # the table of one image size can hold all that is added
@@ -238,17 +238,17 @@ def _stock_model(source: str, name: str, config: Any) -> PreTrainedModel:
             f"{source} cannot become a stock {name}, whose output would differ: "
             f"{'; '.join(changes.values())}. Keep the cape checkpoint."
         )
+    own_fields = vars(own.config_class()).keys() - vars(stock.config_class()).keys()
     settings = cape.config.to_dict()
-    for own in (*cape.config.position_fields, "model_type", *_OWN_FIELDS):
-        settings.pop(own, None)
-    stock_class = getattr(transformers, name)
-    stock = stock_class(stock_class.config_class(**settings)).to(cape.dtype)
+    for field in (*own_fields, "model_type"):
+        settings.pop(field, None)
+    model = stock(stock.config_class(**settings)).to(cape.dtype)
     weights = cape.state_dict()
     if embeddings is not None and embeddings.position_embeddings is None:
-        weights[_name_of_table(stock)] = _baked_table(embeddings)
-    own = {k: v for k, v in stock.state_dict().items() if "embed_positions" in k}
-    stock.load_state_dict({**own, **weights})
-    return stock
+        weights[_name_of_table(model)] = _baked_table(embeddings)
+    tables = {k: v for k, v in model.state_dict().items() if "embed_positions" in k}
+    model.load_state_dict({**tables, **weights})
+    return model
 
 
 @torch.no_grad()

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cape_plugins import Draw, build_position_encoder, patch_positions, resize_grid
-from hf_models.modeling import draw_positions, embed_positions
+from cape_plugins import Draw, patch_positions, resize_grid
+from hf_models.modeling import build_positions, draw_positions, embed_positions
 from hf_models.relative import add_relative_positions
 from hf_models.switching import Bound, Seam
 
@@ -41,7 +41,7 @@ class PatchEmbeddings(Bound, Seam):
                 for row, name in enumerate(self.special_tokens):
                     getattr(self, name).add_(self.position_embeddings[:, row : row + 1])
         self.position_embeddings = None
-        self.positions = build_position_encoder(config.position_config, config.hidden_size)
+        self.positions = build_positions(config, "encoder")
 
     def forward(self, pixel_values: Tensor, *args: Any, **kwargs: Any) -> Any:
         """See transformers; every size is welcome, with or without the flag."""

@@ -19,7 +19,9 @@ from cape_plugins import (
     PositionTable,
     RelativePositions,
     augmentation,
+    build_position_encoder,
 )
+from cape_plugins.families import find_family, value_of
 from hf_models.settings import require_own_config
 from hf_models.switching import install
 
@@ -164,6 +166,31 @@ def rank_generator(device: torch.device) -> torch.Generator | None:
 def draw_positions(encoder: PositionEncoder, content: Tensor) -> Draw | None:
     """One draw for a batch ``[B, ...]``; None in evaluation, and where nothing is random."""
     return encoder.draw(content.shape[0], content.device, rank_generator)
+
+
+def build_positions(
+    config: Any, side: str, table_size: int = 1, std: float = 1.0
+) -> PositionEncoder:
+    """The position encoder of one side of a model, as the row of its family says.
+
+    Args:
+        config: Configuration of the model.
+        side: "encoder" or "decoder".
+        table_size: Rows of a learned table.
+        std: Standard deviation of its initialisation.
+    """
+    row, stored = find_family(config.model_type).sides[side], vars(config)
+    return build_position_encoder(
+        config.position_settings(row.field),
+        getattr(config, row.dim),
+        side="target" if side == "decoder" else "source",
+        start=value_of(row.start, stored),
+        unit=value_of(row.unit, stored),
+        frequencies=row.frequencies,
+        layout=row.layout,
+        table_size=table_size,
+        table_std=std,
+    )
 
 
 def embed_positions(

@@ -16,7 +16,6 @@ from cape_plugins.speech.subsampling import (
     ConvSubsampler,
     subsampled_lengths,
     subsampled_positions,
-    total_stride,
 )
 from hf_models.modeling import InitializesPositions, draw_positions, embed_positions
 from hf_models.relative import add_relative_positions
@@ -252,11 +251,6 @@ def hop_in_seconds(
     ):
         raise ValueError(f"hop_nanoseconds={hop_nanoseconds!r} is not allowed; {allowed}")
     return hop_nanoseconds * 1e-9
-
-
-def encoder_stride(config: Any) -> int:
-    """Frames per encoder position."""
-    return total_stride(config.conv_layers)
 
 
 def encoder_lengths(config: Any, lengths: Any) -> Any:

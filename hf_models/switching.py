@@ -63,9 +63,9 @@ class Seam:
 
 
 @dataclass(frozen=True)
-class Family:
-    """A family of models: a stock configuration with one more field, and stock classes with
-    positions switched.
+class FamilyClasses:
+    """Classes of a family of models: a stock configuration with one more field, and stock classes
+    with positions switched. What a checkpoint of it stores is in cape_plugins.families.
 
     Attributes:
         config: Configuration of this package, a subclass of the stock one.
@@ -97,7 +97,7 @@ class Family:
 PARTS: dict[type, type] = {}  # stock class to the one that takes its place
 
 
-def add_parts(family: Family) -> Family:
+def add_parts(family: FamilyClasses) -> FamilyClasses:
     """Makes the parts of a family known to :func:`install`."""
     PARTS.update(family.stock_parts)
     return family
@@ -155,7 +155,11 @@ def switch(model: Any, position_embedding: Mapping[str, Any], **fields: Any) -> 
     """
     if type(model) not in PARTS or not hasattr(PARTS[type(model)], "config_class"):
         known = sorted(stock.__name__ for stock, own in PARTS.items() if is_model(own))
-        hint = "It has been switched already; load or build it anew. " if is_own(model) else ""
+        hint = (
+            "It has been switched already; load or build it anew. "
+            if stock_class(type(model))
+            else ""
+        )
         raise ValueError(
             f"model is a {type(model).__name__}, whose positions cannot be switched; allowed: "
             f"{', '.join(known)}. {hint}Give such a model."
@@ -176,9 +180,9 @@ def switch(model: Any, position_embedding: Mapping[str, Any], **fields: Any) -> 
     return model
 
 
-def is_own(model: Any) -> bool:
-    """Whether a model is of this package."""
-    return any(type(model) is own for own in PARTS.values())
+def stock_class(own: type) -> type | None:
+    """The stock class in whose place `own` stands; None if there is none."""
+    return next((stock for stock, part in PARTS.items() if part is own), None)
 
 
 def is_model(part: type) -> bool:

@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import can_return_tuple
 
-from cape_plugins import Draw, Positions, build_position_encoder, token_position_at, token_positions
+from cape_plugins import Draw, Positions, token_position_at, token_positions
 from hf_models.bos_hint import (
     CapeEncoderOutput,
     extend_mask,
@@ -23,9 +23,13 @@ from hf_models.bos_hint import (
     without_bos,
     without_hint,
 )
-from hf_models.modeling import InitializesPositions, draw_positions, embed_positions
+from hf_models.modeling import (
+    InitializesPositions,
+    build_positions,
+    draw_positions,
+    embed_positions,
+)
 from hf_models.relative import add_relative_positions
-from hf_models.settings import FIELD
 from hf_models.switching import Addend, Bound, Seam
 
 
@@ -33,35 +37,20 @@ class TextStack(Bound, Seam, InitializesPositions):
     """Over a stock encoder or decoder of tokens; the draw of this forward is bound to it.
 
     Attributes:
-        field: Field of the configuration with its position embedding.
-        frequencies: Those of the stock sinusoid, a key of cape_plugins.encodings.FREQUENCIES.
-        start: Coordinate of the first token; "padding" for the one behind ``padding_idx``.
+        side: "encoder" or "decoder".
+        limit: Attribute with the rows of the stock table.
     """
 
-    field = FIELD
-    frequencies = "marian"
-    start: float | str = 0.0
+    side: str
+    limit: str
 
     def take_place(self, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.switching.Seam`."""
-        settings = config.position_settings(self.field)
-        self.positions = build_position_encoder(
-            settings,
-            config.d_model,
-            side=self.side,
-            start=self.padding_idx + 1 if self.start == "padding" else self.start,
-            frequencies=self.frequencies,
-            layout="sin_cos_blocks",
-            table_size=self.table_size,
-            table_std=config.init_std,
-        )
+        rows = getattr(self, self.limit)
+        self.positions = build_positions(config, self.side, rows, config.init_std)
         self.embed_positions = Addend()
-        add_relative_positions((layer.self_attn for layer in self.layers), settings)
-
-    @property
-    def table_size(self) -> int:
-        """Rows of a learned table."""
-        return getattr(self, f"max_{self.side}_positions")
+        attentions = (layer.self_attn for layer in self.layers)
+        add_relative_positions(attentions, self.positions.config)
 
     def embedding(
         self, positions: Positions, inputs_embeds: Tensor | None, length: int, draw: Draw | None
@@ -76,7 +65,7 @@ class TextStack(Bound, Seam, InitializesPositions):
 class SourceStack(TextStack):
     """Over an encoder of tokens: alpha scales the positions, the BOS hint marks the first."""
 
-    side = "source"
+    side, limit = "encoder", "max_source_positions"
 
     @property
     def has_hint(self) -> bool:
@@ -148,7 +137,7 @@ class SourceStack(TextStack):
 class TargetStack(TextStack):
     """Over a decoder of tokens."""
 
-    side = "target"
+    side, limit = "decoder", "max_target_positions"
 
     def forward(
         self,

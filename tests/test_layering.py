@@ -1,4 +1,4 @@
-"""The rules of the source tree: who may import whom, sizes, no name of an encoding in a host skin.
+"""The rules of the source tree: who may import whom, sizes, no row is asked for by its name.
 
 Every rule is a function from one file to its violations, and is shown to find a violation before
 it is applied to the repository.
@@ -13,7 +13,8 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from cape_plugins.config import TYPES
+from cape_plugins import DOMAINS, ENCODINGS, TYPES
+from cape_plugins.families import FAIRSEQ_FAMILIES, FAMILIES, OWN_PREFIX
 
 FOLDERS = (
     ".ci",
@@ -58,11 +59,22 @@ ROOMS = {
 }
 # Files of the core that look into rooms, which build on the others: the command line.
 DOORS = {f"{CORE}/cli.py"}
-WITHOUT_TORCH = {"registry", "config", "alpha", "arguments"}
+WITHOUT_TORCH = {"registry", "domains", "families", "config", "alpha", "arguments"}
 OWN = {CORE, *SKINS, "recipes"}
 # the host of a model is imported when the model is opened, because the other may not be installed
 LATE = {"recipes/mt/analysis/options.py"}
 FREE = ("benchmarks", "recipes", "setup.py", "tests")
+# What is a row is asked for its properties, never for its name.
+STOCK_MODELS = {*FAMILIES, *(family.model_type for family in FAIRSEQ_FAMILIES)}
+ROW_NAMES = {*TYPES, *ENCODINGS, *DOMAINS, *STOCK_MODELS}
+ROW_NAMES |= {OWN_PREFIX + name for name in STOCK_MODELS}
+# The same word for something else.
+OTHER_MEANINGS = {
+    ("fairseq_user_dir/asr/s2t_model.py", "s2t_transformer"),  # value of fairseq's --conv-version
+    ("fairseq_user_dir/asr/manifest.py", "audio"),  # column of a manifest
+    ("recipes/phones/data.py", "audio"),  # folder of a corpus
+    ("recipes/vit/augment.py", "none"),  # timm's name for no policy
+}
 # split, so that this file does not break its own rule
 MACHINE_PATH = re.compile(r"(?<![\w.$}>~*-])/(?:home|root|tmp|Users|work)" + r"/\w")
 
@@ -150,6 +162,34 @@ def check_encoding_names(path: str, source: str) -> Iterator[str]:
             yield f"{path}:{node.lineno} names the encoding {node.value!r}"
 
 
+def compared(tree: ast.AST) -> Iterator[tuple[int, object]]:
+    """Line and value of every constant that something is compared with: by an operator, as a member
+    of what is written out, in a match statement, or by startswith and endswith."""
+    for node in ast.walk(tree):
+        operands: list[ast.AST] = []
+        if isinstance(node, ast.Compare):
+            operands = [node.left, *node.comparators]
+        elif isinstance(node, ast.MatchValue):
+            operands = [node.value]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            operands = node.args if node.func.attr in ("startswith", "endswith") else []
+        for operand in operands:
+            members = getattr(operand, "elts", None) or getattr(operand, "keys", None) or [operand]
+            for member in members:
+                if isinstance(member, ast.Constant):
+                    yield member.lineno, member.value
+
+
+def check_row_names(path: str, source: str) -> Iterator[str]:
+    """No type, encoding, domain or family is asked for by name: a new row must be enough."""
+    if PurePosixPath(path).parts[0] not in OWN:
+        return
+    for line, value in compared(ast.parse(source)):
+        named = isinstance(value, str) and value in ROW_NAMES
+        if named and (path, value) not in OTHER_MEANINGS:
+            yield f"{path}:{line} compares with {value!r}; ask the row for a property"
+
+
 def check_sizes(path: str, source: str) -> Iterator[str]:
     """Files up to 400 lines, functions up to 60; the docstring of a function is not counted."""
     lines = source.count("\n")
@@ -182,8 +222,8 @@ def check_bars(path: str, source: str) -> Iterator[str]:
 
 
 PYTHON_CHECKS = (
-    *(check_imports, check_rooms, check_own_imports_on_top, check_encoding_names, check_sizes),
-    check_bars,
+    *(check_imports, check_rooms, check_own_imports_on_top, check_encoding_names),
+    *(check_row_names, check_sizes, check_bars),
 )
 Check = Callable[[str, str], Iterator[str]]
 
@@ -219,6 +259,14 @@ LONG_FUNCTION = 'def f():\n    """Doc."""\n' + "    x = 1\n" * MAX_FUNCTION_LINE
         (check_own_imports_on_top, "recipes/x.py", "def f():\n    from hf_models import run"),
         (check_encoding_names, "fairseq_user_dir/x.py", "if kind == 'cape': pass"),
         (check_encoding_names, "hf_models/x.py", "KINDS = {'relpos': 1}"),
+        (check_row_names, "cape_plugins/x.py", "y = 1 if domain == 'image' else 2"),
+        (check_row_names, "cape_plugins/x.py", "if config.type in ('nopos', 'relpos'): pass"),
+        (check_row_names, "cape_plugins/x.py", "if encoding != 'table': pass"),
+        (check_row_names, "hf_models/x.py", "assert 'cape_marian' == model_type"),
+        (check_row_names, "recipes/x.py", "x = y in {'text': 1}"),
+        (check_row_names, "recipes/x.py", "match family:\n    case 'vit': pass"),
+        (check_row_names, "fairseq_user_dir/x.py", "name.startswith('cape_s2t_transformer')"),
+        (check_row_names, "recipes/vit/augment.py", "policy == 'audio'"),
         (check_sizes, "recipes/x.py", "x = 1\n" * (MAX_FILE_LINES + 1)),
         (check_sizes, "recipes/x.py", LONG_FUNCTION),
         (check_bars, "recipes/x.py", "for one in tqdm(work, leave=False): pass"),
@@ -245,6 +293,10 @@ def test_check_can_fail(check: Check, path: str, source: str) -> None:
         (check_rooms, "cape_plugins/alpha.py", "import numpy"),
         (check_encoding_names, "fairseq_user_dir/x.py", "f'cape_{arch}'"),
         (check_encoding_names, "cape_plugins/config.py", "x = 'cape'"),
+        (check_row_names, "cape_plugins/x.py", "y = DOMAINS['image']; f(domain='image')"),
+        (check_row_names, "cape_plugins/x.py", "if DOMAINS[name].grid and side == 'encoder': pass"),
+        (check_row_names, "recipes/vit/augment.py", "policy == 'none'"),
+        (check_row_names, "tests/x.py", "domain == 'image'"),
         (check_sizes, "recipes/x.py", LONG_FUNCTION.rpartition("    x")[0]),
         (check_bars, "recipes/x.py", "for one in tqdm(work, disable=None): pass"),
         (check_machine_paths, "docs/x.md", "recipes/work/x ~/home/x https://a.org/home/b"),

@@ -71,15 +71,21 @@ def test_wheel_has_every_module(names: set[str], repo_root: Path) -> None:
     assert "cape_plugins/py.typed" in names
 
 
-def test_metadata(metadata: Message, wheel: Path) -> None:
+def test_metadata_have_name_and_python_versions(metadata: Message) -> None:
     assert metadata["Name"] == "cape-plugins"
     assert set(metadata["Requires-Python"].split(",")) == {">=3.10", "<3.13"}
+
+
+def test_wheel_needs_numpy_and_torch_only_and_has_extras(metadata: Message) -> None:
     extras = {"fairseq", "hf", "plot", "speech", "recipes", "dev"}
     assert set(metadata.get_all("Provides-Extra")) == extras
     requirements = metadata.get_all("Requires-Dist")
     assert {name for name in requirements if "extra" not in name} == {"numpy", "torch>=2.6"}
     # unusable beside a CPU-only torch, see setup.py
     assert not any("torchaudio" in name or "torchvision" in name for name in requirements)
+
+
+def test_wheel_has_the_licence(wheel: Path) -> None:
     assert "MIT License" in _read(wheel, "licenses/LICENSE")
 
 

@@ -161,6 +161,19 @@ def test_positional_flags_that_a_page_names_exist(page: Path) -> None:
     assert named - {"--position-embedding"} <= known
 
 
+def test_files_that_the_contribution_guide_names_exist() -> None:
+    """One path for each cell; a bare file name after a path is in the folder of that path."""
+    missing, count = [], 0
+    for line in read(ROOT / "CONTRIBUTING.md").splitlines():
+        folder = ROOT
+        for name in re.findall(r"`([\w/]+(?:\.py|\.md|/))`", line):
+            path = ROOT / name if "/" in name else folder / name
+            folder, count = path.parent, count + 1
+            missing += [] if path.exists() else [name]
+    assert count > 20, "the pattern that finds the names no longer fits the guide"
+    assert missing == []
+
+
 def test_paper_map_names_what_exists() -> None:
     """Every test, preset and function that docs/paper_map.md names is there."""
     table = read(ROOT / "docs/paper_map.md")

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cape_plugins.speech.features import SAMPLING_RATE
+
 logger = logging.getLogger(__name__)
 
 Source = str | os.PathLike | bytes
@@ -28,7 +30,7 @@ class AudioError(ValueError):
     """A recording that cannot be used; the message says which, why and what to do."""
 
 
-def read_audio(source: Source, sampling_rate: int = 16000) -> Tensor:
+def read_audio(source: Source, sampling_rate: int = SAMPLING_RATE) -> Tensor:
     """Reads a recording of any format that libsndfile knows (wav, flac, ogg, mp3 ...).
 
     Channels are averaged; another sampling rate is resampled with an anti-aliasing filter.

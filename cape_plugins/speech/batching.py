@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from cape_plugins.speech.features import WINDOW_SECONDS
+from cape_plugins.speech.features import HOP_SECONDS, WINDOW_SECONDS
 
 PERTURBATION = 0.15  # durations are multiplied by U(1 - 0.15, 1 + 0.15) before they are sorted
 # Shortest and longest hop as factors of the target; the papers' code has hops from 1 to 12 ms, the
@@ -76,7 +76,7 @@ class PaddingFreeBatches(Sampler[list[Hop]]):
         seconds: Sequence[float],
         max_seconds: float = 120.0,
         seed: int = 0,
-        target_hop: float = 0.010,
+        target_hop: float = HOP_SECONDS,
         hops: tuple[float, float] | None = None,
         shuffle: bool = True,
         num_batches: int | None = None,
@@ -171,7 +171,7 @@ class PaddingFreeBatches(Sampler[list[Hop]]):
         return float(1 - real / longest) if longest else 0.0
 
 
-def hops_of(seconds: np.ndarray, target_hop: float = 0.010) -> np.ndarray:
+def hops_of(seconds: np.ndarray, target_hop: float = HOP_SECONDS) -> np.ndarray:
     """Hops ``[B]`` in seconds that give recordings of these durations ``[B]`` the frames that their
     mean has at `target_hop`."""
     return target_hop * seconds / seconds.mean()

@@ -1,21 +1,62 @@
-"""Decoding of CTC outputs: the best path, or a beam with an optional n-gram language model."""
+"""CTC: loss, and decoding by the best path or a beam with an optional n-gram language model."""
 
 from __future__ import annotations
 
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 logger = logging.getLogger(__name__)
 
 _SPECIAL = re.compile(r"<.*>|\[.*\]")  # tokens that no text holds, such as <s>, <unk>, [PAD]
 _NO_WORD = "\ufffe"  # which no model knows
+
+
+def ctc_loss(
+    log_probs: Tensor,
+    lengths: Tensor,
+    targets: Tensor,
+    given: Tensor,
+    blank: int = 0,
+    reduction: str = "none",
+    zero_infinity: bool = True,
+) -> Tensor:
+    """CTC loss without padding, in nats.
+
+    Args:
+        log_probs: ``[B, T, V]`` float32.
+        lengths: ``[B]``, outputs without padding.
+        targets: ``[B, U]``.
+        given: ``[B, U]`` bool, False on padding of `targets`.
+        blank: Index of the blank.
+        reduction: As in torch: "none" gives ``[B]``, "sum" and "mean" a number.
+        zero_infinity: Samples with more labels than outputs have no loss, instead of infinity.
+    """
+    with torch.backends.cudnn.flags(enabled=False):  # cuDNN's has other limits
+        return F.ctc_loss(
+            log_probs.transpose(0, 1),
+            targets.masked_select(given),
+            lengths,
+            given.sum(-1),
+            blank,
+            reduction,
+            zero_infinity,
+        )
+
+
+def outputs_needed(targets: Tensor, given: Tensor) -> Tensor:
+    """Fewest outputs ``[B]`` that CTC aligns with targets ``[B, U]``, of which `given` are no
+    padding: one for each label, and a blank between equal ones."""
+    repeats = (targets[:, 1:] == targets[:, :-1]) & given[:, 1:]
+    return given.sum(-1) + repeats.sum(-1)
 
 
 class Hypothesis(NamedTuple):
@@ -143,6 +184,40 @@ class BeamDecoder:
         last = row.new_full((1, row.shape[1]), -1e3)
         last[0, self._end] = 0.0
         return torch.cat((row, last))
+
+
+def build_decoder(
+    tokens: Sequence[str],
+    blank: int,
+    beam: int = 1,
+    lm: str | None = None,
+    lexicon: str | None = None,
+    lm_weight: float = 1.0,
+    word_score: float = 0.0,
+    separator: str | None = None,
+) -> Callable[[Tensor, Tensor], list[Hypothesis]]:
+    """What turns ``[B, T, V]`` log probabilities and lengths ``[B]`` into hypotheses.
+
+    Args:
+        beam: 1 for the best path; otherwise see :class:`BeamDecoder`, as for the rest.
+        lexicon: File for :func:`read_lexicon`.
+
+    Raises:
+        ValueError: naming the flags ``--ctc-...``, which all commands have, and what is wrong.
+    """
+    if beam == 1:
+        if lm or lexicon:
+            raise ValueError(
+                "--ctc-lm and --ctc-lexicon need a beam; give --ctc-beam of 2 or more, such as 50."
+            )
+        return partial(best_path, blank=blank)
+    try:
+        spellings = read_lexicon(lexicon) if lexicon else None
+        return BeamDecoder(tokens, blank, beam, lm, spellings, lm_weight, word_score, separator)
+    except ValueError as error:
+        raise ValueError(
+            f"--ctc-beam {beam} with --ctc-lm {lm}, --ctc-lexicon {lexicon}: {error}"
+        ) from None
 
 
 def read_lexicon(path: str | os.PathLike) -> dict[str, list[list[str]]]:

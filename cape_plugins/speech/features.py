@@ -7,17 +7,18 @@ import math
 import torch
 from torch import Tensor
 
-from cape_plugins.domains import WINDOW_SECONDS
+from cape_plugins.domains import HOP_SECONDS, WINDOW_SECONDS
 
+SAMPLING_RATE = 16000  # Hz, of recordings that models read, unless they say otherwise
 PREEMPHASIS = 0.97
 FULL_SCALE = 32768.0  # samples are scaled to 16-bit integers, for which the floor of 1 is meant
 
 
 def log_mel(
     waveform: Tensor,
-    sampling_rate: int = 16000,
+    sampling_rate: int = SAMPLING_RATE,
     num_mel_bins: int = 80,
-    hop_seconds: float = 0.01,
+    hop_seconds: float = HOP_SECONDS,
     window_seconds: float = WINDOW_SECONDS,
     normalize: bool = True,
 ) -> Tensor:
@@ -76,9 +77,12 @@ def log_mel(
     spectrum = torch.fft.rfft(frames, size).abs()
     filters = mel_filters(num_mel_bins, size // 2 + 1, sampling_rate).to(waveform.device)
     features = (spectrum @ filters).clamp(min=1.0).log()
-    if normalize:
-        features = (features - features.mean()) / features.std(correction=0).clamp(min=1e-5)
-    return features
+    return normalized(features) if normalize else features
+
+
+def normalized(features: Tensor, dim: int | None = None) -> Tensor:
+    """``[T, bins]`` with mean 0 and standard deviation 1, of all values or along `dim`."""
+    return (features - features.mean(dim)) / features.std(dim, correction=0).clamp(min=1e-5)
 
 
 def spec_augment(

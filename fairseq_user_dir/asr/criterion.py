@@ -11,9 +11,8 @@ from fairseq import utils
 from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.logging import metrics
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from cape_plugins.speech.ctc import best_path
+from cape_plugins.speech.ctc import best_path, ctc_loss, outputs_needed
 from fairseq_user_dir.asr.scoring import count_errors
 
 _SUMS = (
@@ -63,25 +62,15 @@ class CapeCtcCriterion(FairseqCriterion):
                 f"criterion cape_ctc needs a CTC model such as cape_ctc_transformer, not "
                 f"{type(model).__name__}; train that one with label_smoothed_cross_entropy."
             )
-        log_probs = model.get_normalized_probs(output, log_probs=True)  # [T, B, V]
+        log_probs = model.get_normalized_probs(output, log_probs=True).transpose(0, 1)
         lengths, target = output["lengths"], sample["target"]
         real = target.ne(self.pad) & target.ne(self.eos)
         sizes = real.sum(1)
-        with torch.backends.cudnn.flags(enabled=False):
-            losses = F.ctc_loss(
-                log_probs,
-                target.masked_select(real),
-                lengths,
-                sizes,
-                blank=self.blank,
-                reduction="none",
-                zero_infinity=True,  # more units than outputs
-            )
+        losses = ctc_loss(log_probs, lengths, target, real, self.blank)
         if self.target_norm:
             losses = losses / sizes.clamp(min=1).sqrt()
         # what cannot be aligned has no loss and does not count
-        repeats = ((target[:, 1:] == target[:, :-1]) & real[:, 1:]).sum(1)
-        aligned = (sizes + repeats <= lengths) & (sizes > 0)
+        aligned = (outputs_needed(target, real) <= lengths) & (sizes > 0)
         losses = losses * aligned
         count = int((sizes * aligned).sum())
         sample_size = int(aligned.sum()) if self.target_norm else count
@@ -100,8 +89,8 @@ class CapeCtcCriterion(FairseqCriterion):
         return losses.sum(), sample_size, log
 
     def _errors(self, log_probs: Tensor, lengths: Tensor, texts: list[str]) -> dict[str, int]:
-        found = best_path(log_probs.transpose(0, 1), lengths, self.blank)
-        hypotheses = [self.dictionary.string(torch.tensor(one.tokens)) for one in found]
+        best = best_path(log_probs, lengths, self.blank)
+        hypotheses = [self.dictionary.string(torch.tensor(path.tokens)) for path in best]
         return count_errors(texts, hypotheses[: len(texts)])
 
     @classmethod

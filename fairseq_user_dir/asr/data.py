@@ -18,8 +18,8 @@ from cape_plugins.speech.batching import (
     frame_nanoseconds,
     hops_of,
 )
-from cape_plugins.speech.features import WINDOW_SECONDS, log_mel
-from fairseq_user_dir.asr.manifest import FEATURE_HOP, SAMPLING_RATE, Utterance, load
+from cape_plugins.speech.features import HOP_SECONDS, SAMPLING_RATE, WINDOW_SECONDS, log_mel
+from cape_plugins.speech.manifest import Utterance, load
 from fairseq_user_dir.asr.text import Targets
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class SpeechDataset(FairseqDataset):
         utterances: Sequence[Utterance],
         dictionary: Dictionary,
         targets: Targets,
-        hop_seconds: float = 0.010,
+        hop_seconds: float = HOP_SECONDS,
         num_mel_bins: int = 80,
         training: bool = False,
         padding_free: bool = False,
@@ -98,7 +98,7 @@ class SpeechDataset(FairseqDataset):
         worst = self.utterances[int(np.argmax(unknown))]
         message = (
             f"{sum(unknown)} of {total} units of the texts are not in the dictionary, such as in "
-            f"{worst.text!r} ({worst.name}). Do case, subword model and dict.txt belong together? "
+            f"{worst.text!r} ({worst.id}). Do case, subword model and dict.txt belong together? "
             "Without dict.txt one is made of the training texts."
         )
         if self.training and sum(unknown) > MAX_UNKNOWN * total:
@@ -259,10 +259,10 @@ class SpeechDataset(FairseqDataset):
         if sample.content.dim() == 1:
             return log_mel(sample.content, SAMPLING_RATE, self.num_mel_bins, hop)
         bins = sample.content.shape[1]
-        if self.padding_free or self.hop_seconds != FEATURE_HOP or bins != self.num_mel_bins:
+        if self.padding_free or self.hop_seconds != HOP_SECONDS or bins != self.num_mel_bins:
             raise ValueError(
                 f"{self.utterances[sample.index].audio} holds {bins} features of frames at "
-                f"{FEATURE_HOP} s; allowed: {self.num_mel_bins} features, without --padding-free "
+                f"{HOP_SECONDS} s; allowed: {self.num_mel_bins} features, without --padding-free "
                 "and --hop-seconds, which need recordings. Give a manifest of audio files."
             )
         return sample.content

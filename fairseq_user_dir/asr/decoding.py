@@ -9,7 +9,7 @@ import torch
 from fairseq.data import Dictionary
 from torch import Tensor, nn
 
-from cape_plugins.speech.ctc import BeamDecoder, best_path, read_lexicon
+from cape_plugins.speech.ctc import build_decoder
 from fairseq_user_dir.asr.text import SPACE
 
 
@@ -17,50 +17,18 @@ class CtcGenerator:
     """The best path, or a beam with an optional n-gram model; several models are averaged.
 
     Args:
-        dictionary: Of the units; its ``<s>`` is the blank.
-        beam: Hypotheses of the beam, 1 for the best path.
-        lm: File of an n-gram model.
-        lexicon: File with the units of each word.
-        lm_weight: Factor on the score of the model.
-        word_score: Added for each word.
+        dictionary: Units; its ``<s>`` is the blank.
+        settings: Arguments of :func:`~cape_plugins.speech.ctc.build_decoder`: beam, lm, lexicon
+            and weights.
 
     Raises:
         ValueError: for a setting that is not allowed.
     """
 
-    def __init__(
-        self,
-        dictionary: Dictionary,
-        beam: int = 1,
-        lm: str | None = None,
-        lexicon: str | None = None,
-        lm_weight: float = 1.0,
-        word_score: float = 0.0,
-    ) -> None:
-        self.blank = dictionary.bos()
+    def __init__(self, dictionary: Dictionary, **settings: Any) -> None:
         self.symbols_to_strip_from_output = {dictionary.bos(), dictionary.eos(), dictionary.pad()}
-        self._beam = None
-        if beam == 1 and (lm or lexicon):
-            raise ValueError(
-                "--ctc-lm and --ctc-lexicon need a beam; give --ctc-beam of 2 or more, such as 50."
-            )
-        if beam != 1:
-            try:
-                spellings = read_lexicon(lexicon) if lexicon else None
-                self._beam = BeamDecoder(
-                    dictionary.symbols,
-                    self.blank,
-                    beam,
-                    lm,
-                    spellings,
-                    lm_weight,
-                    word_score,
-                    SPACE,
-                )
-            except ValueError as error:
-                raise ValueError(
-                    f"--ctc-beam {beam} with --ctc-lm {lm}, --ctc-lexicon {lexicon}: {error}"
-                ) from None
+        symbols, blank = dictionary.symbols, dictionary.bos()
+        self._decode = build_decoder(symbols, blank, **settings, separator=SPACE)
 
     @torch.no_grad()
     def generate(
@@ -74,19 +42,15 @@ class CtcGenerator:
             lengths = output["lengths"]
             probs = probs + model.get_normalized_probs(output, log_probs=False).transpose(0, 1)
         log_probs = (probs / len(models)).clamp(min=1e-30).log()
-        if self._beam is None:
-            found = best_path(log_probs, lengths, self.blank)
-        else:
-            found = self._beam(log_probs, lengths)
         return [
             [
                 {
-                    "tokens": torch.tensor(one.tokens, dtype=torch.long),
-                    "score": one.score,
+                    "tokens": torch.tensor(hypothesis.tokens, dtype=torch.long),
+                    "score": hypothesis.score,
                     "attention": None,
                     "alignment": None,
                     "positional_scores": torch.zeros(0),  # alignments are not unique
                 }
             ]
-            for one in found
+            for hypothesis in self._decode(log_probs, lengths)
         ]

@@ -7,7 +7,7 @@ import functools
 from torch import Tensor
 
 from cape_plugins import PositionEncoder, Positions
-from fairseq_user_dir.asr.manifest import FEATURE_HOP
+from cape_plugins.speech.features import HOP_SECONDS
 from fairseq_user_dir.embedding import rank_generator
 
 
@@ -22,7 +22,7 @@ class TimedEncoder:
 
     def hop_seconds(self, hop_nanoseconds: Tensor | None) -> Tensor | float:
         """Distance of frames; 10 ms where the task does not say."""
-        return FEATURE_HOP if hop_nanoseconds is None else hop_nanoseconds.float() * 1e-9
+        return HOP_SECONDS if hop_nanoseconds is None else hop_nanoseconds.float() * 1e-9
 
     def add_positions(self, hidden: Tensor, positions: Positions) -> Tensor:
         """``[B, T, C]``; draws in training, differently on each rank."""

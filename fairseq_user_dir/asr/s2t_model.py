@@ -28,8 +28,8 @@ from cape_plugins import PositionConfig, build_position_encoder
 from cape_plugins.arguments import TYPE_ARG
 from cape_plugins.config import options
 from cape_plugins.families import DECODER_FIELD
+from cape_plugins.speech.features import HOP_SECONDS
 from cape_plugins.speech.subsampling import ConvSubsampler, subsampled_positions
-from fairseq_user_dir.asr.manifest import FEATURE_HOP
 from fairseq_user_dir.asr.positions import TimedEncoder
 from fairseq_user_dir.attention import add_relative_positions
 from fairseq_user_dir.checkpoints import PositionalModel
@@ -104,7 +104,7 @@ class CapeS2TEncoder(TimedEncoder, S2TTransformerEncoder):
             config,
             args.encoder_embed_dim,
             start=self.padding_idx + 1,
-            unit=FEATURE_HOP * self.subsample.stride,
+            unit=HOP_SECONDS * self.subsample.stride,
             frequencies="fairseq",
             layout="sin_cos_blocks",
             table_size=ABSPOS_FRAMES,

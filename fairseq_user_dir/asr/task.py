@@ -14,16 +14,12 @@ import torch
 from fairseq.tasks import LegacyFairseqTask, register_task
 from torch import nn
 
-from cape_plugins.speech.features import spec_augment
+from cape_plugins.speech.features import HOP_SECONDS, spec_augment
+from cape_plugins.speech.manifest import Utterance
 from fairseq_user_dir.asr.ctc_model import CapeCtcTransformerModel
 from fairseq_user_dir.asr.data import SpeechDataset
 from fairseq_user_dir.asr.decoding import CtcGenerator
-from fairseq_user_dir.asr.manifest import (
-    Utterance,
-    named_recordings,
-    read_config,
-    read_manifest,
-)
+from fairseq_user_dir.asr.manifest import named_recordings, read_config, read_manifest
 from fairseq_user_dir.asr.text import (
     DICTIONARY,
     SUBWORD_MODEL,
@@ -78,7 +74,7 @@ class CapeAsrTask(LegacyFairseqTask):
             "the data folder, letters if there is none")  # fmt: skip
         add("--padding-free", action="store_true", help="training batches without padding: a hop "
             "for each recording, surplus frames skipped (CAPE App. C.3)")  # fmt: skip
-        add("--hop-seconds", type=_hop, default=0.010, help="distance of frames; longer ones "
+        add("--hop-seconds", type=_hop, default=HOP_SECONDS, help="distance of frames; longer ones "
             "trade accuracy for speed in inference (default: 0.01)")  # fmt: skip
         add("--max-source-positions", type=_count(1), default=10**6, metavar="N",
             help="leave out longer recordings, in frames (default: none)")  # fmt: skip
@@ -301,11 +297,11 @@ class CapeAsrTask(LegacyFairseqTask):
         args.beam = settings.ctc_beam  # fairseq-generate shows it with the score
         return CtcGenerator(
             self.dictionary,
-            settings.ctc_beam,
-            settings.ctc_lm,
-            settings.ctc_lexicon,
-            settings.ctc_lm_weight,
-            settings.ctc_word_score,
+            beam=settings.ctc_beam,
+            lm=settings.ctc_lm,
+            lexicon=settings.ctc_lexicon,
+            lm_weight=settings.ctc_lm_weight,
+            word_score=settings.ctc_word_score,
         )
 
     def inference_step(

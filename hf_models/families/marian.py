@@ -14,8 +14,7 @@ from transformers.models.marian.modeling_marian import MarianDecoder, MarianEnco
 
 from hf_models.configuration import PositionEmbeddingMixin
 from hf_models.modeling import PositionModelMixin
-from hf_models.settings import FIELD
-from hf_models.switching import Family, add_parts
+from hf_models.switching import FamilyClasses, add_parts
 from hf_models.text import Generates, SourceStack, TargetStack, TranslationModel
 
 
@@ -25,7 +24,6 @@ class CapeMarianConfig(PositionEmbeddingMixin, MarianConfig):
     none (Marian), is the BOS hint on the source."""
 
     model_type = "cape_marian"
-    position_fields: ClassVar = {FIELD: ("text", "seq2seq")}
     position_embedding: dict | None = None
 
 
@@ -53,7 +51,7 @@ class CapeMarianMTModel(Generates, PositionModelMixin, MarianMTModel):
 
 
 FAMILY = add_parts(
-    Family(
+    FamilyClasses(
         CapeMarianConfig,
         (CapeMarianEncoder, CapeMarianDecoder, CapeMarianModel, CapeMarianMTModel),
     )

@@ -19,12 +19,11 @@ from transformers.models.speech_to_text.modeling_speech_to_text import (
 )
 from transformers.utils import can_return_tuple
 
-from cape_plugins import Draw, build_position_encoder
+from cape_plugins import Draw
 from hf_models.configuration import PositionEmbeddingMixin
-from hf_models.modeling import PositionModelMixin, draw_positions
-from hf_models.settings import FIELD
+from hf_models.modeling import PositionModelMixin, build_positions, draw_positions
 from hf_models.speech import SpeechEncoder, Subsampler, encoder_lengths
-from hf_models.switching import Family, add_parts
+from hf_models.switching import FamilyClasses, add_parts
 
 
 @strict
@@ -48,7 +47,6 @@ class CapeSpeechConfig(PositionEmbeddingMixin, PreTrainedConfig):
     """
 
     model_type = "cape_speech_ctc"
-    position_fields: ClassVar = {FIELD: ("audio", "encoder")}
     attribute_map: ClassVar = {
         "hidden_size": "d_model",
         "num_attention_heads": "encoder_attention_heads",
@@ -155,13 +153,8 @@ class CapeSpeechModel(SpeechEncoder, PositionModelMixin, Speech2TextEncoder):
             [config.num_mel_bins, config.d_model],
             config.conv_layers,
             scale=1.0,
-            positions=build_position_encoder(
-                config.position_config,
-                config.d_model,
-                start=config.window_seconds / 2,
-                layout="sin_cos_blocks",
-                table_size=config.max_position_embeddings,
-                table_std=config.init_std,
+            positions=build_positions(
+                config, "encoder", config.max_position_embeddings, config.init_std
             ),
             dropout=config.feature_dropout,
         )
@@ -282,7 +275,7 @@ class CapeSpeechForCTC(PositionModelMixin, PreTrainedModel):
 
 
 FAMILY = add_parts(
-    Family(
+    FamilyClasses(
         CapeSpeechConfig,
         parts=(),
         auto={AutoModel: CapeSpeechModel, AutoModelForCTC: CapeSpeechForCTC},

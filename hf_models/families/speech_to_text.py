@@ -1,7 +1,6 @@
 """Speech2Text, recognition or translation with encoder and decoder, with any position embedding.
 
-Stock checkpoints load with every parameter: frames are counted as there, from `pad_token_id` + 1
-on, in steps of the encoder; seconds of the configuration are turned into such steps.
+Frames are counted as in stock checkpoints, from `pad_token_id` + 1 on, in steps of the encoder.
 """
 
 from __future__ import annotations
@@ -20,18 +19,16 @@ from transformers.models.speech_to_text.modeling_speech_to_text import (
     Speech2TextEncoder,
 )
 
-from cape_plugins import PositionConfig, build_position_encoder
+from cape_plugins import PositionConfig
 from hf_models.configuration import PositionEmbeddingMixin
-from hf_models.modeling import PositionModelMixin
-from hf_models.settings import FIELD
+from hf_models.modeling import PositionModelMixin, build_positions
 from hf_models.speech import (
     EncodesSpeech,
     RecognitionModel,
     SpeechEncoder,
     Subsampler,
-    encoder_stride,
 )
-from hf_models.switching import Family, add_parts
+from hf_models.switching import FamilyClasses, add_parts
 from hf_models.text import TargetStack
 
 
@@ -44,10 +41,6 @@ class CapeSpeech2TextConfig(PositionEmbeddingMixin, Speech2TextConfig):
     """
 
     model_type = "cape_speech_to_text"
-    position_fields: ClassVar = {
-        FIELD: ("audio", "encoder"),
-        "decoder_position_embedding": ("text", "decoder"),
-    }
     stock_difference: ClassVar = (
         "padding: no longer reaches the last frames of shorter recordings through a convolution"
     )
@@ -83,15 +76,8 @@ class CapeSpeech2TextEncoder(SpeechEncoder, Speech2TextEncoder):
             [config.input_feat_per_channel * config.input_channels, *inner, config.d_model],
             config.conv_layers,
             scale=self.embed_scale,
-            positions=build_position_encoder(
-                config.position_config,
-                config.d_model,
-                start=config.pad_token_id + 1,
-                unit=config.hop_seconds * encoder_stride(config),
-                frequencies="fairseq",
-                layout="sin_cos_blocks",
-                table_size=config.max_source_positions,
-                table_std=config.init_std,
+            positions=build_positions(
+                config, "encoder", config.max_source_positions, config.init_std
             ),
         )
 
@@ -99,7 +85,6 @@ class CapeSpeech2TextEncoder(SpeechEncoder, Speech2TextEncoder):
 class CapeSpeech2TextDecoder(TargetStack, Speech2TextDecoder):
     """Text side; its positions are tokens, with a draw of its own."""
 
-    field, frequencies, start = "decoder_position_embedding", "fairseq", "padding"
     _supports_sdpa = True
     _supports_flash_attn = True
 
@@ -118,14 +103,13 @@ class CapeSpeech2TextForConditionalGeneration(
     config_class = CapeSpeech2TextConfig
 
 
-# The speech recognition pipeline tells models with a decoder by this table. Entered here and not
-# where the Auto classes are, because a folder with its own code loads this file alone.
+# Tells the pipeline of a decoder; here, because a folder with its own code loads this file alone.
 MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES[CapeSpeech2TextConfig.model_type] = (
     CapeSpeech2TextForConditionalGeneration.__name__
 )
 
 FAMILY = add_parts(
-    Family(
+    FamilyClasses(
         CapeSpeech2TextConfig,
         (
             CapeSpeech2TextEncoder,

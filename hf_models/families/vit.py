@@ -20,8 +20,7 @@ from hf_models.configuration import PositionEmbeddingMixin
 from hf_models.drop_path import add_drop_path
 from hf_models.images import ImageModel, PatchEmbeddings
 from hf_models.modeling import PositionModelMixin
-from hf_models.settings import FIELD
-from hf_models.switching import Family, add_parts
+from hf_models.switching import FamilyClasses, add_parts
 
 # Checkpoints of ViT are stored under older names, which transformers translates by class name.
 register_checkpoint_conversion_mapping(
@@ -39,7 +38,6 @@ class CapeViTConfig(PositionEmbeddingMixin, ViTConfig):
     """
 
     model_type = "cape_vit"
-    position_fields: ClassVar = {FIELD: ("image", "encoder")}
 
     drop_path_rate: float | int = 0.0
     position_embedding: dict | None = None
@@ -77,7 +75,7 @@ class CapeViTForImageClassification(PositionModelMixin, ViTForImageClassificatio
 
 
 FAMILY = add_parts(
-    Family(
+    FamilyClasses(
         CapeViTConfig,
         (CapeViTEmbeddings, CapeViTModel, CapeViTForImageClassification),
     )

@@ -1,6 +1,10 @@
 """Settings of the speech recipes, and which position embeddings each study compares."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from cape_plugins import PRESETS, TYPES
+from cape_plugins.arguments import TYPE_ARG, flag
 
 
 class Recipe(NamedTuple):
@@ -10,13 +14,20 @@ class Recipe(NamedTuple):
         train: Flags of fairseq-train.
         updates: Their number.
         bins: Upper ends of the bins of durations in seconds.
-        cape: Flags of CAPE among the types, beside its defaults.
+        preset: Settings of CAPE for this corpus, among the types.
     """
 
     train: str
     updates: int
     bins: tuple[float, ...]
-    cape: str = ""
+    preset: str | None = None
+
+
+def position_flags(settings: Mapping[str, Any], more: str = "") -> str:
+    """Flags of fairseq-train for a position embedding, such as one of PRESETS, and `more`."""
+    names = {"type": TYPE_ARG} | {name: f"position_{name}" for name in settings if name != "type"}
+    words = (f"{flag(names[name])} {value}" for name, value in settings.items() if name != "domain")
+    return " ".join((*words, more)).strip()
 
 
 SEED_STEP = 100003  # fairseq seeds update n with seed + n
@@ -46,43 +57,39 @@ TEDLIUM = f"""{PAPER} --attention-dropout 0.1 --activation-dropout 0.1 --encoder
 RECIPES = {
     "small": Recipe(SMALL, 600, (1, 2, 4, 8, 16)),
     "digits": Recipe(DIGITS, 1000, (1, 2, 4, 8, 16)),
-    "wsj": Recipe(WSJ, 200000, (10, 15, 20), "--position-max-global-scale 1.1"),
-    "tedlium3": Recipe(TEDLIUM, 500000, (10, 15, 20), "--position-max-global-scale 2"),
+    "wsj": Recipe(WSJ, 200000, (10, 15, 20), "cape_wsj"),
+    "tedlium3": Recipe(TEDLIUM, 500000, (10, 15, 20), "cape_tedlium"),
     # not in the paper; settings of TED-LIUM
-    "librispeech": Recipe(TEDLIUM, 500000, (10, 15, 20), "--position-max-global-scale 2"),
+    "librispeech": Recipe(TEDLIUM, 500000, (10, 15, 20), "cape_tedlium"),
 }
 
-_CAPE = "--position-embedding cape"
+NO_MASKS = "--no-spec-augment"
+SINPOS, CAPE = {"type": "sinpos"}, {"type": "cape"}
 # Each study is one figure of the paper; the flags of each of its models.
 STUDIES = {
-    "types": {
-        name: f"--position-embedding {name}"
-        for name in ("nopos", "sinpos", "abspos", "relpos", "shape", "cape")
-    },
+    "types": {name: position_flags({"type": name}) for name in TYPES},
     "relpos": {  # Figures 4, 20 and 21: contexts of 27 and 6 seconds at 30 ms
-        "relpos": "--position-embedding relpos --position-relative-beyond zero",
-        "relpos-6s": "--position-embedding relpos --position-relative-context 199 "
-        "--position-relative-beyond zero",
-        "relpos-first": "--position-embedding relpos --position-relative-layers first "
-        "--position-relative-beyond zero",
-        "cape": _CAPE,
+        "relpos": position_flags(PRESETS["relpos_wsj"]),
+        "relpos-6s": position_flags({**PRESETS["relpos_wsj"], "relative_context": 199}),
+        "relpos-first": position_flags(PRESETS["relpos_first_wsj"]),
+        "cape": position_flags(CAPE),
     },
     "augmentation": {  # Figure 7
-        "baseline": "--position-embedding sinpos --no-spec-augment",
-        "+CAPE": f"{_CAPE} --no-spec-augment",
-        "+SpecAug": "--position-embedding sinpos",
-        "+CAPE +SpecAug": _CAPE,
+        "baseline": position_flags(SINPOS, NO_MASKS),
+        "+CAPE": position_flags(CAPE, NO_MASKS),
+        "+SpecAug": position_flags(SINPOS),
+        "+CAPE +SpecAug": position_flags(CAPE),
     },
     "shift": {  # Figure 18: global shifts that cover 15, 30, 60 seconds
-        f"covers-{2 * half:g}s": f"{_CAPE} --position-max-global-shift {half:g}"
+        f"covers-{2 * half:g}s": position_flags({**CAPE, "max_global_shift": f"{half:g}"})
         for half in (7.5, 15.0, 30.0)
     },
     "local": {  # Figure 19
-        "global-and-local": _CAPE,
-        "global-only": f"{_CAPE} --position-max-local-shift 0",
+        "global-and-local": position_flags(CAPE),
+        "global-only": position_flags({**CAPE, "max_local_shift": 0}),
     },
     "scale": {  # Figures 20 and 21
-        f"scale-{scale:g}": f"{_CAPE} --position-max-global-scale {scale:g}"
+        f"scale-{scale:g}": position_flags({**CAPE, "max_global_scale": scale})
         for scale in (1, 1.1, 1.4, 2, 3)
     },
 }

@@ -14,7 +14,8 @@ from pathlib import Path
 import soundfile
 
 from cape_plugins.speech.audio import AudioError, audio_seconds
-from recipes.asr.manifest import Utterance, ascii_words, files_below, write_audio
+from cape_plugins.speech.manifest import Utterance
+from recipes.asr.manifest import ToWrite, ascii_words, files_below, write_audio
 from recipes.lab.data import read_text
 from recipes.lab.steps import CommandError
 
@@ -154,8 +155,8 @@ def _segments(transcript: Path) -> Iterator[Utterance]:
         if "ignore_time_segment_in_scoring" in text:
             continue
         id = f"{talk}-{number:04}"
-        make = partial(_cut, recordings / f"{talk}.sph", start, end)
-        yield Utterance(id, Path(f"{id}.flac"), tedlium_words(text), make)
+        cut = partial(_cut, recordings / f"{talk}.sph", start, end)
+        yield Utterance(id, ToWrite(f"{id}.flac", cut), tedlium_words(text))
 
 
 def _cut(source: Path, start: float, end: float, target: Path) -> None:
@@ -253,12 +254,10 @@ def _wsj_subset(subset: str, files: Mapping[str, Path]) -> Iterator[Utterance]:
     for id in sorted(ids or recordings):
         name, audio = f"{id[:3]}-{id}", recordings.get(id)
         if audio is None:
-            yield Utterance(name, Path(f"{subset}/{id[:3]}/{id}.wv1"), texts.get(id, ""))
+            audio = Path(f"{subset}/{id[:3]}/{id}.wv1")
         elif _is_compressed(audio):
-            make = partial(_uncompress, audio)
-            yield Utterance(name, Path(f"{name}.flac"), texts.get(id, ""), make)
-        else:
-            yield Utterance(name, audio, texts.get(id, ""))
+            audio = ToWrite(f"{name}.flac", partial(_uncompress, audio))
+        yield Utterance(name, audio, texts.get(id, ""))
 
 
 def _wsj_texts(path: Path) -> dict[str, str]:

@@ -4,50 +4,43 @@ import argparse
 import csv
 import io
 import json
-import os
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from cape_plugins.speech.audio import AudioError, audio_seconds, read_audio, resample
-from cape_plugins.speech.features import WINDOW_SECONDS
-from recipes.asr.synthesis import make_speech
+from cape_plugins.speech.audio import read_audio, resample
+from cape_plugins.speech.features import SAMPLING_RATE
+from cape_plugins.speech.manifest import LeftOut, Utterance, measured
+from recipes.asr.manifest import report_left_out, usable
 from recipes.lab.data import check_columns, given_tables, open_dataset, read_text, train_and_test
-from recipes.lab.steps import CommandError, progress
+from recipes.lab.steps import CommandError
+from recipes.lab.synthesis import make_speech
 
-SAMPLING_RATE = 16000
+FOLDERS = {"train": ("train",), "test": ("test", "validation", "valid", "dev")}
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
 TEXT_COLUMNS = ("text", "transcription", "transcript", "sentence")  # of a metadata file
 
 # Built-in speech: training has up to TRAIN_WORDS digits, tests (how many of them) up to 16
 # times as many.
-TRAIN_WORDS = 6
+TRAIN_STRINGS, TRAIN_WORDS = 6000, 6
 TEST_WORDS = {(2, 4): 160, (4, 8): 120, (8, 16): 80, (16, 32): 40, (32, 64): 30, (64, 96): 20}
-
-
-class Recording(NamedTuple):
-    """Where a recording is, what is said in it, and its duration in seconds."""
-
-    source: Any
-    text: str
-    seconds: float
 
 
 class Recordings(Dataset):
     """Waveforms at 16 kHz.
 
     Args:
-        items: What to read.
-        rows: Rows of a data set that sources of type int point to.
+        items: What to read: paths, bytes, waveforms, or numbers of rows.
+        rows: Rows of a data set that these numbers are of.
         column: Its column of recordings.
     """
 
-    def __init__(self, items: Sequence[Recording], rows: Any = None, column: str = "") -> None:
+    def __init__(self, items: Iterable[Utterance], rows: Any = None, column: str = "") -> None:
         self.items, self.rows, self.column = list(items), rows, column
 
     def __len__(self) -> int:
@@ -55,7 +48,7 @@ class Recordings(Dataset):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         """``[samples]``."""
-        source = self.items[index].source
+        source = self.items[index].audio
         if isinstance(source, int):
             source = _cell(self.rows[source][self.column])
         return _waveform(source)
@@ -77,63 +70,15 @@ def _waveform(source: Any) -> torch.Tensor:
     return read_audio(source, SAMPLING_RATE)
 
 
-def _seconds(source: Any) -> float:
-    if isinstance(source, np.ndarray):
-        return len(source) / SAMPLING_RATE
-    if isinstance(source, Mapping):
-        return len(source["array"]) / source["sampling_rate"]
-    return audio_seconds(source)
-
-
-def usable(rows: Iterator[tuple[Any, Any, str]], total: int, name: str) -> list[Recording]:
-    """Recordings that can be read, are long enough and have a text; the others are counted and
-    reported.
-
-    Args:
-        rows: Reference that is kept, source, text.
-        total: Number of rows.
-        name: Shown to the user.
-    """
-    items, skipped, first = [], Counter(), ""
-    for kept, source, text in progress(rows, f"{name}: durations", total=total):
-        if not isinstance(text, str) or not text.strip():
-            skipped["without a text"] += 1
-            continue
-        try:
-            if source is None:
-                raise AudioError("a row without a recording")
-            seconds = _seconds(source)
-        except AudioError as error:
-            skipped["unreadable"] += 1
-            first = first or str(error)
-            continue
-        if seconds < WINDOW_SECONDS:
-            skipped[f"shorter than {WINDOW_SECONDS} s"] += 1
-            continue
-        items.append(Recording(kept, text.strip(), seconds))
-    report_skipped(name, skipped, total, first)
-    if not items:
-        raise CommandError(f"{name} data: none of {total} recordings can be used. {first}")
-    return items
-
-
-def report_skipped(name: str, skipped: Mapping[str, int], total: int, first: str = "") -> None:
-    """Says how many recordings are left out, and why; the first process alone does."""
-    if any(skipped.values()) and os.environ.get("RANK", "0") == "0":
-        parts = ", ".join(f"{count} {reason}" for reason, count in skipped.items() if count)
-        print(f"{name} data: {sum(skipped.values())} of {total} skipped ({parts})", flush=True)
-        if first:
-            print(f"  first: {first}", flush=True)
-
-
 def synthetic() -> dict[str, Recordings]:
     """Strings of digits by many voices: short ones for training, short to long ones for tests."""
-    train = make_speech(0, 6000, (1, TRAIN_WORDS))
+    train = make_speech(0, TRAIN_STRINGS, (1, TRAIN_WORDS))
     sets = enumerate(TEST_WORDS.items(), start=1)
     test = [s for seed, (words, count) in sets for s in make_speech(seed, count, words)]
     return {
         split: Recordings(
-            Recording(one.waveform, one.text, len(one.waveform) / SAMPLING_RATE) for one in speech
+            Utterance(str(n), one.waveform, one.text, len(one.waveform) / SAMPLING_RATE)
+            for n, one in enumerate(speech)
         )
         for split, speech in (("train", train), ("test", test))
     }
@@ -144,7 +89,8 @@ def given(args: argparse.Namespace) -> dict[str, Recordings]:
     from datasets import Audio
 
     if args.dataset and _recordings(Path(args.dataset)):
-        return _folder(Path(args.dataset))
+        sets = split_folder(Path(args.dataset), FOLDERS)
+        return {name: Recordings(usable(rows, len(rows), name)) for name, rows in sets.items()}
     data = open_dataset(args.dataset, args.dataset_config) if args.dataset else given_tables(args)
     parts = train_and_test(data, args.train_split, args.test_split)
     check_columns(args, parts["train"], "audio_column", "text_column")
@@ -157,43 +103,68 @@ def given(args: argparse.Namespace) -> dict[str, Recordings]:
         if isinstance(part.features[audio], Audio):
             part = part.cast_column(audio, Audio(decode=False))  # read by soundfile instead
 
-        def rows(part: Any = part) -> Iterator[tuple[Any, Any, str]]:
+        def rows(part: Any = part) -> Iterator[tuple[Any, Utterance]]:
             for index, row in enumerate(part):
-                source = _cell(row[audio])
-                if isinstance(source, str):
-                    yield base / source, base / source, row[text]
-                else:
-                    yield index, source, row[text]
+                source, said = _cell(row[audio]), row[text]
+                source = base / source if isinstance(source, str) else source
+                kept = source if isinstance(source, Path) else index  # to be read again
+                seconds = None
+                if isinstance(source, Mapping):
+                    seconds = len(source["array"]) / source["sampling_rate"]
+                said = said.strip() if isinstance(said, str) else ""
+                yield kept, Utterance(str(index), source, said, seconds)
 
-        splits[name] = Recordings(usable(rows(), len(part), name), part, audio)
+        splits[name] = Recordings(usable(rows(), len(part), name, _measured_row), part, audio)
     return splits
 
 
-def _folder(folder: Path) -> dict[str, Recordings]:
-    """Audio files with their texts, in subfolders train and test, or in one folder that is split.
+def _measured_row(row: tuple[Any, Utterance]) -> Utterance:
+    """The utterance of a row, with what is kept of its recording."""
+    kept, utterance = row
+    return measured(utterance)._replace(audio=kept)
+
+
+def split_folder(folder: Path, names: Mapping[str, Sequence[str]]) -> dict[str, list[Utterance]]:
+    """Audio files with their texts, in subfolders or in one folder.
 
     The texts stand in ``metadata.csv`` or ``metadata.jsonl`` with the columns file_name and text,
-    or in a file beside each recording, ``one.txt`` beside ``one.wav``.
+    or in a file beside each recording, ``one.txt`` beside ``one.wav``. A tenth of the training
+    data, at most 1000 recordings, is split off for each set that is not there.
+
+    Args:
+        folder: The subfolders, or recordings.
+        names: Allowed names of the subfolder for each set, of which one is "train".
     """
-    names = {"train": ("train",), "test": ("test", "validation", "valid", "dev")}
-    found = {
-        split: next((folder / n for n in allowed if (folder / n).is_dir()), None)
+    parts = {
+        split: next((folder / name for name in allowed if (folder / name).is_dir()), None)
         for split, allowed in names.items()
     }
-    if all(found.values()):
-        pairs = {split: pairs_in(part) for split, part in found.items()}
-    else:
-        both = pairs_in(found["train"] or folder)
-        order = np.random.default_rng(0).permutation(len(both))
-        cut = min(1000, max(1, len(both) // 10))
-        pairs = {
-            "train": [both[i] for i in sorted(order[cut:])],
-            "test": [both[i] for i in sorted(order[:cut])],
-        }
-    return {
-        split: Recordings(usable(((p, p, t) for p, t in rows), len(rows), split))
-        for split, rows in pairs.items()
+    if any(parts.values()) and not parts["train"]:
+        others = ", ".join(part.name for part in parts.values() if part)
+        raise CommandError(f"{folder}: no folder train beside {others}")
+    parts["train"] = parts["train"] or folder
+    sets = {
+        split: [Utterance(_id(path, part), path, text) for path, text in pairs_in(part)]
+        for split, part in parts.items()
+        if part
     }
+    missing = [split for split in names if split not in sets]
+    recordings = sets["train"]
+    size = min(1000, max(1, len(recordings) // 10))
+    if len(recordings) <= size * len(missing):
+        raise CommandError(
+            f"{folder}: {len(recordings)} recordings are too few to split off {', '.join(missing)}"
+        )
+    order = np.random.default_rng(0).permutation(len(recordings))
+    drawn = np.split(order, [size * (n + 1) for n in range(len(missing))])
+    for split, rows in zip((*missing, "train"), drawn, strict=True):
+        sets[split] = [recordings[n] for n in sorted(rows)]
+    return sets
+
+
+def _id(path: Path, folder: Path) -> str:
+    relative = path.relative_to(folder) if path.is_relative_to(folder) else Path(path.name)
+    return re.sub(r"\s", "_", "-".join(relative.with_suffix("").parts))
 
 
 def _recordings(folder: Path) -> list[Path]:
@@ -211,7 +182,7 @@ def pairs_in(folder: Path) -> list[tuple[Path, str]]:
             raise CommandError(
                 f"{table}: needs the columns file_name and one of {', '.join(TEXT_COLUMNS)}"
             )
-        return [(folder / row["file_name"], row[column]) for row in rows]
+        return [(folder / row["file_name"], (row[column] or "").strip()) for row in rows]
     recordings = _recordings(folder)
     pairs = [(p, p.with_suffix(".txt")) for p in recordings if p.with_suffix(".txt").is_file()]
     if len(pairs) < 2:
@@ -220,7 +191,9 @@ def pairs_in(folder: Path) -> list[tuple[Path, str]]:
             f"{len(pairs)} of them with a text; at least 2 are needed. Give metadata.csv with the "
             "columns file_name and text, or a text file beside each, one.txt beside one.wav"
         )
-    report_skipped("folder", {"without a text": len(recordings) - len(pairs)}, len(recordings))
+    left_out = LeftOut()
+    left_out.reasons["without a text"] = len(recordings) - len(pairs)
+    report_left_out("folder", left_out, len(recordings))
     return [(path, read_text(text).strip()) for path, text in pairs]
 
 

@@ -14,16 +14,13 @@ Without --model a CTC model is trained from scratch on letters, or on subwords b
 import argparse
 import json
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":  # as a script, so that it also runs under `accelerate launch`
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import jiwer
 import torch
 from transformers import (
     AutoProcessor,
@@ -36,7 +33,8 @@ from transformers import (
 )
 
 from cape_plugins.speech.audio import AudioError
-from cape_plugins.speech.ctc import BeamDecoder, best_path, read_lexicon
+from cape_plugins.speech.ctc import build_decoder, outputs_needed
+from cape_plugins.speech.manifest import LeftOut, Unusable, Utterance
 from hf_models import (
     CapeSpeech2TextConfig,
     CapeSpeech2TextForConditionalGeneration,
@@ -45,13 +43,16 @@ from hf_models import (
     CapeSpeechForCTC,
     CapeSpeechTokenizer,
 )
-from recipes.asr.data import Recordings, given, report_skipped, synthetic
+from recipes.asr.data import Recordings, given, synthetic
+from recipes.asr.manifest import report_left_out
+from recipes.asr.report import METRICS, Text, by_duration, in_training
 from recipes.asr.training import Collator, Labelled, SpeechTrainer
 from recipes.lab.data import add_data_args, fingerprint, has_data
 from recipes.lab.hf_checkpoints import load_model, make_config, read_beside, read_config
 from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
-from recipes.lab.options import positive, settings_to_compare
+from recipes.lab.options import number, positive, settings_to_compare
 from recipes.lab.steps import CommandError, run_main, step, write_lines, writing
+from recipes.lab.tables import Row
 from recipes.mt.subwords import SentencePiece
 
 COMPARED = ("abspos", "sinpos", "cape")
@@ -133,35 +134,32 @@ def _vocabulary(folder: Path, texts: Sequence[str], vocab_size: int | None, seq2
 def build_model(
     path: str | None, settings: dict[str, Any], sizes: dict[str, Any], tokenizer: Any, seq2seq: bool
 ) -> Any:
-    """From a stock or cape checkpoint, or from scratch."""
-    kind = CapeSpeech2TextForConditionalGeneration if seq2seq else CapeSpeechForCTC
+    """A model from a stock or cape checkpoint, or from scratch."""
+    model_class = CapeSpeech2TextForConditionalGeneration if seq2seq else CapeSpeechForCTC
     if path:
-        return load_model(kind, path, settings)
-    sizes = dict(sizes)
-    sizes |= {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
-    if not seq2seq:
-        # batches without padding may have fewer outputs than labels
-        sizes.setdefault("ctc_zero_infinity", True)
+        return load_model(model_class, path, settings)
+    own = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
     if seq2seq:
-        for name in ("bos_token_id", "eos_token_id"):
-            sizes[name] = getattr(tokenizer, name)
-        sizes["decoder_start_token_id"] = tokenizer.eos_token_id
-    config_kind = CapeSpeech2TextConfig if seq2seq else CapeSpeechConfig
-    return kind(make_config(config_kind, sizes, position_embedding=settings))
+        own |= {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id")}
+        own["decoder_start_token_id"] = tokenizer.eos_token_id
+    else:
+        # batches without padding may have fewer outputs than labels
+        sizes = {"ctc_zero_infinity": True, **sizes}
+    config = make_config(model_class.config_class, {**sizes, **own}, position_embedding=settings)
+    return model_class(config)
 
 
 def fitting(data: Labelled, model: Any) -> Labelled:
     """Without what CTC cannot align: more labels, with blanks between equal ones, than outputs."""
-    rate, kept, count = model.config.hop_seconds, [], Counter()
-    for index, (item, labels) in enumerate(zip(data.recordings.items, data.labels, strict=True)):
+    rate, kept, left_out = model.config.hop_seconds, [], LeftOut()
+    for index, (item, ids) in enumerate(zip(data.recordings.items, data.labels, strict=True)):
         frames = int((item.seconds - model.config.window_seconds) / rate) + 1
-        outputs = int(model._get_feat_extract_output_lengths(frames))
-        repeats = sum(a == b for a, b in pairwise(labels))
-        if len(labels) + repeats <= outputs:
+        labels = torch.tensor([ids], dtype=torch.long)
+        with left_out.counting():
+            if outputs_needed(labels, labels >= 0) > model._get_feat_extract_output_lengths(frames):
+                raise Unusable("with more labels than outputs of the model", item.text)
             kept.append(index)
-        else:
-            count["with more labels than outputs of the model"] += 1
-    report_skipped("train", count, len(data))
+    report_left_out("train", left_out, len(data))
     if not kept:
         raise CommandError("no recording has enough frames for its labels; is the text right?")
     recordings = data.recordings
@@ -185,8 +183,8 @@ def recognise(
 
     def run(rows: Sequence[int]) -> list[str | None]:
         waveforms = [_read(data, row) for row in rows]
-        texts = iter(recognised([one for one in waveforms if one is not None]))
-        return [None if one is None else next(texts) for one in waveforms]
+        texts = iter(recognised([waveform for waveform in waveforms if waveform is not None]))
+        return [None if waveform is None else next(texts) for waveform in waveforms]
 
     def recognised(waveforms: Sequence[torch.Tensor]) -> list[str]:
         if not waveforms:
@@ -196,9 +194,9 @@ def recognise(
             out = model.generate(**batch, num_beams=args.beams, max_new_tokens=500)
             return processor.batch_decode(out, skip_special_tokens=True)
         lengths = model._get_feat_extract_output_lengths(batch["attention_mask"].sum(-1))
-        found = decode(model(**batch).logits.log_softmax(-1), lengths)
+        paths = decode(model(**batch).logits.log_softmax(-1), lengths)
         # repetitions that are left are meant
-        return [processor.tokenizer.decode(one.tokens, group_tokens=False) for one in found]
+        return [processor.tokenizer.decode(path.tokens, group_tokens=False) for path in paths]
 
     work = batches([item.seconds for item in data.items], batch_size)
     return share(work, run, "recognise", len(data))
@@ -206,21 +204,13 @@ def recognise(
 
 def ctc_decoder(tokenizer: Any, args: argparse.Namespace) -> Any:
     """From log probabilities ``[B, T, V]`` and lengths to hypotheses."""
-    blank = tokenizer.pad_token_id
-    if args.ctc_beam == 1:
-        if args.ctc_lm or args.ctc_lexicon:
-            raise CommandError(
-                "--ctc-lm and --ctc-lexicon need a beam; give --ctc-beam of 2 or more, such as 50"
-            )
-        return lambda log_probs, lengths: best_path(log_probs, lengths, blank)
     tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    files = {"lm": args.ctc_lm, "lexicon": args.ctc_lexicon}
+    weights = {"lm_weight": args.ctc_lm_weight, "separator": "|"}
     try:
-        lexicon = read_lexicon(args.ctc_lexicon) if args.ctc_lexicon else None
-        return BeamDecoder(
-            tokens, blank, args.ctc_beam, args.ctc_lm, lexicon, args.ctc_lm_weight, separator="|"
-        )
+        return build_decoder(tokens, tokenizer.pad_token_id, args.ctc_beam, **files, **weights)
     except (ValueError, OSError, ImportError) as error:
-        raise CommandError(f"--ctc-beam {args.ctc_beam}: {error}") from None
+        raise CommandError(str(error)) from None
 
 
 def _read(data: Recordings, index: int) -> torch.Tensor | None:
@@ -231,30 +221,11 @@ def _read(data: Recordings, index: int) -> torch.Tensor | None:
         return None
 
 
-def error_rates(
-    hypotheses: Sequence[str | None], data: Recordings, rate: Any = jiwer.wer
-) -> dict[str, float]:
-    """Word error rate (jiwer), or another, in percent by duration, of what could be read."""
-    groups: dict[int, list[int]] = {}
-    for index, item in enumerate(data.items):
-        if hypotheses[index] is None:
-            continue
-        groups.setdefault(sum(item.seconds > end for end in SECONDS), []).append(index)
-    edges = ["0", *map(str, SECONDS)]
-    names = [f"{a}-{b}" for a, b in pairwise(edges)] + [f"over {edges[-1]}"]
-    rows = {names[group]: groups[group] for group in sorted(groups)}
-    rows["all"] = [index for part in rows.values() for index in part]
-    return {
-        name: 100 * rate([data.items[i].text for i in part], [hypotheses[i] for i in part])
-        for name, part in rows.items()
-    }
-
-
-def write_hypotheses(folder: Path, hypotheses: Sequence[str | None], data: Recordings) -> None:
-    """Writes what was said and what was understood, beside the model."""
-    pairs = zip((item.text for item in data.items), hypotheses, strict=True)
-    lines = ("\t".join((text, hypothesis or "")) for text, hypothesis in pairs)
-    write_lines(folder / "hypotheses.tsv", ["reference\thypothesis", *lines])
+def scored(items: Sequence[Utterance], hypotheses: Sequence[str | None]) -> list[Row]:
+    """Error rates by duration of what could be read."""
+    pairs = zip(items, hypotheses, strict=True)
+    texts = [Text(item.seconds, item.text, said) for item, said in pairs if said is not None]
+    return by_duration(texts, SECONDS)
 
 
 def make_options() -> argparse.ArgumentParser:
@@ -268,7 +239,12 @@ def make_options() -> argparse.ArgumentParser:
     text = "subwords of a new sentencepiece model; default: letters for CTC, else 1000"
     add("--vocab-size", type=positive, help=text)
     text = "batches of so many seconds per process without padding, in which each recording has a "
-    add("--padding-free", type=float, metavar="SECONDS", help=text + "hop of its own; by CTC")
+    add(
+        "--padding-free",
+        type=number(0.1, 1e6),
+        metavar="SECONDS",
+        help=text + "hop of its own; by CTC",
+    )
     add("--no-spec-augment", action="store_true", help="do not mask features in training")
     add("--beams", type=positive, default=1, help="of a model with decoder")
     text = "of a model trained by CTC: hypotheses of the beam of flashlight-text (default: 1, the "
@@ -278,7 +254,7 @@ def make_options() -> argparse.ArgumentParser:
     add("--ctc-lexicon", metavar="FILE", help="lines with a word and its units")
     add("--ctc-lm-weight", type=float, default=1.0, help="(default: 1.0)")
     text = "distance of frames in the test, by CTC; longer is faster (default: that of the model)"
-    add("--hop-seconds", type=float, metavar="SECONDS", help=text)
+    add("--hop-seconds", type=number(0.001, 0.1), metavar="SECONDS", help=text)
     parser.set_defaults(output=Path("results/asr_hf"))
     return parser
 
@@ -288,16 +264,12 @@ def check_flags(args: argparse.Namespace, seq2seq: bool) -> None:
     ctc_flags = args.ctc_beam != 1 or args.ctc_lm or args.ctc_lexicon
     if ctc_flags if seq2seq else args.beams != 1:
         raise CommandError("--beams is for models with decoder, --ctc-beam for those without")
-    if args.padding_free is not None and (seq2seq or args.padding_free <= 0):
-        raise CommandError(
-            f"--padding-free {args.padding_free}: allowed: > 0 seconds, such as 120, for a model "
-            "trained by CTC, whose features have any hop"
-        )
-    if args.hop_seconds is not None and (seq2seq or not 0.001 <= args.hop_seconds <= 0.1):
-        raise CommandError(
-            f"--hop-seconds {args.hop_seconds}: allowed: 0.001 to 0.1, such as 0.01, for a model "
-            "trained by CTC"
-        )
+    for option in ("padding_free", "hop_seconds"):
+        if seq2seq and getattr(args, option) is not None:
+            raise CommandError(
+                f"--{option.replace('_', '-')} {getattr(args, option)} is for a model trained by "
+                "CTC, whose features have any hop; leave it out"
+            )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -309,6 +281,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         torch.set_num_threads(1)  # so small a model gains nothing by more
     seq2seq = is_seq2seq(args)
     check_flags(args, seq2seq)
+    compared = settings_to_compare(args, "audio", COMPARED)
     if args.model:
         processor = read_beside(AutoProcessor, args.model)
     splits = synthetic() if builtin else given(args)
@@ -343,23 +316,21 @@ def main(argv: Sequence[str] | None = None) -> None:
             trainer.masks = DIGIT_MASKS if builtin else {}
         return trainer
 
-    test, rows = splits["test"], []
-    compared = settings_to_compare(args, "audio", COMPARED)
+    test, rows = splits["test"].items, []
     for columns, trainer in train_all(compared, args, training, make_trainer):
-        size = training.per_device_eval_batch_size
-        hypotheses = recognise(trainer.model, processor, test, size, args)
-        letters = error_rates(hypotheses, test, jiwer.cer)
-        rows += [
-            {**columns, "seconds": group, "wer": rate, "ler": letters[group]}
-            for group, rate in error_rates(hypotheses, test).items()
-        ]
+        batch_size = training.per_device_eval_batch_size
+        hypotheses = recognise(trainer.model, processor, splits["test"], batch_size, args)
+        rows += [columns | row for row in scored(test, hypotheses)]
         if training.process_index == 0:
-            write_hypotheses(Path(trainer.args.output_dir), hypotheses, test)
+            lines = (
+                "\t".join((item.text, said or ""))
+                for item, said in zip(test, hypotheses, strict=True)
+            )
+            path = Path(trainer.args.output_dir) / "hypotheses.tsv"
+            write_lines(path, ["reference\thypothesis", *lines])
     longest = max(item.seconds for item in splits["train"].items)
-    groups = {row["seconds"]: row["seconds"].split("-")[0] for row in rows}
-    trained = [group for group, low in groups.items() if low.isdigit() and float(low) < longest]
-    metrics = {"wer": "Word error rate, %", "ler": "Letter error rate, %"}
-    report(args.output, "Speech recognition", rows, "seconds", metrics, trained=trained)
+    trained = in_training(rows, SECONDS, longest)
+    report(args.output, "Speech recognition", rows, "duration", METRICS, trained=trained)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ separated by tabs, no quotes, the first line names the columns. ``audio`` is rel
 of the table for recordings under it, else an absolute path.
 """
 
+import contextlib
 import hashlib
 import os
 import re
@@ -13,14 +14,14 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import soundfile
 
-from cape_plugins.speech.audio import AudioError, audio_seconds, read_audio
-from cape_plugins.speech.features import WINDOW_SECONDS
-from recipes.asr.data import report_skipped
+from cape_plugins.speech import manifest
+from cape_plugins.speech.audio import AudioError, read_audio
+from cape_plugins.speech.manifest import LeftOut, Unusable, Utterance, manifest_lines, measured
 from recipes.lab.steps import (
     RECORD,
     CommandError,
@@ -32,33 +33,19 @@ from recipes.lab.steps import (
     write_lines,
 )
 
-COLUMNS = ("id", "audio", "seconds", "tgt_text")
+T = TypeVar("T")
 
 
-class Entry(NamedTuple):
-    """A line of a manifest; `seconds` is the duration of the recording."""
-
-    id: str
-    audio: Path
-    seconds: float
-    text: str
-
-
-class Utterance(NamedTuple):
-    """A recording to be listed.
+class ToWrite(NamedTuple):
+    """A recording that does not exist as a file yet.
 
     Attributes:
-        id: Unique in its set; what stands before its last ``-`` or ``_`` names the talk, chapter
-            or speaker.
-        audio: The recording; with `make` the name of the file that it writes.
-        text: Words, see :func:`ascii_words`; without any, the recording is left out.
-        make: Writes the recording to a path, or raises AudioError.
+        name: Of the file.
+        write: Writes it to a path, or raises AudioError.
     """
 
-    id: str
-    audio: Path
-    text: str
-    make: Callable[[Path], None] | None = None
+    name: str
+    write: Callable[[Path], None]
 
 
 # ---- texts ---------------------------------------------------------------------------------------
@@ -105,47 +92,67 @@ def write_audio(path: Path, samples: np.ndarray, sampling_rate: int) -> None:
         raise CommandError(f"{path} cannot be written ({error})") from None
 
 
+def usable(
+    utterances: Iterable[T], total: int, name: str, measure: Callable[[T], Utterance] = measured
+) -> list[Utterance]:
+    """Utterances that can be used; the others are counted and reported.
+
+    Args:
+        utterances: What `measure` takes.
+        total: Their number.
+        name: Of the set, shown to the user.
+        measure: Returns an utterance with its duration, or raises Unusable.
+    """
+    kept, left_out = [], LeftOut()
+    for utterance in progress(utterances, name, total=total, unit="recording"):
+        with left_out.counting():
+            kept.append(measure(utterance))
+    report_left_out(name, left_out, total)
+    if not kept:
+        raise CommandError(
+            f"{name} data: none of {total} recordings can be used. {left_out.example}".strip()
+        )
+    return kept
+
+
+def report_left_out(name: str, left_out: LeftOut, total: int) -> None:
+    """Says how many recordings are left out, and why; the first process alone does."""
+    count = left_out.reasons.total()
+    if count and os.environ.get("RANK", "0") == "0":
+        print(f"{name} data: {count} of {total} skipped ({left_out})", flush=True)
+        for reason, example in left_out.examples.items():
+            print(f"  {reason}: {example}", flush=True)
+
+
 def collect(
     name: str, utterances: Sequence[Utterance], folder: Path, decode: bool = False
-) -> list[Entry]:
-    """Entries of the usable utterances; the others are counted and reported.
+) -> list[Utterance]:
+    """Utterances that can be used, with their durations; the others are counted and reported.
 
     Args:
         name: Of the set; recordings that are made lie in ``folder/audio/name``.
-        utterances: With different ids.
+        utterances: With different ids; their recordings are paths or :class:`ToWrite`.
         folder: That the manifest will lie in.
         decode: Read every recording to its end, not only its header.
     """
-    entries, skipped, first = [], Counter(), ""
-    seen = set()
-    for id, audio, text, make in progress(utterances, name, unit="recording"):
-        if not text:
-            skipped["without a text"] += 1
-            continue
-        if id in seen:
+    ids = Counter(utterance.id for utterance in utterances if utterance.text)
+    for id, count in ids.items():
+        if count > 1:
             raise CommandError(f"{name} data: two recordings are named {id}; rename one of them")
-        seen.add(id)
+
+    def measure(utterance: Utterance) -> Utterance:
+        audio = utterance.audio
         try:
-            if make is not None:
-                audio = folder / "audio" / name / audio
-                make(audio)
-            seconds = audio_seconds(audio)
-            if decode:
-                read_audio(audio)
+            if isinstance(audio, ToWrite) and utterance.text:
+                utterance = utterance._replace(audio=folder / "audio" / name / audio.name)
+                audio.write(utterance.audio)
+            if decode and utterance.text:
+                read_audio(utterance.audio)
         except AudioError as error:
-            skipped["unreadable"] += 1
-            first = first or str(error)
-            continue
-        if seconds < WINDOW_SECONDS:
-            skipped[f"shorter than {WINDOW_SECONDS} s"] += 1
-            continue
-        entries.append(Entry(id, audio, seconds, text))
-    report_skipped(name, skipped, len(utterances), first)
-    if not entries:
-        raise CommandError(
-            f"{name} data: none of {len(utterances)} recordings can be used. {first}".strip()
-        )
-    return entries
+            raise Unusable("unreadable", error) from None
+        return measured(utterance)
+
+    return usable(utterances, len(utterances), name, measure)
 
 
 # ---- folders -------------------------------------------------------------------------------------
@@ -187,7 +194,7 @@ def make_folder(
     make: Callable[[Path], None],
     source: Path | None = None,
 ) -> None:
-    """A step of recipes/lab/steps.py that leaves nothing behind when it fails: speech fills disks.
+    """A step of recipes/steps.py that leaves nothing behind when it fails: speech fills disks.
 
     Says so if a finished folder is reused. One whose recordings or texts in `source` have changed
     is made again; what others have put into it since, such as dict.txt, stays.
@@ -243,70 +250,39 @@ def _replace_content(folder: Path, new: Path, tables: Sequence[str]) -> None:
 # ---- tables --------------------------------------------------------------------------------------
 
 
-def write_manifest(path: Path, entries: Iterable[Entry]) -> None:
+def write_manifest(path: Path, utterances: Iterable[Utterance]) -> None:
     """Writes a manifest atomically."""
-    folder = Path(os.path.abspath(path.parent))
-    lines = ["\t".join(COLUMNS)]
-    for entry in entries:
-        audio = Path(os.path.abspath(entry.audio))
-        if audio.is_relative_to(folder):
-            audio = audio.relative_to(folder)
-        cells = (entry.id, audio.as_posix(), f"{entry.seconds:.4f}", entry.text)
-        if any(re.search(r"[\t\r\n]", cell) for cell in cells):
-            raise CommandError(f"{audio}: a tab or line break in its name or text; rename it")
-        lines.append("\t".join(cells))
-    write_lines(path, lines)
+    with refusing():
+        write_lines(path, manifest_lines(utterances, path.parent))
 
 
-def read_manifest(path: Path) -> list[Entry]:
-    """Reads a manifest; columns of other names are ignored."""
+def read_manifest(path: Path) -> list[Utterance]:
+    """Reads a manifest; what cannot be used is reported."""
+    with refusing(" Give a manifest of recipes.asr.prepare."):
+        return manifest.read_manifest(path, progress=progress)
+
+
+@contextlib.contextmanager
+def refusing(remedy: str = "") -> Iterator[None]:
+    """What the library refuses in this block is a mistake of the caller."""
     try:
-        lines = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n").split("\n")
-    except FileNotFoundError:
-        raise CommandError(
-            f"{path}: no such file; give a manifest of recipes.asr.prepare"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"{path}: cannot be read as UTF-8 text ({error})") from None
-    header = lines[0].split("\t")
-    if missing := [name for name in COLUMNS if name not in header]:
-        raise CommandError(
-            f"{path}: the first line lacks the column {', '.join(missing)}; a manifest has "
-            f"{', '.join(COLUMNS)}, separated by tabs"
-        )
-    entries = []
-    for number, line in enumerate(lines[1:], 2):
-        if not line:
-            continue
-        cells = line.split("\t")
-        if len(cells) != len(header):
-            raise CommandError(
-                f"{path}: line {number} has {len(cells)} columns, the first has {len(header)}"
-            )
-        id, audio, seconds, text = (cells[header.index(name)] for name in COLUMNS)
-        try:
-            entries.append(Entry(id, path.parent / audio, float(seconds), text))
-        except ValueError:
-            raise CommandError(
-                f"{path}: line {number}: seconds {seconds!r} is not a number"
-            ) from None
-    if not entries:
-        raise CommandError(f"{path}: lists no recording")
-    return entries
+        yield
+    except ValueError as error:
+        raise CommandError(f"{error}{remedy}") from None
 
 
-def describe(sets: Mapping[str, Sequence[Entry]]) -> str:
+def describe(sets: Mapping[str, Sequence[Utterance]]) -> str:
     """A table of the number and the durations of recordings."""
     width = max(map(len, (*sets, "set")))
     head = ("recordings", "words", "hours", "mean s", "longest s")
     lines = [f"{'set':{width}}  " + "  ".join(f"{title:>10}" for title in head)]
-    for name, entries in sets.items():
-        seconds = [entry.seconds for entry in entries]
-        words = sum(len(entry.text.split()) for entry in entries)
+    for name, utterances in sets.items():
+        seconds = [utterance.seconds for utterance in utterances]
+        words = sum(len(utterance.text.split()) for utterance in utterances)
         total = sum(seconds)
         cells = (
-            *(f"{count:10}" for count in (len(entries), words)),
-            *(f"{x:10.2f}" for x in (total / 3600, total / len(entries), max(seconds))),
+            *(f"{count:10}" for count in (len(utterances), words)),
+            *(f"{x:10.2f}" for x in (total / 3600, total / len(utterances), max(seconds))),
         )
         lines.append(f"{name:{width}}  " + "  ".join(cells))
     return "\n".join(lines)

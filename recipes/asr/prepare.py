@@ -25,14 +25,14 @@ import numpy as np
 import soundfile
 
 from cape_plugins.speech.audio import AudioError, audio_seconds, read_audio
-from cape_plugins.speech.features import WINDOW_SECONDS
+from cape_plugins.speech.features import SAMPLING_RATE, WINDOW_SECONDS
+from cape_plugins.speech.manifest import Utterance
 from recipes.asr import corpora
 from recipes.asr.corpora import Sets
-from recipes.asr.data import SAMPLING_RATE, TEST_WORDS, TRAIN_WORDS, pairs_in
+from recipes.asr.data import TEST_WORDS, TRAIN_STRINGS, TRAIN_WORDS, split_folder
 from recipes.asr.manifest import (
     SOURCES,
-    Entry,
-    Utterance,
+    ToWrite,
     ascii_words,
     collect,
     describe,
@@ -42,10 +42,10 @@ from recipes.asr.manifest import (
     write_audio,
     write_manifest,
 )
-from recipes.asr.synthesis import DIGITS, make_speech
 from recipes.lab.data import read_text
-from recipes.lab.options import positive
+from recipes.lab.options import new_parser, positive, whole
 from recipes.lab.steps import RECORD, CommandError, recorded, run_main
+from recipes.lab.synthesis import DIGITS, make_speech
 
 # ---- spoken digits -------------------------------------------------------------------------------
 
@@ -126,7 +126,7 @@ def _string(
     paths = [takes[speaker][digit][rng.integers(len(takes[speaker][digit]))] for digit in spoken]
     silences = rng.uniform(*SILENCE, len(paths) - 1)
     id, text = f"{speaker}-{number:05}", " ".join(DIGITS[digit] for digit in spoken)
-    return Utterance(id, Path(f"{id}.wav"), text, partial(_join, paths, silences))
+    return Utterance(id, ToWrite(f"{id}.wav", partial(_join, paths, silences)), text)
 
 
 def _join(paths: Sequence[Path], silences: Sequence[float], target: Path) -> None:
@@ -179,8 +179,8 @@ def synthetic(
             speech += make_speech(first, count, lengths, words)
             first += 1
         sets[name] = [
-            Utterance(f"{name}-{n:05}", Path(f"{name}-{n:05}.wav"), one.text, _writer(one.waveform))
-            for n, one in enumerate(speech)
+            Utterance(id, ToWrite(f"{id}.wav", _writer(spoken.waveform)), spoken.text)
+            for id, spoken in ((f"{name}-{n:05}", spoken) for n, spoken in enumerate(speech))
         ]
     return sets
 
@@ -198,38 +198,10 @@ def folder(source: Path) -> Sets:
     In subfolders, see :data:`FOLDERS`, or in one folder. A tenth of the training data, at most 1000
     recordings, is split off for each set that is not there.
     """
-    found = {
-        split: next((source / name for name in names if (source / name).is_dir()), None)
-        for split, names in FOLDERS.items()
+    return {
+        split: [utterance._replace(text=unicode_words(utterance.text)) for utterance in utterances]
+        for split, utterances in split_folder(source, FOLDERS).items()
     }
-    if any(found.values()) and not found["train"]:
-        names = ", ".join(part.name for part in found.values() if part)
-        raise CommandError(f"{source}: no folder train beside {names}")
-    sets = {
-        split: [
-            Utterance(_id(path, part), path, unicode_words(text or ""))
-            for path, text in pairs_in(part)
-        ]
-        for split, part in (found | {"train": found["train"] or source}).items()
-        if part
-    }
-    missing = [split for split in FOLDERS if split not in sets]
-    recordings = sets["train"]
-    size = min(1000, max(1, len(recordings) // 10))
-    if len(recordings) <= size * len(missing):
-        raise CommandError(
-            f"{source}: {len(recordings)} recordings are too few to split off {', '.join(missing)}"
-        )
-    order = np.random.default_rng(0).permutation(len(recordings))
-    parts = np.split(order, [size * (n + 1) for n in range(len(missing))])
-    for split, part in zip((*missing, "train"), parts, strict=True):
-        sets[split] = [recordings[n] for n in sorted(part)]
-    return sets
-
-
-def _id(path: Path, folder: Path) -> str:
-    relative = path.relative_to(folder) if path.is_relative_to(folder) else Path(path.name)
-    return re.sub(r"\s", "_", "-".join(relative.with_suffix("").parts))
 
 
 # ---- the command ---------------------------------------------------------------------------------
@@ -246,7 +218,7 @@ CORPORA = {
 
 def prepare(
     corpus: str, output: Path, options: Mapping[str, Any], decode: bool = False
-) -> dict[str, list[Entry]]:
+) -> dict[str, list[Utterance]]:
     """Makes the folder `output`, unless it is finished and its sources are as they were. Returns
     what its manifests list.
 
@@ -292,18 +264,9 @@ def word_file(name: str) -> list[str]:
     return words
 
 
-def natural(text: str) -> int:
-    """Argument type: a whole number of at least 0."""
-    return int(text) if text == "0" else positive(text)
-
-
 def make_parser() -> argparse.ArgumentParser:
     """All options."""
-    parser = argparse.ArgumentParser(
-        prog="python -m recipes.asr.prepare",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = new_parser(__doc__, "recipes.asr.prepare")
     commands = parser.add_subparsers(dest="corpus", required=True, metavar="CORPUS")
     parsers = {}
     for name, function in CORPORA.items():
@@ -322,10 +285,10 @@ def make_parser() -> argparse.ArgumentParser:
     parsers["wsj"].add_argument("--vocabulary", choices=corpora.WSJ_TESTS, default="20k", help=text)
     for name, (train, valid, test) in {
         "digits": (4000, 300, 150),
-        "synthetic": (6000, 300, None),
+        "synthetic": (TRAIN_STRINGS, 300, None),
     }.items():
         add = parsers[name].add_argument
-        add("--seed", type=natural, default=0, metavar="N", help="(default: 0)")
+        add("--seed", type=whole, default=0, metavar="N", help="(default: 0)")
         for split, count in (("train", train), ("valid", valid), ("test", test)):
             what = f"number of {split} recordings"
             what += " for each range of lengths" if split == "test" else ""

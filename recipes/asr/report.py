@@ -1,27 +1,18 @@
-"""Tables and plots of error rates by duration, and against the hop."""
+"""Error rates by duration, and against the hop of the frames."""
 
-import csv
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from fairseq_user_dir.asr.scoring import count_errors
-from recipes.lab.runs import Result
-from recipes.lab.steps import write_lines, writing
-from recipes.mt.report import markdown_table
+import jiwer
 
-ALL = "all"
+from recipes.lab.figures import draw_lines, new_figure, write_figure
+from recipes.lab.tables import ALL, Row, grouped, pivot, seed_table, write_csv, write_page
 
-
-class Rates(NamedTuple):
-    """Word and letter error rate in percent, and the number of words and recordings."""
-
-    wer: float
-    ler: float
-    words: int
-    count: int
+METRICS = {"wer": "Word error rate, %", "ler": "Letter error rate, %"}
+SPEED = "audio_seconds_per_second"
 
 
 class Text(NamedTuple):
@@ -32,122 +23,72 @@ class Text(NamedTuple):
     hypothesis: str
 
 
-def rates(texts: Sequence[Text]) -> Rates:
-    """By jiwer."""
-    counts = count_errors([one.reference for one in texts], [one.hypothesis for one in texts])
-    wer, ler = (
-        100.0 * counts[f"{unit}_errors"] / max(1, counts[f"{unit}s"]) for unit in ("word", "letter")
-    )
-    return Rates(wer, ler, counts["words"], len(texts))
+def rates(texts: Sequence[Text]) -> dict[str, Any]:
+    """Word and letter error rate in percent, and the number of words and recordings."""
+    references = [text.reference for text in texts]
+    hypotheses = [text.hypothesis for text in texts]
+    return {
+        "wer": 100 * jiwer.wer(references, hypotheses),
+        "ler": 100 * jiwer.cer(references, hypotheses),
+        "words": sum(len(reference.split()) for reference in references),
+        "count": len(texts),
+    }
 
 
-def by_duration(texts: Sequence[Text], bins: Sequence[float]) -> dict[str, Rates]:
-    """Rates of each bin that has recordings, and of all; `bins` are upper ends in seconds."""
+def duration_bins(bins: Sequence[float]) -> dict[str, float]:
+    """Names of the bins, with their lower ends; `bins` are upper ends in seconds."""
     edges = [0, *bins]
-    names = [f"{low:g}-{high:g} s" for low, high in pairwise(edges)]
-    names.append(f"over {edges[-1]:g} s")
-    groups: dict[int, list[Text]] = {}
-    for one in texts:
-        groups.setdefault(sum(one.seconds > end for end in bins), []).append(one)
-    found = {names[index]: rates(groups[index]) for index in sorted(groups)}
-    return {**found, ALL: rates(texts)}
+    names = {f"{low:g}-{high:g} s": low for low, high in pairwise(edges)}
+    return {**names, f"over {edges[-1]:g} s": edges[-1]}
 
 
-def write_csv(path: Path, results: Sequence[Result], first: str = "duration") -> None:
-    """One row for each model and group; what is not known of a model is left empty."""
-    with writing(path) as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(["model", "seed", "train_seconds", first, *Rates._fields])
-        for result in results:
-            for label, one in result.scores.items():
-                values = (f"{one.wer:.4f}", f"{one.ler:.4f}", one.words, one.count)
-                table.writerow([result.variant, result.seed, result.seconds, label, *values])
+def by_duration(texts: Sequence[Text], bins: Sequence[float]) -> list[Row]:
+    """A row of rates for each bin that has recordings, and for all."""
+    names = list(duration_bins(bins))
+    groups: dict[str, list[Text]] = {name: [] for name in names}
+    for text in texts:
+        groups[names[sum(text.seconds > end for end in bins)]].append(text)
+    groups[ALL] = list(texts)
+    return [{"duration": name, **rates(group)} for name, group in groups.items() if group]
 
 
-def write_markdown(
-    path: Path,
-    title: str,
-    results: Sequence[Result],
-    labels: Sequence[str],
-    facts: Mapping[str, str],
-    models: Mapping[str, str],
-) -> None:
-    """The report for people: facts to repeat it, tables, what the models are."""
-    seeds = sorted({result.seed for result in results})
-    spread = "" if len(seeds) == 1 else f" Mean of seeds {', '.join(map(str, seeds))} (range)."
-    lines = [f"# {title}", "", *(f"- **{name}**: {value}" for name, value in facts.items())]
-    for metric, name in (("wer", "Word error rate, %"), ("ler", "Letter error rate, %")):
-        lines += ["", f"## {name}", "", *([spread.strip(), ""] if spread else [])]
-        lines += markdown_table(results, metric, labels)
-    lines += ["", "## Models", ""]
-    for variant in dict.fromkeys(result.variant for result in results):
-        times = [result.seconds for result in results if result.variant == variant]
-        known = [seconds for seconds in times if seconds is not None]
-        trained = f", trained in {mean(known):.0f} s (mean)" if known else ""
-        lines.append(f"- **{variant}**: `{models[variant]}`{trained}")
-    write_lines(path, lines)
+def in_training(rows: Sequence[Row], bins: Sequence[float], longest: float) -> list[str]:
+    """Durations of the rows that occur in training, whose longest recording this is."""
+    lows = {name: low for name, low in duration_bins(bins).items() if low < longest}
+    return [name for name in dict.fromkeys(row["duration"] for row in rows) if name in lows]
 
 
-def write_plot(path: Path, results: Sequence[Result], labels: Sequence[str], trained: int) -> None:
-    """Word error rate by duration: mean over seeds, with a band from lowest to highest.
+def describe_models(rows: Sequence[Row], models: Mapping[str, str]) -> dict[str, list[str]]:
+    """The section of a report that says what the models are, and how long they were trained."""
+    lines = []
+    for name, own in grouped(rows, "model").items():
+        seconds = [row["train_seconds"] for row in own if row["train_seconds"] is not None]
+        trained = f", trained in {mean(seconds):.0f} s (mean)" if seconds else ""
+        lines.append(f"- **{name}**: `{models[name]}`{trained}")
+    return {"Models": lines}
+
+
+def write_hops(output: Path, rows: Sequence[Row], facts: Mapping[str, str]) -> None:
+    """Writes word error rate and throughput by hop as ``hops.csv``, ``hops.md`` and ``hops.png``,
+    a point for each hop (CAPE Figure 17).
 
     Args:
-        trained: Number of the first labels that occur in training.
+        rows: With the columns model, hop_ms, wer and those of :data:`SPEED`.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # needs no display
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.8), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    places = range(len(labels))
-    names = list(dict.fromkeys(result.variant for result in results))
-    colours = {name: number for number, name in enumerate(dict.fromkeys(map(_plain, names)))}
-    for name in names:
-        rows = [result.scores for result in results if result.variant == name]
-        values = [[row[label].wer for row in rows] for label in labels]
-        style = {"color": f"C{colours[_plain(name)]}", "ls": "-" if name == _plain(name) else "--"}
-        axes.plot(places, list(map(mean, values)), marker="o", ms=3, label=name, **style)
-        low, high = list(map(min, values)), list(map(max, values))
-        axes.fill_between(places, low, high, alpha=0.12, color=style["color"])
-    if trained:
-        axes.axvspan(-0.5, trained - 0.5, color="0.92", zorder=0, label="occurs in training")
-    axes.set_xticks(places, labels)
-    axes.set_xlim(-0.5, len(labels) - 0.5)
-    axes.set(xlabel="duration", ylabel="word error rate, %")
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small", ncols=2)
-    with writing(path, "wb") as file:
-        figure.savefig(file, format="png", dpi=110)
-
-
-def _plain(name: str) -> str:
-    """The model without its batches: those without padding have the colour of the padded."""
-    return name.removesuffix(" (padding-free)")
-
-
-def write_hop_plot(path: Path, curves: Mapping[str, Sequence[tuple[float, float, float]]]) -> None:
-    """Word error rate against throughput, a cross for each hop (CAPE Figure 17).
-
-    Args:
-        curves: Hop in seconds, word error rate in percent and seconds of audio per second.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 4.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
-    for name, points in curves.items():
-        hops, wers, speeds = zip(*points, strict=True)
-        left.plot([1000 * hop for hop in hops], wers, marker="x", label=name)
-        right.plot(speeds, wers, marker="x", label=name)
-    left.set(xlabel="hop, ms", ylabel="word error rate, %")
+    wers, speeds = (pivot(rows, "model", "hop_ms", column) for column in ("wer", SPEED))
+    tables = {
+        METRICS["wer"]: seed_table(wers, "model by hop in ms"),
+        "Seconds of audio per second of computation": seed_table(speeds, "model by hop in ms", 0),
+    }
+    write_csv(output / "hops.csv", rows)
+    write_page(output / "hops.md", "Word error rate and throughput by hop", tables, facts)
+    figure, ((left, right),) = new_figure(9, 4.4, columns=2)
+    draw_lines(left, wers)
+    draw_lines(right, pivot(rows, "model", SPEED, "wer"))
+    left.set(xlabel="hop, ms", ylabel=METRICS["wer"])
     right.set(xlabel="throughput, seconds of audio per second")
     for axes in (left, right):
         axes.grid(alpha=0.3)
         axes.set_ylim(bottom=0)
     left.legend(fontsize="small")
-    with writing(path, "wb") as file:
-        figure.savefig(file, format="png", dpi=110)
+    write_figure(output / "hops.png", figure)

@@ -3,7 +3,7 @@
     python -m recipes.asr.run                                # synthetic speech; six types
     python -m recipes.asr.run --batches padded padding-free --seeds 1 2 3
     python -m recipes.asr.run --data data/digits --recipe digits --study shift
-    python -m recipes.asr.run --models cape sinpos --hops 5 8 10 12 16 20
+    python -m recipes.asr.run --compare cape sinpos --hops 5 8 10 12 16 20
     python -m recipes.asr.run --data data/wsj --recipe wsj --study types -- --fp16 \\
         --distributed-world-size 16
 
@@ -21,24 +21,24 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from cape_plugins import PRESETS
 from fairseq_user_dir.asr.manifest import read_manifest
 from recipes.asr import prepare
-from recipes.asr.catalog import BATCHES, RECIPES, SEED_STEP, STUDIES
-from recipes.asr.evaluate import (
-    PACKAGES,
-    calm_logging,
-    check_bins,
-    decode,
-    hop_curve,
-    milliseconds,
-    write_hops,
+from recipes.asr.catalog import BATCHES, RECIPES, SEED_STEP, STUDIES, position_flags
+from recipes.asr.evaluate import MILLISECONDS, PACKAGES, calm_logging, decode, hop_rows
+from recipes.asr.report import METRICS, by_duration, describe_models, in_training, write_hops
+from recipes.lab.options import (
+    add_shared,
+    available_cores,
+    check_increasing,
+    check_shared,
+    new_parser,
+    positive,
 )
-from recipes.asr.report import ALL, by_duration, write_csv, write_markdown, write_plot
-from recipes.lab.options import available_cores, positive
-from recipes.lab.runs import Result, run_all, train
+from recipes.lab.runs import run_all, train
+from recipes.lab.scores import write_scores
 from recipes.lab.steps import CommandError, digest, run_main
-from recipes.lab.tables import machine, shown_command, versions
-from recipes.mt.report import markdown_table
+from recipes.lab.tables import Row, how_made, shown_command
 
 
 class Model(NamedTuple):
@@ -51,20 +51,23 @@ class Model(NamedTuple):
 
 def models(args: argparse.Namespace) -> list[Model]:
     """What is to be trained."""
-    study = dict(STUDIES[args.study])
-    if args.study == "types":
-        study["cape"] = f"{study['cape']} {RECIPES[args.recipe].cape}".strip()
-    found = []
-    for seed in args.seeds:
-        for name in args.models or study:
-            for batches in args.batches:
-                shown = name if batches == "padded" else f"{name} (padding-free)"
-                found.append(Model(shown, f"{study[name]} {BATCHES[batches]}".strip(), seed))
-    return found
+    study, preset = STUDIES[args.study], PRESETS.get(RECIPES[args.recipe].preset)
+    if preset and study is STUDIES["types"]:
+        study = {**study, preset["type"]: position_flags(preset)}
+    return [
+        Model(
+            name if batches == "padded" else f"{name} ({batches})",
+            f"{study[name]} {BATCHES[batches]}".strip(),
+            seed,
+        )
+        for seed in args.seeds
+        for name in args.compare or study
+        for batches in args.batches
+    ]
 
 
-def run_model(args: argparse.Namespace, model: Model) -> tuple[Result, list | None]:
-    """Train one model, decode the test set, score it by duration; then at other hops."""
+def run_model(args: argparse.Namespace, model: Model) -> tuple[list[Row], list[Row]]:
+    """Trains one model, decodes the test set, scores it by duration; then at other hops."""
     recipe = RECIPES[args.recipe]
     folder = args.work / "runs" / f"{model.name.replace(' ', '-')}-seed{model.seed}"
     flags = ["--task", "cape_asr", "--criterion", "cape_ctc", *shlex.split(recipe.train)]
@@ -88,12 +91,39 @@ def run_model(args: argparse.Namespace, model: Model) -> tuple[Result, list | No
         "threads": args.threads,
     }
     decoded = folder / args.test
-    texts, _ = decode(args.data, args.test, checkpoint, decoded / "hop-10ms", **options)
-    curve = None
-    if args.hops and model.seed == args.seeds[0]:
-        curve = hop_curve(args.data, args.test, checkpoint, decoded, args.hops, **options)
-    scores = by_duration(texts, args.bins or recipe.bins)
-    return Result(model.name, model.seed, seconds, scores), curve
+    texts, _ = decode(args.data, args.test, checkpoint, decoded, **options)
+    columns = {"model": model.name, "seed": model.seed, "train_seconds": seconds}
+    rows = [columns | row for row in by_duration(texts, args.bins)]
+    hops = args.hops if args.hops and model.seed == args.seeds[0] else ()
+    curve = hop_rows(args.data, args.test, checkpoint, decoded, hops, **options)
+    return rows, [{"model": model.name, **row} for row in curve]
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """All options."""
+    epilog = "Flags behind -- go to fairseq-train."
+    parser = new_parser(__doc__, "recipes.asr.run", epilog=epilog)
+    add = parser.add_argument
+    add("--data", type=Path, help="folder of recipes.asr.prepare (default: synthetic speech)")
+    text = "settings of the models (default: small; digits; wsj, tedlium3, librispeech need GPUs)"
+    add("--recipe", choices=RECIPES, default="small", help=text)
+    add("--study", choices=STUDIES, default="types", help="(default: types)")
+    add_shared(parser, "compare", "--models", help="only these models of the study")
+    text = "padded and padding-free (default: padded)"
+    add("--batches", nargs="+", choices=BATCHES, default=["padded"], help=text)
+    add_shared(parser, "seeds", default=[1])
+    add("--updates", type=positive, help="training steps (default: those of the recipe)")
+    add("--test", default="test", metavar="NAME", help="manifest of the test set (default: test)")
+    text = "upper ends of the bins of durations (default: those of the recipe)"
+    add("--bins", nargs="+", type=float, metavar="SECONDS", help=text)
+    text = "also decode at these hops, by the models of the first seed"
+    add("--hops", nargs="+", type=MILLISECONDS, metavar="MS", help=text)
+    add_shared(parser, "jobs", default=available_cores())
+    add_shared(parser, "threads", default=1)
+    text = "folder for data and checkpoints, reused (default: build/asr/STUDY)"
+    add_shared(parser, "work", help=text)
+    add_shared(parser, "output", help="tables and figures (default: results/asr/STUDY)")
+    return parser
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -101,44 +131,18 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     if "--" in argv:
         place = list(argv).index("--")
         own, fairseq = argv[:place], list(argv[place + 1 :])
-    parser = argparse.ArgumentParser(
-        prog="python -m recipes.asr.run",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="Flags behind -- go to fairseq-train.",
-    )
-    add = parser.add_argument
-    add("--data", type=Path, help="folder of recipes.asr.prepare (default: synthetic speech)")
-    text = "settings of the models (default: small; digits; wsj, tedlium3, librispeech need GPUs)"
-    add("--recipe", choices=RECIPES, default="small", help=text)
-    add("--study", choices=STUDIES, default="types", help="(default: types)")
-    add("--models", nargs="+", metavar="NAME", help="only these models of the study")
-    text = "padded and padding-free (default: padded)"
-    add("--batches", nargs="+", choices=BATCHES, default=["padded"], help=text)
-    add("--seeds", nargs="+", type=positive, default=[1])
-    add("--updates", type=positive, help="training steps (default: those of the recipe)")
-    add("--test", default="test", metavar="NAME", help="manifest of the test set (default: test)")
-    text = "upper ends of the bins of durations (default: those of the recipe)"
-    add("--bins", nargs="+", type=float, metavar="SECONDS", help=text)
-    text = "also decode at these hops, by the models of the first seed"
-    add("--hops", nargs="+", type=milliseconds, metavar="MS", help=text)
-    text = "trainings side by side (default: one per core, %(default)s)"
-    add("--jobs", type=positive, default=available_cores(), help=text)
-    add("--threads", type=positive, default=1, help="threads of each (default: 1)")
-    text = "folder for data and checkpoints, reused (default: build/asr/STUDY)"
-    add("--work", type=Path, help=text)
-    text = "folder for tables and plots (default: results/asr/STUDY)"
-    add("--output", type=Path, help=text)
-    args = parser.parse_args(own)
+    args = make_parser().parse_args(own)
     args.fairseq = fairseq
-    unknown = [name for name in args.models or () if name not in STUDIES[args.study]]
+    unknown = [name for name in args.compare or () if name not in STUDIES[args.study]]
     if unknown:
         names = ", ".join(STUDIES[args.study])
-        raise CommandError(f"--models {unknown[0]}: study {args.study} has {names}")
-    check_bins(args.bins or ())
-    args.updates = args.updates or RECIPES[args.recipe].updates
+        raise CommandError(f"--compare {unknown[0]}: study {args.study} has {names}")
+    recipe = RECIPES[args.recipe]
+    args.bins, args.updates = args.bins or recipe.bins, args.updates or recipe.updates
+    check_increasing(args.bins, "--bins")
     args.work = args.work or Path("build/asr") / args.study
     args.output = args.output or Path("results/asr") / args.study
+    check_shared(args)
     if args.data is None:
         args.data = Path("build/asr/synthetic")
         prepare.main(["synthetic", "--output", str(args.data)])
@@ -152,7 +156,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command; see the module docstring."""
+    """Runs the command; see the module docstring."""
     calm_logging()
     argv = sys.argv[1:] if argv is None else argv
     args = parse_arguments(argv)
@@ -160,32 +164,32 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(
         f"{len(wanted)} trainings of {args.updates} updates, {args.jobs} side by side", flush=True
     )
-    found = run_all([partial(run_model, args, model) for model in wanted], args.jobs)
-    order = list(dict.fromkeys(model.name for model in wanted))
-    results = sorted((result for result, _ in found), key=lambda one: order.index(one.variant))
-    recipe = RECIPES[args.recipe]
-    longest = max(one.seconds for one in read_manifest(str(args.data / "train.tsv")))
-    labels = list(results[0].scores)
-    plotted = [label for label in labels if label != ALL]
-    edges = [0, *(args.bins or recipe.bins)]
-    trained = min(sum(edge < longest for edge in edges), len(plotted))
-    facts = {
-        "Command": f"`{shown_command('python -m recipes.asr.run', argv)}`",
-        "Machine": f"{machine()}; {args.jobs} trainings at a time, threads {args.threads}",
-        "Versions": versions(PACKAGES),
-        "Corpus": f"{args.data.name}; training recordings up to {longest:.1f} s",
-        "Training": f"{args.updates} updates; `{' '.join(recipe.train.split())}`",
-    }
-    flags = {model.name: model.flags for model in wanted}
-    title = f"Speech recognition, study {args.study}"
-    write_csv(args.output / "scores.csv", results)
-    write_markdown(args.output / "scores.md", title, results, labels, facts, flags)
-    write_plot(args.output / "scores.png", results, plotted, trained)
-    curves = {model.name: curve for model, (_, curve) in zip(wanted, found, strict=True) if curve}
-    if curves:
-        write_hops(args.output, curves, facts)
-    print("\n".join(markdown_table(results, "wer", labels)))
-    print(f"tables and plots: {args.output}", flush=True)
+    parts = run_all([partial(run_model, args, model) for model in wanted], args.jobs)
+    names = list(dict.fromkeys(model.name for model in wanted))
+    rows, hops = (
+        sorted((row for part in column for row in part), key=lambda row: names.index(row["model"]))
+        for column in zip(*parts, strict=True)
+    )
+    longest = max(line.seconds for line in read_manifest(str(args.data / "train.tsv")))
+    facts = how_made(
+        shown_command("python -m recipes.asr.run", argv),
+        PACKAGES,
+        side_by_side=f"{args.jobs} trainings, threads {args.threads}",
+        corpus=f"{args.data.name}; training recordings up to {longest:.1f} s",
+        training=f"{args.updates} updates; `{' '.join(RECIPES[args.recipe].train.split())}`",
+    )
+    write_scores(
+        args.output,
+        f"Speech recognition, study {args.study}",
+        rows,
+        "duration",
+        METRICS,
+        facts,
+        trained=in_training(rows, args.bins, longest),
+        more=describe_models(rows, {model.name: model.flags for model in wanted}),
+    )
+    if hops:
+        write_hops(args.output, hops, facts)
 
 
 if __name__ == "__main__":

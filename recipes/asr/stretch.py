@@ -19,60 +19,63 @@ from pathlib import Path
 
 import numpy as np
 
-from cape_plugins.speech.audio import AudioError, read_audio
-from recipes.asr.data import SAMPLING_RATE, report_skipped
+from cape_plugins.speech.audio import AudioError
+from cape_plugins.speech.features import SAMPLING_RATE
+from cape_plugins.speech.manifest import LeftOut, Unusable, Utterance, load
 from recipes.asr.manifest import (
-    Entry,
     describe,
     make_folder,
     read_manifest,
+    report_left_out,
     write_audio,
     write_manifest,
 )
+from recipes.lab.options import new_parser, number
 from recipes.lab.steps import CommandError, digest, progress, run_main
 
 
-def groups(entries: Sequence[Entry], any_group: bool = False) -> dict[str, list[Entry]]:
+def groups(utterances: Sequence[Utterance], any_group: bool = False) -> dict[str, list[Utterance]]:
     """Utterances by what stands before the last ``-`` or ``_`` of their ids, all in one group, "",
     with `any_group`.
 
-    >>> list(groups([Entry("84-121123-0000", Path("a.flac"), 2.0, "go")]))
+    >>> list(groups([Utterance("84-121123-0000", "a.flac", "go", 2.0)]))
     ['84-121123']
     """
-    found = defaultdict(list)
-    for entry in entries:
-        found["" if any_group else re.sub("[-_][^-_]*$", "", entry.id)].append(entry)
-    return dict(found)
+    members = defaultdict(list)
+    for utterance in utterances:
+        name = "" if any_group else re.sub("[-_][^-_]*$", "", utterance.id)
+        members[name].append(utterance)
+    return dict(members)
 
 
-def pack(entries: Sequence[Entry], seconds: float, gap: float = 0.0) -> Iterator[list[Entry]]:
-    """Runs of entries that last at most `seconds` with `gap` seconds between two of them."""
+def pack(
+    utterances: Sequence[Utterance], seconds: float, gap: float = 0.0
+) -> Iterator[list[Utterance]]:
+    """Yields runs of utterances that last at most `seconds` with `gap` seconds between two."""
     run, total = [], 0.0
-    for entry in entries:
-        if run and total + gap + entry.seconds > seconds:
+    for utterance in utterances:
+        if run and total + gap + utterance.seconds > seconds:
             yield run
             run, total = [], 0.0
-        total += entry.seconds + (gap if run else 0.0)
-        run.append(entry)
+        total += utterance.seconds + (gap if run else 0.0)
+        run.append(utterance)
     if run:
         yield run
 
 
-def join(run: Sequence[Entry], gap: float, errors: list[AudioError]) -> tuple[np.ndarray, str]:
-    """Samples at 16 kHz and the text of a run, without utterances that cannot be read.
-
-    Their errors are added to `errors`.
-    """
+def join(run: Sequence[Utterance], gap: float, left_out: LeftOut) -> tuple[np.ndarray, str]:
+    """Samples at 16 kHz and the text of a run, without utterances that cannot be read, which are
+    counted in `left_out`."""
     parts, texts = [], []
     silence = np.zeros(round(gap * SAMPLING_RATE), np.float32)
-    for entry in run:
-        try:
-            samples = read_audio(entry.audio, SAMPLING_RATE).numpy()
-        except AudioError as error:
-            errors.append(error)
-            continue
-        parts += [silence, samples] if parts else [samples]
-        texts.append(entry.text)
+    for utterance in run:
+        with left_out.counting():
+            try:
+                samples = load(utterance).numpy()
+            except AudioError as error:
+                raise Unusable("unreadable", error) from None
+            parts += [silence, samples] if parts else [samples]
+            texts.append(utterance.text)
     return np.concatenate(parts or [silence]), " ".join(texts)
 
 
@@ -103,7 +106,7 @@ def stretch(
         )
     settings = {"seconds": seconds, "gap": gap, "any_group": any_group}
     settings["manifest"] = digest(manifest)
-    entries, errors = [], []
+    joined, left_out = [], LeftOut()
 
     def make(folder: Path) -> None:
         runs = [
@@ -112,53 +115,39 @@ def stretch(
             for n, run in enumerate(pack(rows, seconds, gap))
         ]
         for id, run in progress(runs, name, unit="recording"):
-            samples, text = join(run, gap, errors)
+            samples, text = join(run, gap, left_out)
             if text:
                 write_audio(folder / f"{id}.flac", samples, SAMPLING_RATE)
                 duration = len(samples) / SAMPLING_RATE
-                entries.append(Entry(id, audio / f"{id}.flac", duration, text))
-        first = str(errors[0]) if errors else ""
-        report_skipped(name, {"unreadable": len(errors)}, len(utterances), first)
-        if not entries:
+                joined.append(Utterance(id, audio / f"{id}.flac", text, duration))
+        report_left_out(name, left_out, len(utterances))
+        if not joined:
             raise CommandError(f"{manifest}: none of {len(utterances)} recordings can be read")
 
     if not table.is_file():  # interrupted in between
         shutil.rmtree(audio, ignore_errors=True)
     make_folder(audio, settings, make)
-    if entries:
-        write_manifest(table, entries)
+    if joined:
+        write_manifest(table, joined)
     return table
 
+
+SECONDS = number(0.1, 1e6)
 
 # ---- the command ---------------------------------------------------------------------------------
 
 
-def duration(text: str) -> float:
-    """Argument type: seconds, more than 0."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return seconds
-
-
 def make_parser() -> argparse.ArgumentParser:
     """All options."""
-    parser = argparse.ArgumentParser(
-        prog="python -m recipes.asr.stretch",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = new_parser(__doc__, "recipes.asr.stretch")
     add = parser.add_argument
     add("manifest", type=Path, metavar="MANIFEST.tsv", help="of recipes.asr.prepare")
     text = "longest durations of what is joined, one set for each"
-    add("--seconds", type=duration, nargs="+", required=True, metavar="N", help=text)
+    add("--seconds", type=SECONDS, nargs="+", required=True, metavar="N", help=text)
     text = "for the new manifests (default: that of the manifest)"
     add("--output", type=Path, metavar="FOLDER", help=text)
     text = "silence between two utterances (default: none)"
-    add("--gap", type=duration, default=0.0, metavar="SECONDS", help=text)
+    add("--gap", type=number(0, 60), default=0.0, metavar="SECONDS", help=text)
     text = "join utterances of different talks or speakers, too"
     add("--any-group", action="store_true", help=text)
     return parser

@@ -10,8 +10,8 @@ from transformers import Trainer
 
 from cape_plugins.speech.audio import TolerantReader
 from cape_plugins.speech.batching import Hop, PaddingFreeBatches, equal_length, frame_nanoseconds
-from cape_plugins.speech.features import spec_augment
-from recipes.asr.data import SAMPLING_RATE, Recordings
+from cape_plugins.speech.features import SAMPLING_RATE, spec_augment
+from recipes.asr.data import Recordings
 from recipes.lab.hf_training import SetEpoch
 
 

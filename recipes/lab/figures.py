@@ -71,7 +71,10 @@ def write_lines_figure(
         axes.set_ylabel(f"{panel.ylabel}\n({of_seeds(panel.cells)})")
         widen(axes, panel.whole)
         axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
+        if len(panel.cells) <= 6:
+            axes.legend(fontsize="small")
+        elif panel is panels[-1]:  # beside the panels, where it hides no line
+            axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
     for axes in grid.flat[len(panels) :]:
         axes.remove()
     write_figure(path, figure)

@@ -137,3 +137,19 @@ def near_attention(weights: np.ndarray, farthest: int) -> float:
     index = np.arange(weights.shape[-1])
     near = np.abs(index[:, None] - index) <= farthest
     return float((weights * near).sum(-1).mean())
+
+
+def head_rows(
+    weights: np.ndarray, near: int, farthest: int = 10
+) -> list[tuple[int, int, int, float, float]]:
+    """Layer, head, distance (of key minus query) with the largest mean weight, that weight, and the
+    share of the attention at most `near` frames away; of ``[layers, H, T, T]``."""
+    farthest = min(farthest, weights.shape[-1] - 1)
+    by_distance = attention_by_distance(weights, farthest)
+    rows = []
+    for layer, head in np.ndindex(*weights.shape[:2]):
+        peak = int(by_distance[layer, head].argmax())
+        weight = float(by_distance[layer, head, peak])
+        share = near_attention(weights[layer, head], near)
+        rows.append((layer + 1, head + 1, peak - farthest, weight, share))
+    return rows

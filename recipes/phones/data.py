@@ -1,9 +1,8 @@
 """Utterances with a phone for each frame: synthetic, or of a folder with labels."""
 
 import hashlib
-import importlib.util
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -15,13 +14,16 @@ from torch import Tensor
 from tqdm import tqdm
 
 from cape_plugins.speech.audio import AudioError, read_audio
-from cape_plugins.speech.features import WINDOW_SECONDS, log_mel
-from recipes.asr.synthesis import PITCHES, SPEEDS, VOICES, Phone, Synthesizer
+from cape_plugins.speech.features import (
+    HOP_SECONDS,
+    SAMPLING_RATE,
+    log_mel,
+    normalized,
+)
 from recipes.lab.steps import CommandError
+from recipes.lab.synthesis import PITCHES, SPEEDS, VOICES, Phone, Synthesizer
 from recipes.phones.labels import SILENCE, LabelError, frame_labels, read_labels
 
-SAMPLING_RATE = 16000  # Hz
-HOP = 0.01  # seconds
 BANDS = 40
 SPLITS = ("train", "dev", "test")
 AUDIO = (".wav", ".flac", ".ogg", ".mp3", ".sph", ".aiff")
@@ -74,26 +76,18 @@ ESPEAK = {
 }
 
 
-class Utterance(NamedTuple):
+class Example(NamedTuple):
     """Features and labels of one recording.
 
     Attributes:
-        name: Of the recording.
+        name: Name of the recording.
         features: ``[T, 40]`` float32, each band of mean 0 and standard deviation 1.
-        labels: ``[T]`` int64, indices of the classes.
+        labels: ``[T]`` int64, indices of the classes; names, before all classes are known.
     """
 
     name: str
     features: Tensor
-    labels: Tensor
-
-
-class Labelled(NamedTuple):
-    """The same with names instead of indices."""
-
-    name: str
-    features: Tensor
-    labels: list[str]
+    labels: Tensor | list[str]
 
 
 @dataclass
@@ -102,13 +96,13 @@ class Corpus:
 
     Attributes:
         classes: Names, sorted.
-        splits: Utterances of train, dev and test.
+        splits: Examples of train, dev and test.
         description: What the data are, for reports.
         skipped: Why recordings were left out, one line for each.
     """
 
     classes: list[str]
-    splits: dict[str, list[Utterance]]
+    splits: dict[str, list[Example]]
     description: str
     skipped: list[str] = field(default_factory=list)
 
@@ -116,9 +110,9 @@ class Corpus:
         """Of all features and labels."""
         sha = hashlib.sha256(" ".join(self.classes).encode())
         for split in SPLITS:
-            for utterance in self.splits[split]:
-                sha.update(utterance.features.numpy().tobytes())
-                sha.update(utterance.labels.numpy().tobytes())
+            for example in self.splits[split]:
+                sha.update(example.features.numpy().tobytes())
+                sha.update(example.labels.numpy().tobytes())
             sha.update(split.encode())
         return sha.hexdigest()[:16]
 
@@ -133,15 +127,13 @@ class Corpus:
 
 def extract(waveform: Tensor) -> Tensor:
     """``[samples]`` at 16 kHz to ``[T, 40]``, each band normalised over the utterance."""
-    features = log_mel(waveform, SAMPLING_RATE, BANDS, HOP, normalize=False)
-    deviation = features.std(0, correction=0).clamp(min=1e-5)
-    return (features - features.mean(0)) / deviation
+    return normalized(log_mel(waveform, SAMPLING_RATE, BANDS, HOP_SECONDS, normalize=False), 0)
 
 
-def label(name: str, waveform: Tensor, phones: Sequence[Phone]) -> Labelled:
+def label(name: str, waveform: Tensor, phones: Sequence[Phone]) -> Example:
     """Features of a recording and the phone of each frame."""
     features = extract(waveform)
-    return Labelled(name, features, frame_labels(phones, len(features), HOP, WINDOW_SECONDS))
+    return Example(name, features, frame_labels(phones, len(features)))
 
 
 # ---- synthetic speech ----------------------------------------------------------------------------
@@ -160,10 +152,6 @@ def synthetic(sizes: Sequence[int], seed: int = 0) -> Corpus:
         sizes: Utterances for training, dev and test.
         seed: Of the words and voices.
     """
-    if importlib.util.find_spec("espeakng_loader") is None:
-        raise CommandError(
-            "the built-in speech needs espeak-ng; pip install espeakng-loader, or give --data"
-        )
     splits = {}
     for number, (split, count) in enumerate(zip(SPLITS, sizes, strict=True)):
         rng = np.random.default_rng((seed, number))
@@ -204,7 +192,7 @@ def read_folder(folder: Path, tier: str | None = None, seed: int = 0) -> Corpus:
     if not folder.is_dir():
         raise CommandError(f"--data {folder}: no such folder; give one with recordings and labels")
     pairs, skipped = _pairs(folder)
-    items: list[tuple[Path, Labelled]] = []
+    items: list[tuple[Path, Example]] = []
     for audio, labels in tqdm(pairs, desc="read", disable=None, leave=False):
         place = audio.relative_to(folder)
         try:
@@ -250,7 +238,7 @@ def _pairs(folder: Path) -> tuple[list[tuple[Path, Path]], list[str]]:
     return pairs, skipped
 
 
-def _read(place: Path, audio: Path, labels: Path, tier: str | None) -> Labelled:
+def _read(place: Path, audio: Path, labels: Path, tier: str | None) -> Example:
     waveform = read_audio(audio, SAMPLING_RATE)
     if not waveform.any():
         raise AudioError("silence from beginning to end")
@@ -262,8 +250,8 @@ def _read(place: Path, audio: Path, labels: Path, tier: str | None) -> Labelled:
     return label(place.as_posix(), waveform, phones)
 
 
-def _split(items: Sequence[tuple[Path, Labelled]], seed: int) -> dict[str, list[Labelled]]:
-    splits: dict[str, list[Labelled]] = {split: [] for split in SPLITS}
+def _split(items: Sequence[tuple[Path, Example]], seed: int) -> dict[str, list[Example]]:
+    splits: dict[str, list[Example]] = {split: [] for split in SPLITS}
     names = {"train": "train", "dev": "dev", "valid": "dev", "test": "test"}
     for place, item in items:
         folders = (names.get(part.lower()) for part in place.parts[:-1])
@@ -279,19 +267,15 @@ def _split(items: Sequence[tuple[Path, Labelled]], seed: int) -> dict[str, list[
     return splits
 
 
-def _corpus(splits: dict[str, list[Labelled]], description: str) -> Corpus:
+def _corpus(splits: dict[str, list[Example]], description: str) -> Corpus:
     names: set[str] = {SILENCE}.union(*(item.labels for items in splits.values() for item in items))
     classes = sorted(names)
     index = {name: number for number, name in enumerate(classes)}
-
-    def numbered(items: Iterable[Labelled]) -> list[Utterance]:
-        return [
-            Utterance(
-                item.name,
-                item.features,
-                torch.from_numpy(np.array([index[name] for name in item.labels])),
-            )
+    numbered = {
+        split: [
+            item._replace(labels=torch.tensor([index[name] for name in item.labels]))
             for item in items
         ]
-
-    return Corpus(classes, {split: numbered(items) for split, items in splits.items()}, description)
+        for split, items in splits.items()
+    }
+    return Corpus(classes, numbered, description)

@@ -1,4 +1,4 @@
-"""All models of one position-embedding type: trained, tested under all conditions, looked at."""
+"""All models of one position embedding: trained, tested under all conditions, looked at."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,18 +9,15 @@ import torch
 
 from cape_plugins import PositionConfig
 from cape_plugins.pictures.views import similarity, similarity_by_distance
+from recipes.lab.tables import Row
 from recipes.phones import plots
-from recipes.phones.analysis import (
-    class_changes,
-    confusions,
-    error_rate,
-    error_types,
-)
+from recipes.phones.analysis import class_changes, confusions, error_rate, error_types, head_rows
 from recipes.phones.data import Corpus
 from recipes.phones.model import PhoneClassifier, Sizes
-from recipes.phones.report import Measurement, Result, head_rows, shown_with
+from recipes.phones.report import COUNTS, HEADS, Result
 from recipes.phones.train import (
     CONDITIONS,
+    NEAR,
     NO_POSITIONS,
     History,
     Job,
@@ -34,6 +31,7 @@ from recipes.phones.train import (
 )
 
 BY_DISTANCE = 50  # frames
+SIMILARITIES = ("distance", "dot", "dot_min", "dot_max", "cosine", "cosine_min", "cosine_max")
 
 
 @dataclass(frozen=True)
@@ -44,15 +42,17 @@ class Experiment:
     sizes: Sizes
     training: Training
     work: Path
-    device: str
+    device: torch.device
 
     def model(
-        self, config: PositionConfig, condition: str, seed: int
+        self, name: str, config: PositionConfig, condition: str, seed: int
     ) -> tuple[PhoneClassifier, History]:
-        """The trained model of a type. Training without positions is the same for all types and
-        done once; for the tests the positions of the type are put in."""
+        """The trained model of a position embedding. Training without positions is the same for all
+        of them and done once; for the tests the positions are put in."""
         positions = CONDITIONS[condition].positions
-        job = Job(condition, config if positions else NO_POSITIONS, seed)
+        if not positions:
+            name = NO_POSITIONS.type
+        job = Job(name, condition, config if positions else NO_POSITIONS, seed)
         model, history = trained(
             self.work, job, self.corpus, self.sizes, self.training, self.device
         )
@@ -63,50 +63,52 @@ class Experiment:
 
 def run_type(
     experiment: Experiment,
+    name: str,
     config: PositionConfig,
     models: Sequence[str],
     seeds: Sequence[int],
     output: Path,
     similarity_length: int,
 ) -> Result:
-    """Everything about one type; pictures, of the first seed, go to ``output/TYPE``.
+    """Everything about one position embedding; pictures, of the first seed, go to ``output/NAME``.
 
     Args:
-        experiment: What all types have in common.
-        config: The type.
+        experiment: What all position embeddings have in common.
+        name: Name of this one.
+        config: Its settings.
         models: Keys of CONDITIONS, the models to train.
-        seeds: Of the models.
+        seeds: Seeds of the models.
         output: Folder.
         similarity_length: Positions of the similarity maps, in frames.
     """
-    folder = output / config.type
-    test = experiment.corpus.splits["test"]
-    names = [name for name in models if name in conditions_of(config)]
-    result = Result(config.type, class_changes(targets(test)))
+    classes, test = experiment.corpus.classes, experiment.corpus.splits["test"]
+    models = [model for model in models if model in conditions_of(config)]
+    result = Result(name, class_changes(targets(test)))
+    folder = output / result.folder()
     for seed in seeds:
-        for name in names:
-            model, history = experiment.model(config, name, seed)
-            result.measurements += _measure(experiment.corpus, model, config, name, seed)
+        for condition in models:
+            model, history = experiment.model(name, config, condition, seed)
+            columns = {"type": name, "trained": condition, "seed": seed}
+            result.rows += [columns | row for row in _measure(experiment.corpus, model, config)]
             if seed != seeds[0]:
                 continue
-            result.histories[name] = history
-            predictions = predict(model, test, CONDITIONS[name])
-            result.confusions[name] = confusions(
-                targets(test), predictions, len(experiment.corpus.classes)
-            )
+            given = CONDITIONS[condition]
+            result.histories[condition] = history
+            predictions = predict(model, test, given)
+            result.confusions[condition] = confusions(targets(test), predictions, len(classes))
             utterance = long_utterance(test)
-            weights = attention(model, utterance, CONDITIONS[name])
-            result.heads += [(name, *row) for row in head_rows(weights)]
-            kind = shown_with(config.type, name)
-            plots.draw_attention(
-                output / kind / f"attention-{name}.png",
-                weights,
-                f"M-{name}, {kind}: {utterance.name}",
-            )
-            if name == ("inc" if "inc" in names else names[0]):
+            weights = attention(model, utterance, given)
+            result.heads += [
+                {"trained": condition, **dict(zip(HEADS, row, strict=True))}
+                for row in head_rows(weights, NEAR)
+            ]
+            shared = result.folder(condition)
+            title = f"M-{condition}, {shared}: {utterance.name}"
+            plots.draw_attention(output / shared / f"attention-{condition}.png", weights, title)
+            if condition == ("inc" if "inc" in models else models[0]):
                 _compare_positions(model, folder, result, similarity_length)
-    titles = {f"M-{name}": matrix for name, matrix in result.confusions.items()}
-    plots.draw_confusions(folder / "confusions.png", titles, experiment.corpus.classes)
+    titles = {f"M-{condition}": matrix for condition, matrix in result.confusions.items()}
+    plots.draw_confusions(folder / "confusions.png", titles, classes)
     plots.draw_histories(folder / "training.png", result.histories)
     return result
 
@@ -117,33 +119,29 @@ def conditions_of(config: PositionConfig) -> list[str]:
     return [name for name, condition in CONDITIONS.items() if having or not condition.positions]
 
 
-def _measure(
-    corpus: Corpus, model: PhoneClassifier, config: PositionConfig, trained_as: str, seed: int
-) -> Iterator[Measurement]:
-    """One model under all test conditions."""
+def _measure(corpus: Corpus, model: PhoneClassifier, config: PositionConfig) -> Iterator[Row]:
+    """Measures one model under all test conditions."""
     test = corpus.splits["test"]
     for name in conditions_of(config):
         predictions = predict(model, test, CONDITIONS[name])
-        yield Measurement(
-            *(config.type, trained_as, name, seed),
-            error_rate(targets(test), predictions),
-            class_changes(predictions),
-            *error_types(targets(test), predictions),
-        )
+        changes = class_changes(predictions)
+        types = error_types(targets(test), predictions)
+        counts = (error_rate(targets(test), predictions), changes, *types)
+        yield {"tested": name, **dict(zip(COUNTS, counts, strict=True))}
 
 
 def _compare_positions(model: PhoneClassifier, folder: Path, result: Result, length: int) -> None:
-    """Similarities of the position embeddings, as used in tests."""
+    """Draws and tabulates similarities of the position embeddings, as used in tests."""
     with torch.no_grad():
         embeddings = model.eval().embed(length, next(model.parameters()).device)
     if embeddings is None:
         return
     rows = embeddings[0].cpu().numpy()
-    plots.draw_similarities(
-        folder / "similarity.png", rows, f"position embeddings of {result.type}"
-    )
+    title = f"position embeddings of {result.name}"
+    plots.draw_similarities(folder / "similarity.png", rows, title)
     farthest = min(BY_DISTANCE, length - 1)
     columns = [similarity_by_distance(matrix, farthest) for matrix in similarity(rows).values()]
     result.similarities += [
-        (distance, *map(float, values)) for distance, values in enumerate(np.hstack(columns))
+        dict(zip(SIMILARITIES, (distance, *values), strict=True))
+        for distance, values in enumerate(np.hstack(columns).tolist())
     ]

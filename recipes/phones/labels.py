@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from recipes.asr.synthesis import Phone
+from cape_plugins.speech.features import HOP_SECONDS, WINDOW_SECONDS
 from recipes.lab.data import read_text
 from recipes.lab.steps import CommandError
+from recipes.lab.synthesis import Phone
 
 SILENCE = "sil"
 # names of silence in TIMIT, in Praat, of the Montreal Forced Aligner, of MAUS and of espeak-ng
@@ -130,7 +131,10 @@ def choose_tier(tiers: Sequence[Tier], name: str | None = None) -> Tier:
 
 
 def frame_labels(
-    phones: Sequence[Phone], num_frames: int, hop: float = 0.01, window: float = 0.025
+    phones: Sequence[Phone],
+    num_frames: int,
+    hop: float = HOP_SECONDS,
+    window: float = WINDOW_SECONDS,
 ) -> list[str]:
     """The phone at the centre of each frame, ``i * hop + window / 2`` seconds; "sil" where none is.
 

@@ -21,8 +21,9 @@ from cape_plugins import (
     frame_positions,
     relative_attention,
 )
+from cape_plugins.speech.features import HOP_SECONDS
 from recipes.lab.steps import CommandError
-from recipes.phones.data import BANDS, HOP
+from recipes.phones.data import BANDS
 
 POSITION_PARAMETERS = ("positions.", "relative.")
 
@@ -130,7 +131,7 @@ class PhoneClassifier(nn.Module):
         self.positions = build_position_encoder(
             config,
             sizes.dim,
-            unit=HOP,  # positions are counted in frames, so that the sinusoid is the thesis's
+            unit=HOP_SECONDS,  # positions count frames, so that the sinusoid is the thesis's
             frequencies="marian",
             table_size=table_size,
             table_std=0.5**0.5,  # as large as sines are
@@ -142,7 +143,9 @@ class PhoneClassifier(nn.Module):
 
     def embed(self, length: int, device: torch.device | str | None = None) -> Tensor | None:
         """``[1, T, d]`` embeddings of frames in natural order; None if the type has none."""
-        frames = frame_positions(torch.tensor([length], device=device), HOP, max_frames=length)
+        frames = frame_positions(
+            torch.tensor([length], device=device), HOP_SECONDS, max_frames=length
+        )
         return self.positions(frames, self.positions.draw(1, device))
 
     def forward(

@@ -11,7 +11,6 @@ The built-in data are random words read by espeak-ng. Your own are a folder of r
 """
 
 import argparse
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,10 +18,17 @@ from pathlib import Path
 import torch
 
 from cape_plugins import TYPES, PositionConfig
-from cape_plugins.arguments import TYPE_ARG, add_position_args, given_settings
-from recipes.lab.options import positive, usable_folder
+from cape_plugins.arguments import TYPE_ARG, add_position_args
+from recipes.lab.options import (
+    add_shared,
+    check_shared,
+    new_parser,
+    number,
+    positive,
+    settings_to_compare,
+)
 from recipes.lab.steps import CommandError, run_main, write_lines
-from recipes.lab.tables import machine, shown_command, versions
+from recipes.lab.tables import how_made, shown_command
 from recipes.phones.data import Corpus, read_folder, synthetic
 from recipes.phones.experiment import Experiment, conditions_of, run_type
 from recipes.phones.model import Sizes
@@ -30,36 +36,25 @@ from recipes.phones.report import PACKAGES, write_results
 from recipes.phones.train import CONDITIONS, Training
 
 BUILTIN_SIZES = {"train_size": 2000, "dev_size": 60, "test_size": 200}  # utterances
-SMALL = {
-    "dim": 88,
-    "layers": 2,
-    "heads": 4,
-    "ffn": 256,
-    "dropout": 0.0,
-    "epochs": 12,
-    "learning_rate": 0.1,
-}
-PAPER = {
-    "dim": 768,
-    "layers": 6,
-    "heads": 8,
-    "ffn": 2048,
-    "dropout": 0.1,
-    "epochs": 80,
-    "learning_rate": 0.05,
+RATE = number(1e-9, 100)
+# Sizes and training: type of the option, default, and that of --paper
+SETTINGS = {
+    "dim": (positive, 88, 768),
+    "layers": (positive, 2, 6),
+    "heads": (positive, 4, 8),
+    "ffn": (positive, 256, 2048),
+    "dropout": (number(0, 1, below=True), 0.0, 0.1),
+    "epochs": (positive, 12, 80),
+    "learning_rate": (RATE, 0.1, 0.05),
 }
 DEFAULT = "sinpos"  # type of position embedding
 LEFT_OUT = "left_out.txt"
 TRAINED = ("inc", "exc", "inc-scram", "exc-scram")
 
 
-def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m recipes.phones.run",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def make_parser() -> argparse.ArgumentParser:
+    """All options."""
+    parser = new_parser(__doc__, "recipes.phones.run")
     add = parser.add_argument
     text = "recordings with labels beside them (default: built-in speech)"
     add("--data", type=Path, metavar="FOLDER", help=text)
@@ -67,80 +62,56 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     for option, count in BUILTIN_SIZES.items():
         text = f"utterances of the built-in speech (default: {count})"
         add(f"--{option.replace('_', '-')}", type=positive, metavar="N", help=text)
-    text = f"train several types with their defaults, of {', '.join(TYPES)}"
-    add("--compare", nargs="+", metavar="TYPE", help=text)
+    text = f"train several types, of {', '.join(TYPES)}, with their defaults, or with others such "
+    add_shared(parser, "compare", metavar="TYPE", help=f"{text}as cape:max_global_shift=0.2")
     add_position_args(parser, "audio", DEFAULT, "encoder")
     text = f"what to train, of {', '.join(CONDITIONS)} (default: the first {len(TRAINED)})"
     add("--models", nargs="+", choices=CONDITIONS, default=TRAINED, metavar="NAME", help=text)
     add("--paper", action="store_true", help="sizes and training of the thesis")
-    for option, kind in (
-        *(("dim", positive), ("layers", positive), ("heads", positive), ("ffn", positive)),
-        *(("dropout", float), ("epochs", positive), ("learning_rate", float)),
-    ):
-        text = f"(default: {SMALL[option]}; --paper: {PAPER[option]})"
-        add(f"--{option.replace('_', '-')}", type=kind, metavar="X", help=text)
+    for option, (parse, small, paper) in SETTINGS.items():
+        text = f"(default: {small}; --paper: {paper})"
+        add(f"--{option.replace('_', '-')}", type=parse, metavar="X", help=text)
     text = "of the last eighth of the epochs (default: %(default)s)"
-    add("--final-learning-rate", type=float, default=0.001, metavar="X", help=text)
-    add("--seeds", nargs="+", type=positive, default=[1], metavar="N")
+    add("--final-learning-rate", type=RATE, default=0.001, metavar="X", help=text)
+    add_shared(parser, "seeds", default=[1])
     text = "positions of the similarity maps (default: %(default)s)"
     add("--similarity-length", type=positive, default=3000, metavar="FRAMES", help=text)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    add("--device", default=device, help="(default: %(default)s)")
-    text = "folder of trained models, reused (default: %(default)s)"
-    add("--work", type=Path, default=Path("build/phones"), help=text)
-    text = "folder for tables and pictures (default: %(default)s)"
-    add("--output", type=Path, default=Path("results/phones"), help=text)
-    args = parser.parse_args(argv)
-    for option in (*SMALL, *BUILTIN_SIZES):
+    add_shared(parser, "device")
+    add_shared(parser, "work", default=Path("build/phones"))
+    add_shared(parser, "output", default=Path("results/phones"))
+    return parser
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    args = make_parser().parse_args(argv)
+    for option, (_, small, paper) in SETTINGS.items():
         if getattr(args, option) is None:
-            default = {**(PAPER if args.paper else SMALL), **BUILTIN_SIZES}[option]
-            setattr(args, option, default)
-        elif args.data and option in BUILTIN_SIZES:
+            setattr(args, option, paper if args.paper else small)
+    for option, count in BUILTIN_SIZES.items():
+        if getattr(args, option) is None:
+            setattr(args, option, count)
+        elif args.data:
             raise CommandError(
                 f"--{option.replace('_', '-')} is for the built-in speech; --data has its own sizes"
             )
+    if args.tier and not args.data:
+        raise CommandError("--tier needs --data, a folder with TextGrids")
     args.models, args.seeds = list(dict.fromkeys(args.models)), list(dict.fromkeys(args.seeds))
-    check(args)
-    for option in ("work", "output"):
-        usable_folder(getattr(args, option), f"--{option}")
+    check_shared(args)
     return args
 
 
-def check(args: argparse.Namespace) -> None:
-    """Refuses settings that cannot work."""
-    if args.tier and not args.data:
-        raise CommandError("--tier needs --data, a folder with TextGrids")
-    for option in ("learning_rate", "final_learning_rate"):
-        value = getattr(args, option)
-        if not 0 < value < math.inf:
-            flag = option.replace("_", "-")
-            raise CommandError(f"--{flag} {value}: allowed: numbers above 0, such as 0.05")
-    try:
-        torch.zeros(1, device=args.device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise CommandError(f"--device {args.device} cannot be used ({reason}); try cpu") from None
-
-
-def position_configs(args: argparse.Namespace) -> list[PositionConfig]:
-    """The position embeddings that are to be trained."""
-    given, chosen = given_settings(args, "audio"), getattr(args, TYPE_ARG)
-    if args.compare and (chosen or given):
-        raise CommandError(
-            "--compare trains the defaults of each type; leave it out to train one type with "
-            "--position-... options"
-        )
-    configs = []
-    for name in dict.fromkeys(args.compare or [chosen or DEFAULT]):
-        try:
-            config = PositionConfig.from_dict({"type": name, **given}, "audio")
-        except ValueError as error:
-            raise CommandError(str(error)) from None
-        if not {*args.models} & {*conditions_of(config)}:
+def position_configs(args: argparse.Namespace) -> dict[str, PositionConfig]:
+    """The position embeddings that are to be trained, by name."""
+    if not args.compare:
+        setattr(args, TYPE_ARG, getattr(args, TYPE_ARG) or DEFAULT)
+    configs = {}
+    for name, settings in settings_to_compare(args, "audio", [DEFAULT]).items():
+        configs[name] = PositionConfig.from_dict(settings, "audio")
+        if not {*args.models} & {*conditions_of(configs[name])}:
             raise CommandError(
                 f"--models {' '.join(args.models)}: {name} has no positions to put in; give exc"
             )
-        configs.append(config)
     return configs
 
 
@@ -171,22 +142,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     corpus = load(args)
     experiment = Experiment(corpus, sizes, training, args.work, args.device)
     print(f"{corpus.description}: {corpus.sizes()}; {len(corpus.classes)} classes", flush=True)
-    results = [
-        run_type(experiment, config, args.models, args.seeds, args.output, args.similarity_length)
-        for config in configs
-    ]
-    facts = {
-        "Command": f"`{shown_command('python -m recipes.phones.run', argv)}`",
-        "Machine": f"{machine()}; {args.device}, {torch.get_num_threads()} threads",
-        "Versions": versions(PACKAGES),
-        "Data": f"{corpus.description}; {corpus.sizes()}; {len(corpus.classes)} classes: "
+    more = (args.models, args.seeds, args.output, args.similarity_length)
+    results = [run_type(experiment, name, config, *more) for name, config in configs.items()]
+    facts = how_made(
+        shown_command("python -m recipes.phones.run", argv),
+        PACKAGES,
+        args.device,
+        threads=str(torch.get_num_threads()),
+        data=f"{corpus.description}; {corpus.sizes()}; {len(corpus.classes)} classes: "
         f"{' '.join(corpus.classes)}",
-        "Left out": f"{len(corpus.skipped)} files"
+        left_out=f"{len(corpus.skipped)} files"
         + (f", [why]({LEFT_OUT})" if corpus.skipped else ""),
-        "Model": ", ".join(f"{key} {value}" for key, value in options.items()),
-        "Training": f"SGD, one utterance per step, {training.epochs} epochs, learning rate "
+        model=", ".join(f"{key} {value}" for key, value in options.items()),
+        training=f"SGD, one utterance per step, {training.epochs} epochs, learning rate "
         f"{training.learning_rate}, in the last eighth {training.final_learning_rate}",
-    }
+    )
     print("\n".join(write_results(args.output, facts, corpus.classes, results)))
     print(f"tables: {args.output}/results.md and .csv files; pictures: {args.output}/*/*.png")
 

@@ -4,6 +4,7 @@ not."""
 import csv
 import dataclasses
 import math
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from tqdm import tqdm
 from cape_plugins import PositionConfig
 from recipes.lab.steps import CommandError, step, write_lines
 from recipes.phones.analysis import error_rate, near_attention
-from recipes.phones.data import Corpus, Utterance
+from recipes.phones.data import Corpus, Example
 from recipes.phones.model import POSITION_PARAMETERS, PhoneClassifier, Sizes
 
 History = list[dict[str, float]]  # epoch, train_loss, dev_per, near_attention
@@ -75,14 +76,21 @@ class Job:
     """One model to train.
 
     Attributes:
+        name: Name of the position embedding.
         condition: A key of :data:`CONDITIONS`.
         config: Position embedding.
         seed: Of weights, dropout, draws, order of utterances and of frames.
     """
 
+    name: str
     condition: str
     config: PositionConfig
     seed: int
+
+
+def folder_name(name: str) -> str:
+    """The name of a position embedding without colons, commas and the like."""
+    return re.sub(r"[^\w.]", "-", name)
 
 
 def run_model(
@@ -104,7 +112,7 @@ def run_model(
     return output.logits[0], [weights[0] for weights in output.weights]
 
 
-def permutations(utterances: Sequence[Utterance], seed: int) -> Iterator[Tensor]:
+def permutations(utterances: Sequence[Example], seed: int) -> Iterator[Tensor]:
     """A random order of frames for each utterance."""
     generator = torch.Generator().manual_seed(seed)
     for utterance in utterances:
@@ -113,7 +121,7 @@ def permutations(utterances: Sequence[Utterance], seed: int) -> Iterator[Tensor]
 
 @torch.no_grad()
 def predict(
-    model: PhoneClassifier, utterances: Sequence[Utterance], condition: Condition, seed: int = 0
+    model: PhoneClassifier, utterances: Sequence[Example], condition: Condition, seed: int = 0
 ) -> list[np.ndarray]:
     """Predicted classes of each utterance, in the natural order of its frames."""
     model.eval()
@@ -131,7 +139,7 @@ def predict(
 
 @torch.no_grad()
 def attention(
-    model: PhoneClassifier, utterance: Utterance, condition: Condition, seed: int = 0
+    model: PhoneClassifier, utterance: Example, condition: Condition, seed: int = 0
 ) -> np.ndarray:
     """``[layers, H, T, T]`` weights of one utterance, in the order in which the model sees it."""
     model.eval()
@@ -142,12 +150,12 @@ def attention(
     return torch.stack(weights).cpu().numpy()
 
 
-def long_utterance(utterances: Sequence[Utterance]) -> Utterance:
+def long_utterance(utterances: Sequence[Example]) -> Example:
     """The longest of the first ten, to look at its attention."""
     return max(utterances[:10], key=lambda utterance: len(utterance.labels))
 
 
-def targets(utterances: Sequence[Utterance]) -> list[np.ndarray]:
+def targets(utterances: Sequence[Example]) -> list[np.ndarray]:
     """The labels."""
     return [utterance.labels.numpy() for utterance in utterances]
 
@@ -162,7 +170,7 @@ def build(corpus: Corpus, config: PositionConfig, sizes: Sizes, seed: int) -> Ph
 
 def train_epoch(
     model: PhoneClassifier,
-    utterances: Sequence[Utterance],
+    utterances: Sequence[Example],
     condition: Condition,
     optimizer: torch.optim.Optimizer,
     generator: torch.Generator,
@@ -186,7 +194,12 @@ def train_epoch(
 
 
 def train(
-    folder: Path, job: Job, corpus: Corpus, sizes: Sizes, training: Training, device: str
+    folder: Path,
+    job: Job,
+    corpus: Corpus,
+    sizes: Sizes,
+    training: Training,
+    device: torch.device,
 ) -> None:
     """Trains a model; writes the weights of its best epoch on dev and ``history.csv``."""
     condition = CONDITIONS[job.condition]
@@ -196,7 +209,7 @@ def train(
     dev, best, history = corpus.splits["dev"], float("inf"), []
     shown = long_utterance(dev)
     utterances = corpus.splits["train"]
-    name = f"{job.config.type} {job.condition} seed {job.seed}"
+    name = f"{job.name} {job.condition} seed {job.seed}"
     with tqdm(total=training.epochs * len(utterances), desc=name, disable=None) as progress:
         for epoch in range(training.epochs):
             for group in optimizer.param_groups:
@@ -222,7 +235,12 @@ def train(
 
 
 def trained(
-    work: Path, job: Job, corpus: Corpus, sizes: Sizes, training: Training, device: str
+    work: Path,
+    job: Job,
+    corpus: Corpus,
+    sizes: Sizes,
+    training: Training,
+    device: torch.device,
 ) -> tuple[PhoneClassifier, History]:
     """The model of a job and its history, trained unless `work` has it.
 
@@ -238,7 +256,7 @@ def trained(
         **dataclasses.asdict(training),
     }
     folder = step(
-        work / f"{job.config.type}-{job.condition}-seed{job.seed}",
+        work / f"{folder_name(job.name)}-{job.condition}-seed{job.seed}",
         settings,
         lambda partial: train(partial, job, corpus, sizes, training, device),
     )

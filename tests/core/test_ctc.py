@@ -6,7 +6,14 @@ import re
 import pytest
 import torch
 
-from cape_plugins.speech.ctc import BeamDecoder, best_path, collapse, read_lexicon
+from cape_plugins.speech.ctc import (
+    BeamDecoder,
+    best_path,
+    collapse,
+    ctc_loss,
+    outputs_needed,
+    read_lexicon,
+)
 
 TOKENS = ["<b>", "|", "o", "n", "e", "t", "w"]
 # "two" is likelier than "one" after "<s>", and never after "one"
@@ -40,6 +47,29 @@ def emissions(text, strength=4.0, seed=0):
 
 def spell(hypothesis):
     return "".join(TOKENS[token] for token in hypothesis.tokens)
+
+
+def test_loss_is_that_of_the_sample_alone():
+    """By enumeration of all paths that collapse to the labels; padding counts for nothing."""
+    log_probs = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
+    targets, lengths = torch.tensor([[1, 1], [2, 9]]), torch.tensor([5, 3])
+    losses = ctc_loss(log_probs, lengths, targets, targets != 9)
+    for row, (labels, length) in enumerate((([1, 1], 5), ([2], 3))):
+        paths = itertools.product(range(3), repeat=length)
+        scores = [
+            sum(log_probs[row, time, label] for time, label in enumerate(path))
+            for path in paths
+            if collapse(path, 0) == labels
+        ]
+        assert losses[row] == pytest.approx(float(-torch.stack(scores).logsumexp(0)), abs=1e-4)
+
+
+def test_equal_labels_need_a_blank_between_them():
+    targets = torch.tensor([[1, 1, 2], [1, 2, 9]])
+    assert outputs_needed(targets, targets != 9).tolist() == [4, 2]
+    log_probs = torch.zeros(1, 3, 3).log_softmax(-1)
+    loss = ctc_loss(log_probs, torch.tensor([3]), targets[:1], targets[:1] != 9)
+    assert loss.tolist() == [0.0], "cannot be aligned"
 
 
 def test_repetitions_and_blanks_are_removed():

@@ -34,8 +34,8 @@ def write_side(folder, name, dictionary, sentences, impl):
         lines = (" ".join(f"w{i}" for i in sentence) for sentence in sentences)
         Path(prefix).write_text("".join(f"{line}\n" for line in lines))
         return
-    kind = "cached" if impl == "lazy" else impl
-    builder = indexed_dataset.make_builder(prefix + ".bin", kind, vocab_size=len(dictionary))
+    stored_as = "cached" if impl == "lazy" else impl
+    builder = indexed_dataset.make_builder(prefix + ".bin", stored_as, vocab_size=len(dictionary))
     for sentence in sentences:
         indices = [dictionary.index(f"w{i}") for i in sentence] + [dictionary.eos()]
         builder.add_item(torch.IntTensor(indices))
@@ -154,7 +154,7 @@ for admin._of_first_rank in (lambda values: values, share):
 
 
 @pytest.mark.slow
-def test_ranks_agree():
+def test_ranks_share_the_profile_of_the_first():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])

@@ -7,7 +7,8 @@ pytest.importorskip("soundfile")
 import soundfile
 import torch
 
-from fairseq_user_dir.asr.manifest import load, read_manifest
+from cape_plugins.speech.manifest import load
+from fairseq_user_dir.asr.manifest import read_manifest
 from tests.support.fairseq_speech import RATE, make_task, training_set, write_manifest
 
 

@@ -16,8 +16,8 @@ import torch
 from torch.utils.data import get_worker_info
 
 from cape_plugins.speech.features import log_mel
+from cape_plugins.speech.manifest import load
 from fairseq_user_dir.asr.data import SpeechDataset
-from fairseq_user_dir.asr.manifest import load
 from tests.support.fairseq_speech import RATE, durations, make_task, training_set, write_manifest
 
 

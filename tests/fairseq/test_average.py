@@ -275,7 +275,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("options", "message"), REFUSED.values(), ids=REFUSED)
-def test_command_refuses(files, tmp_path, monkeypatch, capsys, options, message):
+def test_command_refuses_and_leaves_the_files_alone(
+    files, tmp_path, monkeypatch, capsys, options, message
+):
     monkeypatch.chdir(tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     output = [] if "--output" in options else ["--output", "average.pt"]

@@ -29,30 +29,30 @@ def hypotheses(run_cli, trained, test_data):
     def decode(name):
         words = generate_words(test_data, trained(name), "--beam", BEAM, "--nbest", BEAM)
         output = run_cli(*words).stdout
-        sources, hypos, scores = (lines(output, kind) for kind in "SHP")
+        sources, hypos, scores = (lines(output, letter) for letter in "SHP")
         assert sorted(sources) == sorted(hypos) == sorted(scores) == list(range(24))
-        found = [
+        decoded = [
             (sources[i][0][0], hypo[1], torch.tensor([float(x) for x in score[0].split()]))
             for i in hypos
             for hypo, score in zip(hypos[i], scores[i], strict=True)
         ]
-        return found, *load(trained(name), test_data)
+        return decoded, *load(trained(name), test_data)
 
     return decode
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_beam_search_equals_teacher_forcing(name, hypotheses):
-    found, model, task = hypotheses(name)
-    assert len(found) == 24 * BEAM
-    assert len({hypothesis for _, hypothesis, _ in found}) > 24
-    for source, hypothesis, scores in found:
+    decoded, model, task = hypotheses(name)
+    assert len(decoded) == 24 * BEAM
+    assert len({hypothesis for _, hypothesis, _ in decoded}) > 24
+    for source, hypothesis, scores in decoded:
         forced = forced_scores(model, task, source, hypothesis)
         torch.testing.assert_close(forced, scores, atol=1.5 * SHOWN, rtol=0)
     # the comparison notices positions, wherever the model has any
     worst = max(
         (forced_scores(model, task, " ".join(reversed(source.split())), hypo) - scores).abs().max()
-        for source, hypo, scores in found[::BEAM]
+        for source, hypo, scores in decoded[::BEAM]
     )
     assert (worst > 100 * SHOWN) != (name == "nopos")
 

@@ -40,7 +40,7 @@ def translation(data):
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_translation(precision, run_cli, corpus, test_data, tmp_path):
+def test_translation_model_of_hydra_decodes(precision, run_cli, corpus, test_data, tmp_path):
     settings = ["+model.position_embedding=cape", "+model.position_max_global_shift=7"]
     settings += ["+model.position_relative_context=3"]
     if precision == "bfloat16":
@@ -68,7 +68,7 @@ def test_translation(precision, run_cli, corpus, test_data, tmp_path):
         torch.testing.assert_close(forced, scores, atol=1.5e-4, rtol=0)
 
 
-def test_language_model(run_cli, corpus, tmp_path):
+def test_language_model_of_hydra_is_scored(run_cli, corpus, tmp_path):
     settings = ["task=language_modeling", f"task.data={corpus.lm}", "task.tokens_per_sample=32"]
     settings += ["+model.position_embedding=cape", "+model.position_max_global_shift=7"]
     words = hydra_words("cape_transformer_lm", tmp_path / "run", *settings)

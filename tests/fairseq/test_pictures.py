@@ -53,7 +53,7 @@ def test_what_is_read_is_what_the_model_adds(name, trained, corpus):
             read_stack(path, "encoder")
 
 
-def test_stock_tables(tmp_path):
+def test_rows_of_stock_tables_are_those_of_positions(tmp_path):
     model = build("transformer_tiny", encoder_learned_pos=True, max_source_positions=9)
     settings = argparse.Namespace(encoder_learned_pos=True, encoder_embed_dim=32)
     stack = read_stack(saved(tmp_path / "x.pt", model, settings))
@@ -71,10 +71,10 @@ def test_relative_embeddings_are_those_of_the_layers(tmp_path):
     model = build("cape_transformer_tiny", **vars(settings))
     path = saved(tmp_path / "x.pt", model, settings)
     for side in ("encoder", "decoder"):
-        found = relative_views(read_stack(path, side))
+        views = relative_views(read_stack(path, side))
         layers = getattr(model, side).layers
-        assert [view.state for view in found] == [f"layer {n}, keys" for n in range(len(layers))]
-        for view, layer in zip(found, layers, strict=True):
+        assert [view.state for view in views] == [f"layer {n}, keys" for n in range(len(layers))]
+        for view, layer in zip(views, layers, strict=True):
             keys = layer.self_attn.relative.keys.detach()[0]
             count = 3 if side == "decoder" else 5  # it never looks to the right
             assert view.embedding.tolist() == keys[:count].tolist()
@@ -84,7 +84,7 @@ def test_relative_embeddings_are_those_of_the_layers(tmp_path):
 
 @pytest.mark.parametrize("arch", [CTC, S2T])
 @pytest.mark.parametrize("name", ["abspos", "sinpos", "shape", "cape"])
-def test_speech(arch, name, tmp_path):
+def test_speech_models_are_read_in_seconds_or_steps(arch, name, tmp_path):
     """Frames in seconds, whether the encoder counts seconds or steps."""
     words = make_dictionary()
     task = argparse.Namespace(source_dictionary=words, target_dictionary=words)
@@ -105,8 +105,8 @@ def test_speech(arch, name, tmp_path):
         model(src_tokens=frames, src_lengths=torch.tensor([60]), prev_output_tokens=previous)
     assert "encoder" in outputs
     for side, expected in outputs.items():
-        found = rows_of(read_stack(path, side), len(expected))
-        assert torch.allclose(found, expected, atol=1e-5), side
+        rows = rows_of(read_stack(path, side), len(expected))
+        assert torch.allclose(rows, expected, atol=1e-5), side
     stack = read_stack(path)
     assert len(outputs["encoder"]) == {CTC: 20, S2T: 15}[arch]
     assert stack.spacing == pytest.approx(HOP * {CTC: 3, S2T: 4}[arch])

@@ -81,10 +81,10 @@ def test_step_by_step_equals_one_pass_beyond_the_stock_tables(name):
     state, steps, attention = {}, [], []
     for step in range(1, length + 1):
         prefix = previous[:, :step]
-        logits, one = model.decoder(prefix, encoder_out=encoded, incremental_state=state)
+        logits, step_extra = model.decoder(prefix, encoder_out=encoded, incremental_state=state)
         assert logits.shape[1] == 1
         steps.append(logits)
-        attention.append(one["attn"][0])
+        attention.append(step_extra["attn"][0])
     torch.testing.assert_close(torch.cat(steps, 1), whole[:, :length], atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(
         torch.cat(attention, 1), extra["attn"][0][:, :length], atol=1e-5, rtol=1e-4

@@ -96,24 +96,24 @@ def resolve(run_cli, tmp_path_factory):
                     search = [str(ROOT)] if imported and not beside else []
                     path = user_dir and user_dir.format(**places)
                     cases[f"{package}: {case}"] = (folder.format(**places), path, imported, search)
-        # the repository is not on the path, so that it must be found
+        # the repository is not on the path, so that it must be results_of_site
         environment = {"PYTHONPATH": str(site)}
         words = ["python", "-c", PROGRAM]
         output = run_cli(*words, input=json.dumps(cases), cwd=tmp, env=environment).stdout
-        found = [line[7:] for line in output.splitlines() if line.startswith("RESULT ")]
-        results.update(json.loads(pair) for pair in found)
+        results_of_site = [line[7:] for line in output.splitlines() if line.startswith("RESULT ")]
+        results.update(json.loads(pair) for pair in results_of_site)
     return results
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize("case", RESOLVED)
-def test_found(case, package, resolve):
+def test_user_dir_is_found(case, package, resolve):
     assert resolve[f"{package}: {case}"] == "found"
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize("case", NOT_RESOLVED)
-def test_not_found(case, package, resolve):
+def test_user_dir_that_fairseq_cannot_find_is_not_found(case, package, resolve):
     """The table can tell: these must fail, by the rules of fairseq."""
     result = resolve[f"{package}: {case}"]
     assert result != "found"

@@ -99,7 +99,7 @@ def test_exporter_of_transformers_saves_and_loads(family, name, tmp_path):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_lora(family, tmp_path):
+def test_lora_adapter_trains_and_is_saved(family, tmp_path):
     peft = pytest.importorskip("peft")
     base = make(family, "cape")
     config = peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=2, init_lora_weights=False)
@@ -322,7 +322,9 @@ dist.destroy_process_group()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_shards(family, run_cli, repo_root, tmp_path):
+def test_sharded_models_keep_positions_in_float32_and_are_saved_whole(
+    family, run_cli, repo_root, tmp_path
+):
     """FSDP2 on two processes in mixed precision: positions stay float32, the whole is saved."""
     script = tmp_path / "sharded.py"
     script.write_text(SHARDED)

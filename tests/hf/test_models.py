@@ -27,7 +27,7 @@ def outputs(model, family):
 
 
 @pytest.mark.parametrize(("family", "name"), ALL)
-def test_save_and_load(family, name, tmp_path):
+def test_saved_model_loads_the_same(family, name, tmp_path):
     model = make(family, name)
     model.save_pretrained(tmp_path)
     assert (tmp_path / "model.safetensors").exists()
@@ -160,8 +160,8 @@ def test_gradient_checkpointing_does_not_draw_twice(family, name):
 
     plain = gradients()
     model.gradient_checkpointing_enable()
-    for one, other in zip(plain, gradients(), strict=True):
-        assert torch.equal(one, other)
+    for expected, other in zip(plain, gradients(), strict=True):
+        assert torch.equal(expected, other)
 
 
 @pytest.mark.parametrize(("family", "name"), ALL)

@@ -22,11 +22,11 @@ ADDING = [name for name, row in TYPES.items() if ENCODINGS[row.encoding].adds]
 
 def added(model, inputs):
     """Side to what its position encoder returns for the first and longest sample, in a forward."""
-    found = {}
+    addends = {}
 
     def noting(side):
         def hook(module, args, output):
-            found[side] = output[0].detach()
+            addends[side] = output[0].detach()
 
         return hook
 
@@ -35,7 +35,7 @@ def added(model, inputs):
             module.register_forward_hook(noting("decoder" if "decoder" in name else "encoder"))
     with torch.no_grad():
         model(**inputs)
-    return found
+    return addends
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -114,7 +114,7 @@ def test_shifts_in_the_unit_of_the_encoder(tmp_path):
 
 
 @pytest.mark.parametrize(("family", "kind"), [("vit", "abspos"), ("marian", "sinpos")])
-def test_stock_models(family, kind, tmp_path):
+def test_stock_models_are_read_as_the_type_they_are(family, kind, tmp_path):
     """Without position settings: the type that the stock model is."""
     model = FAMILIES[family].build_stock()
     model.save_pretrained(tmp_path)
@@ -122,12 +122,12 @@ def test_stock_models(family, kind, tmp_path):
     assert stack.config.type == kind
     size = stack.grid if family == "vit" else 11
     with torch.no_grad():
-        found = stack.encoder(stack.positions(size), random=False)[0]
+        embedding = stack.encoder(stack.positions(size), random=False)[0]
     if family == "vit":
         expected = model.vit.embeddings.position_embeddings[0, 1:]
     else:
         expected = model.model.encoder.embed_positions.weight[:11]
-    assert torch.allclose(found, expected, atol=1e-5)
+    assert torch.allclose(embedding, expected, atol=1e-5)
 
 
 def test_learned_table_without_its_host(tmp_path, run_cli):

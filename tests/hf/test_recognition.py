@@ -90,7 +90,7 @@ def test_padding_and_truncation_count_frames():
     assert wide["input_features"].shape == (1, 128, 20)
 
 
-def test_pipeline_on_arrays(folder):
+def test_pipeline_on_arrays_equals_the_model(folder):
     recogniser = pipeline("automatic-speech-recognition", model=str(folder))
     processor = AutoProcessor.from_pretrained(folder)
     batch = processor(speech(), sampling_rate=RATE, return_tensors="pt")

@@ -54,7 +54,7 @@ def logits(model, family):
 
 
 @pytest.mark.parametrize("name", ["sinpos", "cape", "shape", "nopos", "relpos"])
-def test_translation_model(name, stock, tmp_path):
+def test_converted_translation_model_has_the_settings_and_weights(name, stock, tmp_path):
     source, target = stock("marian"), tmp_path / "new" / "cape"
     convert(str(source), target, TEXT[name])
     model = CapeMarianMTModel.from_pretrained(target)
@@ -210,7 +210,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("words", "message"), BAD, ids=lambda value: str(value)[-50:])
-def test_bad_input(words, message, stock, tmp_path, capsys):
+def test_bad_input_writes_nothing_and_says_why(words, message, stock, tmp_path, capsys):
     places = {"SRC": str(stock("marian")), "DST": str(tmp_path / "DST")}
     words = [places.get(word, word) for word in words]
     try:
@@ -222,7 +222,7 @@ def test_bad_input(words, message, stock, tmp_path, capsys):
     assert not (tmp_path / "DST").exists()
 
 
-def test_unknown_family(tmp_path):
+def test_unknown_family_is_refused(tmp_path):
     from transformers import BertConfig, BertModel
 
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}

@@ -141,7 +141,7 @@ def test_folder_of_recordings_and_texts(tmp_path):
     together = {id: text for part in sets.values() for id, text in part.items()}
     assert together == {f"some_one-{n:02}": f"nummer {n} größer" for n in range(30)}
     entry = read_manifest(source / "prepared/train.tsv")[0]
-    assert entry.audio == source / "some one" / f"{entry.id[-2:]}.wav"
+    assert entry.audio == str(source / "some one" / f"{entry.id[-2:]}.wav")
 
 
 def test_folder_with_splits_and_metadata(tmp_path, capsys):
@@ -157,7 +157,8 @@ def test_folder_with_splits_and_metadata(tmp_path, capsys):
     assert texts(tmp_path / "out", "valid") == {str(n): f"say dev {n}" for n in range(3)}
     assert list(texts(tmp_path / "out", "train")) == ["0", "2"]
     output = capsys.readouterr().out
-    assert "train data: 3 of 5 skipped (1 shorter than 0.025 s, 1 unreadable, 1 without" in output
+    reasons = "1 of no more than 0.025 s, 1 unreadable, 1 without a text"
+    assert f"train data: 3 of 5 skipped ({reasons})" in output
     assert "gone.wav: no such file" in output
 
 

@@ -1,6 +1,5 @@
 """Comparisons of speech models: bins of durations, reports, and the commands."""
 
-import csv
 import re
 import shlex
 
@@ -8,13 +7,16 @@ import jiwer
 import pytest
 
 pytest.importorskip("soundfile")
+from cape_plugins import PositionConfig
+from cape_plugins.arguments import TYPE_ARG, given_settings
 from recipes.asr import evaluate, run
 from recipes.asr.catalog import BATCHES, RECIPES, STUDIES
-from recipes.asr.report import ALL, Text, by_duration, rates, write_plot
-from recipes.lab.runs import Result
+from recipes.asr.report import Text, by_duration, in_training, rates
+from recipes.lab import runs
 from recipes.lab.steps import CommandError
 from tests.support.fairseq_speech import durations, write_manifest
 from tests.support.plots import COLOURS, assert_lines
+from tests.support.tables import read_csv
 
 SMALL = (
     *("--encoder-embed-dim", 16, "--encoder-ffn-embed-dim", 16, "--encoder-layers", 1),
@@ -41,21 +43,29 @@ TEXTS = [
 
 
 def test_rates_are_jiwers():
-    found = rates(TEXTS)
     references, hypotheses = [t.reference for t in TEXTS], [t.hypothesis for t in TEXTS]
-    assert found.wer == pytest.approx(100 * jiwer.wer(references, hypotheses))
-    assert found.ler == pytest.approx(100 * jiwer.cer(references, hypotheses))
-    assert (found.words, found.count) == (8, 4)
+    assert rates(TEXTS) == {
+        "wer": pytest.approx(100 * jiwer.wer(references, hypotheses)),
+        "ler": pytest.approx(100 * jiwer.cer(references, hypotheses)),
+        "words": 8,
+        "count": 4,
+    }
 
 
 def test_bins_include_their_upper_end():
-    found = by_duration(TEXTS, (1, 2, 4))
-    assert {name: (one.count, one.wer) for name, one in found.items()} == {
-        "0-1 s": (2, 20.0),
-        "1-2 s": (1, 100.0),
-        "over 4 s": (1, 100.0),
-        ALL: (4, 50.0),
-    }
+    rows = by_duration(TEXTS, (1, 2, 4))
+    assert [(row["duration"], row["count"], row["wer"]) for row in rows] == [
+        ("0-1 s", 2, pytest.approx(20.0)),
+        ("1-2 s", 1, 100.0),
+        ("over 4 s", 1, 100.0),
+        ("all", 4, pytest.approx(50.0)),
+    ]
+
+
+@pytest.mark.parametrize(("longest", "count"), [(0.9, 1), (1.0, 1), (1.1, 2), (5.0, 3)])
+def test_durations_of_training_are_those_that_begin_below_its_longest(longest, count):
+    rows = by_duration(TEXTS, (1, 2, 4))
+    assert in_training(rows, (1, 2, 4), longest) == ["0-1 s", "1-2 s", "over 4 s"][:count]
 
 
 # ---- what is compared ----------------------------------------------------------------------------
@@ -72,93 +82,92 @@ def test_every_study_has_its_models_and_flags():
     assert list(BATCHES) == ["padded", "padding-free"]
 
 
+def fairseq_args(folder, flags):
+    """As fairseq-train parses them."""
+    from fairseq import options
+
+    words = ["--task", "cape_asr", "--criterion", "cape_ctc", *shlex.split(flags)]
+    return options.parse_args_and_arch(options.get_training_parser(), [str(folder), *words])
+
+
+def parsed(folder, flags):
+    args = fairseq_args(folder, f"{RECIPES['small'].train} {flags}")
+    settings = {"type": getattr(args, TYPE_ARG), **given_settings(args, "audio")}
+    return PositionConfig.from_dict(settings, "audio")
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("study", STUDIES)
 def test_flags_of_recipes_are_known(folder, recipe, study):
-    """Parsed as fairseq-train parses them."""
-    from fairseq import options
-
-    import fairseq_user_dir  # noqa: F401
-
-    words = shlex.split(f"{RECIPES[recipe].train} {next(reversed(STUDIES[study].values()))}")
-    parser = options.get_training_parser()
-    args = options.parse_args_and_arch(
-        parser, [str(folder), "--task", "cape_asr", "--criterion", "cape_ctc", *words]
-    )
+    models = STUDIES[study].values()
+    args = fairseq_args(folder, f"{RECIPES[recipe].train} {next(reversed(models))}")
     assert args.task == "cape_asr"
     if recipe not in ("small", "digits"):
         assert (args.encoder_layers, args.encoder_embed_dim) == (36, 768)
 
 
+@pytest.mark.parametrize(("recipe", "preset"), [("wsj", "cape_wsj"), ("tedlium3", "cape_tedlium")])
+def test_settings_of_the_paper_are_the_presets(folder, recipe, preset):
+    words = ["--data", str(folder), "--recipe", recipe, "--compare", "cape"]
+    (model,) = run.models(run.parse_arguments(words))
+    assert parsed(folder, model.flags) == PositionConfig.preset(preset)
+
+
 # ---- commands ------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def children(monkeypatch, run_cli):
+    """Child processes by `run_cli`, which starts those of fairseq sooner."""
+
+    def run_module(module, *args, log, env=None, on_line=None):
+        done = run_cli(module.replace("fairseq_cli.", "fairseq-"), *args)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(done.stdout + done.stderr)
+        for line in done.stderr.splitlines() if on_line else ():
+            on_line(line)
+
+    for module in (runs, evaluate):
+        monkeypatch.setattr(module, "run_module", run_module)
+
+
 @pytest.mark.slow
-def test_comparison_from_training_to_plot(folder, tmp_path, monkeypatch, capsys):
+@pytest.mark.usefixtures("children")
+def test_comparison_from_training_to_figure(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    command = ["--data", str(folder), "--models", "cape", "--updates", "3", "--bins", "1"]
-    command += [
-        "--batches",
-        *BATCHES,
-        "--seeds",
-        "1",
-        "2",
-        "--hops",
-        "10",
-        "16",
-        "--",
-        *map(str, SMALL),
-    ]
+    command = ["--data", str(folder), "--compare", "cape", "--updates", "3", "--bins", "1"]
+    command += ["--batches", *BATCHES, "--seeds", "1", "2", "--hops", "10", "16"]
+    command += ["--", *map(str, SMALL)]
     run.main(command)
     out = tmp_path / "results/asr/types"
-    with open(out / "scores.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(out / "scores.csv")
     names = {"cape", "cape (padding-free)"}
     assert {(row["model"], row["seed"]) for row in rows} == {(n, s) for n in names for s in "12"}
     assert {row["duration"] for row in rows} == {"0-1 s", "over 1 s", "all"}
     assert all(float(row["wer"]) > 0 for row in rows)
     text = (out / "scores.md").read_text()
-    assert "Mean of seeds 1, 2" in text
+    assert "mean ± sample standard deviation of 2 seeds" in text
     assert "--padding-free" in text
-    assert str(tmp_path) not in text
-    with open(out / "hops.csv", newline="") as file:
-        hops = list(csv.DictReader(file))
+    assert text.count(str(tmp_path.parent)) == 1, "in the command, as it was typed"
+    hops = read_csv(out / "hops.csv")
     assert [(row["model"], row["hop_ms"]) for row in hops] == [
         (name, hop) for name in sorted(names) for hop in ("10", "16")
     ]
     assert all(float(row["audio_seconds_per_second"]) > 0 for row in hops)
-    # in one colour, and the second over the first: neither model has learned anything
+    # in one colour: neither model has learned anything, so that one hides the other
     assert_lines(out / "scores.png", COLOURS[:1])
-    assert_lines(out / "hops.png", COLOURS[1:])
+    assert_lines(out / "hops.png", COLOURS[:1])
     # the same decoding, of a checkpoint alone
     checkpoint = tmp_path / "build/asr/types/runs/cape-seed1/checkpoint_last.pt"
     evaluate.main([str(checkpoint), "--data", str(folder), "--bins", "1", "--output", "again"])
-    with open("again/test/scores.csv", newline="") as file:
-        found = list(csv.DictReader(file))
-    again = [(row["duration"], row["wer"]) for row in found]
-    assert {(row["seed"], row["train_seconds"]) for row in found} == {("", "")}, "not known"
+    alone = read_csv(tmp_path / "again/test/scores.csv")
+    again = [(row["duration"], row["wer"]) for row in alone]
+    assert {(row["seed"], row["train_seconds"]) for row in alone} == {("", "")}, "not known"
     first = [(r["duration"], r["wer"]) for r in rows if (r["model"], r["seed"]) == ("cape", "1")]
     assert again == first
     capsys.readouterr()
     run.main(command)  # all is reused
     assert "4 trainings" in capsys.readouterr().out
-
-
-def test_what_is_grey_is_in_the_legend(tmp_path, monkeypatch):
-    """And nothing is said of grey where nothing is."""
-    from matplotlib.figure import Figure
-
-    figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
-    results = [Result("cape", None, None, by_duration(TEXTS, (1,)))]
-    for trained in (1, 0):
-        write_plot(tmp_path / "scores.png", results, ["0-1 s", "over 1 s"], trained)
-    labels = [
-        ([text.get_text() for text in axes.get_legend().get_texts()], axes.get_xlabel())
-        for figure in figures
-        for axes in figure.axes
-    ]
-    assert labels == [(["cape", "occurs in training"], "duration"), (["cape"], "duration")]
 
 
 def test_sets_without_text(folder, tmp_path, monkeypatch):
@@ -182,9 +191,10 @@ def test_sets_without_text(folder, tmp_path, monkeypatch):
 
 
 BAD_RUN = [
-    (["--models", "foo"], "--models foo: study types has nopos"),
+    (["--compare", "foo"], "--compare foo: study types has nopos"),
+    (["--models", "foo"], "--compare foo: study types has nopos"),
     (["--data", "gone"], "there is no train.tsv"),
-    (["--bins", "3", "2"], "--bins 3 2: allowed: increasing"),
+    (["--bins", "3", "2"], "--bins 3 2: the numbers must increase"),
     (["--test", "gone"], "there is no gone.tsv"),
 ]
 
@@ -200,23 +210,14 @@ BAD_EVALUATION = [
     (["gone.pt"], CommandError, "gone.pt: no such checkpoint"),
     ([__file__, "--sets", "gone"], CommandError, "there is no .*gone.tsv"),
     ([__file__, "--hop-seconds", "0.02"], CommandError, "--hop-seconds is set by this command"),
-    ([__file__, "--bins", "-1"], CommandError, "--bins -1: allowed: increasing"),
-    ([__file__, "--hops", "500"], SystemExit, "is not a hop of 1 to 100 ms"),
+    ([__file__, "--gpu"], CommandError, "--gpu is set by this command; see --device"),
+    ([__file__, "--bins", "-1"], CommandError, "--bins -1: the numbers must increase"),
+    ([__file__, "--hops", "500"], SystemExit, "'500' is not allowed; allowed: 1 to 100"),
 ]
 
 
-@pytest.mark.parametrize(("words", "kind", "message"), BAD_EVALUATION, ids=list("abcde"))
+@pytest.mark.parametrize(("words", "kind", "message"), BAD_EVALUATION, ids=list("abcdef"))
 def test_bad_evaluations(folder, words, kind, message, capsys):
     with pytest.raises(kind) as error:
         evaluate.main([*words, "--data", str(folder)])
     assert re.search(message, f"{error.value} {capsys.readouterr().err}")
-
-
-def test_results_are_those_of_the_translation_reports():
-    """The shared table: mean and range over seeds."""
-    from recipes.mt.report import markdown_table
-
-    results = [
-        Result("cape", seed, 1.0, by_duration(TEXTS[:n], (1,))) for seed, n in ((1, 1), (2, 2))
-    ]
-    assert markdown_table(results, "wer", ["0-1 s"])[-1] == "| cape | 10.00 (0.00-20.00) |"

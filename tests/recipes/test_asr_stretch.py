@@ -1,13 +1,12 @@
 """Manifests of speech, and longer test sets by joining utterances."""
 
-import re
-
 import numpy as np
 import pytest
 import soundfile
 
+from cape_plugins.speech.manifest import Utterance
 from recipes.asr import stretch
-from recipes.asr.manifest import Entry, read_manifest, write_audio, write_manifest
+from recipes.asr.manifest import read_manifest, write_audio, write_manifest
 from recipes.lab.steps import CommandError
 from tests.support.speech_data import rows
 
@@ -16,8 +15,8 @@ from tests.support.speech_data import rows
 
 def test_manifest_round_trip(tmp_path):
     entries = [
-        Entry("a-1", tmp_path / "data/wavs/1.wav", 1.23456, "one two"),
-        Entry("a-2", tmp_path / "elsewhere/2.wav", 0.5, 'a "quoted" word'),
+        Utterance("a-1", str(tmp_path / "data/wavs/1.wav"), "one two", 1.23456),
+        Utterance("a-2", str(tmp_path / "elsewhere/2.wav"), 'a "quoted" word', 0.5),
     ]
     path = tmp_path / "data" / "train.tsv"
     write_manifest(path, entries)
@@ -28,18 +27,18 @@ def test_manifest_round_trip(tmp_path):
     # columns of others, in another order, with the line ends of Windows
     table = "tgt_text\tspeaker\tid\tseconds\taudio\r\nhi\tann\tx\t1.5\tx.wav\r\n"
     path.write_bytes(table.encode("utf-8-sig"))
-    assert read_manifest(path) == [Entry("x", path.parent / "x.wav", 1.5, "hi")]
+    assert read_manifest(path) == [Utterance("x", str(path.parent / "x.wav"), "hi", 1.5)]
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "no such file"),
-        ("", "lacks the column id, audio, seconds, tgt_text"),
-        ("id,audio,seconds,tgt_text\na,a.wav,1,x\n", "separated by tabs"),
-        ("id\taudio\ttgt_text\na\ta.wav\tx\n", "lacks the column seconds;"),
-        ("id\taudio\tseconds\ttgt_text\n", "lists no recording"),
-        ("id\taudio\tseconds\ttgt_text\na\ta.wav\t1\n", "line 2 has 3 columns"),
+        (None, "no such manifest"),
+        ("", "has the columns none and 0 lines below; needed: audio and tgt_text"),
+        ("id,audio,seconds,tgt_text\na,a.wav,1,x\n", "tab-separated"),
+        ("id\taudio\ttgt_text\na\ta.wav\tx\n", "line 2: a.wav: no such file"),
+        ("id\taudio\tseconds\ttgt_text\n", "and 0 lines below"),
+        ("id\taudio\tseconds\ttgt_text\na\ta.wav\t1\n", "(1 without a text). line 2: a.wav"),
         ("id\taudio\tseconds\ttgt_text\na\ta.wav\tlong\tx\n", "line 2: seconds 'long'"),
         (b"\x89PNG\r\n\xff\xfe", "cannot be read as UTF-8"),
     ],
@@ -48,8 +47,9 @@ def test_manifest_refuses(content, message, tmp_path):
     path = tmp_path / "test.tsv"
     if content is not None:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(CommandError, match=re.escape(message)):
+    with pytest.raises(CommandError) as error:
         stretch.main([str(path), "--seconds", "10"])
+    assert message in str(error.value).replace(f"{tmp_path}/a.wav", "a.wav")
 
 
 def test_recording_that_cannot_be_written(tmp_path):
@@ -60,7 +60,7 @@ def test_recording_that_cannot_be_written(tmp_path):
 
 def test_names_with_tabs_are_refused(tmp_path):
     with pytest.raises(CommandError, match="tab or line break"):
-        write_manifest(tmp_path / "x.tsv", [Entry("a", tmp_path / "a\tb.wav", 1.0, "x")])
+        write_manifest(tmp_path / "x.tsv", [Utterance("a", str(tmp_path / "a\tb.wav"), "x", 1.0)])
     assert not list(tmp_path.iterdir())
 
 
@@ -76,7 +76,8 @@ def test_set(tmp_path):
             path = tmp_path / "wavs" / f"{chapter}-{n}.wav"
             path.parent.mkdir(exist_ok=True)
             soundfile.write(path, np.full(8000 * n, 0.1 * n), 8000, subtype="PCM_16")
-            entries.append(Entry(f"{chapter}-{n:04}", path, float(n), f"{chapter[-1]} {n}"))
+            text = f"{chapter[-1]} {n}"
+            entries.append(Utterance(f"{chapter}-{n:04}", path, text, float(n)))
     write_manifest(tmp_path / "test.tsv", entries)
     return tmp_path / "test.tsv"
 
@@ -128,7 +129,7 @@ def test_stretch_any_group(test_set, tmp_path):
     assert entry.text == " ".join(f"{c} {n}" for n in range(1, 6) for c in "12")
     assert entry.id == "test-0000"
     assert entry.seconds == 30.0
-    assert entry.audio == out / "audio/test_100s/test-0000.flac"
+    assert entry.audio == str(out / "audio/test_100s/test-0000.flac")
 
 
 def test_no_utterance_is_lost_or_joined_twice(test_set):
@@ -188,4 +189,4 @@ def test_stretched_set_is_reused(test_set, capsys):
 def test_stretch_refuses_durations(test_set, seconds, capsys):
     with pytest.raises(SystemExit):
         stretch.main([str(test_set), f"--seconds={seconds}"])
-    assert "is not a number of seconds above 0" in capsys.readouterr().err
+    assert "allowed: 0.1 to 1e+06" in capsys.readouterr().err

@@ -10,9 +10,10 @@ import torch
 
 from cape_plugins.speech.batching import PaddingFreeBatches
 from cape_plugins.speech.features import log_mel
+from cape_plugins.speech.manifest import Utterance
 from hf_models import CapeSpeechFeatureExtractor
 from recipes.asr import training
-from recipes.asr.data import Recording, Recordings
+from recipes.asr.data import Recordings
 
 
 def test_batches_of_similar_duration():
@@ -42,7 +43,7 @@ def test_batch_without_padding():
     seconds = [1.0, 0.9, 0.8]
     rng = np.random.default_rng(1)
     waves = [rng.normal(0, 0.1, int(16000 * s)).astype("f") for s in seconds]
-    items = [Recording(wave, "a", s) for wave, s in zip(waves, seconds, strict=True)]
+    items = [Utterance("0", wave, "a", s) for wave, s in zip(waves, seconds, strict=True)]
     data = training.Labelled(Recordings(items), lambda text: SimpleNamespace(input_ids=[1]))
     (hops,) = PaddingFreeBatches(seconds, 10)
     collate = training.Collator(CapeSpeechFeatureExtractor(8))

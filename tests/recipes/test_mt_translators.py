@@ -15,6 +15,7 @@ from fairseq import checkpoint_utils
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.data import Dictionary, LanguagePairDataset
 
+from hf_models.text import TextStack
 from recipes.lab.steps import CommandError
 from recipes.mt.analysis.options import open_translator
 from recipes.mt.analysis.segmentation import Segmentation, Segmented, found_beside
@@ -45,14 +46,7 @@ def work(tmp_path_factory):
 @pytest.fixture
 def same_sinusoids(monkeypatch):
     """Gives Marian fairseq's frequencies; their first positions differ, too: see FAIRSEQ_START."""
-    from hf_models import marian
-
-    stock = marian.build_position_encoder
-
-    def build(*args, **kwargs):
-        return stock(*args, **{**kwargs, "frequencies": "fairseq"})
-
-    monkeypatch.setattr(marian, "build_position_encoder", build)
+    monkeypatch.setattr(TextStack, "frequencies", "fairseq")
 
 
 @pytest.mark.parametrize("kind", ["nopos", "relpos", "sinpos", "shape", "cape"])

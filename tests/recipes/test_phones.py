@@ -1,7 +1,5 @@
 """Phone classification: model, training with positions in and out, and the command."""
 
-import csv
-
 import numpy as np
 import pytest
 import torch
@@ -12,11 +10,11 @@ pytest.importorskip("soundfile")
 from cape_plugins import TYPES, PositionConfig
 from cape_plugins.pictures.views import similarity, similarity_by_distance
 from recipes.lab.steps import CommandError
-from recipes.phones import run
 from recipes.phones.analysis import error_rate
-from recipes.phones.data import BANDS, Corpus, Utterance
+from recipes.phones.data import BANDS, Corpus, Example
 from recipes.phones.experiment import Experiment, run_type
 from recipes.phones.model import PhoneClassifier, Sizes
+from recipes.phones.report import COUNTS
 from recipes.phones.train import (
     CONDITIONS,
     Job,
@@ -50,7 +48,7 @@ def make_corpus(seed=0, count=(6, 2, 3), length=20, classes=3):
             labels = torch.randint(classes, (length // 4,), generator=generator)
             labels = labels.repeat_interleave(4)
             noise = torch.randn(length, BANDS, generator=generator)
-            splits[split].append(Utterance(f"{split}{index}", centres[labels] + noise, labels))
+            splits[split].append(Example(f"{split}{index}", centres[labels] + noise, labels))
     return Corpus(list("abcdefgh")[:classes], splits, "made up")
 
 
@@ -205,7 +203,7 @@ def test_learning_rate_falls_for_the_last_eighth():
 
 def test_the_optimizer_follows_the_learning_rate(tmp_path):
     """With a rate of nearly 0 the last of eight epochs changes nothing."""
-    job = Job("inc", config("sinpos"), 1)
+    job = Job("sinpos", "inc", config("sinpos"), 1)
     _, still = trained(tmp_path / "a", job, make_corpus(), SIZES, Training(8, 0.1, 1e-9), "cpu")
     _, moving = trained(tmp_path / "b", job, make_corpus(), SIZES, Training(8, 0.1, 0.1), "cpu")
     assert still[:7] == moving[:7]
@@ -214,7 +212,7 @@ def test_the_optimizer_follows_the_learning_rate(tmp_path):
 
 
 def test_finished_models_are_reused_and_others_refused(tmp_path):
-    corpus, job = make_corpus(), Job("inc", config("abspos"), 1)
+    corpus, job = make_corpus(), Job("abspos", "inc", config("abspos"), 1)
     training = Training(3, 0.05, 0.001)
     first, history = trained(tmp_path, job, corpus, SIZES, training, "cpu")
     file = tmp_path / "abspos-inc-seed1" / "model.pt"
@@ -233,20 +231,9 @@ def test_finished_models_are_reused_and_others_refused(tmp_path):
         trained(tmp_path, job, make_corpus(1), SIZES, training, "cpu")
 
 
-def test_help_names_the_default_that_is_used(capsys):
-    with pytest.raises(SystemExit):
-        run.main(["--help"])
-    text = " ".join(capsys.readouterr().out.split())
-    assert "the positions are the sinusoid (sinpos)" in text
-    assert "(default: sinpos)" in text
-    assert "(default: cape)" not in text
-    (config,) = run.position_configs(run.parse_arguments([]))
-    assert config.type == "sinpos"
-
-
 def test_the_best_epoch_on_dev_is_kept(tmp_path):
     corpus = make_corpus()
-    job = Job("exc", config("nopos"), 1)
+    job = Job("nopos", "exc", config("nopos"), 1)
     model, history = trained(tmp_path, job, corpus, SIZES, Training(8, 0.2, 0.2), "cpu")
     dev = corpus.splits["dev"]
     rate = error_rate([u.labels.numpy() for u in dev], predict(model, dev, CONDITIONS["exc"]))
@@ -257,7 +244,7 @@ def test_a_diverging_training_says_so(tmp_path):
     corpus = make_corpus()
     for utterance in corpus.splits["train"]:
         utterance.features[0] = torch.inf
-    job = Job("inc", config("sinpos"), 1)
+    job = Job("sinpos", "inc", config("sinpos"), 1)
     with pytest.raises(CommandError, match="--learning-rate"):
         trained(tmp_path, job, corpus, SIZES, Training(1, 0.05, 0.001), "cpu")
     assert not (tmp_path / "sinpos-inc-seed1").exists()
@@ -281,17 +268,17 @@ def test_positions_put_into_a_model_without(name):
 def test_all_measurements_of_a_type(tmp_path, name):
     experiment = Experiment(make_corpus(), SIZES, Training(1, 0.05, 0.001), tmp_path / "w", "cpu")
     models = ("inc", "exc", "inc-scram", "exc-scram")
-    result = run_type(experiment, config(name), models, [1, 2], tmp_path / "o", 60)
+    result = run_type(experiment, name, config(name), models, [1, 2], tmp_path / "o", 60)
     having = name != "nopos"
     tests = set(CONDITIONS) if having else {"exc", "exc-scram"}
     expected = {
         (a, b, c) for a in (models if having else models[1::2]) for b in tests for c in (1, 2)
     }
-    assert {(one.trained, one.tested, one.seed) for one in result.measurements} == expected
+    assert {(row["trained"], row["tested"], row["seed"]) for row in result.rows} == expected
     frames = sum(len(item.labels) for item in experiment.corpus.splits["test"])
-    for one in result.measurements:
-        assert sum(one[6:]) == round(one.per * frames / 100)
-    rates = {(one.trained, one.tested): one.per for one in result.measurements if one.seed == 1}
+    for row in result.rows:
+        assert sum(row[name] for name in COUNTS[2:]) == round(row["per"] * frames / 100)
+    rates = {(row["trained"], row["tested"]): row["per"] for row in result.rows if row["seed"] == 1}
     assert rates["exc", "exc"] == pytest.approx(rates["exc", "exc-scram"], abs=1e-3)
     if having:
         assert rates["inc", "inc"] == pytest.approx(rates["inc", "inc-scram-both"], abs=1e-3)
@@ -302,81 +289,3 @@ def test_all_measurements_of_a_type(tmp_path, name):
     assert ("similarity" in pictures) == bool(result.similarities)
     assert ("attention-inc" in pictures) == having
     assert (tmp_path / "o" / "nopos" / "attention-exc.png").exists()
-
-
-# ---- command line --------------------------------------------------------------------------------
-
-TINY = (
-    *("--train-size", 6, "--dev-size", 2, "--test-size", 3, "--epochs", 1, "--dim", 24),
-    *("--layers", 1, "--similarity-length", 40),
-)
-
-
-@pytest.mark.slow
-def test_the_command(tmp_path, run_cli):
-    command = ("python", "-m", "recipes.phones.run", *TINY, "--compare", "sinpos", "relpos")
-    first = run_cli(*command, cwd=tmp_path)
-    output = tmp_path / "results" / "phones"
-    assert {path.name for path in output.iterdir()} == {
-        *("measurements.csv", "results.md", "nopos", "sinpos", "relpos"),
-    }
-    with open(output / "measurements.csv") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 2 * 4 * 5
-    page = (output / "results.md").read_text("utf-8")
-    for words in ("Machine", "torch", "| sinpos | M-inc-scram |", "| relpos | M-exc |", "type3"):
-        assert words in page
-    for link in page.split("](")[1:]:
-        assert (output / link.partition(")")[0]).read_bytes().startswith(b"\x89PNG")
-    matrix = np.loadtxt(
-        output / "sinpos" / "confusions-inc.csv", delimiter=",", skiprows=1, dtype=str
-    )[:, 1:].astype(float)
-    assert set(matrix.sum(1).round(1)) <= {0.0, 100.0}
-    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.glob("build/phones/*/model.pt")}
-    assert len(stamps) == 6  # models without positions are shared
-    second = run_cli(*command, cwd=tmp_path)
-    assert second.stdout == first.stdout
-    assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())
-    other = run_cli(*command, "--seeds", 1, "--ffn", 128, cwd=tmp_path, check=False)
-    assert other.returncode == 2
-    assert "ffn 256, now 128" in other.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--dim 90", "--dim 90: 40 features and 90 position channels make 130"),
-        ("--dim 3 --heads 43", "--dim 3: allowed: even numbers"),
-        ("--dropout 1", "--dropout 1.0: allowed: 0 to less than 1"),
-        ("--learning-rate 0", "--learning-rate 0.0: allowed: numbers above 0"),
-        ("--final-learning-rate nan", "--final-learning-rate nan: allowed"),
-        ("--data nowhere", "--data nowhere: no such folder"),
-        ("--data nowhere --train-size 3", "--train-size is for the built-in speech"),
-        ("--tier phones", "--tier needs --data"),
-        ("--compare sinpos rope", "position_embedding='rope' is unknown"),
-        ("--compare sinpos --position-max-offset 3", "--compare trains the defaults"),
-        ("--position-max-offset 3", "has no effect on position embedding 'sinpos'"),
-        ("--position-embedding nopos --models inc", "nopos has no positions to put in"),
-        ("--device abacus", "--device abacus cannot be used"),
-    ],
-)
-def test_mistakes_of_the_caller(tmp_path, monkeypatch, words, message):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(CommandError) as error:
-        run.main(words.split())
-    assert message in str(error.value)
-    assert not any(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("words", ["--epochs 0", "--models ink", "--layers -1", "--seeds x"])
-def test_values_that_the_parser_refuses(words, capsys):
-    with pytest.raises(SystemExit):
-        run.main(words.split())
-    assert words.split()[0] in capsys.readouterr().err
-
-
-def test_sizes_of_the_thesis():
-    args = run.parse_arguments(["--paper", "--layers", "2"])
-    assert (args.dim, args.layers, args.heads, args.ffn, args.dropout) == (768, 2, 8, 2048, 0.1)
-    assert (args.epochs, args.learning_rate, args.final_learning_rate) == (80, 0.05, 0.001)
-    assert Sizes(512, 6, 8, 2048, 0.1).dim + BANDS == 552

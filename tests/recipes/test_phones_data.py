@@ -12,8 +12,8 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("espeakng_loader")
 import soundfile
 
-from recipes.asr.synthesis import Phone, Synthesizer
 from recipes.lab.steps import CommandError
+from recipes.lab.synthesis import Phone, Synthesizer
 from recipes.phones import run
 from recipes.phones.data import (
     BANDS,
@@ -320,7 +320,7 @@ def test_a_folder_through_the_whole_recipe(tmp_path, capsys):
     page = (tmp_path / "out" / "results.md").read_text("utf-8")
     assert "speech; train 4 utterances" in page
     assert "3 classes: AH sil ʃ" in page
-    assert "Left out: 1 files, [why](left_out.txt)" in page
+    assert "**Left out**: 1 files, [why](left_out.txt)" in page
     assert (tmp_path / "out/left_out.txt").read_text().startswith("unlabelled.wav: no labels")
     # the command stands there as it was typed, and nothing else names a folder of the machine
     (command,) = (line for line in page.splitlines() if "recipes.phones.run" in line)

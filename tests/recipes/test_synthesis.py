@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from recipes.asr.data import synthetic
-from recipes.asr.synthesis import Synthesizer, make_speech
+from recipes.lab.synthesis import Synthesizer, make_speech
 
 
 def test_speech_is_reproducible():
@@ -38,7 +38,7 @@ def test_phones_stand_where_the_sound_is():
 def test_speech_is_the_same_in_another_process(run_cli):
     """Of all voices, also those with noise."""
     code = (
-        "import hashlib; from recipes.asr.synthesis import VOICES, Synthesizer; s = Synthesizer(); "
+        "import hashlib; from recipes.lab.synthesis import VOICES, Synthesizer; s = Synthesizer(); "
         "print([hashlib.md5(s.speak('one two', v).waveform).hexdigest() for v in VOICES])"
     )
     outputs = {run_cli("python", "-c", code).stdout for _ in range(2)}

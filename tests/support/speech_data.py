@@ -27,7 +27,7 @@ def run(*words):
 
 
 def texts(folder, name):
-    return {entry.id: entry.text for entry in read_manifest(folder / f"{name}.tsv")}
+    return {utterance.id: utterance.text for utterance in read_manifest(folder / f"{name}.tsv")}
 
 
 def rows(path):

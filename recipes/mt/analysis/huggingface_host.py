@@ -81,7 +81,7 @@ class HuggingFaceTranslator(Translator):
 
     def load(self) -> nn.Module:
         kind, more = AutoModelForSeq2SeqLM, {}
-        if self.config.model_type == "marian":
+        if self.config.model_type in CapeMarianConfig.model_types()[1:]:  # stock
             kind, more = CapeMarianMTModel, {"position_embedding": {"type": "sinpos"}}
         try:
             return kind.from_pretrained(self.path, dtype=torch.float32, **more)
@@ -135,7 +135,7 @@ class HuggingFaceTranslator(Translator):
 
     def _checked(self, ids: Ids) -> Ids:
         """Longer texts than a table of positions would end in an index error."""
-        free = isinstance(self.config, CapeMarianConfig) or self.config.model_type == "marian"
+        free = self.config.model_type in CapeMarianConfig.model_types()
         limit = getattr(self.config, "max_position_embeddings", None)
         if not free and limit and len(ids) > limit:
             raise CommandError(

@@ -85,8 +85,8 @@ class Synthesizer:
             import espeakng_loader
         except ImportError:
             raise CommandError(
-                "synthetic speech needs espeak-ng; pip install espeakng-loader, or give data of "
-                "your own by --dataset or --train-file"
+                "the built-in speech needs espeak-ng; pip install espeakng-loader, or give data of "
+                "your own by --data, --dataset or --train-file"
             ) from None
         with tempfile.TemporaryDirectory() as folder:
             copy = shutil.copy(espeakng_loader.get_library_path(), folder)

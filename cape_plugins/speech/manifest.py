@@ -1,0 +1,265 @@
+"""Manifests: tables of recordings with their texts, one line each; ours, and those of fairseq's
+speech_to_text.
+
+UTF-8, columns separated by tabs, no quotes; the first line names the columns: `audio` and, unless
+recordings are only to be transcribed, `tgt_text` (or `text`), and if known `id` and `seconds`.
+`audio` is a file, relative to the folder of the manifest, or ``ARCHIVE.zip:OFFSET:SIZE`` in an
+uncompressed zip; either holds audio, or frames of features as a numpy array.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import logging
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cape_plugins.speech.audio import AudioError, audio_seconds, read_audio
+from cape_plugins.speech.features import HOP_SECONDS, SAMPLING_RATE, WINDOW_SECONDS, normalized
+
+logger = logging.getLogger(__name__)
+
+COLUMNS = ("id", "audio", "seconds", "tgt_text")  # that are written
+TEXT_COLUMNS = ("tgt_text", "text")
+_NUMPY = b"\x93NUMPY"
+
+
+class Utterance(NamedTuple):
+    """A recording and what is said in it.
+
+    Attributes:
+        id: Unique in its set; what stands before its last ``-`` or ``_`` names the talk, chapter or
+            speaker, where there are some.
+        audio: The recording: a path or part of a zip file as in a manifest, or what else its reader
+            understands.
+        text: Empty where it is not known.
+        seconds: Duration; None before it was measured.
+    """
+
+    id: str
+    audio: Any
+    text: str
+    seconds: float | None = None
+
+
+# ---- what can be used ----------------------------------------------------------------------------
+
+
+class Unusable(AudioError):
+    """A recording that is left out, by a reason such as "unreadable", which is counted."""
+
+    def __init__(self, reason: str, detail: object) -> None:
+        super().__init__(str(detail))
+        self.reason = reason
+
+
+class LeftOut:
+    """Counts what is left out, by reason.
+
+    Attributes:
+        reasons: How many for each.
+        examples: The first one for each, with details.
+    """
+
+    def __init__(self) -> None:
+        self.reasons: Counter[str] = Counter()
+        self.examples: dict[str, str] = {}
+
+    @contextlib.contextmanager
+    def counting(self, place: str = "") -> Iterator[None]:
+        """Goes on after a block that raised Unusable."""
+        try:
+            yield
+        except Unusable as error:
+            self.reasons[error.reason] += 1
+            self.examples.setdefault(error.reason, f"{place}{error}")
+
+    def __str__(self) -> str:
+        return ", ".join(f"{count} {reason}" for reason, count in self.reasons.items())
+
+    @property
+    def example(self) -> str:
+        """The first one of all."""
+        return next(iter(self.examples.values()), "")
+
+
+def measured(utterance: Utterance, texts: bool = True) -> Utterance:
+    """The utterance with its duration, read from its header unless it is known.
+
+    Args:
+        utterance: Its text may be empty unless `texts`.
+        texts: An utterance without a text cannot be used.
+
+    Raises:
+        Unusable: if it has no text, cannot be read, or is no longer than a window.
+    """
+    is_path = isinstance(utterance.audio, str | os.PathLike)
+    shown = utterance.audio if is_path else utterance.id
+    if utterance.audio is None or shown == "":
+        raise Unusable("without a recording", "its path is empty")
+    if texts and not (utterance.text or "").strip():
+        raise Unusable("without a text", shown)
+    seconds = utterance.seconds
+    if seconds is None:
+        try:
+            seconds = _seconds(_source(utterance.audio))
+        except (ValueError, OSError) as error:
+            raise Unusable("unreadable", error) from None
+    if not math.isfinite(seconds):
+        raise Unusable("without a duration", f"{shown} has {seconds} seconds")
+    if not seconds > WINDOW_SECONDS:
+        raise Unusable(f"of no more than {WINDOW_SECONDS} s", shown)
+    return utterance._replace(seconds=seconds)
+
+
+# ---- tables --------------------------------------------------------------------------------------
+
+
+def read_manifest(
+    path: str | os.PathLike,
+    audio_root: str | None = None,
+    texts: bool = True,
+    progress: Callable[[Iterable[Any]], Iterable[Any]] = iter,
+) -> list[Utterance]:
+    """Reads the usable lines of a manifest; the others are counted and reported.
+
+    Args:
+        path: TSV file; columns of other names are ignored.
+        audio_root: What relative recordings are relative to; default the folder of the manifest.
+        texts: Lines without a text cannot be used; else their text is empty.
+        progress: Shows how far it is: headers of recordings are read where `seconds` is missing.
+
+    Returns:
+        Utterances, named by their number where there is no `id`.
+
+    Raises:
+        ValueError: if there is no such file, it is not UTF-8, a column is missing, or no line is
+            usable.
+    """
+    path = os.fspath(path)
+    root = audio_root or os.path.dirname(path)
+    if not os.path.isfile(path):
+        raise ValueError(f"{path}: no such manifest.")
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            table = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+            rows, columns = list(table), table.fieldnames or ()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: cannot be read as UTF-8 text ({error}).") from None
+    column = next((name for name in TEXT_COLUMNS if name in columns), None)
+    needed = "audio and tgt_text" if texts else "audio"
+    if "audio" not in columns or not rows or (texts and column is None):
+        names = ", ".join(map(str, columns)) or "none"
+        raise ValueError(
+            f"{path} has the columns {names} and {len(rows)} lines below; needed: {needed}, "
+            "tab-separated, named in the first line, and at least one line below."
+        )
+    utterances, left_out = [], LeftOut()
+    for number, row in enumerate(progress(rows)):
+        text = " ".join((row.get(column) or "").split())
+        with left_out.counting(f"line {number + 2}: "):
+            utterances.append(measured(_utterance(row, number, root, text), texts))
+    if not utterances:
+        raise ValueError(
+            f"{path}: none of its {len(rows)} recordings can be used ({left_out}). "
+            f"{left_out.example}"
+        )
+    if left_out.reasons:
+        count = len(rows) - len(utterances)
+        examples = "; ".join(left_out.examples.values())
+        logger.warning("%s: %d of %d skipped (%s); %s", path, count, len(rows), left_out, examples)
+    return utterances
+
+
+def _utterance(row: Mapping[str, str | None], number: int, root: str, text: str) -> Utterance:
+    audio = (row["audio"] or "").strip()
+    seconds = row.get("seconds") or None
+    try:
+        seconds = seconds and float(seconds)
+    except ValueError:
+        raise Unusable("unreadable", f"seconds {seconds!r} is not a number") from None
+    return Utterance(
+        row.get("id") or str(number), audio and os.path.join(root, audio), text, seconds
+    )
+
+
+def manifest_lines(utterances: Iterable[Utterance], folder: str | os.PathLike) -> Iterator[str]:
+    """Lines of a manifest that is to lie in `folder`; paths below it become relative.
+
+    Raises:
+        ValueError: for a tab or line break in a name or text.
+    """
+    folder = os.path.abspath(folder)
+    yield "\t".join(COLUMNS)
+    for utterance in utterances:
+        audio = os.path.abspath(utterance.audio)
+        if audio.startswith(os.path.join(folder, "")):
+            audio = os.path.relpath(audio, folder)
+        cells = (utterance.id, audio, f"{utterance.seconds:.4f}", utterance.text)
+        if any(re.search(r"[\t\r\n]", cell) for cell in cells):
+            raise ValueError(f"{audio}: a tab or line break in its name or text; rename it")
+        yield "\t".join(cells)
+
+
+# ---- recordings ----------------------------------------------------------------------------------
+
+
+def load(utterance: Utterance) -> Tensor:
+    """``[samples]`` at 16 kHz, or features ``[T, bins]`` that were computed before.
+
+    Raises:
+        AudioError: if it cannot be read.
+    """
+    try:
+        source = _source(utterance.audio)
+        frames = _features(source)
+    except (OSError, ValueError) as error:
+        raise AudioError(f"{utterance.audio}: {error}; repair or leave it out.") from None
+    return read_audio(source, SAMPLING_RATE) if frames is None else frames
+
+
+def _seconds(source: str | bytes) -> float:
+    frames = _features(source)
+    if frames is not None:
+        return (len(frames) - 1) * HOP_SECONDS + WINDOW_SECONDS
+    return audio_seconds(source)
+
+
+def _source(audio: str | os.PathLike | bytes) -> str | bytes:
+    """A path, or the bytes of a file or of a part of a zip file."""
+    if isinstance(audio, bytes):
+        return audio
+    audio = os.fspath(audio)
+    path, *place = audio.rsplit(":", 2)
+    if len(place) != 2 or not all(part.isdecimal() for part in place):
+        return audio
+    offset, size = map(int, place)
+    with open(path, "rb") as file:
+        file.seek(offset)
+        return file.read(size)
+
+
+def _features(source: str | bytes) -> Tensor | None:
+    """``[T, bins]`` of a numpy array, mean and variance normalised as log_mel does."""
+    if isinstance(source, bytes):
+        if not source.startswith(_NUMPY):
+            return None
+        array = np.load(io.BytesIO(source))
+    elif source.endswith(".npy"):
+        array = np.load(source)
+    else:
+        return None
+    frames = torch.from_numpy(array.astype(np.float32))
+    if frames.dim() != 2 or not len(frames):
+        raise ValueError(f"features have shape {tuple(frames.shape)}, not [frames, bins]")
+    return normalized(frames)

@@ -1,0 +1,160 @@
+"""A domain that this package has never seen costs one row: video, with time, height and width."""
+
+import argparse
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from cape_plugins import (
+    DOMAINS,
+    TYPES,
+    Domain,
+    PositionConfig,
+    build_position_encoder,
+    build_relative_positions,
+    coordinate_positions,
+    patch_positions,
+    relative_attention,
+)
+from cape_plugins.arguments import add_position_args
+from cape_plugins.cli import main
+from tests.support.core import ADDING_TYPES, RANDOM_TYPES
+
+SIZE, DIM = (2, 3, 4), 12
+
+
+def video_frequencies(dim, device):
+    """``[3, K/2]``, directions spread over the sphere."""
+    k = torch.arange(1, dim // 2 + 1, dtype=torch.float32, device=device)
+    directions = torch.stack((k.cos(), k.sin(), (2 * k).cos()))
+    return math.pi * torch.pow(10.0, k * (2 / dim)) * directions
+
+
+@pytest.fixture(autouse=True)
+def _video(monkeypatch):
+    row = Domain(
+        frequencies=video_frequencies,
+        unit="half the clip",
+        steps="tubes",
+        axis="position (normalised)",
+        grid=("times", "rows", "columns"),
+        defaults={"max_global_shift": 0.25, "max_global_scale": 1.2, "relative_context": 3},
+        table_size=SIZE,
+    )
+    monkeypatch.setitem(DOMAINS, "video", row)
+
+
+def make(name, **options):
+    return build_position_encoder(PositionConfig(name, "video", **options), DIM, table_size=SIZE)
+
+
+def test_settings_have_its_defaults_and_errors_its_unit():
+    config = PositionConfig("cape", "video")
+    assert (config.max_global_shift, config.max_global_scale) == (0.25, 1.2)
+    assert PositionConfig("relpos", "video").relative_context == 3
+    assert PositionConfig("cape", "video", gamma=2.0).gamma == 2.0  # it is a grid
+    with pytest.raises(ValueError, match=r"half the clip \(video\)"):
+        PositionConfig("cape", "video", max_global_shift=-1)
+    with pytest.raises(ValueError, match="domain='film' is unknown; allowed: .*video"):
+        PositionConfig("cape", "film")
+
+
+def test_flags_name_it():
+    parser = argparse.ArgumentParser()
+    add_position_args(parser, "video")
+    text = " ".join(parser.format_help().split())
+    assert "--position-gamma" in text
+    assert "half the clip (video)" in text
+    assert "patches or tubes" in text
+
+
+@pytest.mark.parametrize("name", ADDING_TYPES)
+def test_every_type_embeds_it(name):
+    encoder, positions = make(name), patch_positions(*SIZE)
+    assert positions.coords.shape == (1, math.prod(SIZE), 3)
+    assert positions.coords[0, 1, 0] > positions.coords[0, 0, 0]  # the fastest axis comes first
+    embedding = encoder(positions, encoder.draw(2))
+    assert embedding.shape == (2 if name in RANDOM_TYPES else 1, math.prod(SIZE), DIM)
+    assert embedding[0].unique(dim=0).shape[0] == math.prod(SIZE)
+    with pytest.raises(ValueError, match="coordinates|grid"):
+        encoder(patch_positions(3, 4), encoder.draw(2))
+
+
+def test_positions_by_hand_have_three_coordinates():
+    coords = patch_positions(*SIZE).coords
+    known = make("sinpos").eval()(coordinate_positions(coords))
+    torch.testing.assert_close(known, make("sinpos").eval()(patch_positions(*SIZE)))
+
+
+def test_draws_move_its_axes_independently():
+    shift = make("cape").draw(500).shift
+    assert shift.shape == (500, 1, 3)
+    assert torch.corrcoef(shift[:, 0].T).triu(1).abs().max() < 0.2
+
+
+def test_a_learned_table_is_resized_along_all_axes():
+    encoder = make("abspos")
+    table = encoder.encoding.weight.detach()
+    actual = encoder(patch_positions(4, 3, 8))[0]
+    image = table.T.reshape(1, DIM, *SIZE)
+    expected = F.interpolate(image, (4, 3, 8), mode="trilinear", align_corners=False)
+    torch.testing.assert_close(actual, expected.flatten(2)[0].T)
+    assert torch.equal(encoder(patch_positions(*SIZE))[0], table)
+
+
+@pytest.mark.parametrize("values", [False, True])
+def test_relative_attention_has_a_table_for_each_axis(values):
+    """Against the obvious loop; a class token stands before the cells."""
+    config = PositionConfig("relpos", "video", relative_values=values)
+    relative = build_relative_positions(config, 4, 2)
+    named = {name.partition(".")[0] for name, _ in relative.named_parameters()}
+    assert named == {"times", "rows", "columns"}
+    count = math.prod(SIZE)
+    query, key, value = torch.randn(3, 1, 2, count + 1, 4).unbind(0)
+    output, weights = relative_attention(
+        query, key, value, relative, patches=SIZE, need_weights=True
+    )
+    scores, places = query @ key.mT, torch.cartesian_prod(*map(torch.arange, SIZE))
+    mixed = torch.zeros(count + 1, count + 1, 4)
+    for i in range(count):
+        for j in range(count):
+            distances = (places[j] - places[i]).clamp(-3, 3) + 3
+            for axis, distance in zip(relative.axes, distances, strict=True):
+                table = getattr(relative, axis)
+                scores[0, :, i + 1, j + 1] += query[0, :, i + 1] @ table.keys[0, distance]
+                if values:
+                    mixed[i + 1, j + 1] += table.values[0, distance]
+    expected = (scores / 2).softmax(-1)
+    torch.testing.assert_close(weights, expected, atol=1e-5, rtol=1e-4)
+    added = torch.einsum("bhij,ijd->bhid", expected, mixed)
+    torch.testing.assert_close(output, expected @ value + added, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in TYPES if name != "nopos"])
+@pytest.mark.parametrize("picture", ["components", "similarity", "augmentation", "coverage"])
+def test_it_is_drawn(picture, name, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    words = ["plot", picture, "--domain", "video", "--position-embedding", name, "--dim", DIM]
+    words += ["--output", tmp_path / "x.png"]
+    encoding = PositionConfig(name, "video").encoding
+    able = {"augmentation": name in RANDOM_TYPES, "coverage": encoding.adds and not encoding.counts}
+    if not able.get(picture, True):
+        with pytest.raises(SystemExit):
+            main(list(map(str, words)))
+        return
+    main(list(map(str, words)))
+    assert "wrote" in capsys.readouterr().out
+    assert (tmp_path / "x.png").stat().st_size > 5000
+
+
+def test_sizes_in_pictures_have_three_axes(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    words = ["plot", "coverage", "--domain", "video", "--position-embedding", "sinpos", "--dim"]
+    words += ["12", "--output", str(tmp_path / "x.png"), "--sizes", "2x3x4", "--test-sizes", "3"]
+    main(words)
+    assert "| 3 x 3 x 3 tubes |" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main([*words, "2x3"])
+    assert "tubes, 14 or 10x14x14" in capsys.readouterr().err

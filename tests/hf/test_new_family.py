@@ -1,0 +1,167 @@
+"""A family that no one has seen: a tiny tagger and, in at most 40 lines, what gives it any position
+embedding. Settings, flags of the commands, errors, pictures and conversion take it."""
+
+import inspect
+import sys
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForTokenClassification, PreTrainedModel
+from transformers import PretrainedConfig as PreTrainedConfig
+from transformers.modeling_outputs import TokenClassifierOutput
+
+import hf_models
+from cape_plugins import TYPES
+from cape_plugins.families import FAMILIES, Family, Side, register_family
+from cape_plugins.pictures.checkpoint import read_stack
+from hf_models import convert
+from hf_models.configuration import PositionEmbeddingMixin
+from hf_models.modeling import PositionModelMixin, build_positions, draw_positions, embed_positions
+from hf_models.switching import PARTS, Addend, FamilyClasses, Seam
+
+
+class TinyConfig(PreTrainedConfig):
+    model_type = "tiny"
+    vocab_size: int = 20
+    d_model: int = 16
+    tags: int = 3
+    init_std: float = 0.1
+
+
+class TinyTagger(PreTrainedModel):
+    config_class = TinyConfig
+    main_input_name = "input_ids"
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model)
+        self.embed_positions = nn.Embedding(12, config.d_model)
+        self.mix = nn.Linear(config.d_model, config.d_model)
+        self.head = nn.Linear(config.d_model, config.tags)
+        self.post_init()
+
+    def forward(self, input_ids, attention_mask=None):
+        rows = self.embed_positions(torch.arange(input_ids.shape[1], device=input_ids.device))
+        hidden = self.mix(self.embed_tokens(input_ids) + rows).tanh()
+        return TokenClassifierOutput(logits=self.head(hidden + hidden.mean(1, keepdim=True)))
+
+
+# ---- the family ----------------------------------------------------------------------------------
+
+ROW = Family("tiny", {"encoder": Side("text", "encoder")}, stock="abspos")
+register_family(ROW)
+
+
+class CapeTinyConfig(PositionEmbeddingMixin, TinyConfig):
+    model_type = "cape_tiny"
+    position_embedding: dict | None = None
+
+
+class CapeTinyTagger(Seam, PositionModelMixin, TinyTagger):
+    config_class = CapeTinyConfig
+
+    def take_place(self, config, trained):
+        table = self.embed_positions
+        self.positions = build_positions(config, "encoder", len(table.weight), config.init_std)
+        if (
+            trained
+            and self.positions.encoding is not None
+            and self.positions.config.encoding.counts
+        ):
+            self.positions.encoding.weight = table.weight
+        self.embed_positions = Addend()
+
+    def forward(self, input_ids, attention_mask=None, draw=None):
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        draw = draw_positions(self.positions, input_ids) if draw is None else draw
+        raw = hf_models.text.token_positions(mask.bool())
+        rows = embed_positions(self.positions, raw, draw, self.embed_tokens.weight)
+        with self.embed_positions.using(rows):
+            return super().forward(input_ids, attention_mask)
+
+
+CLASSES = FamilyClasses(
+    CapeTinyConfig, (CapeTinyTagger,), auto={AutoModelForTokenClassification: CapeTinyTagger}
+)
+
+# --------------------------------------------------------------------------------------------------
+
+ADDING = [name for name, row in TYPES.items() if not row.options.get("relative_context")]
+
+
+@pytest.fixture(autouse=True)
+def registered():
+    """Registers the family, and takes it back for the tests of other files."""
+    before = dict(hf_models.AUTO_CLASSES), dict(hf_models.MODELS), dict(PARTS)
+    FAMILIES["tiny"] = ROW
+    hf_models.register_family(CLASSES)
+    AutoConfig.register("tiny", TinyConfig, exist_ok=True)
+    AutoModelForTokenClassification.register(TinyConfig, TinyTagger, exist_ok=True)
+    yield
+    for known, kept in zip((hf_models.AUTO_CLASSES, hf_models.MODELS, PARTS), before, strict=True):
+        known.clear()
+        known.update(kept)
+    del FAMILIES["tiny"]
+
+
+@pytest.fixture
+def stock(tmp_path):
+    torch.manual_seed(0)
+    model = TinyTagger(TinyConfig()).eval()
+    model.save_pretrained(tmp_path / "stock")
+    return model
+
+
+TOKENS = torch.arange(10)[None] % 7
+
+
+def test_family_costs_at_most_40_lines():
+    source = inspect.getsource(sys.modules[__name__])
+    family = source.split("# ---- the family")[1].split("# -----------")[0]
+    assert len([line for line in family.splitlines() if line.strip()]) <= 40
+
+
+@pytest.mark.parametrize("name", ADDING)
+def test_settings_choose_what_is_added(name, stock):
+    expected = stock(TOKENS).logits
+    model = hf_models.switch(stock, {"type": name})
+    assert torch.equal(model(TOKENS).logits, expected) == (name == "abspos")
+    model.train()
+    assert torch.equal(model(TOKENS).logits, model(TOKENS).logits) == (
+        name not in ("cape", "shape")
+    )
+
+
+def test_errors_name_option_and_range():
+    with pytest.raises(ValueError, match=r"max_local_shift=0\.7.*0 to 0\.5"):
+        CapeTinyConfig(position_embedding={"type": "cape", "max_local_shift": 0.7})
+    with pytest.raises(ValueError, match="relative_context"):
+        CapeTinyConfig(position_embedding={"type": "relpos", "relative_context": 0})
+    with pytest.raises(ValueError, match=r"'tiny'.*CapeMarianConfig takes"):
+        hf_models.CapeMarianConfig.from_dict({"model_type": "tiny"})
+
+
+def test_auto_classes_load_it(stock, tmp_path):
+    load = AutoModelForTokenClassification.from_pretrained
+    model = load(tmp_path / "stock", position_embedding={"type": "cape"})
+    assert type(model) is CapeTinyTagger
+    model.save_pretrained(tmp_path / "own")
+    again = load(tmp_path / "own").eval()
+    assert torch.equal(again(TOKENS).logits, model.eval()(TOKENS).logits)
+
+
+def test_conversion_takes_it(stock, tmp_path, capsys):
+    command = [str(tmp_path / "stock"), str(tmp_path / "own"), "--position-embedding", "cape"]
+    assert convert.main([*command, "--position-max-global-shift", "3"]) == 0
+    assert "'abspos' -> 'cape'" in capsys.readouterr().out
+    model = AutoModelForTokenClassification.from_pretrained(tmp_path / "own")
+    assert model.config.position_embedding["max_global_shift"] == 3.0
+
+
+def test_pictures_read_it(stock, tmp_path):
+    model = hf_models.switch(stock, {"type": "cape"})
+    model.save_pretrained(tmp_path / "own")
+    stack = read_stack(tmp_path / "own")
+    expected = model.positions(hf_models.text.token_positions(torch.ones(1, 10).bool()))
+    assert torch.allclose(stack.encoder(stack.positions(10), random=False), expected)

@@ -1,0 +1,120 @@
+"""The command of phone classification: its options, its files, what it refuses."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn")
+pytest.importorskip("matplotlib")
+pytest.importorskip("soundfile")
+from recipes.lab.steps import CommandError
+from recipes.phones import run
+from recipes.phones.data import BANDS
+from recipes.phones.model import Sizes
+from recipes.phones.report import Result
+from tests.support.tables import read_csv
+
+
+def test_help_names_the_default_that_is_used(capsys):
+    with pytest.raises(SystemExit):
+        run.main(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "the positions are the sinusoid (sinpos)" in text
+    assert "(default: sinpos)" in text
+    assert "(default: cape)" not in text
+    assert list(run.position_configs(run.parse_arguments([]))) == ["sinpos"]
+
+
+def test_settings_of_one_type_are_compared_in_folders_of_their_own():
+    names = ["cape", "cape:max_global_shift=0.2"]
+    configs = run.position_configs(run.parse_arguments(["--compare", *names]))
+    assert list(configs) == names
+    assert [config.max_global_shift for config in configs.values()] == [30.0, 0.2]
+    assert len({Result(name, 0).folder() for name in names}) == 2
+
+
+TINY = (
+    *("--train-size", 6, "--dev-size", 2, "--test-size", 3, "--epochs", 1, "--dim", 24),
+    *("--layers", 1, "--similarity-length", 40),
+)
+
+
+@pytest.mark.slow
+def test_the_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    command = [*map(str, TINY), "--compare", "sinpos", "relpos"]
+    run.main(command)
+    first = capsys.readouterr().out
+    output = tmp_path / "results" / "phones"
+    assert {path.name for path in output.iterdir()} == {
+        *("measurements.csv", "results.md", "nopos", "sinpos", "relpos"),
+    }
+    assert len(read_csv(output / "measurements.csv")) == 2 * 4 * 5
+    page = (output / "results.md").read_text("utf-8")
+    for words in ("Machine", "torch", "| sinpos M-inc-scram |", "| relpos M-exc |", "type3"):
+        assert words in page
+    for link in page.split("](")[1:]:
+        assert (output / link.partition(")")[0]).read_bytes().startswith(b"\x89PNG")
+    matrix = np.loadtxt(
+        output / "sinpos" / "confusions-inc.csv", delimiter=",", skiprows=1, dtype=str
+    )[:, 1:].astype(float)
+    assert set(matrix.sum(1).round(1)) <= {0.0, 100.0}
+    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.glob("build/phones/*/model.pt")}
+    assert len(stamps) == 6  # models without positions are shared
+    run.main(command)
+    assert capsys.readouterr().out == first
+    assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())
+    with pytest.raises(CommandError, match="ffn 256, now 128"):
+        run.main([*command, "--seeds", "1", "--ffn", "128"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--dim 90", "--dim 90: 40 features and 90 position channels make 130"),
+        ("--dim 3 --heads 43", "--dim 3: allowed: even numbers"),
+        ("--data nowhere", "--data nowhere: no such folder"),
+        ("--data nowhere --train-size 3", "--train-size is for the built-in speech"),
+        ("--tier phones", "--tier needs --data"),
+        ("--compare sinpos rope", "--compare rope is unknown; allowed: nopos"),
+        (
+            "--compare sinpos --position-max-offset 3",
+            "--compare trains the types with their defaults",
+        ),
+        ("--position-max-offset 3", "has no effect on position embedding 'sinpos'"),
+        ("--position-embedding nopos --models inc", "nopos has no positions to put in"),
+        ("--device abacus", "--device abacus: not available here"),
+    ],
+)
+def test_mistakes_of_the_caller(tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CommandError) as error:
+        run.main(words.split())
+    assert message in str(error.value)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--epochs 0", "'0' is not a whole number of at least 1"),
+        ("--models ink", "invalid choice: 'ink'"),
+        ("--layers -1", "'-1' is not a whole number"),
+        ("--seeds x", "'x' is not a whole number"),
+        ("--dropout 1", "'1' is not allowed; allowed: 0 to less than 1"),
+        ("--learning-rate 0", "'0' is not allowed; allowed: 1e-09 to 100"),
+        ("--final-learning-rate nan", "'nan' is not allowed; allowed: 1e-09 to 100"),
+    ],
+)
+def test_values_that_the_parser_refuses(words, message, capsys):
+    with pytest.raises(SystemExit):
+        run.main(words.split())
+    output = capsys.readouterr().err
+    assert words.split()[0] in output
+    assert message in output
+
+
+def test_sizes_of_the_thesis():
+    args = run.parse_arguments(["--paper", "--layers", "2"])
+    assert (args.dim, args.layers, args.heads, args.ffn, args.dropout) == (768, 2, 8, 2048, 0.1)
+    assert (args.epochs, args.learning_rate, args.final_learning_rate) == (80, 0.05, 0.001)
+    assert Sizes(512, 6, 8, 2048, 0.1).dim + BANDS == 552

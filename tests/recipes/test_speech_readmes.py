@@ -1,0 +1,60 @@
+"""The commands of the READMEs of speech and phones, parsed as the programs parse them."""
+
+import importlib
+import re
+import shlex
+
+import pytest
+
+pytest.importorskip("fairseq")
+pytest.importorskip("transformers")
+pytest.importorskip("sklearn")
+
+# with names that options had earlier
+EARLIER = (
+    "python -m recipes.asr.run --models sinpos cape --hops 5 8 10 12 16 20",
+    "python -m recipes.asr.run --models sinpos cape --batches padded padding-free --hops 5 8 10",
+)
+
+
+def commands(text):
+    """Lines of code blocks that start a program of recipes, continued ones joined."""
+    lines = re.sub(r" *\\\n *", " ", text).splitlines()
+    blocks = [line.partition(" #")[0].strip() for line in lines if line.startswith("    ")]
+    inline = re.findall(r"`(python -m recipes[^`]*)`", text.replace("\n", " "))
+    return [line for line in (*blocks, *inline) if re.search(r"recipes[./]\w+[./]\w+", line)]
+
+
+def parse(command):
+    """Exits where an option is unknown or its value is not allowed."""
+    words = shlex.split(command)
+    place = next(number for number, word in enumerate(words) if "recipes" in word)
+    module = importlib.import_module(words[place].removesuffix(".py").replace("/", "."))
+    own = words[place + 1 :]
+    if "--" in own:  # the rest is for fairseq-train
+        own = own[: own.index("--")]
+    if words[place].endswith("finetune_hf.py"):
+        module.parse(module.make_options(), (), own)
+    else:
+        module.make_parser().parse_args(own)
+
+
+@pytest.mark.parametrize("recipe", ["asr", "phones"])
+def test_commands_of_the_readme_are_understood(repo_root, recipe, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sizes.json").write_text("{}")
+    page = (repo_root / "recipes" / recipe / "README.md").read_text("utf-8")
+    assert len(commands(page)) >= 5
+    for command in commands(page):
+        parse(command)
+
+
+@pytest.mark.parametrize("command", EARLIER)
+def test_commands_of_earlier_readmes_are_understood(command):
+    parse(command)
+
+
+@pytest.mark.parametrize("command", [EARLIER[0].replace("hops", "hop"), f"{EARLIER[0]} 500"])
+def test_commands_that_are_not_understood_are_seen(command):
+    with pytest.raises(SystemExit):
+        parse(command)
