@@ -11,7 +11,6 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +36,6 @@ HYPOTHESES = "hypotheses"  # the file that keeps them
 SECONDS = "seconds.json"  # the time of a training; its presence means: finished
 FIRST_SECONDS = "first_seconds.json"  # the time of a training that was told to stop early
 TRAIN_LINE = re.compile(r"\| train_inner \| (\{.*\})")
-
-
-@dataclass(frozen=True)
-class Result:
-    """Scores of one trained model: by group label, and of all."""
-
-    variant: str
-    seed: int | None  # None where it is not known
-    seconds: float | None  # training time, the same
-    scores: Mapping[str, Any]
 
 
 def binarise(
