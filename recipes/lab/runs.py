@@ -165,15 +165,15 @@ def read_hypotheses(log: Path, count: int) -> list[str]:
 
     Raises ChildError if there are not `count`.
     """
-    found: dict[int, str] = {}
+    best: dict[int, str] = {}
     with open(log, encoding="utf-8", newline="\n") as file:
         for line in file:
             name, *fields = line.rstrip("\n").split("\t")
             if name.startswith("H-") and fields:
-                found.setdefault(int(name[2:]), fields[-1])
-    if len(found) != count:
-        raise ChildError(f"{log}: {len(found)} H- lines for {count} sentences")
-    return [text for _, text in sorted(found.items())]
+                best.setdefault(int(name[2:]), fields[-1])
+    if len(best) != count:
+        raise ChildError(f"{log}: {len(best)} H- lines for {count} sentences")
+    return [text for _, text in sorted(best.items())]
 
 
 def run_all(jobs: Sequence[Callable[[], Any]], workers: int) -> list[Any]:

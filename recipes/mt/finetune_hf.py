@@ -132,10 +132,10 @@ def given_data(args: argparse.Namespace) -> dict[str, list[tuple[str, str]]]:
     languages = (args.source_lang, args.target_lang)
     pairs = {}
     for split, rows in parts.items():
-        found = [_pair(row, languages) for row in rows]
-        pairs[split] = [pair for pair in found if all(text and text.strip() for text in pair)]
-        if len(pairs[split]) < len(found):
-            print(f"{split} data: {len(found) - len(pairs[split])} of {len(found)} pairs skipped "
+        given = [_pair(row, languages) for row in rows]
+        pairs[split] = [pair for pair in given if all(text and text.strip() for text in pair)]
+        if len(pairs[split]) < len(given):
+            print(f"{split} data: {len(given) - len(pairs[split])} of {len(given)} pairs skipped "
                   "(empty source or target)", flush=True)  # fmt: skip
         if not pairs[split]:
             raise CommandError(f"{split} data: no pair of texts")
@@ -187,7 +187,7 @@ def make_tokenizer(folder: Path, pairs: Sequence[tuple[str, str]], size: int) ->
 def build_model(
     path: str | None, settings: Mapping[str, Any], sizes: Mapping[str, Any], tokenizer: Any
 ) -> CapeMarianMTModel:
-    """From a stock or cape checkpoint, or from scratch."""
+    """Makes a model from a stock or cape checkpoint, or from scratch."""
     if path:
         return load_model(CapeMarianMTModel, path, settings)
     special = {
