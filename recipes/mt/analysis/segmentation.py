@@ -129,7 +129,7 @@ def found_beside(data: Path, languages: tuple[str, str]) -> Segmentation | None:
 
 
 def given(spm: Path | None, bpe: Path | None, languages: tuple[str, str]) -> Segmentation | None:
-    """By the options ``--spm`` and ``--bpe``; None if there are none."""
+    """What the options ``--spm`` and ``--bpe`` ask for; None if there are none."""
     if spm:
         return Segmentation(open_subwords("sentencepiece", spm, "--spm"))
     if bpe:  # as fairseq's own --tokenizer moses
