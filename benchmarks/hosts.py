@@ -35,15 +35,15 @@ TINY = {
 def variants() -> dict[str, dict[str, str]]:
     """Arguments by name: the stock arch, every type, and cape without its BOS hint, because the
     hint makes each source one token longer."""
-    found: dict[str, dict[str, str]] = {STOCK: {}}
+    arguments: dict[str, dict[str, str]] = {STOCK: {}}
     for name in TYPES:
-        found[name] = {"position_embedding": name}
+        arguments[name] = {"position_embedding": name}
         config = PositionConfig(name, "text", "seq2seq")
         if config.source_scale == "auto":
-            found[name]["position_source_scale"] = ALPHA
+            arguments[name]["position_source_scale"] = ALPHA
         if config.source_bos:
-            found[f"{name}, no BOS"] = {**found[name], "position_source_bos": "false"}
-    return found
+            arguments[f"{name}, no BOS"] = {**arguments[name], "position_source_bos": "false"}
+    return arguments
 
 
 def make_task(vocabulary: int) -> TranslationTask:

@@ -270,14 +270,14 @@ def _find_stems(folder: Path, source_lang: str, target_lang: str, split: str) ->
     stems: list[str] = []
     while True:
         name = split + (str(len(stems)) if stems else "")
-        found = [
+        present = [
             stem
             for stem in (str(folder / f"{name}.{pair}") for pair in pairs)
             if _data_file(f"{stem}.{source_lang}") or _data_file(f"{stem}.{target_lang}")
         ]
-        if not found:
+        if not present:
             break
-        stems.append(found[0])
+        stems.append(present[0])
     if not stems:
         raise FileNotFoundError(
             f"{folder} has no data set {split}.{pairs[0]}.{source_lang} or "
@@ -326,10 +326,10 @@ def read_index_sizes(path: str | os.PathLike[str]) -> np.ndarray:
         head = file.read(48)
         if head.startswith(_MMAP):
             version, _, number = _unpack("<QBQ", head, len(_MMAP), path)
-            start, kind, end = 26, np.dtype("<i4"), 26 + 12 * number
+            start, dtype, end = 26, np.dtype("<i4"), 26 + 12 * number
         elif head.startswith(_LEGACY):
             version, _, _, number, lengths = _unpack("<QQQQQ", head, len(_LEGACY), path)
-            start, kind = 48 + 16 * (number + 1), np.dtype("<i8")
+            start, dtype = 48 + 16 * (number + 1), np.dtype("<i8")
             end = start + 8 * number
             if lengths != number:
                 raise _damaged(path, f"it has {lengths} lengths for {number} sentences")
@@ -344,7 +344,7 @@ def read_index_sizes(path: str | os.PathLike[str]) -> np.ndarray:
         if path.stat().st_size != end:
             raise _damaged(path, f"it has {path.stat().st_size} bytes, its header says {end}")
         file.seek(start)
-        sizes = np.fromfile(file, dtype=kind, count=number)
+        sizes = np.fromfile(file, dtype=dtype, count=number)
     if number and sizes.min() < 0:
         raise _damaged(path, f"it has a sentence of length {sizes.min()}")
     return sizes

@@ -106,6 +106,6 @@ def _parser_of(name: str) -> Callable[[str], Any]:
 
 
 def _metavar(metadata: Any) -> str:
-    if metadata["kind"] == "choice":
+    if metadata["form"] == "choice":
         return "{" + ",".join(metadata["choices"]) + "}"
-    return {"bool": "{true,false}", "ratio": "{auto,X}", "int": "N", "float": "X"}[metadata["kind"]]
+    return {"bool": "{true,false}", "ratio": "{auto,X}", "int": "N", "float": "X"}[metadata["form"]]

@@ -19,11 +19,11 @@ from cape_plugins.registry import DEFAULT_TYPE, ENCODINGS, OF_DOMAIN, PRESETS, T
 ARCHITECTURES = ("encoder", "decoder", "seq2seq")
 
 
-def _option(kind: str, off: Any, unit: str | Callable[[], str], help: str, **limits: Any) -> Any:
+def _option(form: str, off: Any, unit: str | Callable[[], str], help: str, **limits: Any) -> Any:
     """A field whose ``None`` means "the default of the type" and whose `off` has no effect.
 
     Args:
-        kind: "float", "int", "bool", "choice" or "ratio".
+        form: "float", "int", "bool", "choice" or "ratio".
         off: The value that leaves the model as if the option did not exist.
         unit: Unit of the value, as shown to people; see :func:`unit_of`.
         help: The consequence of the value.
@@ -31,16 +31,16 @@ def _option(kind: str, off: Any, unit: str | Callable[[], str], help: str, **lim
             the option exists where positions are a grid only; ``training`` if it acts in training
             only; ``architecture`` if other models refuse it.
     """
-    if kind == "bool":
+    if form == "bool":
         allowed = "true or false"
-    elif kind == "choice":
+    elif form == "choice":
         allowed = " or ".join(limits["choices"])
-    elif kind == "ratio":
+    elif form == "ratio":
         allowed = "auto, a number > 0 or TARGET/SOURCE"
     else:
         low, high = limits.get("low", 0), limits.get("high", math.inf)
         allowed = f">= {low}" if high == math.inf else f"{low} to {high}"
-    metadata = {"kind": kind, "off": off, "unit": unit, "help": help, "range": allowed, **limits}
+    metadata = {"form": form, "off": off, "unit": unit, "help": help, "range": allowed, **limits}
     return field(default=None, metadata=metadata)
 
 
@@ -347,17 +347,17 @@ def parse_option(name: str, value: Any) -> Any:
         ValueError: naming the option, its value, the allowed range and its meaning.
     """
     meta = _BY_NAME[name].metadata
-    kind = meta["kind"]
+    form = meta["form"]
     try:
-        if kind == "bool":
+        if form == "bool":
             return _parse_bool(value)
-        if kind == "choice":
+        if form == "choice":
             if value in meta["choices"]:
                 return value
             raise ValueError
-        if kind == "ratio":
+        if form == "ratio":
             return _parse_ratio(value)
-        return _parse_number(kind, value, meta.get("low", 0), meta.get("high", math.inf))
+        return _parse_number(form, value, meta.get("low", 0), meta.get("high", math.inf))
     except (ValueError, TypeError, ZeroDivisionError, OverflowError):
         unit = f" {unit_of(meta)}".rstrip()
         raise ValueError(
@@ -387,13 +387,13 @@ def _parse_ratio(value: Any) -> str:
     return "1" if Fraction(text) == 1 else text
 
 
-def _parse_number(kind: str, value: Any, low: float, high: float) -> float | int:
+def _parse_number(form: str, value: Any, low: float, high: float) -> float | int:
     if isinstance(value, bool):
         raise ValueError
     number = float(value)
     if not math.isfinite(number) or not low <= number <= high:
         raise ValueError
-    if kind == "float":
+    if form == "float":
         return number
     if number != int(number):
         raise ValueError

@@ -36,12 +36,12 @@ class Domain:
             the fastest first: x, then y. Empty for a sequence, D = 1. Relative tables have these
             names.
         defaults: Defaults of options that types leave to the domain.
-        architecture: Of the models that the papers have for this domain.
+        architecture: Architecture of the papers' models for this domain.
         spacing: Distance of neighbours in `unit`, in pictures of models that do not say; lengths
             are then given in that unit. None where positions are counted.
         symbol: Short name of `unit`, beside numbers.
         dim: Channels of a model, in pictures of settings alone.
-        table_size: Of its learned table; for a grid also the inputs of its training.
+        table_size: Size of its learned table; for a grid also the inputs of its training.
         sizes: Name of a picture, or "test", to the sizes of inputs that it shows by default:
             numbers of positions, lengths in `unit` if there is a `spacing`, for grids factors of
             the sides of `table_size`.

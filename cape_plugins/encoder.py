@@ -118,8 +118,8 @@ class PositionEncoder(nn.Module):
             draw: From :meth:`draw`; required in training if the type draws at all.
             local_shift: ``[B, T, D]`` in the unit of this encoder, to inject; default drawn in
                 training.
-            dtype: Of the result.
-            generator: For the local shift, as in :meth:`draw`.
+            dtype: Precision of the result.
+            generator: Source of the local shift, as in :meth:`draw`.
             random: Whether to augment; default in training. False is for hosts that generate text
                 with a model in training mode, where each step must see the same positions.
 

@@ -1,4 +1,4 @@
-"""From coordinates to embeddings: sinusoids of any domain, and the learned table.
+"""Embeddings of coordinates: sinusoids of any domain, and the learned table.
 
 A sinusoid is a frequency matrix W ``[D, K/2]`` and a layout of channels; text, audio and images
 differ in W alone: ``phase = coords @ W``. Frequencies are recomputed in float32 in each forward:
@@ -101,7 +101,7 @@ class Sinusoid(nn.Module):
         self.interleaved = layout == "cos_sin_interleaved"
 
     def extra_repr(self) -> str:
-        """For ``print(module)``."""
+        """Shown by ``print(module)``."""
         return f"{self.dim}, frequencies={self.frequencies!r}, interleaved={self.interleaved}"
 
     def weights(self, device: torch.device) -> Tensor:
@@ -195,7 +195,7 @@ class PositionTable(nn.Module):
         nn.init.normal_(self.weight, std=self.std)
 
     def extra_repr(self) -> str:
-        """For ``print(module)``."""
+        """Shown by ``print(module)``."""
         return f"{self.weight.shape[1]}, size={self.size}"
 
     def lookup(self, positions: Positions) -> Tensor:

@@ -29,14 +29,14 @@ class Side:
 
     Attributes:
         domain: Key of :data:`~cape_plugins.domains.DOMAINS`.
-        architecture: Of its :class:`~cape_plugins.config.PositionConfig`.
+        architecture: Architecture of its :class:`~cape_plugins.config.PositionConfig`.
         dim: Key of K among the stored settings.
         field: Key of the position settings; None if they stand among the others, as flags do.
         start: Coordinate of the first position.
         spacing: Distance of positions in the unit of the domain, seconds.
         unit: What the model counts as 1, in that unit.
-        frequencies: Of its sinusoids; None for those of the domain.
-        layout: Of their channels.
+        frequencies: Frequencies of its sinusoids; None for those of the domain.
+        layout: Order of their channels.
         table: How the name of a learned table ends.
         table_first: Rows of the table before the first position, of padding or a class token.
         grid: Sizes of the inputs of training, of images (height, width) in patches.
@@ -61,7 +61,7 @@ class Family:
     """One kind of model.
 
     Attributes:
-        model_type: Of the stock model.
+        model_type: Type of the stock model.
         sides: "encoder" or "decoder" to what is there, the first one first.
         stock: Type of position embedding of the stock model, perhaps by its settings and the side;
             None where there is no stock model.

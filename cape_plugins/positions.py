@@ -1,4 +1,4 @@
-"""From a raw batch to positions: the one currency of this package.
+"""Positions of a raw batch: the currency of this package.
 
 A caller hands over raw positions: numbers of tokens, times of frames, cells of a grid. The encoder
 knows what the settings make of them. Shapes use this legend throughout the package: B batch, T
@@ -89,7 +89,7 @@ def token_positions(valid: Tensor) -> Positions:
     """
     _check_valid(valid)
     number = torch.arange(valid.shape[1], dtype=torch.float32, device=valid.device)
-    return Positions(number[None, :, None], 1.0, True, valid.cumsum(1) * valid, 0)
+    return Positions(number.view(1, -1, 1), 1.0, True, valid.cumsum(1) * valid, 0)
 
 
 def token_position_at(
@@ -98,8 +98,8 @@ def token_position_at(
     """The positions of `length` tokens from the one with this 0-based index on, shared by the
     batch: what one step of incremental decoding needs. Equal to those columns of
     :func:`token_positions`; the index may be a tensor without dimensions."""
-    number = (torch.arange(length, device=device) + index).float()
-    return Positions(number[None, :, None], 1.0, True, first=index)
+    number = torch.arange(length, dtype=torch.float32, device=device) + index
+    return Positions(number.view(1, -1, 1), 1.0, True, first=index)
 
 
 def frame_positions(
@@ -140,7 +140,7 @@ def frame_positions(
     step = _per_sample("seconds_per_frame", seconds_per_frame, num_frames)
     number = torch.arange(length, device=num_frames.device)
     index = (number + 1) * (number < num_frames[:, None])
-    return Positions(number.float()[None, :, None], step, True, index, 0)
+    return Positions(number.float().view(1, -1, 1), step, True, index, 0)
 
 
 def timed_frame_positions(

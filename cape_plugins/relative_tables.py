@@ -55,7 +55,7 @@ class RelativePositions(nn.Module):
             nn.init.uniform_(table, -0.1, 0.1)
 
     def extra_repr(self) -> str:
-        """For ``print(module)``."""
+        """Shown by ``print(module)``."""
         return f"context={self.context}, clip={self.clip}"
 
 

@@ -39,12 +39,12 @@ _SETTINGS_PREFIX = "position_"
 _STEP_COUNTER = "num_batches_tracked"
 
 
-def select_checkpoints(folder: str | Path, kind: str, count: int, upper: int | None) -> list[Path]:
+def select_checkpoints(folder: str | Path, which: str, count: int, upper: int | None) -> list[Path]:
     """The last or best checkpoints of a folder.
 
     Args:
         folder: what ``fairseq-train --save-dir`` wrote.
-        kind: ``epoch`` (``checkpoint12.pt``), ``update`` (``checkpoint_3_4000.pt``) or ``best``
+        which: ``epoch`` (``checkpoint12.pt``), ``update`` (``checkpoint_3_4000.pt``) or ``best``
             (``checkpoint.best_bleu_34.12.pt``, from ``--keep-best-checkpoints``).
         count: how many, at least 1.
         upper: leave out later epochs or updates than this; None for no bound. Not for ``best``.
@@ -55,29 +55,29 @@ def select_checkpoints(folder: str | Path, kind: str, count: int, upper: int | N
     Raises:
         ValueError: if a value is out of range, or the folder does not hold that many.
     """
-    folder, option = Path(folder), f"--num-{kind}-checkpoints"
+    folder, option = Path(folder), f"--num-{which}-checkpoints"
     if count < 1:
         raise ValueError(f"{option} is {count}; it must be at least 1")
-    if upper is not None and kind == "best":
+    if upper is not None and which == "best":
         raise ValueError(
             f"--checkpoint-upper-bound {upper} bounds epochs or updates and cannot go with "
             f"{option}; leave one of the two out"
         )
-    if kind == "best":
-        found = _rank_best(folder)
+    if which == "best":
+        chosen = _rank_best(folder)
     else:
-        pattern = _EPOCH_FILE if kind == "epoch" else _UPDATE_FILE
+        pattern = _EPOCH_FILE if which == "epoch" else _UPDATE_FILE
         matches = ((pattern.fullmatch(path.name), path) for path in _files(folder))
         numbered = sorted((int(match[1]), path) for match, path in matches if match)
-        found = [path for number, path in numbered if upper is None or number <= upper]
-    if len(found) < count:
+        chosen = [path for number, path in numbered if upper is None or number <= upper]
+    if len(chosen) < count:
         bound = "" if upper is None else f" up to --checkpoint-upper-bound {upper}"
         raise ValueError(
-            f"{option} {count}: {folder} holds {len(found)} such checkpoints{bound} "
-            f"({_listing(found)}); all its checkpoints: {_listing(_files(folder))}. "
+            f"{option} {count}: {folder} holds {len(chosen)} such checkpoints{bound} "
+            f"({_listing(chosen)}); all its checkpoints: {_listing(_files(folder))}. "
             "Ask for fewer, or name files with --inputs"
         )
-    return found[-count:]
+    return chosen[-count:]
 
 
 def _rank_best(folder: Path) -> list[Path]:
@@ -334,12 +334,12 @@ def make_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="file to write")
     number = parser.add_mutually_exclusive_group()
-    for kind, meaning in (
+    for which, meaning in (
         ("epoch", "the last N checkpoints written at the end of an epoch"),
         ("update", "the last N checkpoints written by --save-interval-updates"),
         ("best", "the best N checkpoints kept by --keep-best-checkpoints"),
     ):
-        number.add_argument(f"--num-{kind}-checkpoints", type=int, metavar="N", help=meaning)
+        number.add_argument(f"--num-{which}-checkpoints", type=int, metavar="N", help=meaning)
     parser.add_argument(
         "--checkpoint-upper-bound", type=int, metavar="E",
         help="with the last N epochs (updates): leave out those after epoch (update) E",
@@ -350,16 +350,16 @@ def make_parser() -> argparse.ArgumentParser:
 def _resolve_inputs(args: argparse.Namespace) -> list[Path]:
     """The files that the options ask for."""
     folders = [path for path in args.inputs if path.is_dir()]
-    for kind in ("epoch", "update", "best"):
-        count = getattr(args, f"num_{kind}_checkpoints")
+    for which in ("epoch", "update", "best"):
+        count = getattr(args, f"num_{which}_checkpoints")
         if count is None:
             continue
         if len(args.inputs) != 1 or not folders:
             raise ValueError(
-                f"--num-{kind}-checkpoints {count} chooses from one folder, but --inputs is "
+                f"--num-{which}-checkpoints {count} chooses from one folder, but --inputs is "
                 f"{' '.join(map(str, args.inputs))}; give one folder that exists, or leave it out"
             )
-        return select_checkpoints(folders[0], kind, count, args.checkpoint_upper_bound)
+        return select_checkpoints(folders[0], which, count, args.checkpoint_upper_bound)
     if args.checkpoint_upper_bound is not None:
         raise ValueError(
             f"--checkpoint-upper-bound {args.checkpoint_upper_bound} bounds nothing here; add "

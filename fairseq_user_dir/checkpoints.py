@@ -221,7 +221,7 @@ def _with_comparison(stock: Any) -> Any:
 
 
 class PositionalModel:
-    """Over a fairseq model: checks the positional parameters that it loads.
+    """Checks the positional parameters that a fairseq model loads; a mixin over its class.
 
     Attributes:
         starts_tables: True while relative tables that a checkpoint lacks may keep their start.

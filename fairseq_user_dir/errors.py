@@ -47,10 +47,10 @@ def print_without_traceback() -> None:
         return
     other = sys.excepthook
 
-    def hook(kind: type, error: BaseException, trace: TracebackType | None) -> None:
+    def hook(error_type: type, error: BaseException, trace: TracebackType | None) -> None:
         message = _message(error, trace) if _in_command(trace) else None
         if message is None:
-            other(kind, error, trace)
+            other(error_type, error, trace)
         else:
             print(f"{Path(sys.argv[0]).name}: error: {message}", file=sys.stderr)
 
@@ -59,7 +59,7 @@ def print_without_traceback() -> None:
 
 
 def _message(error: BaseException, trace: TracebackType | None) -> str | None:
-    """In one line; None for other errors."""
+    """The error in one line; None for other errors."""
     if isinstance(error, SettingsError):
         text = str(error)
     elif isinstance(error, ValueError) and _raised_here(trace):
@@ -67,8 +67,8 @@ def _message(error: BaseException, trace: TracebackType | None) -> str | None:
     elif isinstance(error, ProcessRaisedException):
         # what a process of a training on several GPUs raised, as the end of a printed traceback
         name = f"{SettingsError.__module__}.{SettingsError.__qualname__}: "
-        _, found, text = str(error).rpartition(name)
-        if not found:
+        _, mark, text = str(error).rpartition(name)
+        if not mark:
             return None
     else:
         return None

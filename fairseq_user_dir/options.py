@@ -80,7 +80,7 @@ def dataclass_with_positions(name: str, base: type) -> type:
             (
                 PREFIX + option.name,
                 # fairseq looks into typing.Optional only
-                Optional[types.get(option.metadata["kind"], str)],  # noqa: UP045
+                Optional[types.get(option.metadata["form"], str)],  # noqa: UP045
                 _field(None, option_help(option.metadata)),
             )
             for option in options("text")

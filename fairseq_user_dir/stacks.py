@@ -40,7 +40,7 @@ class _PositionStack:
 
 
 class EncoderPositions(_PositionStack):
-    """Over a TransformerEncoder: draws in training, and inserts the BOS hint."""
+    """Draws in training and inserts the BOS hint; a mixin over a TransformerEncoder."""
 
     padding_idx: int
     embed_tokens: nn.Module
@@ -85,7 +85,7 @@ class EncoderPositions(_PositionStack):
 
 
 class DecoderPositions(_PositionStack):
-    """Over a TransformerDecoder: uses the draw of the encoder, or its own where sides are
+    """A mixin over a TransformerDecoder: uses the draw of the encoder, or its own where sides are
     independent and in language models; gives attention back in the caller's source tokens."""
 
     padding_idx: int

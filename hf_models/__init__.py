@@ -47,6 +47,7 @@ __all__ = [
     "CapeViTConfig",
     "CapeViTForImageClassification",
     "CapeViTModel",
+    "FamilyClasses",
     "RankSeedCallback",
     "register_family",
     "switch",

@@ -20,7 +20,7 @@ from cape_plugins import (
     RelativePositions,
     build_position_encoder,
 )
-from cape_plugins.augmentation import rank_generator as generator_of_rank
+from cape_plugins.augmentation import rank_seed
 from cape_plugins.families import find_family, value_of
 from hf_models.settings import require_own_config
 from hf_models.switching import install
@@ -160,7 +160,7 @@ def rank_generator(device: torch.device) -> torch.Generator | None:
         or distributed.get_world_size() == 1
     ):
         return None
-    return generator_of_rank(device, distributed.get_rank())
+    return torch.Generator(device=device).manual_seed(rank_seed(distributed.get_rank()))
 
 
 def draw_positions(encoder: PositionEncoder, content: Tensor) -> Draw | None:

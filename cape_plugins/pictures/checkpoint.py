@@ -98,14 +98,14 @@ def _safetensors(folder: Path) -> dict[str, Any]:
             f"the learned table in {folder} needs the package safetensors; "
             'pip install "cape-plugins[hf]"'
         ) from None
-    found = {}
+    readers = {}
     for file in sorted(folder.glob("*.safetensors")):
         try:
             weights = safe_open(file, "pt")
         except Exception as error:  # its own type of error, for damaged files
             raise ValueError(f"--checkpoint: {file} cannot be read ({error}).") from None
-        found |= {name: (lambda n=name, w=weights: w.get_tensor(n)) for name in weights.keys()}  # noqa: SIM118
-    return found
+        readers |= {name: (lambda n=name, w=weights: w.get_tensor(n)) for name in weights.keys()}  # noqa: SIM118
+    return readers
 
 
 # ---- fairseq -----------------------------------------------------------------------------------
@@ -166,8 +166,8 @@ def fairseq_config(
     """Position settings of a fairseq model, also of a stock one.
 
     Args:
-        arguments: Of the model; an option that is None has the default of the type.
-        names: Of its parameters.
+        arguments: Arguments of the model; an option that is None has the default of the type.
+        names: Names of its parameters.
         side: One of :data:`SIDES`; default the encoder if there is one.
 
     Raises:
@@ -219,7 +219,7 @@ def allow_checkpoint_files() -> None:
 
 
 def _name(path: Path, side: str, sides: Sequence[str]) -> str:
-    """For titles: checkpoints are named alike in all folders."""
+    """Name for titles: checkpoints are named alike in all folders."""
     place = path.resolve()
     name = f"{place.parent.name}/{place.name}" if path.is_file() else place.name
     return f"{name}, {side}" if len(sides) > 1 else name

@@ -28,8 +28,8 @@ MAX_CHANNELS = 12
 HEADS = 8  # of a configuration alone
 
 
-class Kind(NamedTuple):
-    """One kind of picture.
+class Picture(NamedTuple):
+    """What can be drawn.
 
     Attributes:
         help: What it shows.
@@ -46,29 +46,29 @@ class Kind(NamedTuple):
     most_sizes: int
 
 
-KINDS = {
-    "components": Kind(
+PICTURES = {
+    "components": Picture(
         "chosen channels over the plane, or over tokens or time (CAPE Figure 9)",
         "is learned or a sinusoid",
         lambda config: config.encoding.adds or config.relative_context > 0,
         (0, 2, 20),
         4,
     ),
-    "similarity": Kind(
+    "similarity": Picture(
         "dot products and cosines of all pairs of positions",
         "is learned or a sinusoid",
         lambda config: config.encoding.adds or config.relative_context > 0,
         (0, 0, 3),
         3,
     ),
-    "augmentation": Kind(
+    "augmentation": Picture(
         "what one augmentation does to the positions, step by step (CAPE Figure 1)",
         "draws random numbers in training",
         lambda config: config.random,
         (1, 2, 5),
         1,
     ),
-    "coverage": Kind(
+    "coverage": Picture(
         "positions drawn in training, and how much of other inputs they cover",
         "has coordinates, as sinusoids do",
         lambda config: config.encoding.adds and not config.encoding.counts,
@@ -79,24 +79,24 @@ KINDS = {
 
 
 def add_plot_args(parser: argparse.ArgumentParser) -> None:
-    """Adds a subcommand for each kind of picture."""
-    kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
-    for name, kind in KINDS.items():
-        command = kinds.add_parser(name, help=kind.help, description=kind.help)
+    """Adds a subcommand for each picture."""
+    pictures = parser.add_subparsers(dest="picture", required=True, metavar="PICTURE")
+    for name, picture in PICTURES.items():
+        command = pictures.add_parser(name, help=picture.help, description=picture.help)
         _add_model_args(command)
         unit = "in tokens, seconds or patches (14 or ROWSxCOLUMNS)"
         command.add_argument(
             "--sizes", "--lengths", nargs="+", metavar="SIZE",
-            help=f"sizes of inputs {unit}, at most {kind.most_sizes}",
+            help=f"sizes of inputs {unit}, at most {picture.most_sizes}",
         )  # fmt: skip
-        low, default, high = kind.draws
+        low, default, high = picture.draws
         command.add_argument(
             "--draws", type=int, metavar="N",
             help=f"draws of the augmentation, {low} to {high} (default: {default} if it is random)",
         )  # fmt: skip
         command.add_argument("--seed", type=int, default=1, help="of the draws (default: 1)")
         command.add_argument(
-            "--output", type=Path, metavar="FILE.png", help="(default: KIND-TYPE-DOMAIN.png)"
+            "--output", type=Path, metavar="FILE.png", help="(default: PICTURE-TYPE-DOMAIN.png)"
         )
         if name == "components":
             command.add_argument(
@@ -147,40 +147,40 @@ def draw_picture(args: argparse.Namespace) -> str:
         ValueError: naming option, value, allowed range and remedy.
         ImportError: without the package matplotlib.
     """
-    kind = KINDS[args.kind]
+    picture = PICTURES[args.picture]
     if not 0 <= args.seed < 2**63:
         raise ValueError(f"--seed {args.seed} is not allowed; allowed: 0 to {2**63 - 1}.")
     stack = _configured(args) if args.checkpoint is None else _stored(args)
     config = stack.config
-    if not kind.able(config):
-        able = [t for t in TYPES if kind.able(PositionConfig(t, config.domain))]
+    if not picture.able(config):
+        able = [t for t in TYPES if picture.able(PositionConfig(t, config.domain))]
         raise ValueError(
             f"--position-embedding {config.type} with these settings cannot be shown: a picture of "
-            f"{args.kind} needs one that {kind.needs}, such as {', '.join(able)} by default."
+            f"{args.picture} needs one that {picture.needs}, such as {', '.join(able)} by default."
         )
-    output = args.output or Path(f"{args.kind}-{config.type}-{config.domain}.png")
+    output = args.output or Path(f"{args.picture}-{config.type}-{config.domain}.png")
     if output.suffix.lower() != ".png" or output.is_dir():
         raise ValueError(f"--output {output} is not allowed; allowed: a file name ending in .png.")
     folder = _new_folder(output)
     word = _word(stack)
-    default = stack.domain.default_sizes(args.kind)
-    sizes = _sizes(f"--{word}", args.sizes, default, kind.most_sizes, stack)
-    draws = _draws(args.draws, kind, config)
+    default = stack.domain.default_sizes(args.picture)
+    sizes = _sizes(f"--{word}", args.sizes, default, picture.most_sizes, stack)
+    draws = _draws(args.draws, picture, config)
     generator = torch.Generator().manual_seed(args.seed)
     rows: list[dict[str, str]] = []
-    if args.kind == "components":
+    if args.picture == "components":
         channels = _channels(args.channels, stack)
         shown = _relative(args, stack) or views(stack, sizes, draws, generator)
         figure = components_figure(stack, shown, channels)
-    elif args.kind == "similarity":
+    elif args.picture == "similarity":
         patch = _patch(args.patch, sizes, stack)
         tables = _relative(args, stack)
-        # of keys and values, rows and columns, the first kind; of many layers three
-        kinds = [table.state.partition(", ")[2] for table in tables]
-        tables = [table for table, kind in zip(tables, kinds, strict=True) if kind == kinds[0]]
+        # of keys and values, rows and columns, the first; of many layers three
+        parts = [table.state.partition(", ")[2] for table in tables]
+        tables = [table for table, part in zip(tables, parts, strict=True) if part == parts[0]]
         few = [tables[place] for place in sorted({0, len(tables) // 2, len(tables) - 1}) if tables]
         figure = similarities_figure(stack, few or views(stack, sizes, draws, generator), patch)
-    elif args.kind == "augmentation":
+    elif args.picture == "augmentation":
         figure = augmentation_figure(stack, sizes[0], draws, generator)
     else:
         default = stack.domain.default_sizes("test")
@@ -297,7 +297,7 @@ def _stored(args: argparse.Namespace) -> Stack:
 def _sizes(
     option: str, given: Sequence[str] | None, default: Sequence[float], most: int, stack: Stack
 ) -> list[Size]:
-    """In positions, without repetitions."""
+    """Sizes in positions, without repetitions."""
     if given is None:
         if stack.domain.grid:
             return [tuple(max(1, round(f * side)) for side in stack.grid) for f in default]
@@ -332,8 +332,8 @@ def _size(option: str, text: str, stack: Stack) -> Size:
     return size
 
 
-def _draws(given: int | None, kind: Kind, config: PositionConfig) -> int:
-    low, default, high = kind.draws
+def _draws(given: int | None, picture: Picture, config: PositionConfig) -> int:
+    low, default, high = picture.draws
     if not config.random:
         if given:
             raise ValueError(

@@ -81,7 +81,7 @@ def size_label(stack: Stack, size: Size) -> str:
 
 
 def distance_label(stack: Stack) -> str:
-    """Of an axis of relative embeddings: from query to key."""
+    """Label of an axis of relative embeddings: from query to key."""
     return f"distance ({stack.domain.steps})"
 
 
@@ -147,10 +147,10 @@ def similarity_figure(
 
     Args:
         embeddings: Label to ``[T, K]``.
-        title: Of the figure.
-        unit: Of the axes.
+        title: Title of the figure.
+        unit: Unit of the axes.
         step: Distance of neighbours in this unit.
-        start: Of the first row, in this unit. The zoom begins at 0; of distances, which begin
+        start: Place of the first row, in this unit. The zoom begins at 0; of distances, which begin
             below, it shows those nearest to 0.
     """
     rows_are, apart = "positions", f"distance, {unit}"
@@ -215,17 +215,17 @@ def _patch_similarities(
         height = len(view.embedding) // width  # planes below one another
         row, column = patch or (height // 2, width // 2)
         label = f"{size_label(stack, view.size)}, {view.state}"
-        for (name, matrix), (full, one, lines) in zip(
+        for (name, matrix), (full, around, lines) in zip(
             similarity(view.embedding).items(), axes, strict=False
         ):
             plane = matrix[row * width + column].reshape(height, width)
-            for axis, shades in ((full, matrix), (one, plane)):
+            for axis, shades in ((full, matrix), (around, plane)):
                 figure.colorbar(axis.imshow(shades, interpolation="nearest"), ax=axis, shrink=0.8)
             full.set(xlabel="patch, row by row", ylabel="patch, row by row")
             full.set_title(f"{name}, all pairs\n{label}", fontsize="small")
-            one.plot(column, row, "r+")
-            one.set(xlabel="column (patches)", ylabel="row (patches)")
-            one.set_title(f"{name} with patch ({row}, {column})", fontsize="small")
+            around.plot(column, row, "r+")
+            around.set(xlabel="column (patches)", ylabel="row (patches)")
+            around.set_title(f"{name} with patch ({row}, {column})", fontsize="small")
             lines.plot(np.arange(width) - column, plane[row], marker=".", label="along its row")
             lines.plot(np.arange(height) - row, plane[:, column], marker=".", label="its column")
             lines.set(xlabel="distance (patches)", ylabel=name)

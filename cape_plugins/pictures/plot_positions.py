@@ -119,10 +119,10 @@ def coverage_figure(
     """Distribution of the positions drawn in training, and where those of other inputs lie.
 
     Args:
-        stack: Of which model.
-        sizes: Of the inputs in training.
-        test_sizes: Of inputs in evaluation.
-        draws: For each size.
+        stack: The position embedding that is shown.
+        sizes: Sizes of the inputs in training.
+        test_sizes: Sizes of inputs in evaluation.
+        draws: Number of draws for each size.
         generator: Source of randomness.
 
     Returns:

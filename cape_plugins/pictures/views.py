@@ -62,7 +62,8 @@ class Stack:
 
 
 def similarity(embeddings: np.ndarray) -> dict[str, np.ndarray]:
-    """Of all pairs of ``[T, K]`` embeddings: "dot product" and "cosine", ``[T, T]`` each."""
+    """Similarities of all pairs of ``[T, K]`` embeddings: "dot product" and "cosine", ``[T, T]``
+    each."""
     embeddings = embeddings.astype(np.float64)
     dots = embeddings @ embeddings.T
     norms = np.sqrt(np.diag(dots)).clip(min=1e-12)
@@ -136,7 +137,7 @@ class View(NamedTuple):
     """One input as a model sees it.
 
     Attributes:
-        size: Of the input.
+        size: Size of the input.
         state: "evaluation", or the number of the draw, or the label of a relative table.
         places: ``[T, D]``, positions before mean-normalisation and augmentation, or distances.
         embedding: ``[T, K]``.

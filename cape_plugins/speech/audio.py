@@ -37,7 +37,7 @@ def read_audio(source: Source, sampling_rate: int = SAMPLING_RATE) -> Tensor:
 
     Args:
         source: Path, or the bytes of a file.
-        sampling_rate: Of the result, in Hz.
+        sampling_rate: That of the result, in Hz.
 
     Returns:
         ``[samples]`` float32 in -1 to 1.
@@ -122,7 +122,7 @@ class TolerantReader:
     data loader reads it, and in whichever epoch.
 
     Args:
-        read: From an index to ``[samples]``; raises :class:`AudioError`.
+        read: Turns an index into ``[samples]``; raises :class:`AudioError`.
         seconds: Durations ``[N]``.
         shared: Processes of a data loader may read, too; this takes a file descriptor.
 

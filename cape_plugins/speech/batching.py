@@ -35,7 +35,7 @@ class Hop(NamedTuple):
     Attributes:
         index: Which one.
         seconds: Distance of its frames.
-        seed: Of what is drawn for it in this epoch, so that it does not matter which process
+        seed: Seed of what is drawn for it in this epoch, so that it does not matter which process
             loads it, and when.
     """
 
@@ -55,17 +55,17 @@ class PaddingFreeBatches(Sampler[list[Hop]]):
 
     Args:
         seconds: Durations ``[N]``.
-        max_seconds: Of a batch in sum; a longer recording is a batch by itself.
-        seed: Of the perturbation and of the order of batches.
-        target_hop: Of a recording of mean duration, in seconds.
+        max_seconds: Sum of a batch; a longer recording is a batch by itself.
+        seed: Seed of the perturbation and of the order of batches.
+        target_hop: Hop of a recording of mean duration, in seconds.
         hops: Shortest and longest allowed hop in seconds; default half and twice the target.
         shuffle: Perturb, and batches in random order; without, the order is by duration.
-        num_batches: Of each epoch, for hosts that count epochs by batches; surplus ones are left
-            out and missing ones repeated, both at random. Default as many as there are.
+        num_batches: Number in each epoch, for hosts that count epochs by batches; surplus ones are
+            left out and missing ones repeated, both at random. Default as many as there are.
         num_replicas: Number of processes; each gets as many batches as the others, so that up to
             num_replicas - 1 batches of an epoch are left out, at random.
-        rank: Of this process.
-        max_recordings: Of a batch; default no limit.
+        rank: Rank of this process.
+        max_recordings: Number in a batch; default no limit.
 
     Raises:
         ValueError: if a duration is not positive or a setting is out of range.
@@ -185,7 +185,7 @@ def equal_length(
 
     Args:
         frames: ``[T_i, bins]`` of each recording.
-        generator: Of the choice; default torch's own.
+        generator: Generator of the choice; default torch's own.
 
     Returns:
         ``[B, T, bins]`` and the indices of the frames that stay, ``[B, T]`` int64.
@@ -193,19 +193,19 @@ def equal_length(
     Raises:
         ValueError: if there is no recording, or one without frames.
     """
-    length = min((len(one) for one in frames), default=0)
+    length = min((len(features) for features in frames), default=0)
     if not length:
         raise ValueError("frames holds no recording, or one without frames; leave it out.")
     kept = torch.stack(
         [
-            torch.randperm(len(one), generator=generator)[:length].sort().values
-            if len(one) > length
+            torch.randperm(len(features), generator=generator)[:length].sort().values
+            if len(features) > length
             else torch.arange(length)
-            for one in frames
+            for features in frames
         ]
     )
     rows = zip(frames, kept, strict=True)
-    return torch.stack([one[row.to(one.device)] for one, row in rows]), kept
+    return torch.stack([features[row.to(features.device)] for features, row in rows]), kept
 
 
 def frame_nanoseconds(

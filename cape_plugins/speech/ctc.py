@@ -37,7 +37,7 @@ def ctc_loss(
         targets: ``[B, U]``.
         given: ``[B, U]`` bool, False on padding of `targets`.
         blank: Index of the blank.
-        reduction: As in torch: "none" gives ``[B]``, "sum" and "mean" a number.
+        reduction: That of torch: "none" gives ``[B]``, "sum" and "mean" a number.
         zero_infinity: Samples with more labels than outputs have no loss, instead of infinity.
     """
     with torch.backends.cudnn.flags(enabled=False):  # cuDNN's has other limits
@@ -161,23 +161,23 @@ class BeamDecoder:
     def __call__(self, log_probs: Tensor, lengths: Tensor) -> list[Hypothesis]:
         """The best hypothesis of each sample, for ``[B, T, V]`` and ``[B]``."""
         emissions = log_probs.detach().float().cpu()
-        found = []
+        hypotheses = []
         for row, length in zip(emissions, lengths.tolist(), strict=True):
             row = self._ended(row[:length])
             results = self._decoder.decode(row.data_ptr(), *row.shape)
             if not results:  # no word of the lexicon fits
-                found.append(Hypothesis([], float("-inf")))
+                hypotheses.append(Hypothesis([], float("-inf")))
                 continue
             # the decoder puts a separator at either end
             path = [token for token in results[0].tokens[1:-1] if token >= 0]
             tokens = collapse(path, self.blank)
             while self._end is not None and tokens and tokens[-1] == self._end:
                 tokens.pop()
-            found.append(Hypothesis(tokens, results[0].score))
-        return found
+            hypotheses.append(Hypothesis(tokens, results[0].score))
+        return hypotheses
 
     def _ended(self, row: Tensor) -> Tensor:
-        """With one more output, a separator: words of a lexicon are complete at a separator only,
+        """Adds one more output, a separator: words of a lexicon are complete at a separator only,
         and models are trained without one behind the last word."""
         if self._end is None:
             return row.contiguous()

@@ -31,7 +31,7 @@ def log_mel(
 
     Args:
         waveform: ``[samples]`` in -1 to 1.
-        sampling_rate: In Hz.
+        sampling_rate: Samples per second, in Hz.
         num_mel_bins: Number of filters.
         hop_seconds: Distance of frames.
         window_seconds: Length of a frame.

@@ -30,7 +30,7 @@ from cape_plugins.speech.features import HOP_SECONDS, SAMPLING_RATE, WINDOW_SECO
 logger = logging.getLogger(__name__)
 
 COLUMNS = ("id", "audio", "seconds", "tgt_text")  # that are written
-TEXT_COLUMNS = ("tgt_text", "text")
+AUDIO_COLUMN, TEXT_COLUMNS = "audio", ("tgt_text", "text")
 _NUMPY = b"\x93NUMPY"
 
 
@@ -158,7 +158,7 @@ def read_manifest(
         raise ValueError(f"{path}: cannot be read as UTF-8 text ({error}).") from None
     column = next((name for name in TEXT_COLUMNS if name in columns), None)
     needed = "audio and tgt_text" if texts else "audio"
-    if "audio" not in columns or not rows or (texts and column is None):
+    if AUDIO_COLUMN not in columns or not rows or (texts and column is None):
         names = ", ".join(map(str, columns)) or "none"
         raise ValueError(
             f"{path} has the columns {names} and {len(rows)} lines below; needed: {needed}, "
@@ -182,7 +182,7 @@ def read_manifest(
 
 
 def _utterance(row: Mapping[str, str | None], number: int, root: str, text: str) -> Utterance:
-    audio = (row["audio"] or "").strip()
+    audio = (row[AUDIO_COLUMN] or "").strip()
     seconds = row.get("seconds") or None
     try:
         seconds = seconds and float(seconds)

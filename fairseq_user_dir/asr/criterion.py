@@ -26,7 +26,7 @@ class CapeCtcCriterion(FairseqCriterion):
     """CTC over the outputs of the model without padding; the blank is ``<s>``.
 
     Args:
-        task: With the dictionary.
+        task: Has the dictionary.
         target_norm: Divide the loss of a sample by the square root of its target's length, as the
             paper's code does; such losses are averaged over samples, others over units.
     """
@@ -121,6 +121,6 @@ class CapeCtcCriterion(FairseqCriterion):
 
 
 def _percent(meters: Any, part: str, whole: str) -> float:
-    """From the sums that were logged."""
+    """Percentage from the sums that were logged."""
     total = meters[f"_{whole}"].sum
     return round(float(100 * meters[f"_{part}"].sum / total), 3) if total else float("nan")

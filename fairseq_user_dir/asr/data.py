@@ -48,14 +48,14 @@ class SpeechDataset(FairseqDataset):
 
     Args:
         utterances: Lines of a manifest; those of no duration are left out.
-        dictionary: Of the units.
-        targets: From text to units.
+        dictionary: Units of the texts.
+        targets: Turns texts into units.
         hop_seconds: Distance of frames; in batches without padding that of a recording of mean
             duration.
         num_mel_bins: Features of a frame.
-        training: As above.
+        training: Whether they are trained on, see above.
         padding_free: Make batches without padding (CAPE Appendix C.3); in training only.
-        seed: Of these batches.
+        seed: Seed of these batches.
         shared: Processes of a data loader may read it; what changes is in memory that they share.
     """
 
@@ -72,8 +72,8 @@ class SpeechDataset(FairseqDataset):
         shared: bool = True,
     ) -> None:
         self.utterances, self.dictionary = list(utterances), dictionary
-        self.targets = [targets.encode(one.text, dictionary) for one in utterances]
-        self.seconds = np.array([one.seconds for one in utterances])
+        self.targets = [targets.encode(utterance.text, dictionary) for utterance in utterances]
+        self.seconds = np.array([utterance.seconds for utterance in utterances])
         frames = (self.seconds - WINDOW_SECONDS) / hop_seconds + 1e-6
         lengths = [len(target) + 1 for target in self.targets]  # with EOS
         self.sizes = np.stack([frames.astype(np.int64) + 1, np.array(lengths)], axis=1)
@@ -91,7 +91,7 @@ class SpeechDataset(FairseqDataset):
         Raises:
             ValueError: if these are more than a tenth of the training data.
         """
-        unknown = [int((one == self.dictionary.unk()).sum()) for one in self.targets]
+        unknown = [int((target == self.dictionary.unk()).sum()) for target in self.targets]
         total = sum(map(len, self.targets))
         if not any(unknown):
             return
@@ -109,7 +109,7 @@ class SpeechDataset(FairseqDataset):
 
     @property
     def epoch(self) -> int:
-        """Of the batches without padding."""
+        """Epoch of the batches without padding."""
         return int(self._epoch)
 
     def set_epoch(self, epoch: int) -> None:
@@ -216,8 +216,8 @@ class SpeechDataset(FairseqDataset):
             hops = hops_of(np.array([sample.seconds for sample in read]), self.hop_seconds)
         net_input = self._features(read, hops)
         pad, eos = self.dictionary.pad(), self.dictionary.eos()
-        ends = [torch.tensor([pad if one.index < 0 else eos]) for one in read]
-        ended = [torch.cat((one.target, end)) for one, end in zip(read, ends, strict=True)]
+        ends = [torch.tensor([pad if sample.index < 0 else eos]) for sample in read]
+        ended = [torch.cat((s.target, end)) for s, end in zip(read, ends, strict=True)]
         target = data_utils.collate_tokens(ended, pad)
         net_input["prev_output_tokens"] = data_utils.collate_tokens(
             ended, pad, eos, move_eos_to_beginning=True
@@ -235,9 +235,9 @@ class SpeechDataset(FairseqDataset):
         }
 
     def _features(self, samples: Sequence[Sample], hops: np.ndarray) -> dict[str, Tensor]:
-        frames = [self._frames(one, hop) for one, hop in zip(samples, hops.tolist(), strict=True)]
+        frames = [self._frames(s, hop) for s, hop in zip(samples, hops.tolist(), strict=True)]
         nanoseconds = torch.from_numpy(np.rint(hops * 1e9).astype(np.int64))
-        lengths = torch.tensor([len(one) for one in frames])
+        lengths = torch.tensor([len(features) for features in frames])
         if not self.padding_free:
             features = torch.nn.utils.rnn.pad_sequence(frames, batch_first=True)
             return {

@@ -12,7 +12,7 @@ from fairseq_user_dir.embedding import rank_generator
 
 
 class TimedEncoder:
-    """Over a fairseq encoder of frames.
+    """Adds positions to frames; a mixin over a fairseq encoder.
 
     Attributes:
         positions: Position encoder.

@@ -86,7 +86,7 @@ class CapeS2TTransformerModel(PositionalModel, S2TTransformerModel):
 
 
 class CapeS2TEncoder(TimedEncoder, S2TTransformerEncoder):
-    """Over the stock encoder."""
+    """The stock encoder with positions in time."""
 
     def take_over(self, args: Any, config: PositionConfig) -> None:
         """Puts cape positions into a built stock encoder."""

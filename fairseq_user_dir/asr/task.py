@@ -154,8 +154,8 @@ class CapeAsrTask(LegacyFairseqTask):
         return super().build_criterion(args)
 
     def _check_dictionary(self, trained: str | None) -> str:
-        """Of the units and their order. A checkpoint carries it, because one of as many other
-        units would load, and spell nonsense."""
+        """Digest of the units and their order. A checkpoint carries it, because one of as many
+        other units would load, and spell nonsense."""
         digest = hashlib.sha256("\n".join(self.dictionary.symbols).encode()).hexdigest()[:16]
         if trained not in (None, digest):
             raise ValueError(
@@ -214,7 +214,7 @@ class CapeAsrTask(LegacyFairseqTask):
     def build_dataset_for_inference(
         self, src_tokens: list[Utterance], src_lengths: list[float], **kwargs: Any
     ) -> SpeechDataset:
-        """Of what :meth:`get_interactive_tokens_and_lengths` returns; see fairseq."""
+        """Dataset of what :meth:`get_interactive_tokens_and_lengths` returns; see fairseq."""
         return SpeechDataset(
             src_tokens,
             self.dictionary,
@@ -258,7 +258,7 @@ class CapeAsrTask(LegacyFairseqTask):
         update_num: int,
         ignore_grad: bool = False,
     ) -> tuple[Any, Any, Any]:
-        """With SpecAugment, drawn here, so that the update is known and resuming is exact."""
+        """Draws SpecAugment here, where the update is known, so that resuming is exact."""
         args = self.args
         if not args.no_spec_augment and update_num >= args.spec_augment_start:
             sample = {**sample, "net_input": self._masked(sample["net_input"])}

@@ -8,11 +8,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
-from transformers import (
-    Speech2TextConfig,
-    Speech2TextForConditionalGeneration,
-    Speech2TextModel,
-)
+from transformers import Speech2TextConfig, Speech2TextForConditionalGeneration, Speech2TextModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
 from transformers.models.speech_to_text.modeling_speech_to_text import (
     Speech2TextDecoder,
@@ -22,12 +18,7 @@ from transformers.models.speech_to_text.modeling_speech_to_text import (
 from cape_plugins import PositionConfig
 from hf_models.configuration import PositionEmbeddingMixin
 from hf_models.modeling import PositionModelMixin, build_positions
-from hf_models.speech import (
-    EncodesSpeech,
-    RecognitionModel,
-    SpeechEncoder,
-    Subsampler,
-)
+from hf_models.speech import EncodesSpeech, RecognitionModel, SpeechEncoder, Subsampler
 from hf_models.switching import FamilyClasses, add_parts
 from hf_models.text import TargetStack
 

@@ -45,27 +45,28 @@ def librispeech(source: Path, train: Sequence[str] = ()) -> Sets:
         train: Subsets for training; all that there are if empty.
     """
     places = (source, source / "LibriSpeech")
-    found = {
+    subsets = {
         path.name: path
         for place in places
         for path in sorted(place.glob("*-*"))
         if path.is_dir() and path.name.startswith(("train-", "dev-", "test-"))
     }
-    if not found:
+    if not subsets:
         raise CommandError(
             f"{source}: no LibriSpeech; looked for folders such as train-clean-100, dev-clean in "
             f"{' and '.join(map(str, places))}"
         )
-    train = list(dict.fromkeys(train)) or [name for name in found if name.startswith("train-")]
-    missing = [name for name in (*train, "dev-clean") if name not in found]
+    train = list(dict.fromkeys(train)) or [name for name in subsets if name.startswith("train-")]
+    missing = [name for name in (*train, "dev-clean") if name not in subsets]
     if missing or not train:
         raise CommandError(
-            f"{source}: lacks {', '.join(missing) or 'every train-*'}; there are {', '.join(found)}"
+            f"{source}: lacks {', '.join(missing) or 'every train-*'}; "
+            f"there are {', '.join(subsets)}"
         )
-    sets = {"train": [one for name in train for one in _chapters(found[name])]}
+    sets = {"train": [line for name in train for line in _chapters(subsets[name])]}
     for name, subset in LIBRISPEECH_SETS.items():
-        if subset in found:
-            sets[name] = list(_chapters(found[subset]))
+        if subset in subsets:
+            sets[name] = list(_chapters(subsets[subset]))
         else:
             print(f"{subset} is not there, so there is no {name}.tsv", flush=True)
     return sets
@@ -126,7 +127,7 @@ def tedlium(source: Path) -> Sets:
     held_out = {*talks["valid"], *talks["test"]}
     talks["train"] = {talk: path for talk, path in talks["train"].items() if talk not in held_out}
     return {
-        name: [one for path in paths.values() for one in _segments(path)]
+        name: [segment for path in paths.values() for segment in _segments(path)]
         for name, paths in talks.items()
     }
 
@@ -222,7 +223,7 @@ def wsj(source: Path, vocabulary: str = "20k") -> Sets:
                 "depth, upper or lower case"
             )
     valid, test = WSJ_TESTS[vocabulary]
-    train = [one for subset in WSJ_TRAIN for one in subsets[subset]]
+    train = [line for subset in WSJ_TRAIN for line in subsets[subset]]
     return {"train": train, "valid": subsets[valid], "test": subsets[test]}
 
 
@@ -239,8 +240,8 @@ def _wsj_subset(subset: str, files: Mapping[str, Path]) -> Iterator[Utterance]:
     inside = {name: path for name, path in files.items() if f"/{subset}/" in name}
     recordings = {}
     for suffix in reversed(WSJ_SUFFIXES):
-        found = (path for name, path in inside.items() if name.endswith(suffix))
-        recordings |= {path.stem.lower(): path for path in found}
+        paths = (path for name, path in inside.items() if name.endswith(suffix))
+        recordings |= {path.stem.lower(): path for path in paths}
     texts, folder = {}, subset.partition("/")[2]  # of another tree, as wsj0/transcrp/dots/si_tr_s
     # .dot is what was said in detail, .lsn what a recogniser is to write; the former replaces it
     for suffix in (".lsn", ".dot"):
@@ -294,7 +295,7 @@ def _uncompress(source: Path, target: Path) -> None:
             f"install one of them, or put {source.stem}.wav or .flac beside each .wv1"
         )
     with tempfile.TemporaryDirectory() as folder:
-        wav = Path(folder, "one.wav")
+        wav = Path(folder, "uncompressed.wav")
         done = subprocess.run([tool, *commands[tool], wav], capture_output=True, check=False)
         if done.returncode or not wav.is_file():
             reason = done.stderr.decode(errors="replace").strip()

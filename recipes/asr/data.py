@@ -77,8 +77,8 @@ def synthetic() -> dict[str, Recordings]:
     test = [s for seed, (words, count) in sets for s in make_speech(seed, count, words)]
     return {
         split: Recordings(
-            Utterance(str(n), one.waveform, one.text, len(one.waveform) / SAMPLING_RATE)
-            for n, one in enumerate(speech)
+            Utterance(str(n), spoken.waveform, spoken.text, len(spoken.waveform) / SAMPLING_RATE)
+            for n, spoken in enumerate(speech)
         )
         for split, speech in (("train", train), ("test", test))
     }
@@ -198,7 +198,7 @@ def pairs_in(folder: Path) -> list[tuple[Path, str]]:
 
 
 def _rows(table: Path) -> list[dict[str, str]]:
-    """Of metadata.csv or metadata.jsonl."""
+    """Reads metadata.csv or metadata.jsonl."""
     text = read_text(table)
     if table.suffix == ".csv":
         return list(csv.DictReader(io.StringIO(text, newline="")))

@@ -106,22 +106,22 @@ def decode(
 
 def _decoded(log: Path, utterances: Sequence[Utterance]) -> list[str]:
     """Seconds of computation; then duration, reference and hypothesis of each recording."""
-    found: dict[str, dict[int, str]] = {"T": {}, "H": {}}
+    texts: dict[str, dict[int, str]] = {"T": {}, "H": {}}
     seconds = None
     with open(log, encoding="utf-8", newline="\n") as file:
         for line in file:
             label, *fields = line.rstrip("\n").split("\t")
-            kind, _, number = label.partition("-")
-            if kind in found and number.isdecimal():
-                found[kind][int(number)] = fields[-1] if fields else ""
+            letter, _, number = label.partition("-")
+            if letter in texts and number.isdecimal():
+                texts[letter][int(number)] = fields[-1] if fields else ""
             if match := _TIMING.search(line):
                 seconds = match[1]
-    scored = {index for index in found["H"] if utterances[index].text}
-    if seconds is None or found["T"].keys() != scored or not scored:
+    scored = {index for index in texts["H"] if utterances[index].text}
+    if seconds is None or texts["T"].keys() != scored or not scored:
         raise ChildError(f"{log}: not a complete log of fairseq-generate")
     rows = (
         (f"{utterances[index].seconds:.3f}", utterances[index].text, hypothesis)
-        for index, hypothesis in sorted(found["H"].items())
+        for index, hypothesis in sorted(texts["H"].items())
     )
     return [seconds, *("\t".join(row) for row in rows)]
 

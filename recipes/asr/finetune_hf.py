@@ -52,8 +52,8 @@ from recipes.lab.hf_checkpoints import load_model, make_config, read_beside, rea
 from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
 from recipes.lab.options import number, positive, settings_to_compare
 from recipes.lab.steps import CommandError, run_main, step, write_lines, writing
+from recipes.lab.subwords import SentencePiece
 from recipes.lab.tables import Row
-from recipes.mt.subwords import SentencePiece
 
 COMPARED = ("abspos", "sinpos", "cape")
 DIGIT_MODEL = {
@@ -82,13 +82,14 @@ def is_seq2seq(args: argparse.Namespace) -> bool:
     if args.model:
         config = read_config(args.model, CapeSpeechConfig, CapeSpeech2TextConfig)
         return not isinstance(config, CapeSpeechConfig)
-    kind = (args.model_config or {}).get("model_type", CapeSpeechConfig.model_type)
-    kinds = {"cape_speech_ctc": False, "cape_speech_to_text": True, "speech_to_text": True}
-    if kind not in kinds:
+    model_type = (args.model_config or {}).get("model_type", CapeSpeechConfig.model_type)
+    seq2seq = {"cape_speech_ctc": False, "cape_speech_to_text": True, "speech_to_text": True}
+    if model_type not in seq2seq:
         raise CommandError(
-            f"--model-config: model_type {kind!r} is not allowed; allowed: {', '.join(kinds)}"
+            f"--model-config: model_type {model_type!r} is not allowed; "
+            f"allowed: {', '.join(seq2seq)}"
         )
-    return kinds[kind]
+    return seq2seq[model_type]
 
 
 def make_processor(
@@ -117,7 +118,7 @@ def make_processor(
 
 
 def _vocabulary(folder: Path, texts: Sequence[str], vocab_size: int | None, seq2seq: bool) -> None:
-    """Files of a tokenizer."""
+    """Writes the files of a tokenizer."""
     names = ["<pad>", "<unk>", "|", *sorted({c for text in texts for c in text} - {" ", "|"})]
     if vocab_size:
         special = ("bos", "eos", "pad", "unk") if seq2seq else ("pad", "unk")
@@ -150,7 +151,7 @@ def build_model(
 
 
 def fitting(data: Labelled, model: Any) -> Labelled:
-    """Without what CTC cannot align: more labels, with blanks between equal ones, than outputs."""
+    """Leaves out what CTC cannot align: more labels and blanks between equal ones than outputs."""
     rate, kept, left_out = model.config.hop_seconds, [], LeftOut()
     for index, (item, ids) in enumerate(zip(data.recordings.items, data.labels, strict=True)):
         frames = int((item.seconds - model.config.window_seconds) / rate) + 1
@@ -203,7 +204,7 @@ def recognise(
 
 
 def ctc_decoder(tokenizer: Any, args: argparse.Namespace) -> Any:
-    """From log probabilities ``[B, T, V]`` and lengths to hypotheses."""
+    """Makes what turns log probabilities ``[B, T, V]`` and lengths into hypotheses."""
     tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     files = {"lm": args.ctc_lm, "lexicon": args.ctc_lexicon}
     weights = {"lm_weight": args.ctc_lm_weight, "separator": "|"}

@@ -40,7 +40,7 @@ class ToWrite(NamedTuple):
     """A recording that does not exist as a file yet.
 
     Attributes:
-        name: Of the file.
+        name: Name of the file.
         write: Writes it to a path, or raises AudioError.
     """
 
@@ -65,7 +65,7 @@ def ascii_words(text: str) -> str:
 
 
 def unicode_words(text: str) -> str:
-    """As :func:`ascii_words`, but letters with their accents, and digits, of any script stay.
+    """Words as by :func:`ascii_words`, with letters of any script, their accents, and digits.
 
     >>> unicode_words("Größe: 21 – l’eau!")
     "größe 21 l'eau"
@@ -100,7 +100,7 @@ def usable(
     Args:
         utterances: What `measure` takes.
         total: Their number.
-        name: Of the set, shown to the user.
+        name: Name of the set, shown to the user.
         measure: Returns an utterance with its duration, or raises Unusable.
     """
     kept, left_out = [], LeftOut()
@@ -130,8 +130,8 @@ def collect(
     """Utterances that can be used, with their durations; the others are counted and reported.
 
     Args:
-        name: Of the set; recordings that are made lie in ``folder/audio/name``.
-        utterances: With different ids; their recordings are paths or :class:`ToWrite`.
+        name: Name of the set; recordings that are made lie in ``folder/audio/name``.
+        utterances: Have different ids; their recordings are paths or :class:`ToWrite`.
         folder: That the manifest will lie in.
         decode: Read every recording to its end, not only its header.
     """
@@ -194,7 +194,7 @@ def make_folder(
     make: Callable[[Path], None],
     source: Path | None = None,
 ) -> None:
-    """A step of recipes/steps.py that leaves nothing behind when it fails: speech fills disks.
+    """A step of recipes/lab/steps.py that leaves nothing behind when it fails: speech fills disks.
 
     Says so if a finished folder is reused. One whose recordings or texts in `source` have changed
     is made again; what others have put into it since, such as dict.txt, stays.

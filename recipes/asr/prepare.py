@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 import soundfile
 
-from cape_plugins.speech.audio import AudioError, audio_seconds, read_audio
-from cape_plugins.speech.features import SAMPLING_RATE, WINDOW_SECONDS
-from cape_plugins.speech.manifest import Utterance
+from cape_plugins.speech.audio import read_audio
+from cape_plugins.speech.features import SAMPLING_RATE
+from cape_plugins.speech.manifest import LeftOut, Utterance, measured
 from recipes.asr import corpora
 from recipes.asr.corpora import Sets
 from recipes.asr.data import TEST_WORDS, TRAIN_STRINGS, TRAIN_WORDS, split_folder
@@ -38,6 +38,7 @@ from recipes.asr.manifest import (
     describe,
     make_folder,
     read_manifest,
+    report_left_out,
     unicode_words,
     write_audio,
     write_manifest,
@@ -100,21 +101,15 @@ def digits(
 def _takes(source: Path, bounds: Mapping[str, float]) -> dict[str, Takes]:
     """Recordings of single digits by set; `bounds` are the ends of their indices."""
     takes = {name: defaultdict(lambda: defaultdict(list)) for name in bounds}
-    skipped = []
-    for path in sorted(source.rglob("*")):
-        match = re.fullmatch(r"(\d)_(.+)_(\d+)\.wav", path.name, flags=re.IGNORECASE)
-        if match is None:
-            continue
-        try:
-            if audio_seconds(path) < WINDOW_SECONDS:
-                raise AudioError(f"{path} is shorter than {WINDOW_SECONDS} s")
-        except AudioError as error:
-            skipped.append(error)
-            continue
-        name = next(name for name, bound in bounds.items() if int(match[3]) < bound)
-        takes[name][match[2]][int(match[1])].append(path)
-    if skipped:
-        print(f"{len(skipped)} recordings of digits skipped\n  first: {skipped[0]}", flush=True)
+    left_out, pattern = LeftOut(), re.compile(r"(\d)_(.+)_(\d+)\.wav", re.IGNORECASE)
+    matches = [(path, pattern.fullmatch(path.name)) for path in sorted(source.rglob("*"))]
+    matches = [(path, match) for path, match in matches if match]
+    for path, match in matches:
+        with left_out.counting():
+            measured(Utterance(path.stem, path, ""), texts=False)
+            name = next(name for name, bound in bounds.items() if int(match[3]) < bound)
+            takes[name][match[2]][int(match[1])].append(path)
+    report_left_out("digits", left_out, len(matches))
     return takes
 
 
@@ -163,7 +158,7 @@ def synthetic(
         train_strings: Number for training, of 1 to 6 words.
         valid_strings: Number for validation.
         test_strings: Number for each range of lengths; None: those of recipes/asr/data.py.
-        words: To draw from.
+        words: Words to draw from.
     """
     short = (1, TRAIN_WORDS)
     plan = {
@@ -224,7 +219,7 @@ def prepare(
 
     Args:
         corpus: One of :data:`CORPORA`.
-        output: With ``train.tsv``, ``valid.tsv`` and tests.
+        output: Gets ``train.tsv``, ``valid.tsv`` and tests.
         options: Arguments of the function of the corpus.
         decode: Read every recording to its end, not only its header.
     """

@@ -73,7 +73,7 @@ def write_hops(output: Path, rows: Sequence[Row], facts: Mapping[str, str]) -> N
     a point for each hop (CAPE Figure 17).
 
     Args:
-        rows: With the columns model, hop_ms, wer and those of :data:`SPEED`.
+        rows: Have the columns model, hop_ms, wer and those of :data:`SPEED`.
     """
     wers, speeds = (pivot(rows, "model", "hop_ms", column) for column in ("wer", SPEED))
     tables = {

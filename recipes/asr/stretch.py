@@ -85,7 +85,7 @@ def stretch(
     """Makes one set of joined utterances, unless it is finished.
 
     Args:
-        manifest: Of the utterances.
+        manifest: Lists the utterances.
         output: Folder for the new manifest, and for its recordings in ``audio``.
         seconds: Longest duration of utterances that are joined.
         gap: Seconds of silence between them.

@@ -46,7 +46,7 @@ class DurationSampler(Sampler[int]):
 
     Args:
         seconds: Durations.
-        batch_size: Of all processes together.
+        batch_size: Recordings of all processes together.
         seed: The order depends on it and on the epoch alone.
     """
 
@@ -77,7 +77,7 @@ class SpeechTrainer(Trainer):
 
     Attributes:
         masks: Settings of SpecAugment; None for none.
-        batch_seconds: Of a batch without padding, per process; None for padded batches.
+        batch_seconds: Length of a batch without padding, per process; None for padded batches.
 
     Masks are drawn here, after the batch was loaded: batches are loaded ahead, and a resumed
     training must draw the same ones.
@@ -126,7 +126,7 @@ class SpeechTrainer(Trainer):
         )
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """With masks in training."""
+        """The loss, of masked features in training."""
         if self.masks is not None and model.training:
             features = inputs["input_features"].clone()
             mask = inputs.get("attention_mask")
@@ -165,7 +165,7 @@ class Collator:
             [waveform.numpy() for waveform in waveforms], SAMPLING_RATE, seconds, padding=False
         )["input_features"]
         generator = torch.Generator().manual_seed(hops[0].seed)
-        features, kept = equal_length([torch.from_numpy(one) for one in frames], generator)
+        features, kept = equal_length([torch.from_numpy(frame) for frame in frames], generator)
         times = frame_nanoseconds(kept, seconds, self.extractor.window_seconds)
         return {"input_features": features, "frame_nanoseconds": times}
 
@@ -176,5 +176,5 @@ class Collator:
         batch = (
             self.features(waveforms) if hops[0] is None else self.without_padding(waveforms, hops)
         )
-        labels = [torch.tensor(one) for one in ids]
+        labels = [torch.tensor(labels) for labels in ids]
         return {**batch, "labels": torch.nn.utils.rnn.pad_sequence(labels, True, -100)}

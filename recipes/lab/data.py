@@ -33,8 +33,8 @@ def open_dataset(name: str, config: str | None = None) -> Mapping[str, Any]:
 
 @contextlib.contextmanager
 def reading(what: str, remedy: str) -> Iterator[None]:
-    """In this block every error becomes a :class:`CommandError`: `what` is unknown, empty, damaged,
-    out of reach ..., and each reader of `datasets` has errors of its own for it."""
+    """Turns every error of its block into a :class:`CommandError`: `what` is unknown, empty,
+    damaged, out of reach ..., and each reader of `datasets` has errors of its own for it."""
     from datasets.exceptions import DatasetGenerationError
 
     try:
@@ -141,7 +141,7 @@ def read_text(path: Path) -> str:
 
 
 def fingerprint(texts: Sequence[str]) -> str:
-    """Of the texts that a tokenizer is made of."""
+    """Fingerprint of the texts that a tokenizer is made of."""
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
 

@@ -73,6 +73,23 @@ def check_increasing(numbers: Sequence[float], option: str) -> None:
         )
 
 
+def bins(edges: Sequence[int], option: str) -> list[tuple[str, int, float]]:
+    """Label, lowest and highest number of the bins with these upper ends, and of one beyond.
+
+    >>> bins([5, 10], "--bins")
+    [('0-5', 0, 5), ('6-10', 6, 10), ('over 10', 11, inf)]
+    """
+    check_increasing(edges, option)
+    lows = [0, *(edge + 1 for edge in edges)]
+    result = [(f"{low}-{edge}", low, edge) for low, edge in zip(lows, edges, strict=False)]
+    return [*result, (f"over {edges[-1]}", lows[-1], float("inf"))]
+
+
+def bin_of(value: float, labelled: Sequence[tuple[str, int, float]]) -> str:
+    """The label of the one of :func:`bins` that has this number."""
+    return next(label for label, low, high in labelled if low <= value <= high)
+
+
 def check_model(path: str) -> None:
     """Accepts the folder of a model, or its name on the hub, which has at most one slash.
 

@@ -11,7 +11,6 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +36,6 @@ HYPOTHESES = "hypotheses"  # the file that keeps them
 SECONDS = "seconds.json"  # the time of a training; its presence means: finished
 FIRST_SECONDS = "first_seconds.json"  # the time of a training that was told to stop early
 TRAIN_LINE = re.compile(r"\| train_inner \| (\{.*\})")
-
-
-@dataclass(frozen=True)
-class Result:
-    """Scores of one trained model: by group label, and of all."""
-
-    variant: str
-    seed: int | None  # None where it is not known
-    seconds: float | None  # training time, the same
-    scores: Mapping[str, Any]
 
 
 def binarise(
@@ -176,15 +165,15 @@ def read_hypotheses(log: Path, count: int) -> list[str]:
 
     Raises ChildError if there are not `count`.
     """
-    found: dict[int, str] = {}
+    best: dict[int, str] = {}
     with open(log, encoding="utf-8", newline="\n") as file:
         for line in file:
             name, *fields = line.rstrip("\n").split("\t")
             if name.startswith("H-") and fields:
-                found.setdefault(int(name[2:]), fields[-1])
-    if len(found) != count:
-        raise ChildError(f"{log}: {len(found)} H- lines for {count} sentences")
-    return [text for _, text in sorted(found.items())]
+                best.setdefault(int(name[2:]), fields[-1])
+    if len(best) != count:
+        raise ChildError(f"{log}: {len(best)} H- lines for {count} sentences")
+    return [text for _, text in sorted(best.items())]
 
 
 def run_all(jobs: Sequence[Callable[[], Any]], workers: int) -> list[Any]:

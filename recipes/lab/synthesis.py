@@ -39,7 +39,7 @@ class Speech(NamedTuple):
     Attributes:
         text: The words.
         waveform: ``[samples]`` float32 in -1 to 1.
-        phones: In order; they cover the waveform from the first sound on.
+        phones: Phones in order; they cover the waveform from the first sound on.
     """
 
     text: str
@@ -123,10 +123,10 @@ class Synthesizer:
 
         Args:
             text: Words.
-            voice: Of espeak-ng, such as "en-us+f1".
+            voice: Name in espeak-ng, such as "en-us+f1".
             speed: Words per minute, 80 to 450.
             pitch: 0 to 99.
-            sampling_rate: Of the result, in Hz.
+            sampling_rate: That of the result, in Hz.
 
         Raises:
             ValueError: for an unknown voice, a speed or pitch out of range, or no words.
@@ -167,7 +167,7 @@ def make_speech(
         seed: The same seed gives the same speech.
         count: Number of utterances.
         lengths: Fewest and most words of one.
-        words: To draw from, with repetition.
+        words: Words to draw from, with repetition.
     """
     rng = random.Random(seed)
     synthesizer = Synthesizer()

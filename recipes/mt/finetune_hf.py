@@ -45,11 +45,11 @@ from recipes.lab.data import (
 )
 from recipes.lab.hf_checkpoints import load_model, make_config, read_beside, read_config
 from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
-from recipes.lab.options import positive, settings_to_compare
+from recipes.lab.options import bin_of, bins, positive, settings_to_compare
 from recipes.lab.steps import CommandError, run_main, step, write_lines
+from recipes.lab.subwords import SentencePiece
 from recipes.mt.number_lists import MAX_TRAIN_LENGTH, make_number_lists, spell
-from recipes.mt.scoring import METRICS, Score, score
-from recipes.mt.subwords import SentencePiece
+from recipes.mt.scoring import METRICS, Score, score_groups
 
 COMPARED = ("sinpos", "cape")
 # As in the quickstart: shifts and offsets cover the longest test list.
@@ -132,10 +132,10 @@ def given_data(args: argparse.Namespace) -> dict[str, list[tuple[str, str]]]:
     languages = (args.source_lang, args.target_lang)
     pairs = {}
     for split, rows in parts.items():
-        found = [_pair(row, languages) for row in rows]
-        pairs[split] = [pair for pair in found if all(text and text.strip() for text in pair)]
-        if len(pairs[split]) < len(found):
-            print(f"{split} data: {len(found) - len(pairs[split])} of {len(found)} pairs skipped "
+        given = [_pair(row, languages) for row in rows]
+        pairs[split] = [pair for pair in given if all(text and text.strip() for text in pair)]
+        if len(pairs[split]) < len(given):
+            print(f"{split} data: {len(given) - len(pairs[split])} of {len(given)} pairs skipped "
                   "(empty source or target)", flush=True)  # fmt: skip
         if not pairs[split]:
             raise CommandError(f"{split} data: no pair of texts")
@@ -187,7 +187,7 @@ def make_tokenizer(folder: Path, pairs: Sequence[tuple[str, str]], size: int) ->
 def build_model(
     path: str | None, settings: Mapping[str, Any], sizes: Mapping[str, Any], tokenizer: Any
 ) -> CapeMarianMTModel:
-    """From a stock or cape checkpoint, or from scratch."""
+    """Makes a model from a stock or cape checkpoint, or from scratch."""
     if path:
         return load_model(CapeMarianMTModel, path, settings)
     special = {
@@ -220,35 +220,16 @@ def translate(model: Any, tokenizer: Any, data: Pairs, beams: int, batch_size: i
     return share(work, run, "translate", len(data))
 
 
-def group_of(pair: tuple[str, str], lists: bool) -> str:
-    """Numbers in the list, or the bin of source words."""
-    if lists:
-        return str(pair[0].count(",") + 1)
-    words = len(pair[0].split())
-    low = 0
-    for high in LENGTHS:
-        if words <= high:
-            return f"{low + 1}-{high}"
-        low = high
-    return f"over {low}"
-
-
 def evaluate(hypotheses: Sequence[str], data: Pairs, lists: bool) -> dict[str, Score]:
-    """Scores by length, and of all."""
-    groups: dict[str, list[int]] = {}
-    for index, pair in enumerate(data.pairs):
-        groups.setdefault(group_of(pair, lists), []).append(index)
-    ordered = sorted(
-        groups, key=lambda name: (name.startswith("over"), int(name.split("-")[0].split()[-1]))
-    )
-    rows = {name: groups[name] for name in ordered} | {"all": list(range(len(data)))}
-    result = {}
-    for name, indices in rows.items():
-        ours = [hypotheses[index] for index in indices]
-        theirs = [data.pairs[index][1] for index in indices]
-        words = [[text.split() for text in texts] for texts in (ours, theirs)]
-        result[name] = score(ours, theirs, *words)
-    return result
+    """Scores by numbers in the list, or by bins of source words, and of all."""
+    sources, references = zip(*data.pairs, strict=True)
+    if lists:
+        numbers = [source.count(",") + 1 for source in sources]
+        labels = [str(count) for count in sorted(set(numbers))]
+        return score_groups(hypotheses, references, list(map(str, numbers)), labels)
+    labelled = bins(LENGTHS, "source words")
+    groups = [bin_of(len(source.split()), labelled) for source in sources]
+    return score_groups(hypotheses, references, groups, [label for label, *_ in labelled])
 
 
 def read_options(

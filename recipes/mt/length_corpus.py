@@ -13,6 +13,7 @@ from statistics import median
 
 from recipes.lab.runs import binarise
 from recipes.lab.steps import CommandError, step, write_lines
+from recipes.lab.subwords import SentencePiece
 from recipes.mt import number_lists
 from recipes.mt.corpus import (
     fingerprint,
@@ -22,7 +23,6 @@ from recipes.mt.corpus import (
     split_pairs,
     write_columns,
 )
-from recipes.mt.subwords import SentencePiece
 
 MIN_PAIRS = 8  # fairseq drops a last batch that is no multiple of 8, and refuses an empty set
 

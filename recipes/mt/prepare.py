@@ -14,11 +14,11 @@ from pathlib import Path
 
 from recipes.lab.runs import binarise
 from recipes.lab.steps import CommandError, progress, step
+from recipes.lab.subwords import SEGMENTATIONS
 from recipes.mt import number_lists
 from recipes.mt.catalog import Recipe
 from recipes.mt.corpus import Row, fingerprint, read_lines, read_pairs, write_columns
 from recipes.mt.moses import Moses, map_columns
-from recipes.mt.subwords import SEGMENTATIONS
 
 SEPARATOR = "<sep>"  # between joined sentences
 SAMPLE_SIZES = {"train": 600, "valid": 20, "test": 12}

@@ -35,12 +35,12 @@ from recipes.lab.options import (
 from recipes.lab.runs import generate, is_finished, run_all, train
 from recipes.lab.scores import write_scores
 from recipes.lab.steps import CommandError, run_main
-from recipes.lab.tables import ALL, Row, grouped, how_made, markdown, shown_command
+from recipes.lab.subwords import SentencePiece
+from recipes.lab.tables import Row, grouped, how_made, markdown, shown_command
 from recipes.mt import number_lists
 from recipes.mt.corpus import read_lines
 from recipes.mt.length_corpus import Corpus, prepare_files, prepare_number_lists
-from recipes.mt.scoring import METRICS, METRICS_ARE, Score, score
-from recipes.mt.subwords import SentencePiece
+from recipes.mt.scoring import METRICS, METRICS_ARE, Score, score_groups
 
 PACKAGES = ("torch", "fairseq-fixed", "sentencepiece", "sacrebleu", "num2words")
 # Shifts and offsets are alike: CAPE's U(-30, 30) is as wide as SHAPE's U{0..60}. Training lists
@@ -166,19 +166,9 @@ def score_by_length(corpus: Corpus, pieces: Sequence[str]) -> dict[str, Score]:
     subwords = SentencePiece(corpus.folder / "sentencepiece.model")
     reference_pieces = read_lines(corpus.folder / f"test.pieces.{corpus.languages[1]}", "--test")
     groups = list(read_lines(corpus.folder / "test.group", "--test"))
-    rows = [
-        (subwords.decode(ours), theirs, ours.split(), their_pieces.split())
-        for ours, theirs, their_pieces in zip(
-            pieces, corpus.references(), reference_pieces, strict=True
-        )
-    ]
-    by_label = {
-        label: [row for row, group in zip(rows, groups, strict=True) if group == label]
-        for label in corpus.lengths.labels
-    }
-    return {
-        label: score(*zip(*group, strict=True)) for label, group in {**by_label, ALL: rows}.items()
-    }
+    texts = list(map(subwords.decode, pieces))
+    tokens = pieces, list(reference_pieces)
+    return score_groups(texts, corpus.references(), groups, corpus.lengths.labels, tokens)
 
 
 def in_order_of_contrast(variants: Sequence[str]) -> list[str]:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from sacrebleu.metrics import BLEU
 
+from recipes.lab.tables import ALL
+
 # Effective order: texts too short for a 4-gram, such as one number, are scored by shorter n-grams.
 # All other texts score as usual.
 _BLEU = BLEU(effective_order=True)
@@ -50,3 +52,28 @@ def score(
         bleu=_BLEU.corpus_score(list(hypotheses), [list(references)]).score,
         token_accuracy=sum(accuracies) / count,
     )
+
+
+def score_groups(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    groups: Sequence[str],
+    labels: Sequence[str],
+    tokens: tuple[Sequence[str], Sequence[str]] | None = None,
+) -> dict[str, Score]:
+    """Scores of the sentences of each group, in the order of `labels`, without those that have
+    none; then those of all.
+
+    Args:
+        groups: The label of each sentence.
+        tokens: Hypotheses and references as tokens separated by spaces; default words.
+    """
+    ours, theirs = (
+        [text.split() for text in texts] for texts in tokens or (hypotheses, references)
+    )
+    rows = list(zip(hypotheses, references, ours, theirs, strict=True))
+    by_label = {
+        label: [row for row, group in zip(rows, groups, strict=True) if group == label]
+        for label in labels
+    } | {ALL: rows}
+    return {label: score(*zip(*group, strict=True)) for label, group in by_label.items() if group}

@@ -10,11 +10,11 @@ from sacrebleu.metrics import BLEU
 
 from recipes.lab import runs
 from recipes.lab.steps import CommandError, read_written, recorded, run_module
+from recipes.lab.subwords import SEGMENTATIONS, SentencePiece, SubwordNMT
 from recipes.lab.tables import markdown, write_csv, write_page
 from recipes.mt.catalog import Recipe
 from recipes.mt.moses import Moses
 from recipes.mt.prepare import SEPARATOR
-from recipes.mt.subwords import SEGMENTATIONS, SentencePiece, SubwordNMT
 
 SELECTED = "checkpoint_selected.pt"
 

@@ -53,7 +53,7 @@ class ErrorTypes(NamedTuple):
         boundary_other_side: Type 1.
         boundary_neither_side: Type 2.
         inside: Type 3.
-        long_runs: In runs of more than three wrong frames, which have no type.
+        long_runs: Frames in runs of more than three wrong frames, which have no type.
     """
 
     boundary_other_side: int

@@ -107,7 +107,7 @@ class Corpus:
     skipped: list[str] = field(default_factory=list)
 
     def fingerprint(self) -> str:
-        """Of all features and labels."""
+        """A digest of all features and labels."""
         sha = hashlib.sha256(" ".join(self.classes).encode())
         for split in SPLITS:
             for example in self.splits[split]:
@@ -150,7 +150,7 @@ def synthetic(sizes: Sequence[int], seed: int = 0) -> Corpus:
 
     Args:
         sizes: Utterances for training, dev and test.
-        seed: Of the words and voices.
+        seed: Seed of the words and voices.
     """
     splits = {}
     for number, (split, count) in enumerate(zip(SPLITS, sizes, strict=True)):
@@ -182,9 +182,9 @@ def read_folder(folder: Path, tier: str | None = None, seed: int = 0) -> Corpus:
     test a tenth of the recordings becomes the test; without dev a tenth of training becomes dev.
 
     Args:
-        folder: Of recordings and ``.phn`` or ``.TextGrid`` files.
-        tier: Of the TextGrids.
-        seed: Of the splits.
+        folder: Has recordings and ``.phn`` or ``.TextGrid`` files.
+        tier: Name of the tier of the TextGrids.
+        seed: Seed of the splits.
 
     Raises:
         CommandError: if nothing, or too little, can be used.
@@ -219,21 +219,21 @@ def _pairs(folder: Path) -> tuple[list[tuple[Path, Path]], list[str]]:
     """Recordings with their labels, and what has no partner."""
     by_name: dict[tuple[Path, str], dict[str, list[Path]]] = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        kind = "audio" if path.suffix.lower() in AUDIO else "labels"
+        role = "audio" if path.suffix.lower() in AUDIO else "labels"
         stem = path
         while stem.suffix.lower() in AUDIO + LABELS:  # SA1.WAV.wav belongs to SA1.PHN
             stem = stem.with_suffix("")
         if stem != path:
-            by_name.setdefault((path.parent, stem.name.lower()), {}).setdefault(kind, []).append(
+            by_name.setdefault((path.parent, stem.name.lower()), {}).setdefault(role, []).append(
                 path
             )
     pairs, skipped = [], []
-    for found in by_name.values():
-        if len(found) == 2:
-            pairs.append((found["audio"][0], found["labels"][0]))
+    for files in by_name.values():
+        if len(files) == 2:
+            pairs.append((files["audio"][0], files["labels"][0]))
         else:
-            lacking = "no labels" if "audio" in found else "no recording"
-            paths = next(iter(found.values()))
+            lacking = "no labels" if "audio" in files else "no recording"
+            paths = next(iter(files.values()))
             skipped.append(f"{paths[0].relative_to(folder)}: {lacking} of this name")
     return pairs, skipped
 

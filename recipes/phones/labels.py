@@ -41,8 +41,8 @@ def read_labels(path: Path, sampling_rate: int, tier: str | None = None) -> list
 
     Args:
         path: The file; letter case of the suffix is free.
-        sampling_rate: Of the recording in Hz, the unit of ``.phn``.
-        tier: Of a TextGrid; default one with a usual name, or the only one.
+        sampling_rate: That of the recording in Hz, the unit of ``.phn``.
+        tier: Name in a TextGrid; default one with a usual name, or the only one.
 
     Raises:
         LabelError: if the file cannot be read or its times are not in order.
@@ -117,15 +117,15 @@ def choose_tier(tiers: Sequence[Tier], name: str | None = None) -> Tier:
         LabelError: if there is no such tier, or more than one.
     """
     wanted = [name.lower()] if name is not None else PHONE_TIERS
-    found = [tier for tier in tiers if tier.name.lower() in wanted]
+    chosen = [tier for tier in tiers if tier.name.lower() in wanted]
     if name is None:
-        found = found or [tier for tier in tiers if tier.name.lower().endswith(" - phones")]
-        found = found or list(tiers)
-    if len(found) == 1:
-        return found[0]
+        chosen = chosen or [tier for tier in tiers if tier.name.lower().endswith(" - phones")]
+        chosen = chosen or list(tiers)
+    if len(chosen) == 1:
+        return chosen[0]
     names = ", ".join(repr(tier.name) for tier in tiers) or "none"
     raise LabelError(
-        f"{len(found) or 'no'} tiers are {name or 'for phones'!r}; the TextGrid has {names}: name "
+        f"{len(chosen) or 'no'} tiers are {name or 'for phones'!r}; the TextGrid has {names}: name "
         "one by --tier"
     )
 
@@ -139,7 +139,7 @@ def frame_labels(
     """The phone at the centre of each frame, ``i * hop + window / 2`` seconds; "sil" where none is.
 
     Args:
-        phones: In order of time, without overlap.
+        phones: Phones in order of time, without overlap.
         num_frames: T.
         hop: Seconds between frames.
         window: Seconds of a frame.
@@ -171,15 +171,15 @@ def _token(match: re.Match[str]) -> str | float:
 
 def _parse_tier(tokens: Iterator[str | float]) -> Tier | None:
     """The next tier; None for a tier of points."""
-    kind, name = next(tokens), next(tokens)
+    tier_class, name = next(tokens), next(tokens)
     next(tokens), next(tokens)
     count = int(next(tokens))
-    if kind == "TextTier":
+    if tier_class == "TextTier":
         for _ in range(2 * count):
             next(tokens)
         return None
-    if kind != "IntervalTier":
-        raise LabelError(f"a tier of the unknown class {kind!r}")
+    if tier_class != "IntervalTier":
+        raise LabelError(f"a tier of the unknown class {tier_class!r}")
     phones = []
     for _ in range(count):
         start, end, label = next(tokens), next(tokens), next(tokens)

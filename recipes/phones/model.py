@@ -30,14 +30,14 @@ POSITION_PARAMETERS = ("positions.", "relative.")
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a model.
+    """Sizes of a model.
 
     Attributes:
         dim: d, channels of the positions; d + 40 must be divisible by the heads.
         layers: Number of encoder layers.
-        heads: Of each.
+        heads: Attention heads of each.
         ffn: Width of the hidden layer of the feed-forward parts.
-        dropout: Of attention weights, of hidden layers and of what is added to the residual.
+        dropout: Share of attention weights, of hidden layers and of what is added to the residual.
     """
 
     dim: int
@@ -114,7 +114,7 @@ class PhoneClassifier(nn.Module):
     Args:
         num_classes: Number of phones.
         config: Position embedding, domain "audio".
-        sizes: Of the model.
+        sizes: Sizes of the model.
         table_size: Rows of a learned position table, in frames.
     """
 

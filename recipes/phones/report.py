@@ -25,10 +25,10 @@ class Result:
         rows: Models of all seeds under the test conditions: type, trained, tested, seed, wrong
             frames in percent (per), changes of the class between predicted frames, and wrong frames
             by type of error.
-        histories: By condition of training, of the first seed, as the rest.
-        confusions: By condition of training: ``[targets, predictions]`` in percent.
+        histories: Epochs by condition of training, of the first seed, as the rest.
+        confusions: Matrices by condition of training: ``[targets, predictions]`` in percent.
         heads: Condition of training, and the columns of :data:`HEADS`.
-        similarities: By distance in frames: mean, smallest and largest dot product and cosine.
+        similarities: Rows by distance in frames: mean, smallest and largest dot product and cosine.
     """
 
     name: str

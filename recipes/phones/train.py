@@ -57,8 +57,8 @@ class Training:
 
     Attributes:
         epochs: Passes over the training utterances.
-        learning_rate: Of the first seven eighths of them, and
-        final_learning_rate: of the rest.
+        learning_rate: That of the first seven eighths of them, and
+        final_learning_rate: that of the rest.
     """
 
     epochs: int
@@ -66,7 +66,7 @@ class Training:
     final_learning_rate: float
 
     def rate(self, epoch: int) -> float:
-        """Of the epoch with this index, from 0."""
+        """Learning rate of the epoch with this index, from 0."""
         first_part = max(1, self.epochs * 7 // 8)
         return self.learning_rate if epoch < first_part else self.final_learning_rate
 
@@ -79,7 +79,7 @@ class Job:
         name: Name of the position embedding.
         condition: A key of :data:`CONDITIONS`.
         config: Position embedding.
-        seed: Of weights, dropout, draws, order of utterances and of frames.
+        seed: Seed of weights, dropout, draws, order of utterances and of frames.
     """
 
     name: str

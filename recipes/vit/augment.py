@@ -76,7 +76,7 @@ class Augment:
 
 
 def to_pil(image: Tensor) -> Image.Image:
-    """From ``[1 or 3, H, W]`` in 0 to 1."""
+    """Converts ``[1 or 3, H, W]`` in 0 to 1."""
     array = (image.clamp(0, 1) * 255).round().to(torch.uint8).numpy()
     return Image.fromarray(array[0] if len(array) == 1 else array.transpose(1, 2, 0).copy())
 
@@ -220,7 +220,7 @@ class Mixing:
         self.mixup, self.cutmix, self.classes = mixup, cutmix, classes
 
     def draw(self, height: int, width: int) -> Mix:
-        """From torch's generator of the process, for images of `height` x `width` pixels."""
+        """Draws from torch's generator of the process, for images of `height` x `width` pixels."""
         cut = bool(self.cutmix) and (not self.mixup or bool(torch.rand(()) < 0.5))
         alpha = self.cutmix if cut else self.mixup
         share = float(torch.distributions.Beta(alpha, alpha).sample())

@@ -126,7 +126,7 @@ def _normalisation(path: str, channels: int) -> tuple[torch.Tensor, torch.Tensor
 
 @contextlib.contextmanager
 def scaled_grid(model: torch.nn.Module, gamma: float) -> Iterator[None]:
-    """In this block the normalised grid of all position encoders is multiplied by `gamma`."""
+    """Multiplies the normalised grid of all position encoders by `gamma` in its block."""
     encoders = [module for module in model.modules() if isinstance(module, PositionEncoder)]
     before = [encoder.config for encoder in encoders]
     try:
@@ -157,9 +157,9 @@ def match_classes(names: Sequence[str], labels: Sequence[str]) -> tuple[list[int
     places = {name: place for place, name in enumerate(model) if model.count(name) == 1}
     if all(name in places for name in data):
         return [places[name] for name in data], "by name"
-    for found, how in _guesses(data, len(model)):
-        if all(places.get(name, place) == place for name, place in zip(data, found, strict=True)):
-            return found, how
+    for numbers, how in _guesses(data, len(model)):
+        if all(places.get(name, place) == place for name, place in zip(data, numbers, strict=True)):
+            return numbers, how
     raise CommandError(
         f"the {len(names)} classes of the data ({_some(names)}) are not among the {len(labels)} "
         f"classes of the model ({_some(labels)}); give data with the model's classes, by name or "

@@ -171,10 +171,10 @@ def given_data(args: argparse.Namespace, channels: int) -> tuple[Images, Images]
     if args.test_split is None:
         data = labelled(args, data)
     parts = train_and_test(data, args.train_split, args.test_split)
-    found = [read_images(args, parts["train"], parts[name], channels) for name in parts]
-    for part in found:
+    read = [read_images(args, parts["train"], parts[name], channels) for name in parts]
+    for part in read:
         part.hold()
-    return tuple(found)
+    return tuple(read)
 
 
 def labelled(args: argparse.Namespace, data: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -161,8 +161,8 @@ def measure_speed(classifier: Classifier, args: argparse.Namespace) -> list[Row]
     counts = {"limit": args.max_batch, "warmup": args.warmup, "runs": args.runs}
     rows = []
     for size in tqdm(args.sizes, f"{classifier.path}: throughput", leave=False, disable=None):
-        found = throughput(classifier, size, **counts)
-        rows.append({"size": size, "batch": found.batch, "images_per_second": found.rate})
+        speed = throughput(classifier, size, **counts)
+        rows.append({"size": size, "batch": speed.batch, "images_per_second": speed.rate})
     return rows
 
 
@@ -178,7 +178,7 @@ def remembered(folder: Path, settings: Any, work: Callable[[], Any]) -> Any:
 
 
 def fingerprint(path: str) -> list[str]:
-    """Of the files of a checkpoint; of one on the hub the name alone."""
+    """Digests of the files of a checkpoint; of one on the hub the name alone."""
     kinds = (".json", ".safetensors", ".bin")
     return [path, *(digest(file) for file in sorted(Path(path).glob("*")) if file.suffix in kinds)]
 
@@ -205,12 +205,12 @@ def evaluate(
             with one.on(args.device):
                 for part in data[one.channels]:
                     work = partial(measure, one, part, args)
-                    for kind, found in remembered(done, [*key, part.name], work).items():
+                    for kind, measured in remembered(done, [*key, part.name], work).items():
                         more = {**own, "data": part.name}
-                        rows.setdefault(kind, []).extend({**more, **row} for row in found)
+                        rows.setdefault(kind, []).extend({**more, **row} for row in measured)
                 if args.throughput and one is group[0]:  # seeds are equally fast
-                    found = remembered(done, [*key, None], partial(measure_speed, one, args))
-                    rows.setdefault("throughput", []).extend({**own, **row} for row in found)
+                    measured = remembered(done, [*key, None], partial(measure_speed, one, args))
+                    rows.setdefault("throughput", []).extend({**own, **row} for row in measured)
     shutil.rmtree(done, ignore_errors=True)
     return rows
 

@@ -160,7 +160,7 @@ def build_model(
     sizes: Mapping[str, Any],
     names: Sequence[str],
 ) -> CapeViTForImageClassification:
-    """From a stock or cape checkpoint, or from scratch. The learned table of a checkpoint is
+    """A model from a checkpoint, stock or cape, or from scratch. The learned table of one is
     resized to the image size once, so that it learns at that size."""
     more = {"id2label": dict(enumerate(names)), "label2id": {n: i for i, n in enumerate(names)}}
     if args.drop_path is not None:

@@ -82,17 +82,17 @@ def _shapes(samples: Sequence[tuple[torch.Tensor, int]]) -> list[tuple[int, int]
 
 def load_data(args: argparse.Namespace, channels: int) -> list[Data]:
     """All data sets of the command line, in the colours that the models take."""
-    found: dict[str, Data] = {}
+    by_name: dict[str, Data] = {}
     for given in args.dataset:
         name = DIGITS if given is None else Path(given).name
-        name = str(given) if name in found else name
+        name = str(given) if name in by_name else name
         images = digits(channels)[1] if given is None else _test_images(given, args, channels)
         if not len(images):
             raise CommandError(f"--dataset {given} has no images in the split that is tested")
         images.keep(args.limit or len(images))
         images.hold()
-        found[name] = Data(name, images, range(len(images)), args.batch_size, args.workers)
-    return list(found.values())
+        by_name[name] = Data(name, images, range(len(images)), args.batch_size, args.workers)
+    return list(by_name.values())
 
 
 def _test_images(name: str, args: argparse.Namespace, channels: int) -> Images:
@@ -208,7 +208,7 @@ def label_ranks(
         right = torch.tensor([classes[label] for label in labels])
         for name, column in columns.items():
             ranks[name] += rank_of(sum(scores[one] for one in column), right).tolist()
-    return {name: np.array(found) for name, found in ranks.items()}
+    return {name: np.array(values) for name, values in ranks.items()}
 
 
 # ---- one checkpoint on one data set --------------------------------------------------------------
@@ -287,15 +287,16 @@ def measure_bins(
             else:
                 columns[name] = [Pass(view)]
         ranks = label_ranks(classifier, data._replace(order=order), columns, classes)
-        for name, found in ranks.items():
+        for name, values in ranks.items():
             size = columns[name][0].view.size or "own"
-            rows.append({"bin": label, "strategy": name, "size": size, **accuracies(found)})
+            rows.append({"bin": label, "strategy": name, "size": size, **accuracies(values)})
     return rows
 
 
 def extremes(shapes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Of (height, width) in pixels: the smallest of each, and shapes with the smallest and largest
-    of each. A model that takes all of them has neither a size of its own nor too large a patch."""
-    found = [(min(height for height, _ in shapes), min(width for _, width in shapes))]
-    found += [pick(shapes, key=itemgetter(side)) for pick in (min, max) for side in (0, 1)]
-    return list(dict.fromkeys(found))
+    """Extremes of (height, width) in pixels: the smallest of each, and shapes with the smallest and
+    largest of each. A model that takes all of them has neither a size of its own nor too large a
+    patch."""
+    corners = [(min(height for height, _ in shapes), min(width for _, width in shapes))]
+    corners += [pick(shapes, key=itemgetter(side)) for pick in (min, max) for side in (0, 1)]
+    return list(dict.fromkeys(corners))

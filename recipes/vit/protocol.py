@@ -99,7 +99,7 @@ def bin_of(height: int, width: int, edges: Sequence[int]) -> int:
 
 
 def bin_label(number: int, edges: Sequence[int]) -> str:
-    """Such as "101-150"; the last one is "385+"."""
+    """Label of a bin, such as "101-150"; the last one is "385+"."""
     low = edges[number - 1] + 1 if number else 0
     return f"{low}+" if number == len(edges) else f"{low}-{edges[number]}"
 

@@ -26,7 +26,7 @@ class Throughput(NamedTuple):
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Of the device or of the machine."""
+    """Whether the memory of the device or of the machine was too small."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
@@ -95,7 +95,7 @@ def images_per_second(
 def throughput(
     classifier: Classifier, size: int, *, limit: int, warmup: int = 30, runs: int = 30
 ) -> Throughput:
-    """Of random images of `size` pixels, on the device and in the type of the model.
+    """Measures random images of `size` pixels, on the device and in the type of the model.
 
     Args:
         limit: Largest batch to try.

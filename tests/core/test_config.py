@@ -70,7 +70,7 @@ def values(table):
     return [
         pytest.param(option, value, id=f"{option}-{value!r:.20}".replace(" ", ""))
         for option, meta in OPTIONS.items()
-        for value in table[meta["kind"]](meta)
+        for value in table[meta["form"]](meta)
     ]
 
 
@@ -82,9 +82,9 @@ def test_options_accept_their_range(option, value):
     config = PositionConfig(**setting(option), **{option: value})
     plain = {"float": float, "int": int, "bool": bool, "choice": str, "ratio": str}
     actual = getattr(config, option)
-    assert type(actual) is plain[OPTIONS[option]["kind"]]
+    assert type(actual) is plain[OPTIONS[option]["form"]]
     if not isinstance(value, str):
-        assert actual == (str(value) if OPTIONS[option]["kind"] == "ratio" else value)
+        assert actual == (str(value) if OPTIONS[option]["form"] == "ratio" else value)
     assert parse_option(option, value) == actual
 
 
@@ -126,7 +126,7 @@ def other_than_off(option):
         "bool": True,
         "choice": meta.get("choices", (None,))[-1],
         "ratio": "1.25",
-    }[meta["kind"]]
+    }[meta["form"]]
 
 
 @pytest.mark.parametrize(("name", "option"), PAIRS)
@@ -174,6 +174,13 @@ def test_mean_normalisation_of_a_causal_side_is_refused(name, domain, architectu
 def test_details_of_relative_attention_need_a_context(option):
     with pytest.raises(ValueError, match=rf"{option}=.*relative_context"):
         PositionConfig("nopos", **{option: other_than_off(option)})
+
+
+def test_layers_with_relative_attention():
+    depths = [PositionConfig("relpos", relative_layers=layers) for layers in ("all", "first")]
+    assert [config.relative_depth(6) for config in depths] == [6, 1]
+    assert [config.relative_depth(0) for config in depths] == [0, 0]
+    assert PositionConfig("cape").relative_depth(6) == 0
 
 
 def test_options_of_a_domain():

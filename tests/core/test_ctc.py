@@ -9,6 +9,7 @@ import torch
 from cape_plugins.speech.ctc import (
     BeamDecoder,
     best_path,
+    build_decoder,
     collapse,
     ctc_loss,
     outputs_needed,
@@ -70,6 +71,16 @@ def test_equal_labels_need_a_blank_between_them():
     log_probs = torch.zeros(1, 3, 3).log_softmax(-1)
     loss = ctc_loss(log_probs, torch.tensor([3]), targets[:1], targets[:1] != 9)
     assert loss.tolist() == [0.0], "cannot be aligned"
+
+
+def test_a_beam_of_one_is_the_best_path():
+    log_probs, lengths = emissions("oonn_e"), torch.tensor([6])
+    decode = build_decoder(TOKENS, blank=0)
+    assert decode(log_probs, lengths) == best_path(log_probs, lengths, 0)
+    with pytest.raises(ValueError, match="--ctc-lm and --ctc-lexicon need a beam"):
+        build_decoder(TOKENS, 0, lm="words.arpa")
+    with pytest.raises(ValueError, match=r"--ctc-beam 9 with --ctc-lm gone, .*no such file"):
+        build_decoder(TOKENS, 0, 9, lm="gone")
 
 
 def test_repetitions_and_blanks_are_removed():

@@ -21,6 +21,7 @@ from cape_plugins.domains import DOMAINS
 from cape_plugins.encoder import SIDES
 from tests.support.core import (
     ADDING,
+    ADDING_TYPES,
     BATCH,
     DIM,
     LENGTHS,
@@ -117,6 +118,22 @@ def test_a_generator_reproduces_a_forward(name, domain):
         first, second, other = forward(1), forward(1), forward(2)
     assert torch.equal(first, second)
     assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("name", ADDING_TYPES)
+def test_a_generator_is_made_only_where_something_is_drawn(name):
+    """Hosts hand over a function and need not know what a type draws."""
+    encoder, positions, made = make_encoder(name), make_positions("text"), []
+
+    def make(device):
+        made.append(device)
+        return torch.Generator().manual_seed(len(made))
+
+    for training in (True, False):
+        draw = encoder.train(training).draw(BATCH, CPU, make)
+        encoder(positions, draw, generator=make)
+    local = encoder.config.max_local_shift > 0
+    assert made == [CPU] * (encoder.config.random + local)
 
 
 @pytest.mark.parametrize("domain", DOMAINS)

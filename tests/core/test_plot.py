@@ -16,7 +16,7 @@ from cape_plugins import TYPES, PositionConfig, build_position_encoder
 from cape_plugins.cli import main
 from cape_plugins.domains import DOMAINS
 from cape_plugins.pictures import command, plot
-from cape_plugins.pictures.command import KINDS, draw_picture
+from cape_plugins.pictures.command import PICTURES, draw_picture
 from cape_plugins.pictures.plot_positions import coverage_figure
 from cape_plugins.pictures.views import Stack, views
 from tests.support.core import make_encoder
@@ -28,7 +28,7 @@ SHOWN = {
     "augmentation": {"shape", "cape"},
     "coverage": {"sinpos", "shape", "cape"},
 }
-CASES = [(kind, domain, name) for kind in KINDS for domain in DOMAINS for name in TYPES]
+CASES = [(kind, domain, name) for kind in PICTURES for domain in DOMAINS for name in TYPES]
 SIZES = {"text": ("6", "9"), "audio": ("0.3", "0.5"), "image": ("4", "3x5")}
 
 
@@ -61,7 +61,7 @@ def test_no_folder_is_made_at_the_root_of_the_file_system(monkeypatch, capsys):
 def test_every_kind_in_every_domain_for_every_type(kind, domain, name, shown, tmp_path, capsys):
     output = tmp_path / "new" / "a picture.PNG"
     words = [kind, "--domain", domain, "--position-embedding", name, "--dim", "16"]
-    several = KINDS[kind].most_sizes if name == "cape" else 1
+    several = PICTURES[kind].most_sizes if name == "cape" else 1
     words += [] if name == "relpos" else ["--sizes", *SIZES[domain][:several]]
     words += ["--output", output]
     words += ["--channels", "0", "1"] if kind == "components" else []
@@ -105,13 +105,13 @@ def test_defaults_alone(tmp_path, run_cli):
     """As on a server: no display, no backend chosen, and pyplot is never needed."""
     code = (
         "import sys; from cape_plugins.cli import main\n"
-        f"for kind in {tuple(KINDS)!r}: main(['plot', kind])\n"
+        f"for kind in {tuple(PICTURES)!r}: main(['plot', kind])\n"
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     env = {"MPLBACKEND": "", "DISPLAY": ""}
     words = [word for name in env for word in ("-u", name)]
     run_cli("env", *words, sys.executable, "-c", code, cwd=tmp_path)
-    names = {f"{kind}-cape-text.png" for kind in KINDS}
+    names = {f"{kind}-cape-text.png" for kind in PICTURES}
     assert {path.name for path in tmp_path.iterdir()} == names
     done = run_cli("python", "-m", "cape_plugins", "plot", "similarity", cwd=tmp_path)
     assert done.stdout == "wrote similarity-cape-text.png\n"
@@ -142,7 +142,7 @@ def test_pictures_of_the_documents_are_those_of_their_commands(repo_root, tmp_pa
     monkeypatch.chdir(tmp_path)
     page = (repo_root / "docs/pictures.md").read_text(encoding="utf-8")
     commands = re.findall(r"^    cape-plugins (plot .*) --output (\S+)$", page, re.MULTILINE)
-    assert len(commands) == len(list((repo_root / "docs/pictures").iterdir())) == len(KINDS)
+    assert len(commands) == len(list((repo_root / "docs/pictures").iterdir())) == len(PICTURES)
     for words, path in commands:
         main([*words.split(), "--output", path])
         found, shown = (

@@ -96,7 +96,7 @@ def test_digits_without_takes_for_training(single_digits, tmp_path, capsys):
     with pytest.raises(CommandError, match="no recording for train; looked for {digit}_{speaker}"):
         run("digits", single_digits, "--output", tmp_path / "out", "--valid-takes", 7)
     output = capsys.readouterr().out
-    assert "2 recordings of digits skipped" in output
+    assert "digits data: 2 of 240 skipped" in output
     assert "0_ann_0.wav cannot be decoded" in output
 
 

@@ -17,14 +17,15 @@ from PIL import Image
 from sacrebleu.metrics import BLEU
 from transformers import LlamaConfig
 
+from recipes.lab.options import bins
 from recipes.lab.steps import CommandError
+from recipes.lab.subwords import SentencePiece
 from recipes.mt import analyze
 from recipes.mt.analysis import scores, swap
 from recipes.mt.analysis.length import score_by_length
-from recipes.mt.analysis.options import _by_name, bins, open_translator, translations
+from recipes.mt.analysis.options import _by_name, open_translator, translations
 from recipes.mt.analysis.translators import Decoding, Running, Translator
 from recipes.mt.prepare import SEPARATOR
-from recipes.mt.subwords import SentencePiece
 from tests.support.translation_models import (
     TinyModels,
     save_fairseq,

@@ -17,13 +17,13 @@ from fairseq.data import Dictionary, LanguagePairDataset
 
 from hf_models.text import TextStack
 from recipes.lab.steps import CommandError
+from recipes.lab.subwords import SentencePiece, SubwordNMT
 from recipes.mt.analysis.options import open_translator
 from recipes.mt.analysis.segmentation import Segmentation, Segmented, found_beside
 from recipes.mt.analysis.similarity import similarities
 from recipes.mt.analysis.stack import loss_by_position
 from recipes.mt.analysis.translators import Decoding, Running, batches
 from recipes.mt.prepare import SEPARATOR
-from recipes.mt.subwords import SentencePiece, SubwordNMT
 from tests.support.translation_models import (
     TinyModels,
     copy_to_hugging_face,

@@ -12,10 +12,11 @@ from recipes.phones.analysis import (
     error_rate,
     error_types,
     frame_error_types,
+    head_rows,
     near_attention,
     top_confusions,
 )
-from recipes.phones.report import Measurement, head_rows, per_table
+from recipes.phones.report import Result, rate_table
 
 
 def numbered(text):
@@ -84,16 +85,17 @@ def test_attention_by_distance():
     assert near_attention(weights, 0) == pytest.approx(0.3)
     assert near_attention(weights, 1) == pytest.approx(1.0)
     shifted = np.eye(12, k=-3)[None, None]  # each query looks three frames back
-    assert head_rows(shifted)[0][:4] == (1, 1, -3, 1.0)
+    assert head_rows(shifted, 5)[0][:4] == (1, 1, -3, 1.0)
 
 
 def test_table_of_error_rates():
-    rows = [
-        Measurement("sinpos", "inc", "inc", seed, per, 0, 0, 0, 0, 0)
-        for seed, per in ((1, 10.0), (2, 12.0))
-    ]
-    rows.append(Measurement("sinpos", "exc", "exc", 1, 20.0, 0, 0, 0, 0, 0))
-    assert per_table(rows)[2:4] == [
-        "| sinpos | M-inc | 11.00 ± 1.41 |  |",
-        "| sinpos | M-exc |  | 20.00 |",
+    """Test conditions stand in the order in which they are explained."""
+    columns = {"type": "sinpos", "trained": "inc", "tested": "inc"}
+    rows = [{**columns, "seed": seed, "per": per} for seed, per in ((1, 10.0), (2, 12.0))]
+    other = {"type": "sinpos", "trained": "exc", "tested": "exc", "seed": 1, "per": 20.0}
+    table = rate_table([Result("sinpos", 0, [other, *rows])])
+    assert table[0].endswith(" | inc | exc |")
+    assert table[2:4] == [
+        "| sinpos M-exc | - | 20.00 |",
+        "| sinpos M-inc | 11.00 ± 1.41 | - |",
     ]

@@ -9,8 +9,8 @@ from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 import fairseq_user_dir  # noqa: F401 registers the architectures
+from recipes.lab.subwords import SentencePiece
 from recipes.mt.number_lists import make_number_lists, spell
-from recipes.mt.subwords import SentencePiece
 
 LANGUAGES = ("en", "de")
 SIZES = {"layers": 2, "attention-heads": 2, "embed-dim": 32, "ffn-embed-dim": 48}

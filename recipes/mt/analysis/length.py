@@ -7,12 +7,10 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from recipes.lab.options import positive
+from recipes.lab.options import bin_of, bins, positive
 from recipes.lab.scores import write_scores
-from recipes.lab.tables import ALL
 from recipes.mt.analysis.options import (
     add_decoding_options,
-    bins,
     decoding,
     facts,
     open_models,
@@ -21,7 +19,7 @@ from recipes.mt.analysis.options import (
     translations,
 )
 from recipes.mt.corpus import Pair
-from recipes.mt.scoring import METRICS, METRICS_ARE, Score, score
+from recipes.mt.scoring import METRICS, METRICS_ARE, Score, score_groups
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -35,17 +33,10 @@ def score_by_length(
     pairs: Sequence[Pair], hypotheses: Sequence[str], edges: Sequence[int]
 ) -> dict[str, Score]:
     """Scores of the bins that have sentences, and of all sentences."""
-    rows = [
-        (ours, target, ours.split(), target.split(), len(source.split()))
-        for ours, (source, target) in zip(hypotheses, pairs, strict=True)
-    ]
-    groups = {
-        label: [row for row in rows if low <= row[-1] <= high]
-        for label, low, high in bins(edges, "--bins")
-    }
-    groups = {label: group for label, group in groups.items() if group} | {ALL: rows}
-    columns = {label: list(zip(*group, strict=True)) for label, group in groups.items()}
-    return {label: score(*group[:4]) for label, group in columns.items()}
+    labelled = bins(edges, "--bins")
+    sources, references = zip(*pairs, strict=True)
+    groups = [bin_of(len(source.split()), labelled) for source in sources]
+    return score_groups(hypotheses, references, groups, [label for label, *_ in labelled])
 
 
 def run(args: argparse.Namespace) -> None:

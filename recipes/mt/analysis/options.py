@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from recipes.lab.options import add_shared, check_increasing, positive, whole
+from recipes.lab.options import add_shared, positive, whole
 from recipes.lab.steps import CommandError, digest, read_written, step, write_lines
 from recipes.lab.tables import how_made, shown_command, write_page
 from recipes.mt.analysis.translators import Decoding, Running, Translator
@@ -216,18 +216,6 @@ def over_models(
 
 
 # ---- results -----------------------------------------------------------------------------------
-
-
-def bins(edges: Sequence[int], option: str) -> list[tuple[str, int, float]]:
-    """Label, lowest and highest number of the bins with these upper ends, and of one beyond.
-
-    >>> bins([5, 10], "--bins")
-    [('0-5', 0, 5), ('6-10', 6, 10), ('over 10', 11, inf)]
-    """
-    check_increasing(edges, option)
-    lows = [0, *(edge + 1 for edge in edges)]
-    result = [(f"{low}-{edge}", low, edge) for low, edge in zip(lows, edges, strict=False)]
-    return [*result, (f"over {edges[-1]}", lows[-1], float("inf"))]
 
 
 def facts(args: argparse.Namespace, models: Models, **more: str) -> dict[str, str]:

@@ -14,12 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from recipes.lab.figures import draw_matrix, new_figure, write_figure
-from recipes.lab.options import positive
+from recipes.lab.options import bins, positive
 from recipes.lab.steps import CommandError
 from recipes.lab.tables import markdown, write_csv
 from recipes.mt.analysis.options import (
     Models,
-    bins,
     facts,
     open_models,
     test_pairs,

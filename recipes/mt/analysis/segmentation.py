@@ -5,9 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from recipes.lab.steps import RECORD, CommandError
-from recipes.mt.moses import Moses
-from recipes.mt.prepare import SEPARATOR
-from recipes.mt.subwords import (
+from recipes.lab.subwords import (
     CONTINUED,
     SEGMENTATIONS,
     WORD_START,
@@ -15,6 +13,8 @@ from recipes.mt.subwords import (
     SubwordNMT,
     segmentation_of,
 )
+from recipes.mt.moses import Moses
+from recipes.mt.prepare import SEPARATOR
 
 SOURCE, TARGET = 0, 1
 
@@ -129,7 +129,7 @@ def found_beside(data: Path, languages: tuple[str, str]) -> Segmentation | None:
 
 
 def given(spm: Path | None, bpe: Path | None, languages: tuple[str, str]) -> Segmentation | None:
-    """By the options ``--spm`` and ``--bpe``; None if there are none."""
+    """What the options ``--spm`` and ``--bpe`` ask for; None if there are none."""
     if spm:
         return Segmentation(open_subwords("sentencepiece", spm, "--spm"))
     if bpe:  # as fairseq's own --tokenizer moses

@@ -173,12 +173,12 @@ class Translator(ABC):
         ids, result = [self.source_ids(source) for source in sources], []
         with self.at_work() as model:
             for rows in self._batches([len(row) for row in ids], title):
-                batch, found = [ids[row] for row in rows], []
+                batch, by_offset = [ids[row] for row in rows], []
                 for offset in offsets:
                     with shifted(model, self.position_config(model), offset):
                         states, valid = self.states(model, batch)
-                        found.append([state.float() for state in states])
-                result.append(measure(found, valid))
+                        by_offset.append([state.float() for state in states])
+                result.append(measure(by_offset, valid))
         return result
 
     @contextmanager

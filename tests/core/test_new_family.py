@@ -1,0 +1,96 @@
+"""A family of models that this package has never seen costs one row: pictures read its checkpoints
+without its host."""
+
+import json
+
+import pytest
+import torch
+
+from cape_plugins import PositionConfig, build_position_encoder
+from cape_plugins.cli import main
+from cape_plugins.families import FAMILIES, Family, Side, find_family, register_family
+from cape_plugins.pictures.checkpoint import read_stack
+
+WIDTH, PADDING = 12, 3
+
+
+@pytest.fixture(autouse=True)
+def _owl(monkeypatch):
+    """Owls hear frames in steps of their own and say tokens, counted behind the padding."""
+    before = dict(FAMILIES)
+    hearing = Side(
+        "audio",
+        "encoder",
+        dim="ear_width",
+        start=1.0,
+        spacing=lambda settings: settings["blink"] * 2,
+        unit=lambda settings: settings["blink"] * 2,
+        frequencies="marian",
+        table="ears.places",
+        table_first=2,
+    )
+    saying = Side(
+        "text",
+        "decoder",
+        dim="beak_width",
+        field="beak_positions",
+        start=lambda settings: settings["pad_token_id"] + 1,
+    )
+    register_family(Family("owl", {"encoder": hearing, "decoder": saying}, "sinpos"))
+    yield
+    FAMILIES.clear()
+    FAMILIES.update(before)
+
+
+def save(folder, model_type="cape_owl", **settings):
+    sizes = {"ear_width": WIDTH, "beak_width": WIDTH, "blink": 0.02, "pad_token_id": PADDING}
+    saved = {"model_type": model_type, **sizes, **settings}
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(saved))
+    return folder
+
+
+def test_its_row_is_found_with_and_without_our_prefix():
+    assert find_family("owl") is find_family("cape_owl") is FAMILIES["owl"]
+    assert find_family("crow") is None
+
+
+def test_each_side_has_its_settings_and_places(tmp_path):
+    shift = {"type": "cape", "max_global_shift": 2.0, "mean_normalize": False}
+    folder = save(tmp_path / "owl", position_embedding=shift, beak_positions={"type": "shape"})
+    ear, beak = (read_stack(folder, side) for side in ("encoder", "decoder"))
+    assert ear.config == PositionConfig.from_dict(shift, "audio")
+    assert beak.config == PositionConfig("shape", "text", "decoder")
+    assert ear.spacing == ear.encoder.unit == 0.04
+    rows, _ = ear.encoder.place(ear.positions(3))
+    assert rows.flatten().tolist() == [1.0, 2.0, 3.0]
+    rows, _ = beak.encoder.place(beak.positions(3))
+    assert rows.flatten().tolist() == [4.0, 5.0, 6.0]
+    alike = {"frequencies": "marian", "layout": "sin_cos_blocks", "start": 1.0, "unit": 0.04}
+    expected = build_position_encoder(ear.config, WIDTH, **alike).eval()
+    assert torch.equal(ear.encoder.eval()(ear.positions(5)), expected(ear.positions(5)))
+
+
+def test_the_stock_model_is_what_the_row_says(tmp_path):
+    assert read_stack(save(tmp_path / "stock", "owl")).config == PositionConfig("sinpos", "audio")
+
+
+def test_its_learned_table_is_found(tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
+    folder = save(tmp_path / "owl", position_embedding={"type": "abspos"})
+    weights = {"ears.places": torch.randn(9, WIDTH), "other": torch.zeros(2)}
+    safetensors.save_file(weights, folder / "model.safetensors")
+    stack = read_stack(folder)
+    assert torch.equal(stack.encoder.encoding.weight, weights["ears.places"][2:])
+
+
+def test_it_is_drawn_and_errors_name_it(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    folder = save(tmp_path / "owl", position_embedding={"type": "cape"})
+    main(["plot", "coverage", "--checkpoint", str(folder), "--output", str(tmp_path / "x.png")])
+    assert "wrote" in capsys.readouterr().out
+    words = ["plot", "components", "--checkpoint", str(save(tmp_path / "crow", "crow"))]
+    with pytest.raises(SystemExit):
+        main(words)
+    assert "'crow' is unknown; allowed: marian," in (error := capsys.readouterr().err)
+    assert "owl" in error
