@@ -15,7 +15,7 @@ from fairseq import checkpoint_utils
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.data import Dictionary, LanguagePairDataset
 
-from hf_models.text import TextStack
+from cape_plugins.families import FAMILIES
 from recipes.lab.steps import CommandError
 from recipes.lab.subwords import SentencePiece, SubwordNMT
 from recipes.mt.analysis.options import open_translator
@@ -46,7 +46,9 @@ def work(tmp_path_factory):
 @pytest.fixture
 def same_sinusoids(monkeypatch):
     """Gives Marian fairseq's frequencies; their first positions differ, too: see FAIRSEQ_START."""
-    monkeypatch.setattr(TextStack, "frequencies", "fairseq")
+    row = FAMILIES["marian"]
+    sides = {name: replace(side, frequencies="fairseq") for name, side in row.sides.items()}
+    monkeypatch.setitem(FAMILIES, "marian", replace(row, sides=sides))
 
 
 @pytest.mark.parametrize("kind", ["nopos", "relpos", "sinpos", "shape", "cape"])

@@ -169,7 +169,6 @@ def test_gamma_scales_the_grid_in_its_block_only(classifier):
     images = torch.rand(2, 3, 24, 32)
     encoder = classifier.model.vit.embeddings.positions
     reach = []
-    # the encoder applies what its settings say
     hook = encoder.register_forward_pre_hook(lambda _, args: reach.append(encoder.config.gamma))
     plain, half = classifier.scores(images), classifier.scores(images, 0.5)
     hook.remove()
