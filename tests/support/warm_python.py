@@ -163,6 +163,10 @@ def next_command(address: str) -> list[str]:
 def become(words: Sequence[str]) -> None:
     """Runs a command as a new interpreter would."""
     command, *rest = words
+    if command == "fairseq-train" or rest[:2] == ["-m", "fairseq_cli.train"]:
+        # it alone sets up the root logger before it imports fairseq, which does so otherwise
+        logging.root.handlers.clear()
+        logging.root.setLevel(logging.WARNING)
     if command != "python":
         script = Path(sys.executable).parent / command
         sys.argv, sys.path[0] = [str(script), *rest], str(script.parent)
@@ -179,9 +183,6 @@ def become(words: Sequence[str]) -> None:
 if __name__ == "__main__":
     for module in sys.argv[2:]:
         import_module(module)
-    # commands of fairseq set up the root logger before they import it, and find it as it was
-    logging.root.handlers.clear()
-    logging.root.setLevel(logging.WARNING)
     gc.collect()
     gc.freeze()  # memory stays shared with the forks
     become(next_command(sys.argv[1]))
