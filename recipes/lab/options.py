@@ -1,17 +1,9 @@
-"""The options that command lines share: one name for one thing, and one check of its value.
-
---compare TYPE ...    position types, or rows of a catalogue, that are trained one by one
---seeds N ...         of the trainings
---limit N             samples: so many of the test, for a first look
---device DEVICE       such as cpu or cuda:1
---jobs N --threads N  trainings side by side, and threads of each
---work FOLDER         what is kept and reused
---output FOLDER       tables and figures
-"""
+"""The options that command lines share: one name for one thing, and one check of its value."""
 
 import argparse
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +20,14 @@ ARCHITECTURES = {"text": "seq2seq", "audio": "encoder", "image": "encoder"}
 # ---- values --------------------------------------------------------------------------------------
 
 
-def positive(text: str) -> int:
-    """Argument type: a whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
-def whole(text: str) -> int:
+def whole(text: str, least: int = 0) -> int:
     """Argument type: a whole number of at least 0."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
     return int(text)
+
+
+positive = partial(whole, least=1)
 
 
 def number(low: float, high: float, below: bool = False) -> Any:
@@ -61,11 +49,7 @@ def number(low: float, high: float, below: bool = False) -> Any:
 
 
 def check_increasing(numbers: Sequence[float], option: str) -> None:
-    """Refuses upper ends of bins that do not increase, or are not above 0.
-
-    Raises:
-        CommandError: naming the option.
-    """
+    """Refuses upper ends of bins that do not increase, or are not above 0."""
     if list(numbers) != sorted(set(numbers)) or not all(0 < end < float("inf") for end in numbers):
         raise CommandError(
             f"{option} {' '.join(f'{end:g}' for end in numbers)}: the numbers must increase;"
@@ -80,35 +64,26 @@ def bins(edges: Sequence[int], option: str) -> list[tuple[str, int, float]]:
     [('0-5', 0, 5), ('6-10', 6, 10), ('over 10', 11, inf)]
     """
     check_increasing(edges, option)
-    lows = [0, *(edge + 1 for edge in edges)]
-    result = [(f"{low}-{edge}", low, edge) for low, edge in zip(lows, edges, strict=False)]
-    return [*result, (f"over {edges[-1]}", lows[-1], float("inf"))]
+    *lows, beyond = (0, *(edge + 1 for edge in edges))
+    result = [(f"{low}-{edge}", low, edge) for low, edge in zip(lows, edges, strict=True)]
+    return [*result, (f"over {edges[-1]}", beyond, float("inf"))]
 
 
 def bin_of(value: float, labelled: Sequence[tuple[str, int, float]]) -> str:
-    """The label of the one of :func:`bins` that has this number."""
+    """The label of that of :func:`bins` which has this number."""
     return next(label for label, low, high in labelled if low <= value <= high)
 
 
 def check_model(path: str) -> None:
-    """Accepts the folder of a model, or its name on the hub, which has at most one slash.
-
-    Raises:
-        CommandError: for a folder that does not exist; the hub would be asked for it.
-    """
+    """Refuses a folder that does not exist, for which the hub would be asked. Names on the hub
+    have at most one slash."""
     if (path.startswith((".", "/", "~")) or path.count("/") > 1) and not Path(path).is_dir():
         raise CommandError(f"--model {path}: no such folder")
 
 
 def usable_folder(path: Path, option: str) -> None:
-    """Refuses a folder that results cannot be written to, before there are any; makes nothing.
-
-    Raises:
-        CommandError: naming the option.
-    """
-    above = path
-    while not above.exists():
-        above = above.parent
+    """Refuses a folder that results cannot be written to, before there are any; makes nothing."""
+    above = next(folder for folder in (path, *path.parents) if folder.exists())
     if path.is_absolute() and path != above == Path(path.anchor):
         raise CommandError(
             f"{option} {path}: {Path(*path.parts[:2])} does not exist, and no folder is made at the"
@@ -120,23 +95,6 @@ def usable_folder(path: Path, option: str) -> None:
         )
 
 
-def usable_device(name: str | None) -> torch.device:
-    """The device of ``--device``; cuda where there is one and none is named.
-
-    Raises:
-        CommandError: if it is not there.
-    """
-    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise CommandError(
-            f"--device {name}: not available here ({reason(error)}); give cpu, cuda or cuda:1"
-        ) from None
-    return device
-
-
 def available_cores() -> int:
     """Number of CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
@@ -146,28 +104,24 @@ def available_cores() -> int:
 
 # ---- command lines -------------------------------------------------------------------------------
 
+_COUNT, _FOLDER = {"type": positive, "metavar": "N"}, {"type": Path, "metavar": "FOLDER"}
+_DEVICE = "such as cpu or cuda:1 (default: cuda if there is one)"
 # What argparse is told of each shared option
 SHARED: dict[str, dict[str, Any]] = {
-    "compare": {"nargs": "+", "metavar": "NAME"},
-    "seeds": {"nargs": "+", "type": positive, "metavar": "N", "help": "of the trainings"},
-    "limit": {"type": positive, "metavar": "N", "help": "so many samples of the test"},
-    "device": {
-        "metavar": "DEVICE",
-        "help": "such as cpu or cuda:1 (default: cuda if there is one)",
-    },
-    "jobs": {"type": positive, "metavar": "N", "help": "trainings side by side"},
-    "threads": {"type": positive, "metavar": "N", "help": "threads of each"},
-    "work": {"type": Path, "metavar": "FOLDER", "help": "what is kept and reused"},
-    "output": {"type": Path, "metavar": "FOLDER", "help": "tables and figures"},
+    "compare": {"nargs": "+", "metavar": "NAME"},  # position types, or rows of a catalogue
+    "seeds": {**_COUNT, "nargs": "+", "help": "of the trainings"},
+    "limit": {**_COUNT, "help": "so many samples of the test"},
+    "device": {"metavar": "DEVICE", "help": _DEVICE},
+    "jobs": {**_COUNT, "help": "trainings side by side"},
+    "threads": {**_COUNT, "help": "threads of each"},
+    "work": {**_FOLDER, "help": "what is kept and reused"},
+    "output": {**_FOLDER, "help": "tables and figures"},
 }
 
 
 def new_parser(description: str | None, program: str | None = None, **more: Any) -> Any:
-    """A parser whose help keeps the lines of `description`, and that takes no abbreviations.
-
-    Args:
-        program: Its module; default by what was started.
-    """
+    """A parser of the module `program` (default: what was started) whose help keeps the lines of
+    `description`, and that takes no abbreviations."""
     return argparse.ArgumentParser(
         prog=program and f"python -m {program}",
         description=description,
@@ -178,12 +132,8 @@ def new_parser(description: str | None, program: str | None = None, **more: Any)
 
 
 def add_shared(parser: Any, name: str, *earlier: str, **more: Any) -> None:
-    """Adds one of the options of :data:`SHARED`; its default is shown by the help.
-
-    Args:
-        earlier: Names that it had, and still takes.
-        more: For ``add_argument``, such as a default.
-    """
+    """Adds an option of :data:`SHARED`, which still takes its `earlier` names; the help shows the
+    default. `more` goes to ``add_argument``."""
     settings = {**SHARED[name], **more}
     default = settings.get("default")
     if default is not None:
@@ -200,7 +150,14 @@ def check_shared(args: argparse.Namespace) -> None:
         if getattr(args, name, None):
             usable_folder(getattr(args, name), f"--{name}")
     if hasattr(args, "device"):
-        args.device = usable_device(args.device)
+        name = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            args.device = torch.device(name)
+            torch.empty(1, device=args.device)
+        except (RuntimeError, AssertionError) as error:
+            raise CommandError(
+                f"--device {name}: not available here ({reason(error)}); give cpu, cuda or cuda:1"
+            ) from None
 
 
 # ---- position types ------------------------------------------------------------------------------
@@ -220,9 +177,6 @@ def settings_to_compare(
         default: Types that are compared where the caller names none.
         defaults: Settings by type that hold where the caller gives none, such as a counted
             source scale.
-
-    Raises:
-        CommandError: for what is unknown, given twice, or not allowed.
     """
     given, chosen = given_settings(args, domain), getattr(args, TYPE_ARG)
     if args.compare and (chosen or given):
@@ -237,8 +191,7 @@ def settings_to_compare(
     settings = {}
     for name in names:
         type_name, own = _parse_type(name, domain)
-        counted = (defaults or {}).get(type_name, {})
-        settings[name] = {"type": type_name, **counted, **own, **given}
+        settings[name] = {"type": type_name, **(defaults or {}).get(type_name, {}), **own, **given}
         try:
             PositionConfig.from_dict(settings[name], domain, ARCHITECTURES[domain])
         except ValueError as error:
@@ -268,17 +221,15 @@ def _parse_type(text: str, domain: str) -> tuple[str, dict[str, Any]]:
 
 def preset_flags(*names: str) -> dict[str, str]:
     """``{type: flags}`` of settings of the papers, see :data:`cape_plugins.PRESETS`."""
-    flags = {}
-    for name in names:
-        settings = dict(PRESETS[name])
-        type_name = settings.pop("type")
-        flags[type_name] = " ".join(
-            f"{flag(PREFIX + option)} {_as_word(value)}"
-            for option, value in settings.items()
-            if option not in ("domain", "architecture")
+
+    def word(value: Any) -> str:
+        return f"{value:g}" if isinstance(value, float) else str(value).lower()
+
+    return {
+        PRESETS[name]["type"]: " ".join(
+            f"{flag(PREFIX + option)} {word(value)}"
+            for option, value in PRESETS[name].items()
+            if option not in ("type", "domain", "architecture")
         )
-    return flags
-
-
-def _as_word(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value).lower()
+        for name in names
+    }

@@ -1,7 +1,6 @@
-"""The fairseq commands of a translation experiment: binarise, train, decode.
+"""The fairseq commands of an experiment: binarise, train, decode.
 
-Quickstart and recipes go through these functions; they run the very commands a user would type, in
-child processes, with the same interpreter.
+They are the very commands that a user would type, in child processes with the same interpreter.
 """
 
 import argparse
@@ -32,17 +31,14 @@ from recipes.lab.steps import (
 
 USER_DIR = Path(cape_plugins.__file__).resolve().parent
 LIMITS = ("--max-source-positions", "100000", "--max-target-positions", "100000")  # none
-HYPOTHESES = "hypotheses"  # the file that keeps them
+HYPOTHESES = "hypotheses"
 SECONDS = "seconds.json"  # the time of a training; its presence means: finished
 FIRST_SECONDS = "first_seconds.json"  # the time of a training that was told to stop early
 TRAIN_LINE = re.compile(r"\| train_inner \| (\{.*\})")
 
 
 def binarise(
-    prefixes: Mapping[str, object],
-    languages: tuple[str, str],
-    workers: int,
-    folder: Path,
+    prefixes: Mapping[str, object], languages: tuple[str, str], workers: int, folder: Path
 ) -> None:
     """Run fairseq-preprocess with a joined dictionary on the files ``{prefix}.{language}``."""
     run_module(
@@ -70,12 +66,15 @@ def train(
     remedy: str = "give another --work folder",
     until: int | None = None,
 ) -> float:
-    """Run fairseq-train in the folder `run`; an interrupted run goes on from its last checkpoint.
+    """Run fairseq-train in the folder `run`, unless it is finished; an interrupted run goes on from
+    its last checkpoint.
 
-    `remedy` says what to do if the folder holds a run with other settings. With `until`, training
-    stops after so many updates as if it were interrupted, and goes on when it is called again.
-    Returns the seconds it took, also before `until`; of a run that was interrupted otherwise those
-    of its last part. A run that was finished with these `settings` is reused.
+    Args:
+        remedy: What to do if the folder holds a run with other settings.
+        until: Stop after so many updates as if interrupted; the next call goes on.
+
+    Returns:
+        The seconds it took, also before `until`; else those after the last interruption.
     """
     updates = last_update(flags)
     settings = {**settings, "flags": [str(flag) for flag in flags]}
@@ -85,7 +84,8 @@ def train(
         return json.loads((run / SECONDS).read_text())
     first_part = run / FIRST_SECONDS
     started = time.monotonic() - (json.loads(first_part.read_text()) if first_part.exists() else 0)
-    with tqdm(total=updates, desc=title, unit="update", mininterval=progress_interval()) as bar:
+    often = 0.5 if os.isatty(2) else 30.0  # seldom in a log file
+    with tqdm(total=updates, desc=title, unit="update", mininterval=often) as bar:
 
         def show(line: str) -> None:
             if match := TRAIN_LINE.search(line):
@@ -121,28 +121,16 @@ def last_update(flags: Sequence[object]) -> int | None:
     The last --max-update wins, so that one from the command line replaces that of a recipe.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--max-update")
-    text = parser.parse_known_args(list(map(str, flags)))[0].max_update or ""
+    parser.add_argument("--max-update", default="")
+    text = parser.parse_known_args(list(map(str, flags)))[0].max_update
     return int(text) if text.isdecimal() and int(text) else None  # what is wrong, fairseq says
 
 
-def progress_interval() -> float:
-    """Seconds between updates of a progress bar: on a terminal often, in a log file seldom."""
-    return 0.5 if os.isatty(2) else 30.0
-
-
 def generate(
-    data: Path,
-    checkpoint: Path,
-    folder: Path,
-    flags: Sequence[object],
-    *,
-    count: int,
-    threads: int,
+    data: Path, checkpoint: Path, folder: Path, flags: Sequence[object], *, count: int, threads: int
 ) -> list[str]:
-    """Run fairseq-generate in a step `folder`; returns the best hypothesis for each of `count`
-    sentences as subwords, in the order of the corpus; they are kept in a file of `folder`.
-    """
+    """Run fairseq-generate in a step `folder`, which keeps its result: the best hypothesis for each
+    of `count` sentences as subwords, in the order of the corpus."""
 
     def make(partial: Path) -> None:
         log = partial / "generate.log"
@@ -153,27 +141,19 @@ def generate(
             log=log,
             env=child_environment(threads),
         )
-        write_lines(partial / HYPOTHESES, read_hypotheses(log, count))
+        best: dict[int, str] = {}
+        with open(log, encoding="utf-8", newline="\n") as file:
+            for line in file:
+                name, *fields = line.rstrip("\n").split("\t")
+                if name.startswith("H-") and fields:
+                    best.setdefault(int(name[2:]), fields[-1])
+        if len(best) != count:
+            raise ChildError(f"{log}: {len(best)} H- lines for {count} sentences")
+        write_lines(partial / HYPOTHESES, (text for _, text in sorted(best.items())))
 
     settings = {"checkpoint": digest(checkpoint), "flags": [str(flag) for flag in flags]}
     step(folder, settings, make)
     return read_written(folder / HYPOTHESES)
-
-
-def read_hypotheses(log: Path, count: int) -> list[str]:
-    """The best hypothesis of each sentence in a fairseq-generate log, in corpus order.
-
-    Raises ChildError if there are not `count`.
-    """
-    best: dict[int, str] = {}
-    with open(log, encoding="utf-8", newline="\n") as file:
-        for line in file:
-            name, *fields = line.rstrip("\n").split("\t")
-            if name.startswith("H-") and fields:
-                best.setdefault(int(name[2:]), fields[-1])
-    if len(best) != count:
-        raise ChildError(f"{log}: {len(best)} H- lines for {count} sentences")
-    return [text for _, text in sorted(best.items())]
 
 
 def run_all(jobs: Sequence[Callable[[], Any]], workers: int) -> list[Any]:

@@ -28,14 +28,13 @@ class CommandError(ValueError):
     """A mistake of the caller; the message names option, value and remedy."""
 
 
-def reason(error: BaseException) -> str:
-    """The first line of what an error of a library says; its name where it says nothing."""
-    lines = str(error).strip().splitlines()
-    return lines[0].strip() if lines else type(error).__name__
-
-
 class ChildError(RuntimeError):
     """A command that was started failed; the message has the end of its log."""
+
+
+def reason(error: BaseException) -> str:
+    """The first line of what an error of a library says; its name where it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__).strip()
 
 
 def run_main(main: Callable[[], None]) -> None:
@@ -46,23 +45,18 @@ def run_main(main: Callable[[], None]) -> None:
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        main()
+        return main()
     except CommandError as error:
         # in a worker process of torch the message has its traceback before it
-        message = str(error).rpartition(f"{CommandError.__name__}: ")[2].strip()
-        print(f"error: {message}", file=sys.stderr)
-        sys.exit(2)
+        status, message = 2, str(error).rpartition(f"{CommandError.__name__}: ")[2].strip()
+    except (NotADirectoryError, FileExistsError) as error:  # --work or --output
+        status, message = 2, f"{error.filename}: a file is where a folder is needed"
+    except ChildError as error:
+        status, message = 1, str(error)
     except KeyboardInterrupt:
         sys.exit(130)
-    except (NotADirectoryError, FileExistsError) as error:  # --work or --output
-        print(f"error: {error.filename}: a file is where a folder is needed", file=sys.stderr)
-        sys.exit(2)
-    except ChildError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
-
-
-# ---- command lines ---------------------------------------------------------------------------
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(status)
 
 
 def progress(work: Iterable | None = None, title: str = "", **options: Any) -> tqdm:
@@ -129,22 +123,17 @@ def matches(
     remedy: str = "give another --work folder",
     unset: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Was `folder` made with these settings? False if it does not exist; other settings raise.
+    """Whether `folder` was made with these settings: False if it does not exist; others raise.
 
-    Args:
-        remedy: What to do instead.
-        unset: Values of settings that a record may lack, because it was written before they came.
+    `remedy` says what to do instead; `unset` has settings that an older record may lack.
     """
     if not (folder / RECORD).exists():
         return False
     old, new = {**_plain(unset or {}), **recorded(folder)}, _plain(settings)
     if old == new:
         return True
-    changes = "; ".join(
-        _change(key, old.get(key), new.get(key))
-        for key in sorted({*old, *new})
-        if old.get(key) != new.get(key)
-    )
+    values = ((key, old.get(key), new.get(key)) for key in sorted({*old, *new}))
+    changes = "; ".join(_change(key, then, now) for key, then, now in values if then != now)
     raise CommandError(
         f"{folder} was made with other settings ({changes}); {remedy}, or delete this one to have"
         " it made again"
@@ -157,30 +146,23 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _change(key: str, old: Any, new: Any) -> str:
-    """What is different, without what is the same."""
+    """Says what is different, without what is the same."""
     if isinstance(old, list) and isinstance(new, list):
         old, new = _flags(old), _flags(new)
-        gone, added = ([x for x in a if x not in b] for a, b in ((old, new), (new, old)))
-        if not gone and not added:
-            return f"{key} {' '.join(old)}, now {' '.join(new)}"  # in another order
-        before, after = " ".join(gone), " ".join(added)
-        if not gone or not added:
-            return f"{key}: {f'now also {after}' if added else f'no longer {before}'}"
-        return f"{key} {before}, now {after}"
+        gone = " ".join(flag for flag in old if flag not in new)
+        added = " ".join(flag for flag in new if flag not in old)
+        if bool(gone) != bool(added):
+            return f"{key}: {f'now also {added}' if added else f'no longer {gone}'}"
+        # without either they stand in another order
+        return f"{key} {gone or ' '.join(old)}, now {added or ' '.join(new)}"
     if isinstance(old, dict) and isinstance(new, dict):
-        both = {k for k in {*old, *new} if old.get(k) != new.get(k)}
-        old, new = ({k: d.get(k) for k in sorted(both)} for d in (old, new))
+        changed = sorted(k for k in {*old, *new} if old.get(k) != new.get(k))
+        old, new = ({k: d.get(k) for k in changed} for d in (old, new))
     return f"{key} {old!r}, now {new!r}"
 
 
-def recorded(folder: Path) -> dict[str, Any]:
-    """The settings that `folder` was made with; none if it does not exist."""
-    path = folder / RECORD
-    return json.loads(path.read_text("utf-8")) if path.exists() else {}
-
-
 def _flags(words: Sequence[Any]) -> list[str]:
-    """Options with their values; a list of other things one by one.
+    """Options with their values; a list of other things word by word.
 
     >>> _flags(["--lr", "0.1", "--cpu", "--seed", "7", 3])
     ['--lr 0.1', '--cpu', '--seed 7', '3']
@@ -193,6 +175,12 @@ def _flags(words: Sequence[Any]) -> list[str]:
         else:
             groups.append(str(word))
     return groups
+
+
+def recorded(folder: Path) -> dict[str, Any]:
+    """The settings that `folder` was made with; none if it does not exist."""
+    path = folder / RECORD
+    return json.loads(path.read_text("utf-8")) if path.exists() else {}
 
 
 def record(folder: Path, settings: Mapping[str, Any]) -> None:
@@ -242,7 +230,6 @@ def run_module(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
             encoding="utf-8",
             errors="replace",
             env={**os.environ, "PYTHONIOENCODING": "utf-8", **(env or {})},

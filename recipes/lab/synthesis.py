@@ -15,9 +15,8 @@ from recipes.lab.steps import CommandError
 
 # espeak-ng/speak_lib.h
 _SYNCHRONOUS, _PHONEME_EVENTS = 2, 1
-_RATE, _PITCH = 1, 3
+_RATE, _PITCH, _UTF8 = 1, 3, 1
 _END, _PHONEME = 0, 7
-_UTF8 = 1
 
 VOICES = ("en-us", "en-us+m1", "en-us+m3", "en-us+m7", "en-us+f1", "en-us+f2", "en-us+f4")
 SPEEDS = (150, 230)  # words per minute
@@ -34,37 +33,19 @@ class Phone(NamedTuple):
 
 
 class Speech(NamedTuple):
-    """What was spoken.
-
-    Attributes:
-        text: The words.
-        waveform: ``[samples]`` float32 in -1 to 1.
-        phones: Phones in order; they cover the waveform from the first sound on.
-    """
+    """What was spoken; the phones cover the waveform from the first sound on."""
 
     text: str
-    waveform: np.ndarray
+    waveform: np.ndarray  # [samples] float32 in -1 to 1
     phones: list[Phone]
 
 
-class _Id(ctypes.Union):
-    _fields_ = (
-        ("number", ctypes.c_int),
-        ("name", ctypes.c_char_p),
-        ("string", ctypes.c_char * 8),
-    )
-
-
 class _Event(ctypes.Structure):
+    _integers = ("type", "identifier", "text_position", "length", "audio_position", "sample")
     _fields_ = (
-        ("type", ctypes.c_int),
-        ("unique_identifier", ctypes.c_uint),
-        ("text_position", ctypes.c_int),
-        ("length", ctypes.c_int),
-        ("audio_position", ctypes.c_int),
-        ("sample", ctypes.c_int),
+        *((name, ctypes.c_int) for name in _integers),
         ("user_data", ctypes.c_void_p),
-        ("id", _Id),
+        ("name", ctypes.c_char * 8),  # of a phone
     )
 
 
@@ -89,8 +70,7 @@ class Synthesizer:
                 "your own by --data, --dataset or --train-file"
             ) from None
         with tempfile.TemporaryDirectory() as folder:
-            copy = shutil.copy(espeakng_loader.get_library_path(), folder)
-            self._library = ctypes.CDLL(copy)
+            self._library = ctypes.CDLL(shutil.copy(espeakng_loader.get_library_path(), folder))
         data = espeakng_loader.get_data_path().encode()
         self.native_rate = self._library.espeak_Initialize(_SYNCHRONOUS, 0, data, _PHONEME_EVENTS)
         # breath is noise whose seed would be the time
@@ -103,12 +83,11 @@ class Synthesizer:
     def _collect(self, samples: Sequence[int], count: int, events: Sequence[_Event]) -> int:
         if count > 0:
             self._samples.append(np.ctypeslib.as_array(samples, (count,)).copy())
-        index = 0
-        while events[index].type != _END:
-            event = events[index]
+        for event in events:
+            if event.type == _END:
+                break
             if event.type == _PHONEME:
-                self._phones.append((event.sample, event.id.string.decode()))
-            index += 1
+                self._phones.append((event.sample, event.name.decode()))
         return 0
 
     def speak(
@@ -119,18 +98,8 @@ class Synthesizer:
         pitch: int = 50,
         sampling_rate: int = 16000,
     ) -> Speech:
-        """Speaks `text`.
-
-        Args:
-            text: Words.
-            voice: Name in espeak-ng, such as "en-us+f1".
-            speed: Words per minute, 80 to 450.
-            pitch: 0 to 99.
-            sampling_rate: That of the result, in Hz.
-
-        Raises:
-            ValueError: for an unknown voice, a speed or pitch out of range, or no words.
-        """
+        """Speaks words with a voice of espeak-ng at 80 to 450 words per minute and a pitch of 0 to
+        99; `sampling_rate` is that of the result. Anything else is a ValueError."""
         if not 80 <= speed <= 450 or not 0 <= pitch <= 99:
             raise ValueError(
                 f"speed={speed}, pitch={pitch}: allowed: 80 to 450 words per minute and 0 to 99."
@@ -139,10 +108,10 @@ class Synthesizer:
             raise ValueError(f"voice={voice!r} is unknown to espeak-ng, such as 'en-us+f1'.")
         self._library.espeak_SetParameter(_RATE, speed, 0)
         self._library.espeak_SetParameter(_PITCH, pitch, 0)
-        self._samples.clear()
-        self._phones.clear()
         if not text.strip():
             raise ValueError(f"text={text!r} has nothing to be spoken; give words.")
+        self._samples.clear()
+        self._phones.clear()
         words = text.encode()
         self._library.espeak_Synth(words, len(words) + 1, 0, 1, 0, _UTF8, None, None)
         native = np.concatenate(self._samples).astype(np.float32) / 32768
@@ -161,14 +130,8 @@ class Synthesizer:
 def make_speech(
     seed: int, count: int, lengths: tuple[int, int], words: Sequence[str] = DIGITS
 ) -> list[Speech]:
-    """Random words read by random voices at random speed and pitch.
-
-    Args:
-        seed: The same seed gives the same speech.
-        count: Number of utterances.
-        lengths: Fewest and most words of one.
-        words: Words to draw from, with repetition.
-    """
+    """Texts of `lengths` (fewest, most) random words, read by random voices at random speed and
+    pitch; the same seed gives the same speech."""
     rng = random.Random(seed)
     synthesizer = Synthesizer()
     speech = []

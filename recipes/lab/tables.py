@@ -4,8 +4,10 @@ Where a value is that of several seeds, tables show its mean ± its sample stand
 their head says; figures show the same as bands or bars.
 """
 
+import contextlib
 import csv
 import platform
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,21 +47,20 @@ def grouped(rows: Iterable[Row], *keys: str) -> dict[str, list[Row]]:
 
 
 def write_csv(path: Path, rows: Iterable[Row], digits: int = 4) -> None:
-    """Writes a line for each row; what a row does not have, or is None, is left empty.
-
-    Args:
-        rows: One or more, which may differ in their keys.
-        digits: Decimals of floating-point numbers.
-    """
-    rows = list(rows)
+    """Writes a line for each row, with so many digits; rows may differ in their keys, and what a
+    row does not have, or is None, is left empty."""
+    rows = [{key: _shown(value, digits) for key, value in row.items()} for row in rows]
     with writing(path) as file:
-        columns = list(dict.fromkeys(key for row in rows for key in row))
+        columns = dict.fromkeys(key for row in rows for key in row)
         table = csv.DictWriter(file, columns, lineterminator="\n")
         table.writeheader()
-        for row in rows:
-            table.writerow(
-                {k: f"{v:.{digits}f}" if isinstance(v, float) else v for k, v in row.items()}
-            )
+        table.writerows(rows)
+
+
+def _shown(value: Any, digits: int) -> str:
+    if isinstance(value, float):
+        return f"{value:.{digits}f}"
+    return "" if value is None else str(value)
 
 
 # ---- Markdown ------------------------------------------------------------------------------------
@@ -91,23 +92,14 @@ def of_seeds(cells: Cells) -> str:
 def markdown(header: Sequence[Any], rows: Iterable[Sequence[Any]], digits: int = 2) -> list[str]:
     """Lines of a table; floating-point numbers have so many digits, None is an empty cell."""
 
-    def shown(entry: Any) -> str:
-        return (
-            f"{entry:.{digits}f}"
-            if isinstance(entry, float)
-            else str("" if entry is None else entry)
-        )
+    def line(row: Sequence[Any]) -> str:
+        return f"| {' | '.join(_shown(entry, digits) for entry in row)} |"
 
-    lines = [f"| {' | '.join(map(shown, row))} |" for row in (header, *rows)]
-    return [lines[0], "|---" * len(header) + "|", *lines[1:]]
+    return [line(header), "|---" * len(header) + "|", *map(line, rows)]
 
 
 def seed_table(cells: Cells, corner: str, digits: int = 2) -> list[str]:
-    """Lines of a table whose head says what the numbers of several seeds are.
-
-    Args:
-        corner: What the rows are.
-    """
+    """Lines of a table whose head says what the rows (`corner`) and the numbers are."""
     columns = list(dict.fromkeys(column for row in cells.values() for column in row))
     said = of_seeds(cells)
     rows = (
@@ -120,11 +112,8 @@ def seed_table(cells: Cells, corner: str, digits: int = 2) -> list[str]:
 def write_page(
     path: Path, title: str, sections: Mapping[str, Sequence[str]], facts: Mapping[str, str]
 ) -> list[str]:
-    """Writes a page: title, sections by heading ("" has none), and how it was made.
-
-    Returns:
-        The lines of the sections, for the screen.
-    """
+    """Writes a page: title, sections by heading ("" has none), and how it was made. Returns the
+    lines of the sections, for the screen."""
     shown: list[str] = []
     for heading, lines in sections.items():
         shown += [*([f"## {heading}", ""] if heading else []), *lines, ""]
@@ -139,42 +128,25 @@ def write_page(
 def how_made(
     command: str, packages: Sequence[str], device: torch.device | None = None, **more: str
 ) -> dict[str, str]:
-    """Facts to repeat and to judge numbers: command, machine, versions, and `more` by name."""
-    where = machine()
+    """Facts to repeat and to judge numbers: command, machine, versions of the packages that are
+    installed, and `more` by name."""
+    described = Path("/proc/cpuinfo").read_text() if sys.platform == "linux" else ""
+    models = re.findall(r"^model name\s*: (.*)", described, re.MULTILINE)
+    model = next(iter(models), platform.processor() or platform.machine())
+    where = f"{model.strip()}, {available_cores()} cores"
     if device is not None and device.type == "cuda":
         where = f"{torch.cuda.get_device_name(device)}; {where}"
-    facts = {"Command": f"`{command}`", "Machine": where, "Versions": versions(packages)}
+    versions = [f"Python {platform.python_version()}"]
+    for package in packages:
+        with contextlib.suppress(PackageNotFoundError):
+            versions.append(f"{package} {version(package)}")
+    facts = {"Command": f"`{command}`", "Machine": where, "Versions": ", ".join(versions)}
     return facts | {name.replace("_", " ").capitalize(): text for name, text in more.items()}
 
 
-def machine() -> str:
-    """Processor and the number of cores that this process may use."""
-    model = platform.processor() or platform.machine()
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            model = next(
-                (line.partition(":")[2].strip() for line in file if "model name" in line), model
-            )
-    except OSError:
-        pass  # not Linux
-    return f"{model}, {available_cores()} cores"
-
-
-def versions(packages: Sequence[str]) -> str:
-    """Versions of Python and of those of the packages that are installed."""
-    installed = [f"Python {platform.python_version()}"]
-    for package in packages:
-        try:
-            installed.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            continue
-    return ", ".join(installed)
-
-
 def shown_command(program: str, argv: Sequence[str]) -> str:
-    """The command as it was typed, for a report: pasted into a shell in the same folder, it makes
-    the same report again. It has the paths that were typed: give relative ones where others will
-    read the report.
+    """The command as it was typed, paths too: pasted into a shell in the same folder, it makes the
+    same report again.
 
     >>> shown_command("python -m run", ["--model", "a=runs/*/last.pt", "--output", "my results"])
     "python -m run --model 'a=runs/*/last.pt' --output 'my results'"
@@ -183,7 +155,7 @@ def shown_command(program: str, argv: Sequence[str]) -> str:
 
 
 def started_as() -> str:
-    """How this process was started, without its options: ``python SCRIPT``, the path as it was
-    typed, or ``python -m MODULE``."""
+    """How this process was started, without its options: ``python SCRIPT``, as it was typed, or
+    ``python -m MODULE``."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return f"python -m {spec.name}" if spec else f"python {shlex.quote(sys.argv[0])}"
