@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 
 from benchmarks.measure import Setup, Timing
-from recipes.lab.figures import blank_figure, write_figure
+from recipes.lab.figures import write_figure
 from recipes.lab.tables import markdown, write_csv, write_page
 
 
@@ -75,7 +76,7 @@ def write(report: Report, name: str, setup: Setup, facts: Mapping[str, str], fol
     version = torch.__version__.partition("+")[0]
     stem = folder / f"{name}-{setup.device.type}{dtype}-torch{version}"
     write_csv(Path(f"{stem}.csv"), report.rows)
-    figure = blank_figure(11, 4.2)
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
     report.plot(figure)
     write_figure(Path(f"{stem}.png"), figure)
     text = [line for paragraph in report.text for line in (paragraph, "")]

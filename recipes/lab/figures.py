@@ -1,5 +1,4 @@
-"""Figures: lines with bands, bars and heat maps. A band or bar is ± the standard deviation that
-the tables show."""
+"""Figures: lines with bands, bars and heat maps, ± the standard deviation that the tables show."""
 
 from collections.abc import Collection, Sequence
 from math import nan
@@ -17,34 +16,19 @@ DASHES = ("-", "--", ":", "-.")
 
 
 class Panel(NamedTuple):
-    """One panel of a figure of lines.
+    """A panel of a figure of lines."""
 
-    Attributes:
-        cells: Values by line and place. Places are labels, or numbers on an axis.
-        ylabel: What the values are.
-        title: Above the panel.
-        whole: What the values can be at most: 1 of shares, 100 of percentages.
-    """
-
-    cells: Cells
+    cells: Cells  # values by line and place; places are labels, or numbers on an axis
     ylabel: str
     title: str = ""
-    whole: float = 100
-
-
-def blank_figure(width: float, height: float) -> Any:
-    """A figure without panels that needs no display; sizes in inches."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    whole: float = 100  # what the values can be at most: 1 of shares, 100 of percentages
 
 
 def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
-    """A figure that needs no display, and its panels ``[rows, columns]``."""
-    figure = blank_figure(width, height)
+    """A figure that needs no display, and its panels ``[rows, columns]``; sizes in inches."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
@@ -57,11 +41,8 @@ def write_figure(path: Path, figure: Any) -> None:
 def write_lines_figure(
     path: Path, panels: Sequence[Panel], xlabel: str, trained: Collection[Any] = ()
 ) -> None:
-    """Writes a figure with a line for each row of each panel.
-
-    Args:
-        trained: Places that occur in training, which are grey.
-    """
+    """Writes a figure with a line for each row of each panel; `trained` places, which occur in
+    training, are grey."""
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
     figure, grid = new_figure(max(7, 5.2 * columns), 4.4 * rows, rows, columns)
@@ -81,33 +62,28 @@ def write_lines_figure(
 
 
 def draw_lines(axes: Any, cells: Cells, trained: Collection[Any] = ()) -> None:
-    """Draws a line with its band for each row.
-
-    A row whose name begins with that of another ("cape TTA" after "cape") has its colour, dashed.
-    """
+    """Draws a line with its band for each row. A row whose name begins with that of another ("cape
+    TTA" after "cape") has its colour, dashed."""
     places = dict.fromkeys(place for row in cells.values() for place in row)
     named = any(isinstance(place, str) for place in places)
     at = {place: number if named else place for number, place in enumerate(places)}
     styles: dict[str, int] = {}
     for name, row in cells.items():
         base = next((other for other in styles if name.startswith(f"{other} ")), name)
-        colour = list(styles).index(base) if base in styles else len(styles)
         dashes = styles[base] = styles.get(base, -1) + 1
+        colour = list(styles).index(base)
         style = {"color": f"C{colour % 10}", "ls": DASHES[(dashes + colour // 10) % len(DASHES)]}
         middle = [mean(values) if values else nan for values in row.values()]
         spread = [stdev(values) if len(values) > 1 else 0.0 for values in row.values()]
-        draw_band(axes, [at[place] for place in row], middle, spread, label=name, marker="o", ms=4,
-                  **style)  # fmt: skip
+        where = [at[place] for place in row]
+        draw_band(axes, where, middle, spread, label=name, marker="o", ms=4, **style)
     for place in places:
         if place in trained:
             first = "occurs in training" if place == next(iter(trained)) else None
             axes.axvspan(at[place] - 0.5, at[place] + 0.5, color="0.92", zorder=0, label=first)
     if all(row.keys() == places.keys() for row in cells.values()):
-        axes.set_xticks(list(at.values()), list(map(str, places)), rotation=45 * _long(places))
-
-
-def _long(labels: Collection[Any]) -> bool:
-    return sum(len(str(label)) + 2 for label in labels) > 60
+        turned = 45 if sum(len(str(place)) + 2 for place in places) > 60 else 0
+        axes.set_xticks(list(at.values()), list(map(str, places)), rotation=turned)
 
 
 def draw_band(
@@ -140,12 +116,11 @@ def draw_matrix(axes: Any, values: np.ndarray, texts: Sequence[Sequence[str]], *
     picture = axes.imshow(values, aspect="auto", **scale)
     for row, line in enumerate(texts):
         for column, text in enumerate(line):
-            if not np.isfinite(values[row, column]):
-                continue
-            colour = picture.cmap(picture.norm(values[row, column]))
-            dark = 0.3 * colour[0] + 0.6 * colour[1] + 0.1 * colour[2] < 0.5
-            axes.text(column, row, text, ha="center", va="center", fontsize="x-small",
-                      color="white" if dark else "black")  # fmt: skip
+            if np.isfinite(values[row, column]):
+                red, green, blue, _ = picture.cmap(picture.norm(values[row, column]))
+                colour = "white" if 0.3 * red + 0.6 * green + 0.1 * blue < 0.5 else "black"
+                style = {"ha": "center", "va": "center", "fontsize": "x-small", "color": colour}
+                axes.text(column, row, text, **style)
     return picture
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from recipes.lab.figures import Panel, write_lines_figure
-from recipes.lab.tables import ALL, Cells, Row, pivot, seed_table, write_csv, write_page
+from recipes.lab.tables import ALL, Row, pivot, seed_table, write_csv, write_page
 
 SHARES = ("accuracy", "exact_match", "token_accuracy")  # metrics of 0 to 1; of others 100 is all
 
@@ -33,23 +33,21 @@ def write_scores(
             `group`, and the columns of `metrics`. The group "all" is left out of the figure.
         metrics: Titles of columns with values.
         facts: How it was made, see :func:`recipes.lab.tables.how_made`.
-        name: Of the files.
         groups_are: What the groups are; default the name of their column.
         trained: Groups that occur in training, grey in the figure.
         more: Sections of the page after the tables, by heading.
-        shown: Whether the tables are printed.
     """
     model, groups_are = next(iter(rows[0])), groups_are or group
-    cells = {metric: pivot(rows, model, group, metric) for metric in metrics}
     tables = {
-        f"{metric_is} by {groups_are}": seed_table(cells[metric], model)
+        f"{metric_is} by {groups_are}": seed_table(pivot(rows, model, group, metric), model)
         for metric, metric_is in metrics.items()
     }
     facts = {**facts, "In training": ", ".join(trained)} if trained else facts
     write_csv(folder / f"{name}.csv", rows)
     write_page(folder / f"{name}.md", title, {**tables, **(more or {})}, facts)
+    drawn = [row for row in rows if row[group] != ALL] or rows
     panels = [
-        Panel(_without_all(cells[metric]), metric_is, whole=1 if metric in SHARES else 100)
+        Panel(pivot(drawn, model, group, metric), metric_is, whole=1 if metric in SHARES else 100)
         for metric, metric_is in metrics.items()
     ]
     write_lines_figure(folder / f"{name}.png", panels, groups_are, trained)
@@ -57,12 +55,3 @@ def write_scores(
         for heading, lines in tables.items():
             print("\n".join([heading, "", *lines, ""]))
         print(f"tables and figure: {folder}/{name}.md, {name}.csv, {name}.png", flush=True)
-
-
-def _without_all(cells: Cells) -> Cells:
-    """All groups but "all", unless there is no other."""
-    several = any(len(row) > 1 for row in cells.values())
-    return {
-        name: {label: values for label, values in row.items() if label != ALL or not several}
-        for name, row in cells.items()
-    }

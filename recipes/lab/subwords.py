@@ -6,6 +6,7 @@ Both have ``train``, ``encode`` (text to pieces separated by spaces) and ``decod
 import contextlib
 import io
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,25 +33,22 @@ class SentencePiece:
     ) -> "SentencePiece":
         """Train a joint BPE model on `files` and write it to `model`; more `options` go to
         sentencepiece."""
+        settings = {
+            "input": [str(path) for path in files],
+            "vocab_size": vocab_size,
+            "model_type": "bpe",
+            "hard_vocab_limit": False,
+            "character_coverage": 1.0,
+            "bos_id": -1,  # fairseq brings its own special symbols
+            "eos_id": -1,
+            "input_sentence_size": 5_000_000,
+            "num_threads": 1,
+            "minloglevel": 2,
+        }
         try:
             with writing(model, "wb") as file:
-                settings = {
-                    "model_type": "bpe",
-                    "hard_vocab_limit": False,
-                    "character_coverage": 1.0,
-                    "bos_id": -1,  # fairseq brings its own special symbols
-                    "eos_id": -1,
-                    "input_sentence_size": 5_000_000,
-                    "num_threads": 1,
-                    "minloglevel": 2,
-                    **options,
-                }
-                sentencepiece.SentencePieceTrainer.train(
-                    input=[str(path) for path in files],
-                    model_writer=file,
-                    vocab_size=vocab_size,
-                    **settings,
-                )
+                trainer = sentencepiece.SentencePieceTrainer
+                trainer.train(model_writer=file, **(settings | options))
         except RuntimeError as error:
             raise CommandError(
                 f"--vocab-size {vocab_size}: sentencepiece refuses it for this text ({error});"
@@ -97,10 +95,9 @@ SEGMENTATIONS = {"sentencepiece": SentencePiece, "bpe": SubwordNMT}
 
 def segmentation_of(subwords: Iterable[str]) -> type[SentencePiece] | type[SubwordNMT] | None:
     """What has made these subwords, by their marks; None where they have none, as words."""
-    subwords = list(subwords)
-    marked = {
-        SentencePiece: sum(subword.startswith(WORD_START) for subword in subwords),
-        SubwordNMT: sum(subword.endswith(CONTINUED) for subword in subwords),
-    }
-    likely = max(marked, key=marked.get)
+    marked: Counter = Counter()
+    for subword in subwords:
+        marked[SentencePiece] += subword.startswith(WORD_START)
+        marked[SubwordNMT] += subword.endswith(CONTINUED)
+    likely = max(marked, key=marked.get, default=None)
     return likely if marked[likely] else None

@@ -130,10 +130,11 @@ def how_made(
 ) -> dict[str, str]:
     """Facts to repeat and to judge numbers: command, machine, versions of the packages that are
     installed, and `more` by name."""
-    described = Path("/proc/cpuinfo").read_text() if sys.platform == "linux" else ""
-    models = re.findall(r"^model name\s*: (.*)", described, re.MULTILINE)
-    model = next(iter(models), platform.processor() or platform.machine())
-    where = f"{model.strip()}, {available_cores()} cores"
+    model = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):  # not Linux
+        described = Path("/proc/cpuinfo").read_text("utf-8")
+        model = next(iter(re.findall(r"model name\s*: (.*\S)", described)), model)
+    where = f"{model}, {available_cores()} cores"
     if device is not None and device.type == "cuda":
         where = f"{torch.cuda.get_device_name(device)}; {where}"
     versions = [f"Python {platform.python_version()}"]
