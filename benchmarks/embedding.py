@@ -25,14 +25,15 @@ from benchmarks.measure import (
 )
 from benchmarks.report import (
     Report,
+    distinct,
     legend_below,
     plot_ratios,
     ratio_tables,
     timing_columns,
+    variant_table,
 )
 from cape_plugins import ENCODINGS, TYPES, PositionConfig, build_position_encoder
 from fairseq_user_dir.embedding import TokenPositionEmbedding, WrappingPositionalEmbedding
-from recipes.lab.tables import markdown
 
 BATCH, DIM, LENGTHS = 50, 768, (10, 100, 1000)
 SECONDS = 15.0
@@ -115,12 +116,19 @@ def run(setup: Setup) -> Report:
         where = "" if setup.device.type == "cuda" else f", {malloc}"
         for heading, table in ratio_tables(rows, "T").items():
             report.tables[heading + where] = table
-        report.tables[f"Nanoseconds per number of the result{where}"] = _per_number(rows)
+        # constant where time is linear in B x T
+        report.tables[f"Nanoseconds per number of the result{where}"] = variant_table(
+            rows, "T", lambda r: f"{1e6 * r['milliseconds'] / (r['B'] * r['T'] * r['K']):.2f}"
+        )
     once = [row for row in report.rows if row["malloc"] == MALLOC[0]]
     for row in tqdm(once, "embedding memory", leave=False, disable=None):
         mib = peak_memory(setup, make_step, row["variant"], batch, row["T"], dim, setup)
         row["mib"] = round(mib, 2)
-    report.tables["Peak memory, MiB"] = _memory_table(report, setup)
+    tensor = batch * dim * setup.dtype.itemsize / MEBIBYTE
+    sizes = [{"variant": "one tensor B x T x K", "T": t, "mib": t * tensor} for t in lengths]
+    report.tables["Peak memory, MiB"] = variant_table(
+        [*sizes, *once], "T", lambda row: f"{row['mib']:.1f}"
+    )
     report.plot = partial(_plot, report)
     return report
 
@@ -135,29 +143,8 @@ def time_all(
     return interleave(steps, setup, setup.seconds(SECONDS), f"embedding T {length}, {malloc}")
 
 
-def _per_number(rows: list[dict]) -> list[str]:
-    """Constant where time is linear in B x T."""
-    cells: dict[str, list[str]] = {}
-    for row in rows:
-        number = row["milliseconds"] / (row["B"] * row["T"] * row["K"])
-        cells.setdefault(row["variant"], []).append(f"{1e6 * number:.2f}")
-    header = ["", *(f"T {length}" for length in dict.fromkeys(row["T"] for row in rows))]
-    return markdown(header, ([name, *row] for name, row in cells.items()))
-
-
-def _memory_table(report: Report, setup: Setup) -> list[str]:
-    measured = [row for row in report.rows if "mib" in row]
-    lengths = list(dict.fromkeys(row["T"] for row in measured))
-    size = measured[0]["B"] * measured[0]["K"] * setup.dtype.itemsize / MEBIBYTE
-    cells = {"one tensor B x T x K": [f"{length * size:.1f}" for length in lengths]}
-    for row in measured:
-        cells.setdefault(row["variant"], []).append(f"{row['mib']:.1f}")
-    header = ["", *(f"T {length}" for length in lengths)]
-    return markdown(header, ([name, *row] for name, row in cells.items()))
-
-
 def _plot(report: Report, figure) -> None:
-    panels = figure.subplots(1, 1 + len({row["malloc"] for row in report.rows}))
+    panels = figure.subplots(1, 1 + len(distinct(report.rows, "malloc")))
     for axes, malloc in zip(panels[1:], MALLOC, strict=False):
         plot_ratios(axes, [row for row in report.rows if row["malloc"] == malloc], "T", 1.0)
         axes.set_title(malloc)

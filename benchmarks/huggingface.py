@@ -3,46 +3,30 @@
 Models of one family share their parameters, as far as they have the same ones.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import (
-    MarianConfig,
     MarianMTModel,
-    Speech2TextConfig,
     Speech2TextForConditionalGeneration,
-    ViTConfig,
     ViTForImageClassification,
 )
 
+from benchmarks.hosts import share_parameters
 from benchmarks.measure import Setup, Step, interleave, peak_memory
-from benchmarks.report import (
-    Report,
-    legend_below,
-    plot_ratios,
-    ratio_tables,
-    timing_columns,
-)
+from benchmarks.report import Report
 from hf_models import (
-    CapeMarianConfig,
     CapeMarianMTModel,
-    CapeSpeech2TextConfig,
     CapeSpeech2TextForConditionalGeneration,
-    CapeViTConfig,
     CapeViTForImageClassification,
 )
 from recipes.lab.tables import markdown
 
 SECONDS = 60.0
 LIMIT = 1.02
-SETTINGS = {
-    "sinpos": {"type": "sinpos"},
-    "shape": {"type": "shape"},
-    "cape": {"type": "cape"},
-}
+SETTINGS = {name: {"type": name} for name in ("sinpos", "shape", "cape")}
 NO_BOS = {"type": "cape", "source_scale": 1, "source_bos": False}
 TINY_TEXT = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 100}
 TINY = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3}
@@ -78,11 +62,9 @@ def run(setup: Setup) -> Report:
         }
         for case, make in cases.items():
             timings = interleave(make(setup), setup, setup.seconds(SECONDS), case)
-            for name, timing in timings.items():
-                report.rows.append({"case": case, "variant": name} | timing_columns(timing))
-    report.tables = ratio_tables(report.rows, "case")
-    resolution_rows(setup, report)
-    report.plot = partial(_plot, report)
+            report.add({"case": case}, timings)
+    report.compare("case", LIMIT)
+    resolution_table(setup, report)
     return report
 
 
@@ -90,42 +72,29 @@ def run(setup: Setup) -> Report:
 
 
 def marian_training(setup: Setup) -> dict[str, Step]:
-    batch, length, vocabulary = (2, 10, 100) if setup.quick else (8, 50, 10_000)
-    ids = torch.randint(3, vocabulary, (batch, length))
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.flip(1)}
-    return {
-        name: partial(training_step, model.train(), inputs)
-        for name, model in marian_models(setup).items()
-    }
+    inputs = marian_inputs(setup, 50)
+    return training_steps(marian_models(setup), {**inputs, "labels": inputs["input_ids"].flip(1)})
 
 
 def marian_generation(setup: Setup) -> dict[str, Step]:
-    batch, length, vocabulary = (2, 5, 100) if setup.quick else (8, 25, 10_000)
-    ids = torch.randint(3, vocabulary, (batch, length))
-    options = {"num_beams": 4, "min_new_tokens": length, "max_new_tokens": length}
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "do_sample": False}
-    return {
-        name: partial(model.eval().generate, **inputs, **options)
-        for name, model in marian_models(setup).items()
-    }
+    return generation_steps(setup, marian_models(setup), marian_inputs(setup, 25))
+
+
+def marian_inputs(setup: Setup, length: int) -> dict[str, torch.Tensor]:
+    size = (2, length // 5) if setup.quick else (8, length)
+    ids = torch.randint(3, 100 if setup.quick else 10_000, size)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
 def speech_training(setup: Setup) -> dict[str, Step]:
-    words = 5 if setup.quick else 30
     inputs = speech_inputs(setup)
+    words = 5 if setup.quick else 30
     inputs["labels"] = torch.randint(3, 10_000, (len(inputs["input_features"]), words))
-    models = speech_models(setup, use_cache=False)
-    return {name: partial(training_step, model, inputs) for name, model in models.items()}
+    return training_steps(speech_models(setup, use_cache=False), inputs)
 
 
 def speech_generation(setup: Setup) -> dict[str, Step]:
-    length = 5 if setup.quick else 25
-    options = {"num_beams": 4, "min_new_tokens": length, "max_new_tokens": length}
-    inputs = {**speech_inputs(setup), "do_sample": False}
-    return {
-        name: partial(model.eval().generate, **inputs, **options)
-        for name, model in speech_models(setup).items()
-    }
+    return generation_steps(setup, speech_models(setup), speech_inputs(setup))
 
 
 def speech_inputs(setup: Setup) -> dict[str, torch.Tensor]:
@@ -139,16 +108,27 @@ def speech_inputs(setup: Setup) -> dict[str, torch.Tensor]:
 def vit_training(setup: Setup) -> dict[str, Step]:
     batch, size = (2, 32) if setup.quick else (8, 224)
     sizes = vit_sizes(setup) | {"image_size": size}
-    models = {
-        "stock": ViTForImageClassification(ViTConfig(**sizes)),
-        **{name: vit(sizes, settings) for name, settings in SETTINGS.items()},
-    }
-    share(models, setup)
     inputs = {
         "pixel_values": torch.randn(batch, 3, size, size, dtype=setup.dtype),
         "labels": torch.zeros(batch, dtype=torch.long),
     }
+    classes = (ViTForImageClassification, CapeViTForImageClassification)
+    return training_steps(make_models(setup, *classes, sizes), inputs)
+
+
+def training_steps(models: dict[str, nn.Module], inputs: dict[str, Any]) -> dict[str, Step]:
     return {name: partial(training_step, model, inputs) for name, model in models.items()}
+
+
+def generation_steps(
+    setup: Setup, models: dict[str, nn.Module], inputs: dict[str, Any]
+) -> dict[str, Step]:
+    length = 5 if setup.quick else 25
+    options = {"num_beams": 4, "min_new_tokens": length, "max_new_tokens": length}
+    return {
+        name: partial(model.eval().generate, **inputs, **options, do_sample=False)
+        for name, model in models.items()
+    }
 
 
 def training_step(model: nn.Module, inputs: dict[str, Any]) -> None:
@@ -173,31 +153,15 @@ def marian_models(setup: Setup) -> dict[str, nn.Module]:
     }
     special = {"pad_token_id": 1, "decoder_start_token_id": 1, "eos_token_id": 0}
     sizes |= special | (TINY_TEXT if setup.quick else {})
-    settings = dict(SETTINGS, cape={"type": "cape", "source_scale": 1})
-    settings["cape, no BOS"] = NO_BOS
-    models = {
-        "stock": MarianMTModel(MarianConfig(**sizes)),
-        **{
-            name: CapeMarianMTModel(CapeMarianConfig(**sizes, position_embedding=setting))
-            for name, setting in settings.items()
-        },
-    }
-    return share(models, setup)
+    settings = {**SETTINGS, "cape": {"type": "cape", "source_scale": 1}, "cape, no BOS": NO_BOS}
+    return make_models(setup, MarianMTModel, CapeMarianMTModel, sizes, settings)
 
 
 def speech_models(setup: Setup, **sizes: Any) -> dict[str, nn.Module]:
     sizes["attn_implementation"] = "eager"
     sizes |= {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1} if setup.quick else {}
-    models = {
-        "stock": Speech2TextForConditionalGeneration(Speech2TextConfig(**sizes)),
-        **{
-            name: CapeSpeech2TextForConditionalGeneration(
-                CapeSpeech2TextConfig(**sizes, position_embedding=settings)
-            )
-            for name, settings in SETTINGS.items()
-        },
-    }
-    return share(models, setup)
+    classes = (Speech2TextForConditionalGeneration, CapeSpeech2TextForConditionalGeneration)
+    return make_models(setup, *classes, sizes)
 
 
 def vit_sizes(setup: Setup) -> dict[str, Any]:
@@ -206,17 +170,30 @@ def vit_sizes(setup: Setup) -> dict[str, Any]:
 
 
 def vit(sizes: dict[str, Any], settings: dict[str, Any]) -> nn.Module:
-    return CapeViTForImageClassification(CapeViTConfig(**sizes, position_embedding=settings))
+    return build(CapeViTForImageClassification, sizes, position_embedding=settings)
+
+
+def build(model: type[nn.Module], sizes: dict[str, Any], **positions: Any) -> nn.Module:
+    return model(model.config_class(**sizes, **positions))
+
+
+def make_models(
+    setup: Setup,
+    stock: type[nn.Module],
+    cape: type[nn.Module],
+    sizes: dict[str, Any],
+    settings: dict[str, dict[str, Any]] = SETTINGS,
+) -> dict[str, nn.Module]:
+    """The stock model and those of the `settings`, on shared parameters."""
+    types = {name: build(cape, sizes, position_embedding=own) for name, own in settings.items()}
+    return share({"stock": build(stock, sizes), **types}, setup)
 
 
 def share(models: dict[str, nn.Module], setup: Setup) -> dict[str, nn.Module]:
-    """Gives all models the parameters of the first, so that none is slower for its memory."""
-    first, *others = (model.to(setup.dtype).train() for model in models.values())
-    own = dict(first.named_parameters())
-    for model in others:
-        for name, parameter in model.named_parameters():
-            if name in own:
-                parameter.data = own[name].data
+    """Makes all models use the parameters of the first, in training mode."""
+    for model in models.values():
+        model.to(setup.dtype).train()
+    share_parameters(models.values())
     return models
 
 
@@ -236,23 +213,17 @@ def forward_step(setup: Setup, size: int, batch: int) -> Step:
     return step
 
 
-def resolution_rows(setup: Setup, report: Report) -> None:
+def resolution_table(setup: Setup, report: Report) -> None:
     """Images per second and peak memory by resolution."""
     batch, sizes = (2, (32, 64)) if setup.quick else (8, RESOLUTIONS)
     cells = []
     for size in sizes:
         name = f"{size} x {size}"
-        step: Callable[[], object] = forward_step(setup, size, batch)
-        timing = interleave({name: step}, setup, setup.seconds(SECONDS / 10), name)[name]
+        step = {name: forward_step(setup, size, batch)}
+        timing = interleave(step, setup, setup.seconds(SECONDS / 10), name)[name]
         mib = peak_memory(setup, forward_step, setup, size, batch)
         per_second = 1000 * batch / timing.milliseconds
         cells.append([name, f"{per_second:.1f}", f"{mib:.0f}"])
     report.tables["ViT-Ti with cape by resolution, batch 8"] = markdown(
         ["", "images per second", "peak MiB"], cells
     )
-
-
-def _plot(report: Report, figure: Any) -> None:
-    axes = figure.subplots()
-    plot_ratios(axes, report.rows, "case", LIMIT)
-    legend_below(figure, axes)

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from benchmarks import hosts
 from benchmarks.measure import MEBIBYTE, Setup, Step, interleave, peak_memory
-from benchmarks.report import Report, distinct, ratio_cell, timing_columns
+from benchmarks.report import Report, distinct, ratio_cell, variant_table
 from recipes.lab.tables import markdown
 
 DIM, HEADS, LAYERS = 768, 8, 6
@@ -65,9 +65,7 @@ def run(setup: Setup) -> Report:
             }
             seconds = setup.seconds(SECONDS[part])
             timings = interleave(steps, setup, seconds, f"relative {part} T {length}")
-            for name, timing in timings.items():
-                row = {"part": part, "T": length, "B": batch, "variant": name}
-                report.rows.append(row | timing_columns(timing))
+            report.add({"part": part, "T": length, "B": batch}, timings)
     _measure_memory(report, setup, shape)
     report.tables = _tables(report, setup, contexts, batches)
     report.plot = partial(_plot, report)
@@ -75,7 +73,6 @@ def run(setup: Setup) -> Report:
 
 
 def label(context: int) -> str:
-    """Name of a variant."""
     return f"context {context}" if context else "no positions"
 
 
@@ -94,8 +91,7 @@ def make_model(task, context: int, shape: tuple[int, int, int], setup: Setup) ->
 
 def make_step(model: nn.Module, part: str, batch: int, length: int, setup: Setup) -> Step:
     """Forward and backward of a part of `model`, from a fixed gradient of its output."""
-    dim = model.encoder.embed_tokens.embedding_dim
-    vocabulary = model.encoder.embed_tokens.num_embeddings
+    vocabulary, dim = model.encoder.embed_tokens.weight.shape
     tokens = torch.randint(4, vocabulary, (batch, length), device=setup.device)
     lengths = torch.full((batch,), length, device=setup.device)
     states = torch.randn(length, batch, dim, device=setup.device, dtype=setup.dtype)
@@ -142,13 +138,14 @@ def _measure_memory(report: Report, setup: Setup, shape: tuple[int, int, int]) -
 
 def _tables(report: Report, setup: Setup, contexts: tuple, batches: dict) -> dict[str, list[str]]:
     timed = [row for row in report.rows if "ratio" in row]
-    find = {(row["part"], row["T"], row["variant"]): row for row in timed}
+    row_of = {(row["part"], row["T"], row["variant"]): row for row in timed}
     header = ["", *(f"T {length}, B {batch}" for length, batch in batches.items())]
     precision = "fp32" if setup.dtype == torch.float32 else "fp16"
     tables = {}
     for name in map(label, (*contexts, 0)):
         rows = [
-            [part, *(ratio_cell(find[part, length, name]) for length in batches)] for part in PARTS
+            [part, *(ratio_cell(row_of[part, length, name]) for length in batches)]
+            for part in PARTS
         ]
         for context, values in PAPER[precision].items():
             if name == label(context) and tuple(batches) == LENGTHS:
@@ -157,7 +154,7 @@ def _tables(report: Report, setup: Setup, contexts: tuple, batches: dict) -> dic
                 ]
         tables[f"Time / time without positions, {name} (95 % interval)"] = markdown(header, rows)
     rows = [
-        [part, *(f"{find[part, length, label(0)]['milliseconds']:.0f}" for length in batches)]
+        [part, *(f"{row_of[part, length, label(0)]['milliseconds']:.0f}" for length in batches)]
         for part in PARTS
     ]
     tables["Milliseconds without positions"] = markdown(header, rows)
@@ -167,23 +164,22 @@ def _tables(report: Report, setup: Setup, contexts: tuple, batches: dict) -> dic
 
 def _memory_table(report: Report, setup: Setup) -> list[str]:
     rows = [row for row in report.rows if "mib" in row]
-    lengths = distinct(rows, "T")
-    cells = [
-        [name, *(row["mib"] for row in rows if row["variant"] == name)]
-        for name in distinct(rows, "variant")
-    ]
-    scores = [length**2 * setup.dtype.itemsize / MEBIBYTE for length in lengths]
-    cells.append([f"(the T x T scores of {HEADS} heads)", *(f"{HEADS * x:.1f}" for x in scores)])
     width = DIM // HEADS
-    cells.append([f"(a T x T x d tensor, d {width})", *(f"{width * x:.1f}" for x in scores)])
-    return markdown(["", *(f"T {length}" for length in lengths)], cells)
+    for name, factor in {
+        f"(the T x T scores of {HEADS} heads)": HEADS,
+        f"(a T x T x d tensor, d {width})": width,
+    }.items():
+        for length in distinct(rows, "T"):
+            mib = factor * length**2 * setup.dtype.itemsize / MEBIBYTE
+            rows.append({"variant": name, "T": length, "mib": mib})
+    return variant_table(rows, "T", lambda row: f"{row['mib']:.1f}")
 
 
 def _plot(report: Report, figure) -> None:
     *panels, memory = figure.subplots(1, len(PARTS) + 1)
     for axes, part in zip(panels, PARTS, strict=True):
         rows = [row for row in report.rows if row["part"] == part and "ratio" in row]
-        for name in dict.fromkeys(row["variant"] for row in rows):
+        for name in distinct(rows, "variant"):
             points = [row for row in rows if row["variant"] == name]
             axes.plot(
                 [row["T"] for row in points],

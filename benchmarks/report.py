@@ -20,7 +20,7 @@ class Report:
     Attributes:
         title: Heading.
         text: What is measured, how and what is to be reached; paragraphs of Markdown.
-        rows: Every number, one dict per row; rows may differ in their keys.
+        rows: Every number, a dict for each row; rows may differ in their keys.
         tables: Markdown by heading.
         plot: Draws on an empty figure.
     """
@@ -30,6 +30,22 @@ class Report:
     rows: list[dict[str, object]] = field(default_factory=list)
     tables: dict[str, list[str]] = field(default_factory=dict)
     plot: Callable | None = None
+
+    def add(self, columns: Mapping[str, object], timings: Mapping[str, Timing]) -> None:
+        """Adds a row for each variant."""
+        for name, timing in timings.items():
+            self.rows.append({**columns, "variant": name} | timing_columns(timing))
+
+    def compare(self, x: str, limit: float) -> None:
+        """Makes tables and plot of what has been added, variants by the values of column `x`."""
+        self.tables = ratio_tables(self.rows, x)
+
+        def plot(figure: Figure) -> None:
+            axes = figure.subplots()
+            plot_ratios(axes, self.rows, x, limit)
+            legend_below(figure, axes)
+
+        self.plot = plot
 
 
 def distinct(rows: Iterable[Mapping[str, object]], name: str) -> list[object]:
@@ -53,20 +69,24 @@ def ratio_cell(row: Mapping[str, object]) -> str:
     return f"{row['ratio']:.3f} ({row['ratio_low']:.3f}-{row['ratio_high']:.3f})"
 
 
+def variant_table(
+    rows: Sequence[Mapping[str, object]], x: str, cell: Callable[[Mapping], str]
+) -> list[str]:
+    """Variants by the values of column `x`."""
+    header = ["", *(f"{x} {value}" for value in distinct(rows, x))]
+    lines = (
+        [name, *(cell(row) for row in rows if row["variant"] == name)]
+        for name in distinct(rows, "variant")
+    )
+    return markdown(header, lines)
+
+
 def ratio_tables(rows: Sequence[Mapping[str, object]], x: str) -> dict[str, list[str]]:
     """Ratios and times, variants by the values of column `x`."""
-    header = ["", *(f"{x} {value}" for value in distinct(rows, x))]
-    tables = {}
-    for heading, cell in (
-        ("Time / time of the reference", ratio_cell),
-        ("Milliseconds", lambda row: f"{row['milliseconds']:#.4g}"),
-    ):
-        lines = (
-            [name, *(cell(row) for row in rows if row["variant"] == name)]
-            for name in distinct(rows, "variant")
-        )
-        tables[heading] = markdown(header, lines)
-    return tables
+    return {
+        "Time / time of the reference": variant_table(rows, x, ratio_cell),
+        "Milliseconds": variant_table(rows, x, lambda row: f"{row['milliseconds']:#.4g}"),
+    }
 
 
 def write(report: Report, name: str, setup: Setup, facts: Mapping[str, str], folder: Path) -> Path:
@@ -81,9 +101,8 @@ def write(report: Report, name: str, setup: Setup, facts: Mapping[str, str], fol
     write_figure(Path(f"{stem}.png"), figure)
     text = [line for paragraph in report.text for line in (paragraph, "")]
     sections = {"": text[:-1], **report.tables, "Figure": [f"![figure]({stem.name}.png)"]}
-    path = Path(f"{stem}.md")
-    write_page(path, report.title, sections, facts)
-    return path
+    write_page(Path(f"{stem}.md"), report.title, sections, facts)
+    return Path(f"{stem}.md")
 
 
 def plot_ratios(axes, rows: Sequence[Mapping[str, object]], x: str, limit: float) -> None:

@@ -2,9 +2,9 @@
 vision ...]``: measures and writes tables and plots to benchmarks/results."""
 
 import argparse
-import importlib
 import logging
 import os
+import pkgutil
 import shlex
 import sys
 import time
@@ -16,7 +16,15 @@ import torch
 from benchmarks import measure, report
 from recipes.lab.options import add_shared, new_parser
 
-NAMES = ("embedding", "training", "relative", "generation", "huggingface", "speech", "vision")
+BENCHMARKS = {
+    "embedding": "embedding:run",
+    "training": "translation:run_training",
+    "relative": "relative:run",
+    "generation": "translation:run_generation",
+    "huggingface": "huggingface:run",
+    "speech": "speech:run",
+    "vision": "vision:run",
+}
 RESULTS = Path(__file__).parent / "results"
 QUICK_RESULTS = Path("build") / "benchmarks-quick"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -25,7 +33,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = new_parser(__doc__, "benchmarks.run")
     add = parser.add_argument
-    add("names", nargs="*", metavar="NAME", help=f"{', '.join(NAMES)}; default all")
+    add("names", nargs="*", metavar="NAME", help=f"{', '.join(BENCHMARKS)}; default all")
     add_shared(parser, "device", default="cpu", choices=("cpu", "cuda"), help="")
     add("--dtype", choices=tuple(DTYPES), default="float32")
     add("--quick", action="store_true", help="tiny models, to see that everything runs")
@@ -34,8 +42,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add_shared(parser, "output", help="folder of the results; default benchmarks/results")
     args = parser.parse_args(argv)
     for name in args.names:
-        if name not in NAMES:
-            parser.error(f"unknown benchmark {name!r}; choose from {', '.join(NAMES)}")
+        if name not in BENCHMARKS:
+            parser.error(f"unknown benchmark {name!r}; choose from {', '.join(BENCHMARKS)}")
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch sees no GPU here; use --device cpu")
     if args.device == "cuda" and args.clock == "cpu":
@@ -54,19 +62,17 @@ def shown_command(name: str, args: argparse.Namespace) -> str:
     if args.quick:
         words.append("--quick")
     threads = os.environ.get("OMP_NUM_THREADS")
-    return (
-        shlex.join(words) if threads is None else f"OMP_NUM_THREADS={threads} {shlex.join(words)}"
-    )
+    return ("" if threads is None else f"OMP_NUM_THREADS={threads} ") + shlex.join(words)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_arguments(sys.argv[1:] if argv is None else argv)
     logging.disable(logging.INFO)  # fairseq logs all it builds
     setup = measure.Setup(torch.device(args.device), DTYPES[args.dtype], args.quick, args.clock)
-    for name in args.names or NAMES:
+    for name in args.names or BENCHMARKS:
         begin = time.monotonic()
         torch.manual_seed(0)
-        result = importlib.import_module(f"benchmarks.{name}").run(setup)
+        result = pkgutil.resolve_name(f"benchmarks.{BENCHMARKS[name]}")(setup)
         facts = measure.facts(setup, shown_command(name, args))
         path = report.write(result, name, setup, facts, args.output)
         print(f"{name}: {time.monotonic() - begin:.0f} s, {path}", flush=True)

@@ -21,6 +21,7 @@ from benchmarks.report import (
     Report,
     legend_below,
     plot_ratios,
+    ratio_cell,
     ratio_tables,
     timing_columns,
 )
@@ -38,6 +39,7 @@ SIZES = {"cpu": ((8, 400), (2, 1600)), "cuda": ((60, 400), (15, 1600))}  # frame
 # durations like those of TED-LIUM 3: 6 s, standard deviation 3 s
 RECORDINGS, MEAN, DEVIATION = {"cpu": 48, "cuda": 400}, 6.0, 3.0
 BATCH_SECONDS = {"cpu": 40.0, "cuda": 240.0}
+SORTED, PADDED, FREE = "sorted, padded", "perturbed, padded", "padding-free"  # batches
 TEXT = (
     """\
 **Types**: a training step (forward, CTC, backward; no optimizer) of `cape_ctc_transformer_small`
@@ -59,8 +61,7 @@ def run(setup: Setup) -> Report:
     for batch, length in ((2, 60), (2, 90)) if setup.quick else SIZES[setup.device.type]:
         size = f"{batch} x {length}"
         timings = interleave(type_steps(setup, batch, length), setup, setup.seconds(SECONDS), size)
-        for name, timing in timings.items():
-            report.rows.append({"B x T": size, "variant": name} | timing_columns(timing))
+        report.add({"B x T": size}, timings)
     report.tables = ratio_tables(report.rows, "B x T")
     batch_rows(setup, report)
     feature_rows(setup, report)
@@ -93,7 +94,7 @@ def training_step(model: Any, criterion: CapeCtcCriterion, samples: list[dict]) 
 
 def make_sample(setup: Setup, features: list[torch.Tensor], **times: torch.Tensor) -> dict:
     """A batch as the task makes it, three labels for each second."""
-    lengths = torch.tensor([len(one) for one in features])
+    lengths = torch.tensor([len(frames) for frames in features])
     padded = torch.nn.utils.rnn.pad_sequence(features, batch_first=True)
     units = [torch.randint(4, UNITS, (max(1, int(0.03 * n)),)) for n in lengths]
     target = torch.nn.utils.rnn.pad_sequence(units, True, 1)
@@ -113,21 +114,21 @@ def type_steps(setup: Setup, batch: int, length: int) -> dict[str, Step]:
     return {name: partial(training_step, *both, [sample]) for name, both in models.items()}
 
 
-def make_batches(setup: Setup, kind: str) -> list[dict]:
-    """One epoch of random recordings; `kind` "sorted", "perturbed" or "padding-free"."""
+def make_batches(setup: Setup, name: str) -> list[dict]:
+    """An epoch of random recordings in batches of one sort."""
     rng = np.random.default_rng(0)
     count = 6 if setup.quick else RECORDINGS[setup.device.type]
     seconds = rng.gamma((MEAN / DEVIATION) ** 2, DEVIATION**2 / MEAN, count).clip(0.5)
     limit = 10.0 if setup.quick else BATCH_SECONDS[setup.device.type]
-    batches, samples = PaddingFreeBatches(seconds, limit, shuffle=kind != "sorted"), []
+    batches, samples = PaddingFreeBatches(seconds, limit, shuffle=name != SORTED), []
     for batch in batches:
-        hops = [hop.seconds if kind == "padding-free" else 0.01 for hop in batch]
+        hops = [hop.seconds if name == FREE else 0.01 for hop in batch]
         frames = [
             torch.randn(int((seconds[hop.index] - 0.025) / distance) + 1, BINS)
             for hop, distance in zip(batch, hops, strict=True)
         ]
         times = {}
-        if kind == "padding-free":
+        if name == FREE:
             features, kept = equal_length(frames)
             frames = list(features)
             times = {"frame_nanoseconds": frame_nanoseconds(kept, hops)}
@@ -135,35 +136,26 @@ def make_batches(setup: Setup, kind: str) -> list[dict]:
     return samples
 
 
-def epoch_step(setup: Setup, kind: str) -> Step:
-    return partial(training_step, *make_model(setup, "cape"), make_batches(setup, kind))
+def epoch_step(setup: Setup, name: str) -> Step:
+    return partial(training_step, *make_model(setup, "cape"), make_batches(setup, name))
 
 
 def batch_rows(setup: Setup, report: Report) -> None:
-    kinds = {"sorted": "sorted, padded", "perturbed": "perturbed, padded"}
-    kinds["padding-free"] = "padding-free"
-    samples = {kind: make_batches(setup, kind) for kind in kinds}
-    steps = {
-        name: partial(training_step, *make_model(setup, "cape"), samples[kind])
-        for kind, name in kinds.items()
-    }
-    timings = interleave(steps, setup, setup.seconds(2 * SECONDS), "batches")
+    steps = {name: epoch_step(setup, name) for name in (SORTED, PADDED, FREE)}
     lines = []
-    for kind, name in kinds.items():
-        inputs = [sample["net_input"] for sample in samples[kind]]
-        real = sum(int(one["src_lengths"].sum()) for one in inputs)
-        whole = sum(one["src_tokens"].shape[:2].numel() for one in inputs)
-        memory = peak_memory(setup, epoch_step, setup, kind)
-        timing = timings[name]
+    timings = interleave(steps, setup, setup.seconds(2 * SECONDS), "batches")
+    for name, timing in timings.items():
+        inputs = [sample["net_input"] for sample in steps[name].args[-1]]
+        real = sum(int(batch["src_lengths"].sum()) for batch in inputs)
+        whole = sum(batch["src_tokens"].shape[:2].numel() for batch in inputs)
+        memory = peak_memory(setup, epoch_step, setup, name)
         speed = real / timing.milliseconds * 1000
         padding = 100 * (1 - real / whole)
-        report.rows.append(
-            {"part": "batches", "variant": name, "frames_per_second": round(speed, 1)}
-            | {"padding_percent": round(padding, 2), "peak_mib": round(memory, 1)}
-            | timing_columns(timing)
-        )
-        interval = f"{timing.ratio:.3f} ({timing.low:.3f}-{timing.high:.3f})"
-        lines.append([name, f"{padding:.1f} %", interval, f"{speed:.0f}", f"{memory:.0f}"])
+        row = {"part": "batches", "variant": name, "frames_per_second": round(speed, 1)}
+        row |= {"padding_percent": round(padding, 2), "peak_mib": round(memory, 1)}
+        row |= timing_columns(timing)
+        report.rows.append(row)
+        lines.append([name, f"{padding:.1f} %", ratio_cell(row), f"{speed:.0f}", f"{memory:.0f}"])
     header = ["batches", "padding", "time / time of sorted", "frames per second", "peak MiB"]
     report.tables["Batches"] = markdown(header, lines)
 

@@ -1,23 +1,16 @@
 """Images: what UniViT's mixed sizes, resized tables and augmented positions cost, and how many
 images per second are classified."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from benchmarks.huggingface import share, training_step, vit, vit_sizes
+from benchmarks.huggingface import share, training_step, training_steps, vit, vit_sizes
 from benchmarks.measure import CLOCKS, Setup, Step, interleave
-from benchmarks.report import (
-    Report,
-    distinct,
-    legend_below,
-    plot_ratios,
-    ratio_tables,
-    timing_columns,
-)
+from benchmarks.report import Report, distinct, legend_below, plot_ratios, ratio_tables
 from recipes.lab.tables import markdown
 from recipes.vit.catalog import UNIVIT_SIZES
 from recipes.vit.data import resize
@@ -27,12 +20,7 @@ SECONDS = 60.0
 SIZE, STORED = 224, 256  # of the table and of training; of the images as they come from the disk
 LIMIT = 1.1
 BATCH = {"cpu": 4, "cuda": 128}
-SETTINGS = {
-    "nopos": {"type": "nopos"},
-    "abspos": {"type": "abspos"},
-    "sinpos": {"type": "sinpos"},
-    "cape": {"type": "cape"},
-}
+TYPES = ("nopos", "abspos", "sinpos", "cape")
 TEXT = (
     f"""\
 ViT-Ti. **UniViT**: updates of 128, 160, ..., 320 pixels, one of each, against as many of {SIZE}
@@ -61,8 +49,7 @@ def run(setup: Setup) -> Report:
         cases[f"embedding layer, {size} px"] = embedding_steps(setup, batch, size, home)
     for case, steps in cases.items():
         seconds = setup.seconds(2 * SECONDS if case == "UniViT" else SECONDS)
-        for name, timing in interleave(steps, setup, seconds, case).items():
-            report.rows.append({"case": case, "variant": name} | timing_columns(timing))
+        report.add({"case": case}, interleave(steps, setup, seconds, case))
     timed = list(report.rows)
     for case in ("UniViT", "training", "embedding layer"):
         rows = [row for row in timed if str(row["case"]).startswith(case)]
@@ -73,10 +60,10 @@ def run(setup: Setup) -> Report:
     return report
 
 
-def models(setup: Setup, home: int, names: Sequence[str] = tuple(SETTINGS)) -> dict[str, nn.Module]:
+def models(setup: Setup, home: int, names: Sequence[str] = TYPES) -> dict[str, nn.Module]:
     """ViT-Ti of each type, on shared parameters."""
     sizes = vit_sizes(setup) | {"image_size": home}
-    made = {name: vit(sizes, SETTINGS[name]).to(setup.device) for name in names}
+    made = {name: vit(sizes, {"type": name}).to(setup.device) for name in names}
     return share(made, setup)
 
 
@@ -104,9 +91,7 @@ def type_steps(setup: Setup, batch: int, size: int, home: int) -> dict[str, Step
         "pixel_values": images_of(setup, batch, size),
         "labels": torch.zeros(batch, dtype=torch.long, device=setup.device),
     }
-    return {
-        name: partial(training_step, model, inputs) for name, model in models(setup, home).items()
-    }
+    return training_steps(models(setup, home), inputs)
 
 
 def embedding_steps(setup: Setup, batch: int, size: int, home: int) -> dict[str, Step]:
@@ -126,14 +111,14 @@ def evaluation_rows(
 ) -> None:
     """Images per second by type and size."""
     runs = 2 if setup.quick else 30
-    clock, wait = _clock(setup)
+    wait = torch.cuda.synchronize if setup.device.type == "cuda" else lambda: None
     lines = []
     for name, model in models(setup, home).items():
         cells = []
         for size in sizes:
             forward = torch.inference_mode()(partial(model.eval(), images_of(setup, batch, size)))
             rate = images_per_second(
-                forward, batch, warmup=runs, runs=runs, synchronize=wait, clock=clock
+                forward, batch, warmup=runs, runs=runs, synchronize=wait, clock=CLOCKS[setup.clock]
             )
             report.rows.append(
                 {"case": "evaluation", "variant": name, "pixels": size}
@@ -145,11 +130,6 @@ def evaluation_rows(
     report.tables["Evaluation: images per second"] = markdown(header, lines)
 
 
-def _clock(setup: Setup) -> tuple[Callable[[], float], Callable[[], object]]:
-    cuda = setup.device.type == "cuda"
-    return CLOCKS[setup.clock], torch.cuda.synchronize if cuda else (lambda: None)
-
-
 def _plot(report: Report, figure: Any) -> None:
     left, right = figure.subplots(1, 2)
     timed = [row for row in report.rows if "ratio" in row]
@@ -157,7 +137,7 @@ def _plot(report: Report, figure: Any) -> None:
     left.tick_params(axis="x", rotation=20, labelsize=7)
     names = distinct(timed, "variant")  # colours as on the left
     rows = [row for row in report.rows if row["case"] == "evaluation"]
-    for name in SETTINGS:
+    for name in TYPES:
         own = [row for row in rows if row["variant"] == name]
         right.plot(
             [row["pixels"] for row in own],

@@ -68,8 +68,8 @@ def test_every_combination_has_one_row_with_finite_numbers(results, name):
     rows = read_rows(only(results, f"{name}-cpu-torch*.csv"))
     timed = [row for row in rows if row["ratio"]]
     columns = EXPECTED[name]
-    found = [tuple(row[column] for column in columns) for row in timed]
-    assert len(found) == len(set(found)) == math.prod(map(len, columns.values()))
+    combinations = [tuple(row[column] for column in columns) for row in timed]
+    assert len(combinations) == len(set(combinations)) == math.prod(map(len, columns.values()))
     for column, values in columns.items():
         assert {row[column] for row in timed} == values
     for row in timed:
@@ -81,8 +81,8 @@ def test_every_combination_has_one_row_with_finite_numbers(results, name):
 @pytest.mark.slow
 def test_hugging_face_families(results):
     rows = read_rows(only(results, "huggingface-cpu-torch*.csv"))
-    found = {case: {row["variant"] for row in rows if row["case"] == case} for case in HF_CASES}
-    assert found == HF_CASES
+    variants = {case: {row["variant"] for row in rows if row["case"] == case} for case in HF_CASES}
+    assert variants == HF_CASES
     assert all(float(row[column]) > 0 for row in rows for column in NUMBERS)
     table = only(results, "huggingface-cpu-torch*.md").read_text(encoding="utf-8")
     assert len(re.findall(r"\| \d+ x \d+ \| [\d.]+ \| \d+ \|", table)) == 2
@@ -115,9 +115,9 @@ def test_vision(results):
     expected = {("UniViT", "all 32"), ("UniViT", "UniViT")}
     assert timed == expected | {(part, name) for part in parts for name in types}
     rates = {(row["variant"], row["pixels"]): row["images_per_second"] for row in rows}
-    found = {key: float(rate) for key, rate in rates.items() if rate}
-    assert found.keys() == {(name, size) for name in types for size in ("16", "32", "48")}
-    assert min(found.values()) > 0
+    numbers = {key: float(rate) for key, rate in rates.items() if rate}
+    assert numbers.keys() == {(name, size) for name in types for size in ("16", "32", "48")}
+    assert min(numbers.values()) > 0
 
 
 @pytest.mark.slow
@@ -130,7 +130,7 @@ def test_memory_is_measured(results, name, count):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", run.NAMES)
+@pytest.mark.parametrize("name", run.BENCHMARKS)
 def test_markdown_says_how_to_repeat_it_and_shows_the_plot(results, name):
     path = only(results, f"{name}-cpu-torch*.md")
     text = path.read_text(encoding="utf-8")
