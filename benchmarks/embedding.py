@@ -10,7 +10,6 @@ from functools import partial
 import torch
 from fairseq.modules import LearnedPositionalEmbedding, SinusoidalPositionalEmbedding
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from benchmarks import hosts
 from benchmarks.measure import (
@@ -34,6 +33,7 @@ from benchmarks.report import (
 )
 from cape_plugins import ENCODINGS, TYPES, PositionConfig, build_position_encoder
 from fairseq_user_dir.embedding import TokenPositionEmbedding, WrappingPositionalEmbedding
+from recipes.lab.steps import progress
 
 BATCH, DIM, LENGTHS = 50, 768, (10, 100, 1000)
 SECONDS = 15.0
@@ -120,14 +120,14 @@ def run(setup: Setup) -> Report:
         report.tables[f"Nanoseconds per number of the result{where}"] = variant_table(
             rows, "T", lambda r: f"{1e6 * r['milliseconds'] / (r['B'] * r['T'] * r['K']):.2f}"
         )
-    once = [row for row in report.rows if row["malloc"] == MALLOC[0]]
-    for row in tqdm(once, "embedding memory", leave=False, disable=None):
+    fresh = [row for row in report.rows if row["malloc"] == MALLOC[0]]
+    for row in progress(fresh, "embedding memory"):
         mib = peak_memory(setup, make_step, row["variant"], batch, row["T"], dim, setup)
         row["mib"] = round(mib, 2)
     tensor = batch * dim * setup.dtype.itemsize / MEBIBYTE
     sizes = [{"variant": "one tensor B x T x K", "T": t, "mib": t * tensor} for t in lengths]
     report.tables["Peak memory, MiB"] = variant_table(
-        [*sizes, *once], "T", lambda row: f"{row['mib']:.1f}"
+        [*sizes, *fresh], "T", lambda row: f"{row['mib']:.1f}"
     )
     report.plot = partial(_plot, report)
     return report
@@ -136,7 +136,7 @@ def run(setup: Setup) -> Report:
 def time_all(
     names: list[str], batch: int, length: int, dim: int, setup: Setup, malloc: str
 ) -> dict[str, Timing]:
-    """Times one length, in a process of its own because of malloc."""
+    """Times a length, in a process of its own because of malloc."""
     if malloc == MALLOC[1]:
         keep_pages()
     steps = {name: make_step(name, batch, length, dim, setup) for name in names}

@@ -59,14 +59,8 @@ def make_task(vocabulary: int) -> TranslationTask:
 def make_model(
     task: TranslationTask, positions: Mapping[str, object], setup: Setup, **arguments: object
 ) -> nn.Module:
-    """A Transformer of fairseq's base architecture.
-
-    Args:
-        task: Holds the dictionaries.
-        positions: Positional arguments of a cape model; empty for the stock model.
-        setup: Device and dtype.
-        arguments: What differs from the base architecture.
-    """
+    """A Transformer of fairseq's base architecture, except for the `arguments`; `positions` are the
+    arguments of a cape model, and empty for the stock model."""
     arch = "cape_transformer" if positions else "transformer"
     args = Namespace(arch=arch, **arguments, **positions)
     ARCH_CONFIG_REGISTRY[arch](args)
@@ -76,11 +70,8 @@ def make_model(
 
 def share_parameters(models: Iterable[nn.Module]) -> list[nn.Parameter]:
     """Makes all models use the parameters of the first wherever they have the same, so that
-    neither their values nor their place in memory can make a difference.
-
-    Returns:
-        All distinct parameters.
-    """
+    neither their values nor their place in memory can make a difference. Returns the distinct
+    parameters."""
     first, *others = models
     modules = dict(first.named_modules())
     for other in others:
@@ -96,7 +87,7 @@ def share_parameters(models: Iterable[nn.Module]) -> list[nn.Parameter]:
 def make_tokens(
     task: TranslationTask, batch_size: int, length: int, ragged: bool = True
 ) -> list[torch.Tensor]:
-    """Random sentences that end with EOS, `length` tokens or, if ragged, 80 to 100 % of that (as
+    """Random sentences that end with EOS, of `length` tokens or, if ragged, 80 to 100 % of that (as
     in batches of sentences of similar length)."""
     generator = torch.Generator().manual_seed(length)
     symbols = task.source_dictionary

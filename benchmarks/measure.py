@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
+from recipes.lab.steps import progress
 from recipes.lab.tables import how_made
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -36,39 +36,24 @@ Step = Callable[[], object]
 
 @dataclass(frozen=True)
 class Setup:
-    """What the command line decides.
-
-    Attributes:
-        device: "cpu" or "cuda".
-        dtype: Of parameters and activations.
-        quick: Small models and few rounds: shows that the programs run, not what things cost.
-        clock: "wall", or "cpu" (CPU seconds of all threads) on a machine that does other work.
-    """
+    """What the command line decides."""
 
     device: torch.device
-    dtype: torch.dtype
-    quick: bool = False
-    clock: str = "wall"
+    dtype: torch.dtype  # of parameters and activations
+    quick: bool = False  # small models, few rounds: shows that the programs run, not what they cost
+    clock: str = "wall"  # or "cpu" (seconds of all threads) on a machine that does other work
 
     def seconds(self, full: float) -> float:
-        """Time to spend on one group of variants: `full`, or next to nothing."""
+        """Time to spend on a group of variants: `full`, or next to nothing."""
         return 0.0 if self.quick else full
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Time of one variant.
-
-    Attributes:
-        milliseconds: Median over the rounds.
-        ratio: Median over the rounds of its time by the mean time of the reference in that round.
-        low: 95 % bootstrap interval of the ratio, lower end ...
-        high: ... and upper end.
-        rounds: How often it ran.
-    """
+    """Time of a variant: medians over the rounds, and the 95 % bootstrap interval of the ratio."""
 
     milliseconds: float
-    ratio: float
+    ratio: float  # of its time by the mean time of the reference in the same round
     low: float
     high: float
     rounds: int
@@ -77,17 +62,9 @@ class Timing:
 def interleave(
     steps: Mapping[str, Step], setup: Setup, seconds: float, label: str
 ) -> dict[str, Timing]:
-    """Times variants in turns; see the module docstring.
-
-    Args:
-        steps: Variants by name; the first is the reference and takes part twice.
-        setup: Device and clock.
-        seconds: Time to spend, from which the number of rounds follows (5 to 500, 3 if quick).
-        label: For the progress bar.
-
-    Returns:
-        A timing for each variant; the ratio of the reference is that of its two runs.
-    """
+    """Times variants in turns; see the module docstring. The first of the `steps` is the reference,
+    which takes part twice; its own ratio is that of its two runs. The `seconds` to spend give the
+    number of rounds (5 to 500, 3 if quick)."""
     reference, again = next(iter(steps)), object()
     steps = {again: steps[reference], **steps}
     # twice: memory allocators and libraries settle in the first pass
@@ -96,14 +73,13 @@ def interleave(
         for step in steps.values():
             _time(step, setup)
         round_seconds = time.perf_counter() - begin
-    rounds = max(MIN_ROUNDS, min(MAX_ROUNDS, int(seconds / round_seconds)))
-    rounds = 3 if setup.quick else rounds
+    rounds = 3 if setup.quick else max(MIN_ROUNDS, min(MAX_ROUNDS, int(seconds / round_seconds)))
     times: dict[object, list[float]] = {name: [] for name in steps}
     order, shuffle = list(steps), random.Random(0).shuffle
     gc.collect()
     gc.disable()
     try:
-        for _ in tqdm(range(rounds), label, leave=False, disable=None, unit="round"):
+        for _ in progress(range(rounds), label, unit="round"):
             shuffle(order)
             for name in order:
                 times[name].append(_time(steps[name], setup))
@@ -139,16 +115,12 @@ MEBIBYTE = 2**20
 
 
 def peak_memory(setup: Setup, make: Callable[..., Step], *args: object) -> float:
-    """MiB that one call of the step ``make(*args)`` needs at its peak, its result included.
+    """MiB that a call of the step ``make(*args)`` needs at its peak, its result included.
 
     On a CPU the step runs in a process of its own, once to warm up and once more: what is counted
     is the growth of the resident set, so pages that were never touched do not count. On a GPU it
-    is the growth of what torch has allocated.
-
-    Args:
-        setup: Device.
-        make: Function of a module (it is sent to the process by name) that returns the step.
-        args: For `make`.
+    is the growth of what torch has allocated. `make` is a function of a module: it is sent to the
+    process by name.
     """
     if setup.device.type == "cuda":
         return _peak_cuda(make(*args)) / MEBIBYTE

@@ -1,17 +1,17 @@
 """Relative attention against attention without positions: Table 9 of the CAPE appendix, and memory.
 
-One Transformer layer, the encoder and the decoder (six layers), forward and backward.
+Measured are a Transformer layer, the encoder and the decoder (six layers), forward and backward.
 """
 
 from functools import partial
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from benchmarks import hosts
 from benchmarks.measure import MEBIBYTE, Setup, Step, interleave, peak_memory
 from benchmarks.report import Report, distinct, ratio_cell, variant_table
+from recipes.lab.steps import progress
 from recipes.lab.tables import markdown
 
 DIM, HEADS, LAYERS = 768, 8, 6
@@ -130,7 +130,7 @@ def _measure_memory(report: Report, setup: Setup, shape: tuple[int, int, int]) -
     if setup.quick:
         lengths, contexts = (20,), (0, 5, 20)
     sizes = [(length, context) for length in lengths for context in contexts]
-    for length, context in tqdm(sizes, "relative memory", leave=False, disable=None):
+    for length, context in progress(sizes, "relative memory"):
         mib = peak_memory(setup, make_layer_step, context, 1, length, shape[:2], setup)
         row = {"part": "layer", "T": length, "B": 1, "variant": label(context)}
         report.rows.append(row | {"context": context, "mib": round(mib, 1)})

@@ -1,5 +1,4 @@
-"""``python -m benchmarks.run [embedding|training|relative|generation|huggingface|speech|
-vision ...]``: measures and writes tables and plots to benchmarks/results."""
+"""Measures costs and writes tables and plots: ``python -m benchmarks.run [NAME ...]``."""
 
 import argparse
 import logging
@@ -54,7 +53,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def shown_command(name: str, args: argparse.Namespace) -> str:
-    """The command that makes one result again, without folders of this machine."""
+    """The command that makes a result again, without folders of this machine."""
     words = ["python", "-m", "benchmarks.run", name]
     for option, default in (("device", "cpu"), ("dtype", "float32"), ("clock", "wall")):
         if getattr(args, option) != default:

@@ -1,4 +1,4 @@
-"""The options that command lines share: one name for one thing, and one check of its value."""
+"""The options that command lines share, each with a single name and a single check."""
 
 import argparse
 import os
@@ -58,19 +58,19 @@ def check_increasing(numbers: Sequence[float], option: str) -> None:
 
 
 def bins(edges: Sequence[int], option: str) -> list[tuple[str, int, float]]:
-    """Label, lowest and highest number of the bins with these upper ends, and of one beyond.
+    """Label, lowest and highest number of the bins with these upper ends, and of what is beyond.
 
     >>> bins([5, 10], "--bins")
     [('0-5', 0, 5), ('6-10', 6, 10), ('over 10', 11, inf)]
     """
     check_increasing(edges, option)
     *lows, beyond = (0, *(edge + 1 for edge in edges))
-    result = [(f"{low}-{edge}", low, edge) for low, edge in zip(lows, edges, strict=True)]
-    return [*result, (f"over {edges[-1]}", beyond, float("inf"))]
+    closed = [(f"{low}-{edge}", low, edge) for low, edge in zip(lows, edges, strict=True)]
+    return [*closed, (f"over {edges[-1]}", beyond, float("inf"))]
 
 
 def bin_of(value: float, labelled: Sequence[tuple[str, int, float]]) -> str:
-    """The label of that of :func:`bins` which has this number."""
+    """The label of the bin that has this number."""
     return next(label for label, low, high in labelled if low <= value <= high)
 
 
@@ -138,8 +138,8 @@ def add_shared(parser: Any, name: str, *earlier: str, **more: Any) -> None:
     default = settings.get("default")
     if default is not None:
         words = default if isinstance(default, list | tuple) else [default]
-        said = f"(default: {' '.join(map(str, words))})"
-        settings["help"] = f"{settings.get('help', '')} {said}".strip()
+        shown = f"(default: {' '.join(map(str, words))})"
+        settings["help"] = f"{settings.get('help', '')} {shown}".strip()
     parser.add_argument(f"--{name}", *earlier, dest=name, **settings)
 
 

@@ -111,14 +111,14 @@ def train(
 
 
 def is_finished(run: Path) -> bool:
-    """Whether :func:`train` has done all updates of this folder."""
+    """Says whether :func:`train` has done all updates of this folder."""
     return (run / SECONDS).exists()
 
 
 def last_update(flags: Sequence[object]) -> int | None:
-    """Number of updates that fairseq-train is told to do; None without a limit.
+    """The number of updates that fairseq-train is told to do; None without a limit.
 
-    The last --max-update wins, so that one from the command line replaces that of a recipe.
+    The last --max-update wins, so that the command line replaces that of a recipe.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--max-update", default="")

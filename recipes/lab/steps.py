@@ -1,4 +1,4 @@
-"""What all recipes share: steps that are done once, atomic files, child processes with progress.
+"""Steps that are done once, atomic files, and child processes with progress.
 
 A *step* makes one folder. The folder gets its name only when it is complete and holds a record of
 the settings it was made with: a finished step is reused, a half-finished one is done again, and a
@@ -96,7 +96,7 @@ def read_written(path: Path) -> list[str]:
 
 
 def digest(path: Path) -> str:
-    """Short fingerprint of the content of a file."""
+    """A short fingerprint of the content of a file."""
     sha = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
@@ -123,9 +123,11 @@ def matches(
     remedy: str = "give another --work folder",
     unset: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Whether `folder` was made with these settings: False if it does not exist; others raise.
+    """Says whether `folder` was made: False if it does not exist; other settings raise.
 
-    `remedy` says what to do instead; `unset` has settings that an older record may lack.
+    Args:
+        remedy: What to do instead.
+        unset: Values of settings that a record may lack, because it was written before they came.
     """
     if not (folder / RECORD).exists():
         return False

@@ -1,4 +1,4 @@
-"""Subword segmentation behind one interface: sentencepiece, or subword-nmt (the BPE of the papers).
+"""Subword segmentation by sentencepiece, or by subword-nmt (the BPE of the papers).
 
 Both have ``train``, ``encode`` (text to pieces separated by spaces) and ``decode`` (the inverse).
 """
@@ -8,6 +8,7 @@ import io
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +78,9 @@ class SubwordNMT:
         with contextlib.ExitStack() as stack:
             texts = [stack.enter_context(open(path, encoding="utf-8")) for path in files]
             output = stack.enter_context(writing(codes))
-            # It complains on standard error when there is less to merge, which is no problem.
+            # complains on standard error when there is less to merge, which is no problem
             stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
-            learn_bpe((line for text in texts for line in text), output, merges)
+            learn_bpe(chain.from_iterable(texts), output, merges)
         return cls(codes)
 
     def encode(self, text: str) -> str:

@@ -1,7 +1,7 @@
 """Tables as CSV and as Markdown, and the pages that hold them.
 
-Where a value is that of several seeds, tables show its mean ± its sample standard deviation, which
-their head says; figures show the same as bands or bars.
+Values of several seeds are shown as mean ± sample standard deviation, which the head of the table
+says; figures show the same as bands or bars.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ ALL = "all"  # the label of all samples together
 
 
 def pivot(rows: Iterable[Row], row: str, column: str, value: str) -> Cells:
-    """Values by two keys, in the order they come in; those of several seeds in one list."""
+    """Values by two keys, in the order they come in; those of several seeds in a list."""
     cells: Cells = {}
     for entry in rows:
         cells.setdefault(entry[row], {}).setdefault(entry[column], []).append(entry[value])
@@ -101,12 +101,12 @@ def markdown(header: Sequence[Any], rows: Iterable[Sequence[Any]], digits: int =
 def seed_table(cells: Cells, corner: str, digits: int = 2) -> list[str]:
     """Lines of a table whose head says what the rows (`corner`) and the numbers are."""
     columns = list(dict.fromkeys(column for row in cells.values() for column in row))
-    said = of_seeds(cells)
+    seeds = of_seeds(cells)
     rows = (
         [name, *(cell(row.get(column, ()), digits) for column in columns)]
         for name, row in cells.items()
     )
-    return markdown([corner if said == "one seed" else f"{corner} ({said})", *columns], rows)
+    return markdown([corner if seeds == "one seed" else f"{corner} ({seeds})", *columns], rows)
 
 
 def write_page(

@@ -1,6 +1,7 @@
 """Synthetic speech of espeak-ng."""
 
 import re
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -23,8 +24,8 @@ def test_phones_stand_where_the_sound_is():
     assert [phone.name for phone in speech.phones if phone.name[0] not in "_"] == [
         *("f", "o@", "t", "u:"),
     ]
-    for one, two in zip(speech.phones, speech.phones[1:], strict=False):
-        assert one.start < one.end == two.start
+    for phone, following in pairwise(speech.phones):
+        assert phone.start < phone.end == following.start
     assert speech.phones[-1].end == pytest.approx(len(speech.waveform) / 16000, abs=1e-3)
 
     def loudness(name):
