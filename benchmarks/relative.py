@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from benchmarks import hosts
 from benchmarks.measure import MEBIBYTE, Setup, Step, interleave, peak_memory
-from benchmarks.report import Report, distinct, ratio_cell, variant_table
+from benchmarks.report import Report, distinct, plot_columns, ratio_cell, variant_table
 from recipes.lab.steps import progress
 from recipes.lab.tables import markdown
 
@@ -181,13 +181,8 @@ def _plot(report: Report, figure) -> None:
         rows = [row for row in report.rows if row["part"] == part and "ratio" in row]
         for name in distinct(rows, "variant"):
             points = [row for row in rows if row["variant"] == name]
-            axes.plot(
-                [row["T"] for row in points],
-                [row["ratio"] for row in points],
-                marker="o",
-                label=name,
-                color="0.7" if name == label(0) else None,
-            )
+            colour = "0.7" if name == label(0) else None
+            plot_columns(axes, points, "T", "ratio", label=name, color=colour)
         axes.axhline(LIMIT, color="black", linewidth=0.8, linestyle=":")
         axes.set(title=part, xlabel="T", xscale="log", ylim=(0.8, None))
     panels[0].set_ylabel("time / time without positions")
@@ -195,12 +190,7 @@ def _plot(report: Report, figure) -> None:
     rows = [row for row in report.rows if "mib" in row]
     for length in distinct(rows, "T"):
         points = [row for row in rows if row["T"] == length]
-        memory.plot(
-            [row["context"] for row in points],
-            [row["mib"] for row in points],
-            marker="o",
-            label=f"T {length}",
-        )
+        plot_columns(memory, points, "context", "mib", label=f"T {length}")
     memory.set(title="peak memory of a layer", xlabel="context (0: none)", ylabel="MiB")
     memory.set_ylim(bottom=0)
     memory.legend(fontsize="small")

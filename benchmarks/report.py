@@ -106,7 +106,7 @@ def write(report: Report, name: str, setup: Setup, facts: Mapping[str, str], fol
 
 
 def plot_ratios(axes, rows: Sequence[Mapping[str, object]], x: str, limit: float) -> None:
-    """Ratios with their intervals, one group of points per value of column `x`."""
+    """Ratios with their intervals, a group of points for each value of column `x`."""
     groups, names = distinct(rows, x), distinct(rows, "variant")
     width = 0.8 / len(names)
     for number, name in enumerate(names):
@@ -121,7 +121,12 @@ def plot_ratios(axes, rows: Sequence[Mapping[str, object]], x: str, limit: float
     axes.grid(axis="y", alpha=0.3)
 
 
+def plot_columns(axes, rows: Sequence[Mapping[str, object]], x: str, y: str, **style) -> None:
+    """Column `y` of the rows against column `x`."""
+    axes.plot([row[x] for row in rows], [row[y] for row in rows], marker="o", **style)
+
+
 def legend_below(figure, axes) -> None:
-    """One legend for all panels, that of `axes`."""
+    """A legend for all panels, that of `axes`."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=6, fontsize="small")

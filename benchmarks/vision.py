@@ -10,7 +10,14 @@ from torch import nn
 
 from benchmarks.huggingface import share, training_step, training_steps, vit, vit_sizes
 from benchmarks.measure import CLOCKS, Setup, Step, interleave
-from benchmarks.report import Report, distinct, legend_below, plot_ratios, ratio_tables
+from benchmarks.report import (
+    Report,
+    distinct,
+    legend_below,
+    plot_columns,
+    plot_ratios,
+    ratio_tables,
+)
 from recipes.lab.tables import markdown
 from recipes.vit.catalog import UNIVIT_SIZES
 from recipes.vit.data import resize
@@ -139,12 +146,8 @@ def _plot(report: Report, figure: Any) -> None:
     rows = [row for row in report.rows if row["case"] == "evaluation"]
     for name in TYPES:
         own = [row for row in rows if row["variant"] == name]
-        right.plot(
-            [row["pixels"] for row in own],
-            [row["images_per_second"] for row in own],
-            marker="o",
-            color=f"C{names.index(name)}",
-        )
+        colour = f"C{names.index(name)}"
+        plot_columns(right, own, "pixels", "images_per_second", color=colour)
     right.set(xlabel="pixels", ylabel="images per second, evaluation")
     right.grid(alpha=0.3)
     legend_below(figure, left)

@@ -27,9 +27,6 @@ Cells = dict[str, dict[Any, list[float]]]
 ALL = "all"  # the label of all samples together
 
 
-# ---- rows ----------------------------------------------------------------------------------------
-
-
 def pivot(rows: Iterable[Row], row: str, column: str, value: str) -> Cells:
     """Values by two keys, in the order they come in; those of several seeds in a list."""
     cells: Cells = {}
@@ -61,9 +58,6 @@ def _shown(value: Any, digits: int) -> str:
     if isinstance(value, float):
         return f"{value:.{digits}f}"
     return "" if value is None else str(value)
-
-
-# ---- Markdown ------------------------------------------------------------------------------------
 
 
 def plus_minus(middle: float, spread: float | None = None, digits: int = 2) -> str:
@@ -120,9 +114,6 @@ def write_page(
     made = [f"- **{name}**: {text}" for name, text in facts.items()]
     write_lines(path, [f"# {title}", "", *shown, "## How it was made", "", *made])
     return shown
-
-
-# ---- how it was made -----------------------------------------------------------------------------
 
 
 def how_made(
