@@ -153,18 +153,14 @@ def switch(model: Any, position_embedding: Mapping[str, Any], **fields: Any) -> 
     Raises:
         ValueError: if the family is unknown, or a setting is wrong.
     """
-    if type(model) not in PARTS or not hasattr(PARTS[type(model)], "config_class"):
-        known = sorted(stock.__name__ for stock, own in PARTS.items() if is_model(own))
-        hint = (
-            "It has been switched already; load or build it anew. "
-            if stock_class(type(model))
-            else ""
-        )
+    own, stock_config = PARTS.get(type(model)), getattr(model, "config", None)
+    if not is_model(own):
+        known = sorted(stock.__name__ for stock, part in PARTS.items() if is_model(part))
+        again = "It has been switched already; load or build it anew. "
         raise ValueError(
             f"model is a {type(model).__name__}, whose positions cannot be switched; allowed: "
-            f"{', '.join(known)}. {hint}Give such a model."
+            f"{', '.join(known)}. {again if is_model(type(model)) else ''}Give such a model."
         )
-    own, stock_config = PARTS[type(model)], model.config
     settings = {**stock_config.to_dict(), FIELD: dict(position_embedding), **fields}
     config = own.config_class.from_dict(settings)
     config._attn_implementation = stock_config._attn_implementation
@@ -185,6 +181,6 @@ def stock_class(own: type) -> type | None:
     return next((stock for stock, part in PARTS.items() if part is own), None)
 
 
-def is_model(part: type) -> bool:
-    """Whether a part is a model of its own, and not a stack of one."""
+def is_model(part: Any) -> bool:
+    """Whether a class is a model of this package, and not a stack of one."""
     return hasattr(part, "finish")
