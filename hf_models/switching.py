@@ -3,14 +3,13 @@
 A stock model is built, or loaded, as it is. Then its parts get the classes of this package
 (:func:`install`), and each part that encodes positions puts in its own (:class:`Seam`). What a
 stock forward has no argument for is bound to the part that needs it, for this call only
-(:class:`Bound`): the random numbers of a training forward, and the embeddings that stand in for
-those of a stock module (:class:`Addend`).
+(:mod:`cape_plugins.binding`): the random numbers of a training forward, and the embeddings that
+stand in for those of a stock module (:class:`Addend`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,25 +17,8 @@ from torch import nn
 from transformers.models.auto import modeling_auto
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
+from cape_plugins.binding import Bound
 from hf_models.settings import FIELD, require_own_config
-
-
-class Bound:
-    """Over a module: holds a value while a stock forward is running that cannot hand it on.
-
-    It is assigned and not appended to a list, which the replicas of DataParallel would share.
-    """
-
-    bound: Any = None
-
-    @contextmanager
-    def using(self, value: Any) -> Iterator[None]:
-        """Binds `value`, for this call only."""
-        outer, self.bound = self.bound, value
-        try:
-            yield
-        finally:
-            self.bound = outer
 
 
 class Addend(Bound, nn.Module):
