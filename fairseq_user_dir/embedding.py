@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,14 +17,16 @@ from cape_plugins import (
     token_position_at,
     token_positions,
 )
+from cape_plugins.binding import Bound
 from cape_plugins.encodings import counted_rows
 
 # The table-free embeddings have no maximum; fairseq wants a number, this is its own for sinusoids.
 MAX_POSITIONS = int(1e5)
 
 
-class TokenPositionEmbedding(nn.Module):
-    """Embeds token positions in fairseq's call signature; owns no parameters and no state.
+class TokenPositionEmbedding(Bound, nn.Module):
+    """Embeds token positions in fairseq's call signature; owns no parameters and no state. The draw
+    of a forward is bound to it.
 
     Args:
         encoder: The core's position encoder.
@@ -38,18 +38,8 @@ class TokenPositionEmbedding(nn.Module):
         self.encoder = encoder
         self.padding_idx = padding_idx
         self.max_positions = MAX_POSITIONS
-        self.bound: list[Draw | None] = []
         # follows .half() and .to(): the dtype that the host adds to
         self.register_buffer("result_like", torch.empty(0), persistent=False)
-
-    @contextmanager
-    def using(self, draw: Draw | None) -> Iterator[None]:
-        """Hands `draw` through a host method that has no argument for it, for this call only."""
-        self.bound.append(draw)
-        try:
-            yield
-        finally:
-            self.bound.pop()
 
     def draw(self, batch_size: int, device: torch.device) -> Draw | None:
         """A new draw for the batch; None in evaluation, and where nothing is random."""
@@ -83,7 +73,7 @@ class TokenPositionEmbedding(nn.Module):
                 "follow from the tokens. Call with tokens only."
             )
         positions = _raw_positions(input, self.padding_idx, incremental_state)
-        draw = self.bound[-1] if self.bound and incremental_state is None else None
+        draw = self.bound if incremental_state is None else None
         dtype = self.result_like.dtype
         embedding = self.encoder(positions, draw, dtype=dtype, generator=rank_generator)
         return embedding.expand(input.shape[0], -1, -1)

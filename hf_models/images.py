@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cape_plugins import Draw, patch_positions, resize_grid
+from cape_plugins.binding import Bound
 from hf_models.modeling import build_positions, draw_positions, embed_positions
 from hf_models.relative import add_relative_positions
-from hf_models.switching import Bound, Seam
+from hf_models.switching import Seam
 
 
 class PatchEmbeddings(Bound, Seam):

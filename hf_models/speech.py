@@ -12,6 +12,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutput
 
 from cape_plugins import Draw, PositionEncoder
+from cape_plugins.binding import Bound
 from cape_plugins.speech.subsampling import (
     ConvSubsampler,
     subsampled_lengths,
@@ -19,7 +20,7 @@ from cape_plugins.speech.subsampling import (
 )
 from hf_models.modeling import InitializesPositions, draw_positions, embed_positions
 from hf_models.relative import add_relative_positions
-from hf_models.switching import Addend, Bound, Seam
+from hf_models.switching import Addend, Seam
 
 # Nanoseconds: one sample at 50 kHz, and the limit of `hop_seconds` in configurations
 MIN_HOP, MAX_HOP = 20_000, 10_000_000_000

@@ -3,14 +3,13 @@
 A stock model is built, or loaded, as it is. Then its parts get the classes of this package
 (:func:`install`), and each part that encodes positions puts in its own (:class:`Seam`). What a
 stock forward has no argument for is bound to the part that needs it, for this call only
-(:class:`Bound`): the random numbers of a training forward, and the embeddings that stand in for
-those of a stock module (:class:`Addend`).
+(:mod:`cape_plugins.binding`): the random numbers of a training forward, and the embeddings that
+stand in for those of a stock module (:class:`Addend`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,25 +17,8 @@ from torch import nn
 from transformers.models.auto import modeling_auto
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
+from cape_plugins.binding import Bound
 from hf_models.settings import FIELD, require_own_config
-
-
-class Bound:
-    """Over a module: holds a value while a stock forward is running that cannot hand it on.
-
-    It is assigned and not appended to a list, which the replicas of DataParallel would share.
-    """
-
-    bound: Any = None
-
-    @contextmanager
-    def using(self, value: Any) -> Iterator[None]:
-        """Binds `value`, for this call only."""
-        outer, self.bound = self.bound, value
-        try:
-            yield
-        finally:
-            self.bound = outer
 
 
 class Addend(Bound, nn.Module):
@@ -153,18 +135,14 @@ def switch(model: Any, position_embedding: Mapping[str, Any], **fields: Any) -> 
     Raises:
         ValueError: if the family is unknown, or a setting is wrong.
     """
-    if type(model) not in PARTS or not hasattr(PARTS[type(model)], "config_class"):
-        known = sorted(stock.__name__ for stock, own in PARTS.items() if is_model(own))
-        hint = (
-            "It has been switched already; load or build it anew. "
-            if stock_class(type(model))
-            else ""
-        )
+    own, stock_config = PARTS.get(type(model)), getattr(model, "config", None)
+    if not is_model(own):
+        known = sorted(stock.__name__ for stock, part in PARTS.items() if is_model(part))
+        again = "It has been switched already; load or build it anew. "
         raise ValueError(
             f"model is a {type(model).__name__}, whose positions cannot be switched; allowed: "
-            f"{', '.join(known)}. {hint}Give such a model."
+            f"{', '.join(known)}. {again if is_model(type(model)) else ''}Give such a model."
         )
-    own, stock_config = PARTS[type(model)], model.config
     settings = {**stock_config.to_dict(), FIELD: dict(position_embedding), **fields}
     config = own.config_class.from_dict(settings)
     config._attn_implementation = stock_config._attn_implementation
@@ -185,6 +163,6 @@ def stock_class(own: type) -> type | None:
     return next((stock for stock, part in PARTS.items() if part is own), None)
 
 
-def is_model(part: type) -> bool:
-    """Whether a part is a model of its own, and not a stack of one."""
+def is_model(part: Any) -> bool:
+    """Whether a class is a model of this package, and not a stack of one."""
     return hasattr(part, "finish")

@@ -14,6 +14,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import can_return_tuple
 
 from cape_plugins import Draw, Positions, token_position_at, token_positions
+from cape_plugins.binding import Bound
 from hf_models.bos_hint import (
     CapeEncoderOutput,
     extend_mask,
@@ -30,7 +31,7 @@ from hf_models.modeling import (
     embed_positions,
 )
 from hf_models.relative import add_relative_positions
-from hf_models.switching import Addend, Bound, Seam
+from hf_models.switching import Addend, Seam
 
 
 class TextStack(Bound, Seam, InitializesPositions):

@@ -130,7 +130,7 @@ class CapeAsrTask(LegacyFairseqTask):
                     "copy the dictionary (and spm.model) of training, or give the data folder."
                 )
             root = config.get("audio_root")
-            texts = [one.text for train in paths for one in read_manifest(train, root)]
+            texts = [line.text for train in paths for line in read_manifest(train, root)]
             save(targets.dictionary(texts), path)
             logger.info("made %s", path)
         dictionary = TextDictionary.load(path)
@@ -178,7 +178,7 @@ class CapeAsrTask(LegacyFairseqTask):
             names.append(name)
             more = (f"{name}{number}" for number in itertools.count(1))
             if combine:
-                names += itertools.takewhile(lambda one: os.path.isfile(self._path(one)), more)
+                names += itertools.takewhile(lambda part: os.path.isfile(self._path(part)), more)
         root = self.config.get("audio_root")
         training = task_cfg is None and split == getattr(self.args, "train_subset", "train")
         texts = training or self.needs_texts

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import hf_models
-from hf_models import switching
+from cape_plugins.binding import Bound
 from tests.support.hf import ALPHA, FAMILIES, VARIANTS, WITH_STOCK, batch
 
 SWITCHED = [(family, name) for family in WITH_STOCK for name in VARIANTS[family]]
@@ -113,9 +113,9 @@ def test_second_switch_is_refused():
 def test_nothing_stays_bound_after_a_call():
     model = FAMILIES["marian"].build({"type": "cape", "source_scale": ALPHA}).train()
     model(**batch("marian"))
-    bound = [module.bound for module in model.modules() if isinstance(module, switching.Bound)]
+    bound = [module.bound for module in model.modules() if isinstance(module, Bound)]
     assert len(bound) == 4
     assert bound == [None] * 4
     with pytest.raises(ValueError, match="mask"):
         model(**{**batch("marian"), "attention_mask": torch.ones(3, 2)})
-    assert all(m.bound is None for m in model.modules() if isinstance(m, switching.Bound))
+    assert all(m.bound is None for m in model.modules() if isinstance(m, Bound))
