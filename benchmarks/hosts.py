@@ -11,6 +11,7 @@ from fairseq.data.language_pair_dataset import collate
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
+from fairseq.utils import apply_to_sample
 from torch import nn
 
 import fairseq_user_dir  # noqa: F401  (registers the cape architectures)
@@ -84,28 +85,24 @@ def share_parameters(models: Iterable[nn.Module]) -> list[nn.Parameter]:
     return list(distinct.values())
 
 
-def make_tokens(
-    task: TranslationTask, batch_size: int, length: int, ragged: bool = True
-) -> list[torch.Tensor]:
-    """Random sentences that end with EOS, of `length` tokens or, if ragged, 80 to 100 % of that (as
-    in batches of sentences of similar length)."""
+def make_tokens(task: TranslationTask, batch_size: int, length: int) -> list[torch.Tensor]:
+    """Random sentences that end with EOS, of 80 to 100 % of `length` tokens, as in batches of
+    sentences of similar length."""
     generator = torch.Generator().manual_seed(length)
     symbols = task.source_dictionary
     lengths = torch.randint(-(-4 * length // 5), length + 1, (batch_size,), generator=generator)
     lengths[0] = length
     sentences = []
-    for size in lengths.tolist() if ragged else [length] * batch_size:
+    for size in lengths.tolist():
         words = torch.randint(symbols.nspecial, len(symbols), (size,), generator=generator)
         words[-1] = symbols.eos()
         sentences.append(words)
     return sentences
 
 
-def make_sample(
-    task: TranslationTask, batch_size: int, length: int, setup: Setup, ragged: bool = True
-) -> dict:
+def make_sample(task: TranslationTask, batch_size: int, length: int, setup: Setup) -> dict:
     """A batch as fairseq collates it: source padded on the left, target on the right."""
-    sentences = make_tokens(task, batch_size, length, ragged)
+    sentences = make_tokens(task, batch_size, length)
     symbols = task.source_dictionary
     # targets in another order, so that source and target lengths of a pair differ
     pairs = zip(sentences, sentences[1:] + sentences[:1], strict=True)
@@ -116,13 +113,7 @@ def make_sample(
         left_pad_source=True,
         left_pad_target=False,
     )
-    return _to(sample, setup.device)
-
-
-def _to(value, device):
-    if isinstance(value, dict):
-        return {key: _to(item, device) for key, item in value.items()}
-    return value.to(device) if isinstance(value, torch.Tensor) else value
+    return apply_to_sample(lambda tensor: tensor.to(setup.device), sample)
 
 
 def training_steps(
@@ -130,9 +121,8 @@ def training_steps(
 ) -> dict[str, Step]:
     """A whole training step of each model: forward, loss, backward and fairseq's Adam, which keeps
     its state in float32. The models share their parameters, hence the optimizer."""
-    parameters = share_parameters(models.values())
     config = FairseqAdamConfig(adam_betas="(0.9, 0.98)", lr=[1e-5])
-    optimizer = FairseqAdam(config, parameters)
+    optimizer = FairseqAdam(config, share_parameters(models.values()))
     criterion = LabelSmoothedCrossEntropyCriterion(task, sentence_avg=False, label_smoothing=0.1)
 
     def make_step(model: nn.Module) -> Step:

@@ -47,6 +47,11 @@ class Setup:
         """Time to spend on a group of variants: `full`, or next to nothing."""
         return 0.0 if self.quick else full
 
+    def synchronize(self) -> None:
+        """Waits for the GPU, if there is any."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -92,13 +97,11 @@ def interleave(
 
 
 def _time(step: Step, setup: Setup) -> float:
-    clock, cuda = CLOCKS[setup.clock], setup.device.type == "cuda"
-    if cuda:
-        torch.cuda.synchronize()
+    clock = CLOCKS[setup.clock]
+    setup.synchronize()
     begin = clock()
     step()
-    if cuda:
-        torch.cuda.synchronize()
+    setup.synchronize()
     return clock() - begin
 
 

@@ -118,15 +118,13 @@ def evaluation_rows(
 ) -> None:
     """Images per second by type and size."""
     runs = 2 if setup.quick else 30
-    wait = torch.cuda.synchronize if setup.device.type == "cuda" else lambda: None
+    options = {"synchronize": setup.synchronize, "clock": CLOCKS[setup.clock]}
     lines = []
     for name, model in models(setup, home).items():
         cells = []
         for size in sizes:
             forward = torch.inference_mode()(partial(model.eval(), images_of(setup, batch, size)))
-            rate = images_per_second(
-                forward, batch, warmup=runs, runs=runs, synchronize=wait, clock=CLOCKS[setup.clock]
-            )
+            rate = images_per_second(forward, batch, warmup=runs, runs=runs, **options)
             report.rows.append(
                 {"case": "evaluation", "variant": name, "pixels": size}
                 | {"images_per_second": round(rate, 2)}
