@@ -66,14 +66,10 @@ def make_step(name: str, batch_size: int, length: int, dim: int, setup: Setup) -
     task = hosts.make_task(1000)
     tokens = hosts.make_sample(task, batch_size, length, setup)["net_input"]["src_tokens"]
     embedding = name.removesuffix(ADD)
-    module = (
-        make_module(embedding, length, dim, task.source_dictionary.pad())
-        .to(setup.device, setup.dtype)
-        .train()
-    )
-    draw = None
-    if isinstance(module, TokenPositionEmbedding):
-        draw = module.draw(batch_size, setup.device)
+    module = make_module(embedding, length, dim, task.source_dictionary.pad())
+    module.to(setup.device, setup.dtype).train()
+    draws = isinstance(module, TokenPositionEmbedding)
+    draw = module.draw(batch_size, setup.device) if draws else None
 
     def embed() -> Tensor:
         if draw is None:

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 
 from benchmarks.measure import Setup, Timing
 from recipes.lab.figures import write_figure
@@ -40,7 +40,7 @@ class Report:
         """Makes tables and plot of what has been added, variants by the values of column `x`."""
         self.tables = ratio_tables(self.rows, x)
 
-        def plot(figure: Figure) -> None:
+        def plot(figure: Any) -> None:
             axes = figure.subplots()
             plot_ratios(axes, self.rows, x, limit)
             legend_below(figure, axes)
@@ -92,6 +92,8 @@ def ratio_tables(rows: Sequence[Mapping[str, object]], x: str) -> dict[str, list
 def write(report: Report, name: str, setup: Setup, facts: Mapping[str, str], folder: Path) -> Path:
     """Writes ``<name>-<device>-torch<version>.{csv,md,png}`` (the dtype is in the name if it is
     not float32) and returns the path of the Markdown file."""
+    from matplotlib.figure import Figure
+
     dtype = "" if setup.dtype == torch.float32 else f"-{str(setup.dtype).removeprefix('torch.')}"
     version = torch.__version__.partition("+")[0]
     stem = folder / f"{name}-{setup.device.type}{dtype}-torch{version}"
