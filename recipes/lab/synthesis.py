@@ -18,6 +18,7 @@ _SYNCHRONOUS, _PHONEME_EVENTS = 2, 1
 _RATE, _PITCH, _UTF8 = 1, 3, 1
 _END, _PHONEME = 0, 7
 
+SAMPLING_RATE = 16000
 VOICES = ("en-us", "en-us+m1", "en-us+m3", "en-us+m7", "en-us+f1", "en-us+f2", "en-us+f4")
 SPEEDS = (150, 230)  # words per minute
 PITCHES = (20, 80)  # of 0 to 99
@@ -36,7 +37,7 @@ class Speech(NamedTuple):
     """What was spoken; the phones cover the waveform from the first sound on."""
 
     text: str
-    waveform: np.ndarray  # [samples] float32 in -1 to 1
+    waveform: np.ndarray  # [samples] float32 in -1 to 1, at 16 kHz
     phones: list[Phone]
 
 
@@ -90,16 +91,9 @@ class Synthesizer:
                 self._phones.append((event.sample, event.name.decode()))
         return 0
 
-    def speak(
-        self,
-        text: str,
-        voice: str = "en-us",
-        speed: int = 175,
-        pitch: int = 50,
-        sampling_rate: int = 16000,
-    ) -> Speech:
+    def speak(self, text: str, voice: str = "en-us", speed: int = 175, pitch: int = 50) -> Speech:
         """Speaks words with a voice of espeak-ng at 80 to 450 words per minute and a pitch of 0 to
-        99; `sampling_rate` is that of the result. Anything else is a ValueError."""
+        99; anything else is a ValueError."""
         if not 80 <= speed <= 450 or not 0 <= pitch <= 99:
             raise ValueError(
                 f"speed={speed}, pitch={pitch}: allowed: 80 to 450 words per minute and 0 to 99."
@@ -123,7 +117,7 @@ class Synthesizer:
             for start, end, name in zip(starts, ends, names, strict=True)
             if end > start
         ]
-        waveform = resample(torch.from_numpy(native), self.native_rate, sampling_rate).numpy()
+        waveform = resample(torch.from_numpy(native), self.native_rate, SAMPLING_RATE).numpy()
         return Speech(text, waveform, phones)
 
 
