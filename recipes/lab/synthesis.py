@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from cape_plugins.speech.audio import resample
+from cape_plugins.speech.features import SAMPLING_RATE
 from recipes.lab.steps import CommandError
 
 # espeak-ng/speak_lib.h
@@ -18,7 +19,6 @@ _SYNCHRONOUS, _PHONEME_EVENTS = 2, 1
 _RATE, _PITCH, _UTF8 = 1, 3, 1
 _END, _PHONEME = 0, 7
 
-SAMPLING_RATE = 16000
 VOICES = ("en-us", "en-us+m1", "en-us+m3", "en-us+m7", "en-us+f1", "en-us+f2", "en-us+f4")
 SPEEDS = (150, 230)  # words per minute
 PITCHES = (20, 80)  # of 0 to 99
