@@ -45,11 +45,11 @@ from recipes.lab.data import (
 )
 from recipes.lab.hf_checkpoints import load_model, make_config, read_beside, read_config
 from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
-from recipes.lab.options import bin_of, bins, positive, settings_to_compare
+from recipes.lab.options import positive, settings_to_compare
 from recipes.lab.steps import CommandError, run_main, step, write_lines
 from recipes.lab.subwords import SentencePiece
 from recipes.mt.number_lists import MAX_TRAIN_LENGTH, make_number_lists, spell
-from recipes.mt.scoring import METRICS, Score, score_groups
+from recipes.mt.scoring import METRICS, Score, score_by_length, score_groups
 
 COMPARED = ("sinpos", "cape")
 # As in the quickstart: shifts and offsets cover the longest test list.
@@ -78,13 +78,7 @@ LENGTHS = (1, 2, 4, 8, 16, 32, 64)  # upper ends of bins of source words for oth
 
 
 class Pairs(Dataset):
-    """Tokenised sentence pairs.
-
-    Args:
-        pairs: Source and target texts.
-        tokenizer: Of the model.
-        max_length: Tokens that are kept of a side; None for all.
-    """
+    """Tokenised sentence pairs; `max_length` is that of a side, None keeps all tokens."""
 
     def __init__(
         self, pairs: Sequence[tuple[str, str]], tokenizer: Any, max_length: int | None
@@ -227,9 +221,7 @@ def evaluate(hypotheses: Sequence[str], data: Pairs, lists: bool) -> dict[str, S
         numbers = [source.count(",") + 1 for source in sources]
         labels = [str(count) for count in sorted(set(numbers))]
         return score_groups(hypotheses, references, list(map(str, numbers)), labels)
-    labelled = bins(LENGTHS, "source words")
-    groups = [bin_of(len(source.split()), labelled) for source in sources]
-    return score_groups(hypotheses, references, groups, [label for label, *_ in labelled])
+    return score_by_length(data.pairs, hypotheses, LENGTHS)
 
 
 def read_options(

@@ -17,11 +17,12 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from tempfile import TemporaryDirectory
 from threading import Lock
 
@@ -32,14 +33,21 @@ from recipes.lab.options import (
     new_parser,
     positive,
 )
-from recipes.lab.runs import generate, is_finished, run_all, train
+from recipes.lab.runs import binarise, generate, is_finished, run_all, train
 from recipes.lab.scores import write_scores
-from recipes.lab.steps import CommandError, run_main
+from recipes.lab.steps import CommandError, read_written, run_main, step, write_lines
 from recipes.lab.subwords import SentencePiece
 from recipes.lab.tables import Row, grouped, how_made, markdown, shown_command
 from recipes.mt import number_lists
-from recipes.mt.corpus import read_lines
-from recipes.mt.length_corpus import Corpus, prepare_files, prepare_number_lists
+from recipes.mt.corpus import (
+    Pair,
+    fingerprint,
+    languages_of,
+    read_lines,
+    read_pairs,
+    split_pairs,
+    write_columns,
+)
 from recipes.mt.scoring import METRICS, METRICS_ARE, Score, score_groups
 
 PACKAGES = ("torch", "fairseq-fixed", "sentencepiece", "sacrebleu", "num2words")
@@ -81,6 +89,126 @@ UPDATES = 2000
 FIRST_LOOK = 400  # updates after which a model is tested for the first picture
 # fairseq seeds update n with seed + n: neighbouring seeds would share their random numbers.
 SEED_STEP = 100003
+MIN_PAIRS = 8  # fairseq drops a last batch that is no multiple of 8, and refuses an empty set
+
+
+# ---- data --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A binarised corpus with the test sentences by length."""
+
+    folder: Path
+    settings: Mapping[str, object]
+    languages: Pair
+    lengths: str  # what the lengths count
+    labels: Sequence[str]  # of the groups of test sentences, from short to long
+    trained: int  # so many of the labels, from the first, occur in training
+
+
+def make_corpus(
+    folder: Path,
+    settings: Mapping[str, object],
+    write: Callable[[Path], None],
+    languages: Pair,
+    *lengths: object,
+) -> Corpus:
+    """Text files ``{train,valid,test}.{language}`` by `write`, segmented and binarised."""
+
+    def make(folder: Path) -> None:
+        write(folder)
+        files = [folder / f"train.{language}" for language in languages]
+        model, size = folder / "sentencepiece.model", settings["vocab_size"]
+        subwords = SentencePiece.train(files, model, size)
+        prefixes = {split: folder / f"{split}.pieces" for split in ("train", "valid", "test")}
+        for split, prefix in prefixes.items():
+            for language in languages:
+                lines = read_lines(folder / f"{split}.{language}", "--data")
+                write_lines(Path(f"{prefix}.{language}"), map(subwords.encode, lines))
+        binarise(prefixes, languages, 1, folder / "binary")
+
+    return Corpus(step(folder / "data", settings, make), settings, languages, *lengths)
+
+
+def prepare_number_lists(args: argparse.Namespace) -> Corpus:
+    sizes = number_lists.SPLIT_SIZES | {"train": args.train_size, "test": args.test_size}
+    settings = {"vocab_size": args.vocab_size or 140, "lists": sizes}
+    labels = [str(length + 1) for length in range(number_lists.MAX_TEST_LENGTH)]
+    write = partial(number_lists.write_number_lists, sizes=sizes)
+    lengths = ("numbers in the list", labels, number_lists.MAX_TRAIN_LENGTH)
+    folder = args.work / "number_lists"
+    return make_corpus(folder, settings, write, number_lists.LANGUAGES, *lengths)
+
+
+def word_count(text: str) -> int:
+    """Length of a sentence as the user sees it, before segmentation."""
+    return len(text.split())
+
+
+def length_bins(limit: int) -> dict[str, range]:
+    """Bins of source words around the training `limit`: two within, three beyond."""
+    edges = [0, limit // 2, limit, limit * 3 // 2, limit * 2]
+    bins = {f"{low + 1}-{high}": range(low + 1, high + 1) for low, high in pairwise(edges)}
+    bins[f"over {edges[-1]}"] = range(edges[-1] + 1, sys.maxsize)
+    return {label: bin for label, bin in bins.items() if bin}
+
+
+def read_splits(args: argparse.Namespace) -> dict[str, list[Pair]]:
+    """The user's pairs without those that are empty on one side; validation and test data are split
+    off the training data where they are not given."""
+    given = {}
+    for split, option in (("train", "data"), ("valid", "valid"), ("test", "test")):
+        if paths := getattr(args, option):
+            given[split] = [pair for pair in read_pairs(*paths, f"--{option}") if all(pair)]
+    total, what = len(given["train"]), f"--data {args.data[0]} {args.data[1]}: only"
+    if total < 200:
+        raise CommandError(f"{what} {total} non-empty sentence pairs; at least 200 are needed")
+    sizes = {"valid": max(40, min(500, total // 20)), "test": min(1000, total // 10)}
+    missing = {split: size for split, size in sizes.items() if split not in given}
+    splits = given | split_pairs(given["train"], missing)
+    if len(splits["train"]) < MIN_PAIRS:
+        raise CommandError(
+            f"{what} {len(splits['train'])} training pairs are not also in validation or test data;"
+            " give more, or more different sentences"
+        )
+    return splits
+
+
+def prepare_files(args: argparse.Namespace) -> Corpus:
+    """The user's own text files; training on the shorter sentences."""
+    files = [path for paths in (args.data, args.valid, args.test) for path in paths or ()]
+    splits = read_splits(args)
+    counts = (word_count(source) for source, _ in splits["train"])
+    limit = args.max_train_length or int(median(counts))
+    for split in ("train", "valid"):
+        splits[split] = [pair for pair in splits[split] if max(map(word_count, pair)) <= limit]
+        if len(splits[split]) < MIN_PAIRS:
+            raise CommandError(
+                f"--max-train-length {limit}: only {len(splits[split])} {split} pairs are that"
+                f" short, {MIN_PAIRS} are needed; choose a larger length"
+            )
+    bins = length_bins(limit)
+    groups = [
+        next(label for label, bin in bins.items() if word_count(source) in bin)
+        for source, _ in splits["test"]
+    ]
+    labels = [label for label in bins if label in groups]
+    settings = {
+        "vocab_size": args.vocab_size or 4000,
+        "max_train_length": limit,
+        "files": [fingerprint(path, "--data") for path in files],
+    }
+    languages = languages_of(*args.data)
+
+    def write(folder: Path) -> None:
+        for split, pairs in splits.items():
+            write_columns([folder / f"{split}.{language}" for language in languages], pairs)
+        write_lines(folder / "test.group", groups)
+
+    lengths = ("source words", labels, sum(bins[label][-1] <= limit for label in labels))
+    folder = args.work / args.data[0].name.removesuffix(".gz")
+    return make_corpus(folder, settings, write, languages, *lengths)
 
 
 # ---- models ------------------------------------------------------------------------------------
@@ -98,8 +226,7 @@ class Progress:
 
     def show(self, variant: str, name: str, seed: int, seconds: float, pieces: list[str]) -> None:
         """Takes the place of what was known of this variant and seed, and says where to look."""
-        columns = {"variant": name, "seed": seed}
-        scores = score_by_length(self.corpus, pieces)
+        columns, scores = {"variant": name, "seed": seed}, score_by_length(self.corpus, pieces)
         with self.lock:
             self.rows[variant, seed] = [
                 {**columns, "length": label, "train_seconds": seconds, **vars(values)}
@@ -118,7 +245,7 @@ class Progress:
             [name, f"`{flags[name]}`", f"{mean(row['train_seconds'] for row in trained):.0f}"]
             for name, trained in grouped(rows, "variant").items()
         ]
-        lengths = self.corpus.lengths
+        corpus = self.corpus
         write_scores(
             self.args.output,
             "Quickstart: scores by length",
@@ -126,8 +253,8 @@ class Progress:
             "length",
             METRICS,
             self.facts,
-            groups_are=lengths.name,
-            trained=lengths.labels[: lengths.trained],
+            groups_are=corpus.lengths,
+            trained=corpus.labels[: corpus.trained],
             more={"Variants": markdown(["variant", "flags", "training time (s, mean)"], variants)},
             shown=shown,
         )
@@ -148,8 +275,8 @@ def run_variant(progress: Progress, variant: str, seed: int) -> None:
         return train(data, run, flags, settings, threads=threads, title=title, until=until)
 
     def test(name: str, folder: Path, seconds: float) -> None:
-        checkpoint, count = run / "checkpoint_last.pt", len(corpus.references())
-        words = shlex.split(DECODING)
+        checkpoint, words = run / "checkpoint_last.pt", shlex.split(DECODING)
+        count = len(read_written(corpus.folder / "test.group"))
         pieces = generate(data, checkpoint, folder, words, count=count, threads=threads)
         progress.show(variant, name, seed, seconds, pieces)
 
@@ -164,11 +291,13 @@ def run_variant(progress: Progress, variant: str, seed: int) -> None:
 def score_by_length(corpus: Corpus, pieces: Sequence[str]) -> dict[str, Score]:
     """Scores by label and for all sentences; `pieces` are the hypotheses as subwords."""
     subwords = SentencePiece(corpus.folder / "sentencepiece.model")
-    reference_pieces = read_lines(corpus.folder / f"test.pieces.{corpus.languages[1]}", "--test")
-    groups = list(read_lines(corpus.folder / "test.group", "--test"))
+    target = corpus.languages[1]
+    groups, references, reference_pieces = (
+        list(read_lines(corpus.folder / f"test.{name}", "--test"))
+        for name in ("group", target, f"pieces.{target}")
+    )
     texts = list(map(subwords.decode, pieces))
-    tokens = pieces, list(reference_pieces)
-    return score_groups(texts, corpus.references(), groups, corpus.lengths.labels, tokens)
+    return score_groups(texts, references, groups, corpus.labels, (pieces, reference_pieces))
 
 
 def in_order_of_contrast(variants: Sequence[str]) -> list[str]:

@@ -28,13 +28,6 @@ class HuggingFaceTranslator(Translator):
 
     Stock Marian is loaded as cape_marian with sinusoids, which has the same outputs, so that its
     length has no limit and its positions can be moved.
-
-    Args:
-        path: The folder.
-        running: How it is run.
-
-    Raises:
-        CommandError: if it cannot be read.
     """
 
     def __init__(self, path: Path, running: Running):
@@ -126,12 +119,11 @@ class HuggingFaceTranslator(Translator):
         return states, extend_mask(valid).bool()
 
     def _batch(self, sources: list[Ids]) -> dict[str, Tensor]:
-        device = self.running.device
-        mask = pad([[1] * len(ids) for ids in sources], 0, device)
-        return {
-            "input_ids": pad(sources, self.tokenizer.pad_token_id, device),
-            "attention_mask": mask,
+        rows = {
+            "input_ids": (sources, self.tokenizer.pad_token_id),
+            "attention_mask": ([[1] * len(ids) for ids in sources], 0),
         }
+        return {name: pad(*row, self.running.device) for name, row in rows.items()}
 
     def _checked(self, ids: Ids) -> Ids:
         """Longer texts than a table of positions would end in an index error."""

@@ -9,14 +9,15 @@ translates 10,000 lines of training text, so that no sentence is new to the mode
 
 import argparse
 from collections.abc import Callable, Sequence
-from statistics import mean
+from statistics import fmean, mean
+from typing import Any
 
 from sacrebleu.metrics import BLEU
 
-from recipes.lab.figures import draw_bars, new_figure, write_figure
+from recipes.lab.figures import draw_bars, new_figure
 from recipes.lab.options import positive
 from recipes.lab.steps import CommandError
-from recipes.lab.tables import Cells, of_seeds, seed_table, write_csv
+from recipes.lab.tables import Cells, of_seeds, seed_table
 from recipes.mt.analysis.options import (
     add_decoding_options,
     decoding,
@@ -27,10 +28,8 @@ from recipes.mt.analysis.options import (
     translations,
     write_report,
 )
-from recipes.mt.analysis.text import first_to_end, last_to_front
 from recipes.mt.analysis.translators import Translator
-from recipes.mt.corpus import Pair
-from recipes.mt.prepare import SEPARATOR, join_neighbours
+from recipes.mt.corpus import SEPARATOR, Pair, join_neighbours
 
 ORDERS = ("original", "swapped")
 COLUMNS = (*ORDERS, "drop", "separated")
@@ -43,6 +42,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_decoding_options(parser)
 
 
+def first_to_end(text: str) -> str:
+    """Move the first of the joined sentences to the end."""
+    first, *others = text.split(f" {SEPARATOR} ")
+    return f" {SEPARATOR} ".join([*others, first])
+
+
+def last_to_front(text: str) -> str:
+    """The inverse of :func:`first_to_end`, for a translation, which may lack separators."""
+    *others, last = text.split(f" {SEPARATOR} ")
+    return f" {SEPARATOR} ".join([last, *others])
+
+
 def swap_bleu(
     translate: Callable[[Sequence[str], str], Sequence[str]],
     sources: Sequence[str],
@@ -50,40 +61,27 @@ def swap_bleu(
     metric: BLEU,
     readable: Callable[[Sequence[str]], list[str]] = list,
 ) -> dict[str, float]:
-    """BLEU in both orders.
+    """BLEU of each order, its drop, and how many hypotheses of the swapped order, in percent, have
+    as many separators as their source: in others the last sentence is not found, or a wrong one,
+    and their BLEU says little about positions.
 
     Args:
         translate: Hypotheses of sources; its second argument is "original" or "swapped".
-        sources: Joined sentences.
-        references: For the original order.
-        metric: Of sacrebleu.
         readable: From hypotheses in their right order to the form of the references.
-
-    Returns:
-        BLEU of each order, its drop, and how many hypotheses of the swapped order, in percent, have
-        as many separators as their source: in others the last sentence is not found, or a wrong
-        one, and their BLEU says little about positions.
     """
-    bleu, separated = {}, 0.0
-    for order in ORDERS:
-        swapped = order == "swapped"
-        given = list(map(first_to_end, sources)) if swapped else list(sources)
-        hypotheses = translate(given, order)
-        if swapped:
-            rows = zip(hypotheses, given, strict=True)
-            kept = [text.count(SEPARATOR) == source.count(SEPARATOR) for text, source in rows]
-            separated = 100 * sum(kept) / len(kept)
-            hypotheses = list(map(last_to_front, hypotheses))
-        bleu[order] = metric.corpus_score(readable(hypotheses), [list(references)]).score
-    return {**bleu, "drop": bleu["original"] - bleu["swapped"], "separated": separated}
+    moved = list(map(first_to_end, sources))
+    original, swapped = (translate(*given) for given in zip((sources, moved), ORDERS, strict=True))
+    rows = zip(swapped, moved, strict=True)
+    kept = [text.count(SEPARATOR) == source.count(SEPARATOR) for text, source in rows]
+    before, after = (
+        metric.corpus_score(readable(hypotheses), [list(references)]).score
+        for hypotheses in (original, list(map(last_to_front, swapped)))
+    )
+    return dict(zip(COLUMNS, (before, after, before - after, 100 * fmean(kept)), strict=True))
 
 
 def joined_pairs(pairs: Sequence[Pair], count: int) -> list[Pair]:
-    """The test text in lines of several sentences.
-
-    Raises:
-        CommandError: if no line has two.
-    """
+    """The test text in lines of several sentences."""
     joined = list(join_neighbours(pairs, count)) if count > 1 else list(pairs)
     if not any(f" {SEPARATOR} " in source for source, _ in joined):
         raise CommandError(
@@ -109,14 +107,11 @@ def run(args: argparse.Namespace) -> None:
 
     rows, cells = [], {}
     for columns, bleu in over_models(models, measure):
-        named = {
-            name if name == "separated" else f"bleu_{name}": value for name, value in bleu.items()
-        }
-        rows.append({**columns, **named, "lines": len(pairs)})
+        *values, separated = bleu.values()
+        named = {f"bleu_{name}": value for name, value in zip(COLUMNS, values, strict=False)}
+        rows.append({**columns, **named, "separated": separated, "lines": len(pairs)})
         for name, value in bleu.items():
             cells.setdefault(columns["model"], {}).setdefault(name, []).append(value)
-    write_csv(args.output / "swap.csv", rows)
-    plot(args, cells)
     lines = [
         *seed_table(cells, "model"),
         "",
@@ -130,10 +125,11 @@ def run(args: argparse.Namespace) -> None:
         if (share := mean(row["separated"])) < FEW:
             few = f"**{name}: only {share:.0f} % are, so that its drop means little;"
             lines += ["", f"{few} the test is for models trained on joined sentences.**"]
-    write_report(args, "Swapped sentences (SHAPE table 1)", lines, facts(args, models))
+    title, made = "Swapped sentences (SHAPE table 1)", facts(args, models)
+    write_report(args, title, rows, plot(cells), lines, made, digits=4)
 
 
-def plot(args: argparse.Namespace, cells: Cells) -> None:
+def plot(cells: Cells) -> Any:
     """Two bars per model."""
     figure, ((axes,),) = new_figure(2.5 + 1.1 * len(cells), 4.2)
     orders = {
@@ -142,4 +138,4 @@ def plot(args: argparse.Namespace, cells: Cells) -> None:
     draw_bars(axes, orders)
     axes.set(xlabel="model", ylabel=f"BLEU\n({of_seeds(orders)})")
     figure.legend(loc="outside upper center", ncols=2)
-    write_figure(args.output / "swap.png", figure)
+    return figure
