@@ -11,8 +11,9 @@ from recipes.mt.analysis.options import (
     add_decoding_options,
     decoding,
     facts,
+    of_each,
     open_models,
-    over_models,
+    seed_rows,
     test_pairs,
     translations,
 )
@@ -38,12 +39,14 @@ def run(args: argparse.Namespace) -> None:
         return score_by_length(plain, hypotheses, args.bins)
 
     metrics = {metric: METRICS[metric] for metric in ("bleu", "exact_match")}
-    rows = [
-        {**columns, "source_words": label}
-        | {name: getattr(score, name) for name in ("count", *metrics)}
-        for columns, scores in over_models(models, measure)
-        for label, score in scores.items()
-    ]
+    columns = ("count", *metrics)
+    rows = seed_rows(
+        of_each(models, measure),
+        lambda scores: (
+            {"source_words": label, **{name: getattr(score, name) for name in columns}}
+            for label, score in scores.items()
+        ),
+    )
     counts = {row["source_words"]: row["count"] for row in rows}
     sentences = ", ".join(f"{label}: {count}" for label, count in counts.items())
     write_scores(

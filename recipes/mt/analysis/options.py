@@ -4,7 +4,7 @@ import argparse
 import glob
 import hashlib
 import logging
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -192,14 +192,12 @@ def _digest_text(lines: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-def over_models(
-    models: Models, measure: Callable[[Translator, str], Any]
-) -> Iterator[tuple[dict[str, Any], Any]]:
-    """The first columns of a table, model and seed (1, 2 ...), and what `measure` makes of each
-    model, given also its title."""
-    for name, seeds in models.items():
-        for number, translator in enumerate(seeds, 1):
-            yield {"model": name, "seed": number}, measure(translator, f"{name} {number}")
+def of_each(models: Models, measure: Callable[[Translator, str], Any]) -> dict[str, list[Any]]:
+    """What `measure` makes of each model, given also its title: of all seeds by name."""
+    return {
+        name: [measure(translator, f"{name} {n}") for n, translator in enumerate(seeds, 1)]
+        for name, seeds in models.items()
+    }
 
 
 # ---- results -----------------------------------------------------------------------------------
@@ -215,29 +213,38 @@ def facts(args: argparse.Namespace, models: Models, **more: str) -> dict[str, st
         more["scored"] = (
             "Subwords of the test text are joined before; its words are scored as they are"
         )
-    return how_made(
-        shown_command("python -m recipes.mt.analyze", args.argv),
-        PACKAGES,
-        args.device,
-        test_text=", ".join(fingerprint(path, "--test") for path in args.test),
-        models="; ".join(kinds),
-        **more,
-    )
+    text = ", ".join(fingerprint(path, "--test") for path in args.test)
+    command = shown_command("python -m recipes.mt.analyze", args.argv)
+    more = {"test_text": text, "models": "; ".join(kinds), **more}
+    return how_made(command, PACKAGES, args.device, **more)
+
+
+def seed_rows(
+    measured: Mapping[str, Sequence[Any]], rows_of: Callable[[Any], Iterable[Row]]
+) -> list[Row]:
+    """Rows of a table, of the result of :func:`of_each` for each seed (1, 2 ...)."""
+    return [
+        {"model": name, "seed": number, **row}
+        for name, seeds in measured.items()
+        for number, seed in enumerate(seeds, 1)
+        for row in rows_of(seed)
+    ]
 
 
 def write_report(
     args: argparse.Namespace,
+    models: Models,
     title: str,
     rows: Iterable[Row],
     figure: Any,
     lines: Sequence[str],
-    how: Mapping[str, str],
     digits: int = 6,
+    **more: str,
 ) -> None:
     """Writes ``COMMAND.csv``, ``COMMAND.png`` and ``COMMAND.md``, and shows the lines of this."""
     name = args.command
     write_csv(args.output / f"{name}.csv", rows, digits)
     write_figure(args.output / f"{name}.png", figure)
     path = args.output / f"{name}.md"
-    print("\n".join(write_page(path, title, {"": lines}, how)))
+    print("\n".join(write_page(path, title, {"": lines}, facts(args, models, **more))))
     print(f"tables and figure: {path}, {name}.csv, {name}.png")

@@ -18,12 +18,7 @@ from recipes.lab.figures import draw_matrix, new_figure
 from recipes.lab.options import bins, positive
 from recipes.lab.steps import CommandError
 from recipes.lab.tables import markdown
-from recipes.mt.analysis.options import (
-    facts,
-    open_models,
-    test_pairs,
-    write_report,
-)
+from recipes.mt.analysis.options import open_models, test_pairs, write_report
 from recipes.mt.analysis.translators import Translator
 from recipes.mt.corpus import fingerprint, read_lines
 
@@ -116,8 +111,8 @@ def run(args: argparse.Namespace) -> None:
     lines = markdown(["frequency / position", *places], cells)
     lines += ["", f"S{what[1:]}, and the number of tokens; {total}."]
     where = fingerprint(args.train_target, "--train-target") if args.train_target else "test text"
-    figure, made = plot(ratio, counts, often, places, what), facts(args, models, frequencies=where)
-    write_report(args, "Scores of the right tokens (SHAPE figure 4)", rows, figure, lines, made)
+    title, figure = "Scores of the right tokens", plot(ratio, counts, often, places, what)
+    write_report(args, models, f"{title} (SHAPE figure 4)", rows, figure, lines, frequencies=where)
 
 
 def _tokens(models: Sequence[Translator], texts: Sequence[str]) -> list[list[str]]:

@@ -7,7 +7,7 @@ each layer (before a final layer norm).
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,14 +17,8 @@ from torch.nn import functional as F
 from recipes.lab.figures import draw_matrix, new_figure
 from recipes.lab.options import whole
 from recipes.lab.steps import CommandError
-from recipes.lab.tables import seed_table
-from recipes.mt.analysis.options import (
-    facts,
-    open_models,
-    over_models,
-    test_pairs,
-    write_report,
-)
+from recipes.lab.tables import Row, seed_table
+from recipes.mt.analysis.options import of_each, open_models, seed_rows, test_pairs, write_report
 from recipes.mt.analysis.translators import Translator, shifted
 
 OFFSETS = (0, 100, 250, 500)
@@ -69,19 +63,16 @@ def run(args: argparse.Namespace) -> None:
     models = open_models(args)
     for first, *_ in models.values():
         first.check_offset(max(args.offsets))
-    different = ~np.eye(len(args.offsets), dtype=bool)
-    measured, cells, rows = {}, {}, []
-    for columns, values in over_models(
-        models, lambda model, title: similarities(model, sources, args.offsets, title)
-    ):
-        measured.setdefault(columns["model"], []).append(values)
-        for layer, mean in enumerate(values[:, different].mean(1)):
-            by_layer = cells.setdefault(columns["model"], {})
-            by_layer.setdefault(f"layer {layer}", []).append(float(mean))
-        for layer, i, j in np.ndindex(values.shape):
-            offsets = {"offset_a": args.offsets[i], "offset_b": args.offsets[j]}
-            cosine = float(values[layer, i, j])
-            rows.append({**columns, "layer": layer, **offsets, "cosine_similarity": cosine})
+
+    def measure(model: Translator, title: str) -> np.ndarray:
+        return similarities(model, sources, args.offsets, title)
+
+    measured = of_each(models, measure)
+    cells = {}
+    for name, seeds in measured.items():
+        different = ~np.eye(len(args.offsets), dtype=bool)
+        by_layer = np.array(seeds)[..., different].mean(-1).T
+        cells[name] = {f"layer {n}": values.tolist() for n, values in enumerate(by_layer)}
     lines = [
         *seed_table(cells, "model", digits=3),
         "",
@@ -89,9 +80,15 @@ def run(args: argparse.Namespace) -> None:
         f" {', '.join(map(str, args.offsets))}: mean over all pairs of different offsets. Layer 0"
         " is the sum of the embeddings.",
     ]
+
+    def rows_of(values: np.ndarray) -> Iterator[Row]:
+        for (layer, i, j), cosine in np.ndenumerate(values):
+            offsets = {"offset_a": args.offsets[i], "offset_b": args.offsets[j]}
+            yield {"layer": layer, **offsets, "cosine_similarity": float(cosine)}
+
     figure = plot(args.offsets, {name: np.mean(group, 0) for name, group in measured.items()})
     title = "Encoder states at different offsets (SHAPE figure 2)"
-    write_report(args, title, rows, figure, lines, facts(args, models))
+    write_report(args, models, title, seed_rows(measured, rows_of), figure, lines)
 
 
 def plot(offsets: Sequence[int], models: dict[str, np.ndarray]) -> Any:

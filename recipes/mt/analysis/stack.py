@@ -17,13 +17,7 @@ from recipes.lab.figures import draw_band, new_figure
 from recipes.lab.options import positive
 from recipes.lab.steps import CommandError
 from recipes.lab.tables import Row, markdown, plus_minus
-from recipes.mt.analysis.options import (
-    facts,
-    open_models,
-    over_models,
-    test_pairs,
-    write_report,
-)
+from recipes.mt.analysis.options import of_each, open_models, seed_rows, test_pairs, write_report
 from recipes.mt.analysis.translators import Translator
 from recipes.mt.corpus import Pair, write_columns
 
@@ -150,14 +144,12 @@ def run(args: argparse.Namespace) -> None:
             )
     names = [args.output / f"stack.{side}" for side in ("source", "target")]
     write_columns(names, stacked)
-    losses: dict[str, list[Losses]] = {}
-    rows = []
-    for columns, scores in over_models(
-        models, lambda model, title: model.log_probabilities(stacked, title)
-    ):
-        negative = [-values for values in scores]
-        losses.setdefault(columns["model"], []).append(negative)
-        rows += [{**columns, **row} for row in position_rows(negative, end)]
+
+    def measure(model: Translator, title: str) -> Losses:
+        return [-values for values in model.log_probabilities(stacked, title)]
+
+    losses = of_each(models, measure)
+    rows = seed_rows(losses, lambda seed: position_rows(seed, end))
     lines = [
         *table(losses, end),
         "",
@@ -167,9 +159,8 @@ def run(args: argparse.Namespace) -> None:
     ]
     if len({tuple(map(len, group[0])) for group in losses.values()}) > 1:
         lines += ["", "The models have different subwords: compare their shapes, not their values."]
-    figure, made = plot(losses, args.smooth, end), facts(args, models)
     title = "Loss by target position on stacked sentences (CAPE figure 8)"
-    write_report(args, title, rows, figure, lines, made)
+    write_report(args, models, title, rows, plot(losses, args.smooth, end), lines)
 
 
 def spread_of(losses: dict[str, list[Losses]]) -> str:

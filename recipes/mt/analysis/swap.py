@@ -17,13 +17,13 @@ from sacrebleu.metrics import BLEU
 from recipes.lab.figures import draw_bars, new_figure
 from recipes.lab.options import positive
 from recipes.lab.steps import CommandError
-from recipes.lab.tables import Cells, of_seeds, seed_table
+from recipes.lab.tables import Cells, Row, of_seeds, seed_table
 from recipes.mt.analysis.options import (
     add_decoding_options,
     decoding,
-    facts,
+    of_each,
     open_models,
-    over_models,
+    seed_rows,
     test_pairs,
     translations,
     write_report,
@@ -32,7 +32,8 @@ from recipes.mt.analysis.translators import Translator
 from recipes.mt.corpus import SEPARATOR, Pair, join_neighbours
 
 ORDERS = ("original", "swapped")
-COLUMNS = (*ORDERS, "drop", "separated")
+BLEUS = (*ORDERS, "drop")
+COLUMNS = (*BLEUS, "separated")
 FEW = 50  # percent of separated translations below which a drop means little
 
 
@@ -105,13 +106,16 @@ def run(args: argparse.Namespace) -> None:
 
         return swap_bleu(translate, sources, list(map(model.plain, references)), metric)
 
-    rows, cells = [], {}
-    for columns, bleu in over_models(models, measure):
-        *values, separated = bleu.values()
-        named = {f"bleu_{name}": value for name, value in zip(COLUMNS, values, strict=False)}
-        rows.append({**columns, **named, "separated": separated, "lines": len(pairs)})
-        for name, value in bleu.items():
-            cells.setdefault(columns["model"], {}).setdefault(name, []).append(value)
+    def row_of(bleu: dict[str, float]) -> list[Row]:
+        named = {f"bleu_{name}" if name in BLEUS else name: bleu[name] for name in COLUMNS}
+        return [{**named, "lines": len(pairs)}]
+
+    measured = of_each(models, measure)
+    rows = seed_rows(measured, row_of)
+    cells = {
+        name: {column: [bleu[column] for bleu in seeds] for column in COLUMNS}
+        for name, seeds in measured.items()
+    }
     lines = [
         *seed_table(cells, "model"),
         "",
@@ -125,8 +129,8 @@ def run(args: argparse.Namespace) -> None:
         if (share := mean(row["separated"])) < FEW:
             few = f"**{name}: only {share:.0f} % are, so that its drop means little;"
             lines += ["", f"{few} the test is for models trained on joined sentences.**"]
-    title, made = "Swapped sentences (SHAPE table 1)", facts(args, models)
-    write_report(args, title, rows, plot(cells), lines, made, digits=4)
+    title = "Swapped sentences (SHAPE table 1)"
+    write_report(args, models, title, rows, plot(cells), lines, digits=4)
 
 
 def plot(cells: Cells) -> Any:
