@@ -93,12 +93,8 @@ class Pairs(Dataset):
         return len(self.pairs)
 
     def __getitem__(self, index: int) -> dict[str, list[int]]:
-        source = self.sources[index]
-        return {
-            "input_ids": source,
-            "attention_mask": [1] * len(source),
-            "labels": self.targets[index],
-        }
+        source, target = self.sources[index], self.targets[index]
+        return {"input_ids": source, "attention_mask": [1] * len(source), "labels": target}
 
     @property
     def source_scale(self) -> str:
@@ -111,8 +107,7 @@ class Pairs(Dataset):
 
 def number_lists() -> dict[str, list[tuple[str, str]]]:
     """Lists of numbers written out in English and German, at most 4 in training, 12 in test."""
-    sizes = {"train": 20000, "valid": 200, "test": 600}
-    lists = make_number_lists(0, sizes)
+    lists = make_number_lists(0, {"train": 20000, "valid": 200, "test": 600})
     return {
         split: [(spell(numbers, "en"), spell(numbers, "de")) for numbers in rows]
         for split, rows in lists.items()
@@ -138,18 +133,15 @@ def given_data(args: argparse.Namespace) -> dict[str, list[tuple[str, str]]]:
 
 def _pair(row: Mapping[str, Any], languages: tuple[str, str]) -> tuple[str, str]:
     texts = row.get("translation") or row
-    try:
-        pair = texts[languages[0]], texts[languages[1]]
-    except KeyError:
-        raise CommandError(
-            f"--source-lang {languages[0]} --target-lang {languages[1]}: the data have the columns "
-            f"{', '.join(texts)}; name two of them"
-        ) from None
+    problem = f"--source-lang {languages[0]} --target-lang {languages[1]}: the data have"
+    if not texts.keys() >= set(languages):
+        raise CommandError(f"{problem} the columns {', '.join(texts)}; name two of them")
+    pair = texts[languages[0]], texts[languages[1]]
     for text in pair:
         if not isinstance(text, str | None):
             raise CommandError(
-                f"--source-lang {languages[0]} --target-lang {languages[1]}: the data have {text!r}"
-                ", which is no text; name columns of texts (json keeps numbers in quotes)"
+                f"{problem} {text!r}, which is no text; name columns of texts (json keeps numbers"
+                " in quotes)"
             )
     return pair
 
@@ -170,9 +162,8 @@ def make_tokenizer(folder: Path, pairs: Sequence[tuple[str, str]], size: int) ->
 
     texts = [text for pair in pairs for text in pair]
     step(folder, {"vocab_size": size, "text": fingerprint(texts)}, make)
-    files = (folder / name for name in ("source.spm", "target.spm", "vocab.json"))
-    source, target, vocab = map(str, files)
-    return MarianTokenizer(source_spm=source, target_spm=target, vocab=vocab)
+    files = {"source_spm": "source.spm", "target_spm": "target.spm", "vocab": "vocab.json"}
+    return MarianTokenizer(**{kind: str(folder / name) for kind, name in files.items()})
 
 
 # ---- models ------------------------------------------------------------------------------------
@@ -201,13 +192,10 @@ def translate(model: Any, tokenizer: Any, data: Pairs, beams: int, batch_size: i
     """Hypotheses in the order of the data."""
 
     def run(rows: Sequence[int]) -> list[str]:
-        batch = tokenizer.pad(
-            {"input_ids": [data.sources[row] for row in rows]}, return_tensors="pt"
-        )
+        sources = {"input_ids": [data.sources[row] for row in rows]}
+        batch = tokenizer.pad(sources, return_tensors="pt").to(model.device)
         limit = 10 + 2 * batch["input_ids"].shape[1]
-        out = model.generate(
-            **batch.to(model.device), num_beams=beams, max_new_tokens=limit, do_sample=False
-        )
+        out = model.generate(**batch, num_beams=beams, max_new_tokens=limit, do_sample=False)
         return tokenizer.batch_decode(out, skip_special_tokens=True)
 
     work = batches([len(source) for source in data.sources], batch_size)
@@ -224,10 +212,8 @@ def evaluate(hypotheses: Sequence[str], data: Pairs, lists: bool) -> dict[str, S
     return score_by_length(data.pairs, hypotheses, LENGTHS)
 
 
-def read_options(
-    argv: Sequence[str] | None,
-) -> tuple[argparse.Namespace, Seq2SeqTrainingArguments, bool]:
-    """Options, and whether the data are the built-in number lists."""
+def read_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Any, bool]:
+    """Options, those of the Trainer, and whether the data are the built-in number lists."""
     parser = make_parser(__doc__, "text")
     add = parser.add_argument
     add_data_args(parser)
@@ -242,7 +228,6 @@ def read_options(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The recipe; see the module docstring."""
     args, training, lists = read_options(argv)
     if args.model:
         read_config(args.model, CapeMarianConfig)
@@ -278,13 +263,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         batch_size = training.per_device_eval_batch_size
         hypotheses = translate(trainer.model, tokenizer, test_set, args.beams, batch_size)
         scores = evaluate(hypotheses, test_set, lists)
-        rows += [
-            {**columns, group: label, metric: getattr(score, metric)}
-            for label, score in scores.items()
-        ]
+        for label, score in scores.items():
+            rows.append({**columns, group: label, metric: getattr(score, metric)})
     trained = [str(n + 1) for n in range(MAX_TRAIN_LENGTH)] if lists else []
-    metrics = {metric: METRICS[metric]}
-    report(args.output, "Translation", rows, group, metrics, trained=trained)
+    report(args.output, "Translation", rows, group, {metric: METRICS[metric]}, trained=trained)
 
 
 if __name__ == "__main__":

@@ -39,24 +39,19 @@ def lengths_fit(pair: Row, low: int, high: int | None, max_ratio: float) -> bool
     return low <= short and long <= (high or long) and long <= max_ratio * short
 
 
-def test_names(count: int) -> list[str]:
-    """fairseq's names of `count` test sets: test, test1, test2 ..."""
-    return [f"test{number or ''}" for number in range(count)]
-
-
 def split_files(folder: Path, split: str, recipe: Recipe) -> list[Path]:
     """The source and the target file of a split."""
     return [folder / f"{split}.{language}" for language in recipe.languages]
 
 
-def prepare(recipe: Recipe, files: Files, work: Path, *, sample: bool, workers: int) -> None:
+def prepare(recipe: Recipe, files: Files, work: Path, sample: bool, workers: int) -> None:
     """Make the four folders of this module in `work`; finished ones are reused."""
     settings: dict[str, object] = {
         split: [fingerprint(path, f"--{split}") for pair in pairs for path in pair]
         for split, pairs in files.items()
     }
     settings |= {"hold_out_every": recipe.hold_out_every, "sample": sample}
-    tests = test_names(max(1, len(files["test"])))
+    tests = [f"test{number or ''}" for number in range(max(1, len(files["test"])))]
     splits = ["train", "valid", *tests]
     text = step(work / "text", settings, partial(collect_text, recipe, files, sample))
     tokens = text
@@ -99,8 +94,8 @@ def collect_text(recipe: Recipe, files: Files, sample: bool, folder: Path) -> No
             )
     if files["valid"]:
         write_columns(split_files(folder, "valid", recipe), read("valid", files["valid"]))
-    for name, pair in zip(test_names(len(files["test"])), files["test"], strict=True):
-        write_columns(split_files(folder, name, recipe), read("test", [pair]))
+    for number, pair in enumerate(files["test"]):
+        write_columns(split_files(folder, f"test{number or ''}", recipe), read("test", [pair]))
 
 
 def tokenise_text(

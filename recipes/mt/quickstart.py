@@ -26,13 +26,7 @@ from statistics import mean, median
 from tempfile import TemporaryDirectory
 from threading import Lock
 
-from recipes.lab.options import (
-    add_shared,
-    available_cores,
-    check_shared,
-    new_parser,
-    positive,
-)
+from recipes.lab.options import add_shared, available_cores, check_shared, new_parser, positive
 from recipes.lab.runs import binarise, generate, is_finished, run_all, train
 from recipes.lab.scores import write_scores
 from recipes.lab.steps import CommandError, read_written, run_main, step, write_lines
@@ -48,7 +42,7 @@ from recipes.mt.corpus import (
     split_pairs,
     write_columns,
 )
-from recipes.mt.scoring import METRICS, METRICS_ARE, Score, score_groups
+from recipes.mt.scoring import METRICS, METRICS_ARE, score_groups
 
 PACKAGES = ("torch", "fairseq-fixed", "sentencepiece", "sacrebleu", "num2words")
 # Shifts and offsets are alike: CAPE's U(-30, 30) is as wide as SHAPE's U{0..60}. Training lists
@@ -61,10 +55,6 @@ VARIANTS = {
     "shape-sync": "--position-embedding shape --position-max-offset 60 --position-synchronize true",
     "cape": _CAPE,
 }
-OTHERS = {
-    "nopos": "--position-embedding nopos",
-    "abspos": "--position-embedding abspos",
-}
 ABLATIONS = {
     "cape-no-alpha": f"{_CAPE} --position-source-scale 1",
     "cape-unsync": f"{_CAPE} --position-synchronize false",
@@ -72,6 +62,7 @@ ABLATIONS = {
     "cape-no-local": f"{_CAPE} --position-max-local-shift 0",
     "cape-shift5": "--position-embedding cape --position-max-global-shift 5",
 }
+OTHERS = {name: f"--position-embedding {name}" for name in ("nopos", "abspos")}
 ALL_VARIANTS = VARIANTS | OTHERS | ABLATIONS
 
 MODEL = """--arch cape_transformer --share-all-embeddings --dropout 0
@@ -225,8 +216,16 @@ class Progress:
     lock: Lock = field(default_factory=Lock)
 
     def show(self, variant: str, name: str, seed: int, seconds: float, pieces: list[str]) -> None:
-        """Takes the place of what was known of this variant and seed, and says where to look."""
-        columns, scores = {"variant": name, "seed": seed}, score_by_length(self.corpus, pieces)
+        """Scores hypotheses, as subwords, in place of what was known of this variant and seed."""
+        folder, target = self.corpus.folder, self.corpus.languages[1]
+        texts = list(map(SentencePiece(folder / "sentencepiece.model").decode, pieces))
+        groups, references, reference_pieces = (
+            list(read_lines(folder / f"test.{kind}", "--test"))
+            for kind in ("group", target, f"pieces.{target}")
+        )
+        tokens = pieces, reference_pieces
+        scores = score_groups(texts, references, groups, self.corpus.labels, tokens)
+        columns = {"variant": name, "seed": seed}
         with self.lock:
             self.rows[variant, seed] = [
                 {**columns, "length": label, "train_seconds": seconds, **vars(values)}
@@ -261,8 +260,7 @@ class Progress:
 
 
 def run_variant(progress: Progress, variant: str, seed: int) -> None:
-    """Trains one model, decodes the test set, scores it by length; long trainings once early,
-    too."""
+    """Trains and tests one model; of long trainings also the first updates."""
     args, corpus = progress.args, progress.corpus
     run = corpus.folder.parent / "runs" / f"{variant}-seed{seed}"
     n = args.updates
@@ -288,32 +286,12 @@ def run_variant(progress: Progress, variant: str, seed: int) -> None:
     test(variant, run / "decoded", learn())
 
 
-def score_by_length(corpus: Corpus, pieces: Sequence[str]) -> dict[str, Score]:
-    """Scores by label and for all sentences; `pieces` are the hypotheses as subwords."""
-    subwords = SentencePiece(corpus.folder / "sentencepiece.model")
-    target = corpus.languages[1]
-    groups, references, reference_pieces = (
-        list(read_lines(corpus.folder / f"test.{name}", "--test"))
-        for name in ("group", target, f"pieces.{target}")
-    )
-    texts = list(map(subwords.decode, pieces))
-    return score_groups(texts, references, groups, corpus.labels, (pieces, reference_pieces))
-
-
 def in_order_of_contrast(variants: Sequence[str]) -> list[str]:
     """First what the first picture compares: the first and the last variant."""
     return list(dict.fromkeys([variants[0], variants[-1], *variants]))
 
 
 # ---- command line ------------------------------------------------------------------------------
-
-
-def file_pair(text: str) -> list[Path]:
-    """Parses the environment variable ``DATA=source,target``."""
-    parts = text.split(",")
-    if len(parts) != 2 or not all(parts):
-        raise CommandError(f"DATA={text}: give two files, as in DATA=train.en.gz,train.de.gz")
-    return [Path(part) for part in parts]
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -341,8 +319,10 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add_shared(parser, "work", default=Path("build/quickstart"))
     add_shared(parser, "output", default=Path("results/quickstart"))
     args = parser.parse_args(argv)
-    if args.data is None and os.environ.get("DATA"):
-        args.data = file_pair(os.environ["DATA"])
+    if args.data is None and (text := os.environ.get("DATA")):
+        args.data = [Path(part) for part in text.split(",") if part]
+        if text.count(",") != 1 or len(args.data) != 2:
+            raise CommandError(f"DATA={text}: give two files, as in DATA=train.en.gz,train.de.gz")
     for option in ("valid", "test", "max_train_length"):
         if args.data is None and getattr(args, option):
             flag = option.replace("_", "-")

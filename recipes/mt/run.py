@@ -120,8 +120,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     work = args.work or Path("build") / (f"{args.recipe}-sample" if args.sample else args.recipe)
     if "prepare" in args.stages:
         files = {split: getattr(args, split) for split in ("train", "valid", "test")}
-        workers = 1 if args.sample else args.workers
-        prepare(recipe, files, work, sample=args.sample, workers=workers)
+        prepare(recipe, files, work, args.sample, workers=1 if args.sample else args.workers)
     gpus = torch.cuda.device_count()
     flags = train_flags(recipe, position, args.devices or max(1, gpus))
     decoding = f"--beam {recipe.beam} --lenpen {recipe.length_penalty} --batch-size 128"

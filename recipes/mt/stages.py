@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -240,10 +241,8 @@ def swap(experiment: Experiment) -> None:
     def translate(lines: Sequence[str], order: str) -> list[str]:
         return translations(model, lines, decoding, experiment.run / "swap", order)
 
-    def readable(tokens: Sequence[str]) -> list[str]:
-        return detokenise(experiment, tokens)
-
-    references = readable(list(map(model.plain, targets)))
+    references = detokenise(experiment, list(map(model.plain, targets)))
+    readable = partial(detokenise, experiment)
     bleu = swap_bleu(translate, sources, references, metric, readable)
     table = markdown(["model", *COLUMNS], [[experiment.run.name, *bleu.values()]])
     facts = {"Sentences": f"{len(sources)} of training", "BLEU": str(metric.get_signature())}

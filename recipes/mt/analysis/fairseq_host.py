@@ -72,10 +72,14 @@ class FairseqTranslator(Translator):
         return [self.path]
 
     def source_ids(self, text: str) -> Ids:
-        return _encode(self.source, self.segmentation.encode(text, SOURCE))
+        return self._ids(text, SOURCE, self.source)
 
     def target_ids(self, text: str) -> Ids:
-        return _encode(self.target, self.segmentation.encode(text, TARGET))
+        return self._ids(text, TARGET, self.target)
+
+    def _ids(self, text: str, side: int, dictionary: Any) -> Ids:
+        pieces = self.segmentation.encode(text, side)
+        return dictionary.encode_line(pieces, add_if_not_exist=False).tolist()
 
     def subwords(self, ids: Sequence[int]) -> list[str]:
         return [self.target[index] for index in ids]
@@ -106,12 +110,7 @@ class FairseqTranslator(Translator):
         return scores.gather(2, target[..., None])[..., 0]
 
     def generate(self, model: nn.Module, sources: list[Ids], decoding: Decoding) -> list[str]:
-        options = Namespace(
-            beam=decoding.beam,
-            lenpen=decoding.length_penalty,
-            max_len_a=decoding.max_len_a,
-            max_len_b=decoding.max_len_b,
-        )
+        options = Namespace(**vars(decoding), lenpen=decoding.length_penalty)
         generator = self.task.build_generator([model], options)
         sample = {"net_input": self._sources(sources)}
         hypotheses = self.task.inference_step(generator, [model], sample)
@@ -154,10 +153,6 @@ class FairseqTranslator(Translator):
         return state
 
 
-def _encode(dictionary: Any, pieces: str) -> Ids:
-    return dictionary.encode_line(pieces, add_if_not_exist=False).tolist()
-
-
 def _arch(model: Any) -> str:
     return getattr(model, "arch", None) or model._name
 
@@ -193,14 +188,11 @@ def find_data(checkpoint: Path, chosen: Path | None, task: Any) -> Path:
             return all((folder / name).is_file() for name in names)
         return any(folder.glob("dict.*.txt"))
 
-    if chosen:
-        candidates = [chosen]
-    else:
-        recorded = Path(str(task.data).split(":")[0])
-        parts = recorded.parts[1:] if recorded.is_absolute() else recorded.parts
+    candidates = [chosen or Path(str(task.data).split(":")[0])]
+    if not chosen:
+        parts = [part for part in candidates[0].parts if part != candidates[0].anchor]
         ends = [Path(*parts[start:]) for start in range(len(parts))]
-        above = checkpoint.resolve().parents
-        candidates = [recorded, *(folder / end for end in ends for folder in above)]
+        candidates += [folder / end for end in ends for folder in checkpoint.resolve().parents]
     for folder in candidates:
         if complete(folder):
             return folder

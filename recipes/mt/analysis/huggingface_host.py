@@ -38,8 +38,8 @@ class HuggingFaceTranslator(Translator):
                 f"--model {path}: is of the type {self.config.model_type}, which cannot translate;"
                 " give a model with an encoder and a decoder of text, such as marian"
             )
-        settings = getattr(self.config, "position_embedding", None) or {}
         self.tokenizer = self._read(AutoTokenizer)
+        settings = getattr(self.config, "position_embedding", None) or {}
         words = ("Hugging Face", self.config.model_type, settings.get("type"))
         self.kind = " ".join(filter(None, words))
 
@@ -85,10 +85,8 @@ class HuggingFaceTranslator(Translator):
         labels = pad(targets, IGNORED, self.running.device)
         before = model.prepare_decoder_input_ids_from_labels(labels=labels)
         logits = model(**self._batch(sources), decoder_input_ids=before, use_cache=False).logits
-        losses = F.cross_entropy(
-            logits.float().transpose(1, 2), labels, ignore_index=IGNORED, reduction="none"
-        )
-        return -losses
+        logits = logits.float().transpose(1, 2)
+        return -F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
 
     def generate(self, model: nn.Module, sources: list[Ids], decoding: Decoding) -> list[str]:
         longest = max(map(len, sources))
@@ -119,11 +117,9 @@ class HuggingFaceTranslator(Translator):
         return states, extend_mask(valid).bool()
 
     def _batch(self, sources: list[Ids]) -> dict[str, Tensor]:
-        rows = {
-            "input_ids": (sources, self.tokenizer.pad_token_id),
-            "attention_mask": ([[1] * len(ids) for ids in sources], 0),
-        }
-        return {name: pad(*row, self.running.device) for name, row in rows.items()}
+        ids = pad(sources, self.tokenizer.pad_token_id, self.running.device)
+        mask = pad([[1] * len(row) for row in sources], 0, self.running.device)
+        return {"input_ids": ids, "attention_mask": mask}
 
     def _checked(self, ids: Ids) -> Ids:
         """Longer texts than a table of positions would end in an index error."""

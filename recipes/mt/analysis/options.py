@@ -210,9 +210,8 @@ def facts(args: argparse.Namespace, models: Models, **more: str) -> dict[str, st
         for name, seeds in models.items()
     )
     if args.segmented:
-        more["scored"] = (
-            "Subwords of the test text are joined before; its words are scored as they are"
-        )
+        text = "Subwords of the test text are joined before; its words are scored as they are"
+        more["scored"] = text
     text = ", ".join(fingerprint(path, "--test") for path in args.test)
     command = shown_command("python -m recipes.mt.analyze", args.argv)
     more = {"test_text": text, "models": "; ".join(kinds), **more}

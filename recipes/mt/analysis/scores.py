@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> None:
         for i, j in np.argwhere(counts)
     ]
     cells = [
-        [label, *("" if not n else f"{share:.2f} ({n})" for share, n in zip(*line, strict=True))]
+        [label, *(f"{share:.2f} ({n})" if n else "" for share, n in zip(*line, strict=True))]
         for label, *line in zip(often, ratio, counts, strict=True)
     ]
     what = f"share of tokens that {first} scores higher than {second}"

@@ -29,7 +29,7 @@ from recipes.mt.analysis.options import (
     write_report,
 )
 from recipes.mt.analysis.translators import Translator
-from recipes.mt.corpus import SEPARATOR, Pair, join_neighbours
+from recipes.mt.corpus import SEPARATOR, join_neighbours
 
 ORDERS = ("original", "swapped")
 BLEUS = (*ORDERS, "drop")
@@ -81,20 +81,16 @@ def swap_bleu(
     return dict(zip(COLUMNS, (before, after, before - after, 100 * fmean(kept)), strict=True))
 
 
-def joined_pairs(pairs: Sequence[Pair], count: int) -> list[Pair]:
-    """The test text in lines of several sentences."""
-    joined = list(join_neighbours(pairs, count)) if count > 1 else list(pairs)
-    if not any(f" {SEPARATOR} " in source for source, _ in joined):
+def run(args: argparse.Namespace) -> None:
+    how = decoding(args)
+    pairs = test_pairs(args)
+    if args.join > 1:
+        pairs = list(join_neighbours(pairs, args.join))
+    if not any(f" {SEPARATOR} " in source for source, _ in pairs):
         raise CommandError(
             f"--test: no line has the separator {SEPARATOR} between words, so there is nothing to"
             " swap; make such text by `python -m recipes.mt.analyze interpolate`, or give --join 10"
         )
-    return joined
-
-
-def run(args: argparse.Namespace) -> None:
-    how = decoding(args)
-    pairs = joined_pairs(test_pairs(args), args.join)
     models = open_models(args)
     sources, references = zip(*pairs, strict=True)
     metric = BLEU()

@@ -4,7 +4,6 @@ A host says how to load a model, how its vocabulary is read and how a padded bat
 analyses ask for is built of that here, for both alike.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,63 +43,32 @@ class Decoding:
     max_len_b: int = 20
 
 
-class Translator(ABC):
-    """A trained model, a checkpoint or folder. Its weights are in memory only while it is at
-    work."""
+class Translator:
+    """A trained model, a checkpoint or folder. Its weights are in memory only while it is at work.
 
-    kind: str  # host, architecture and position embedding, for reports
+    A host provides (tokens of texts have the end of sentence):
+        kind: Host, architecture and position embedding, for reports.
+        files(): What the model consists of, for a fingerprint; its tokens are told by what it makes
+            of texts.
+        source_ids(text), target_ids(text): Tokens.
+        subwords(ids), text(ids): Target tokens as strings, and as text.
+        load(): The model, with its weights in single precision, on the CPU.
+        position_config(model): Settings of the position embedding; None if it is not one of this
+            package.
+        score(model, sources, targets): ``[B, T]`` log probabilities (nats) of the target tokens
+            given those before them.
+        generate(model, sources, decoding): The best hypothesis for each source, as text.
+        states(model, sources): The sum of embeddings and the output of each encoder layer before
+            any final layer norm, each ``[B, S, C]``; and ``[B, S]`` bool, False on padding.
+    """
 
     def __init__(self, path: Path, running: Running):
         self.path = path
         self.running = running
 
-    # ---- what a host provides; tokens of texts have the end of sentence ------------------------
-
-    @abstractmethod
-    def files(self) -> list[Path]:
-        """What the model consists of, for a fingerprint; its tokens are told by what it makes of
-        texts."""
-
-    @abstractmethod
-    def source_ids(self, text: str) -> Ids: ...
-
-    @abstractmethod
-    def target_ids(self, text: str) -> Ids: ...
-
-    @abstractmethod
-    def subwords(self, ids: Sequence[int]) -> list[str]:
-        """Target tokens as strings."""
-
-    @abstractmethod
-    def text(self, ids: Sequence[int]) -> str:
-        """Target tokens as text."""
-
-    @abstractmethod
-    def load(self) -> nn.Module:
-        """The model, with its weights in single precision, on the CPU."""
-
-    @abstractmethod
-    def position_config(self, model: nn.Module) -> PositionConfig | None:
-        """Settings of the position embedding; None if it is not one of this package."""
-
-    @abstractmethod
-    def score(self, model: nn.Module, sources: list[Ids], targets: list[Ids]) -> Tensor:
-        """``[B, T]`` log probabilities (nats) of the target tokens given those before them."""
-
-    @abstractmethod
-    def generate(self, model: nn.Module, sources: list[Ids], decoding: Decoding) -> list[str]:
-        """The best hypothesis for each source, as text."""
-
-    @abstractmethod
-    def states(self, model: nn.Module, sources: list[Ids]) -> tuple[list[Tensor], Tensor]:
-        """The sum of embeddings and the output of each encoder layer before any final layer norm,
-        each ``[B, S, C]``; and ``[B, S]`` bool, False on padding."""
-
     def plain(self, text: str) -> str:
-        """A line of the test text as it is scored, in the form of :meth:`text`."""
+        """A line of the test text as it is scored, in the form of ``text(ids)``."""
         return text
-
-    # ---- what the analyses ask for -------------------------------------------------------------
 
     def check_offset(self, offset: int) -> None:
         """Refuses, before hours of work, a model whose positions cannot be moved."""
