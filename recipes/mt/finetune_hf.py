@@ -183,8 +183,9 @@ def build_model(
         "forced_eos_token_id": None,
         "bos_token_id": None,
     }
+    sizes = {**sizes, **special}
     return CapeMarianMTModel(
-        make_config(CapeMarianConfig, {**sizes, **special}, position_embedding=dict(settings))
+        make_config(CapeMarianConfig, sizes, position_embedding=dict(settings))
     )
 
 
@@ -239,7 +240,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             tokenizer = make_tokenizer(args.output / "tokenizer", splits["train"], size)
     train_set = Pairs(splits["train"], tokenizer, args.max_length)
     test_set = Pairs(splits["test"], tokenizer, None)
-    sizes = dict(LIST_MODEL if lists else {}) | dict(args.model_config or {})
+    sizes = {**(LIST_MODEL if lists else {}), **(args.model_config or {})}
     alpha = train_set.source_scale
     if training.process_index == 0:
         print(f"alpha = {alpha} = {float(Fraction(alpha)):.4f} target tokens per source token")
@@ -247,12 +248,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     def make_trainer(settings: Any, own: Seq2SeqTrainingArguments) -> Seq2SeqTrainer:
         model = build_model(args.model, settings, sizes, tokenizer)
         collator = DataCollatorForSeq2Seq(tokenizer, model=model)
-        return Seq2SeqTrainer(
-            model, own, data_collator=collator, train_dataset=train_set, processing_class=tokenizer
-        )
+        return Seq2SeqTrainer(model, own, collator, train_set, processing_class=tokenizer)
 
-    defaults = dict(LIST_SETTINGS) if lists else {}
-    defaults["cape"] = {"source_scale": alpha, **defaults.get("cape", {})}
+    defaults = LIST_SETTINGS if lists else {}
+    defaults = {**defaults, "cape": {"source_scale": alpha, **defaults.get("cape", {})}}
     compared = settings_to_compare(args, "text", COMPARED, defaults)
     for settings in compared.values():
         if settings.get("source_scale") == "auto":
@@ -262,8 +261,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for columns, trainer in train_all(compared, args, training, make_trainer):
         batch_size = training.per_device_eval_batch_size
         hypotheses = translate(trainer.model, tokenizer, test_set, args.beams, batch_size)
-        scores = evaluate(hypotheses, test_set, lists)
-        for label, score in scores.items():
+        for label, score in evaluate(hypotheses, test_set, lists).items():
             rows.append({**columns, group: label, metric: getattr(score, metric)})
     trained = [str(n + 1) for n in range(MAX_TRAIN_LENGTH)] if lists else []
     report(args.output, "Translation", rows, group, {metric: METRICS[metric]}, trained=trained)

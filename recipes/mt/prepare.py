@@ -56,12 +56,12 @@ def prepare(recipe: Recipe, files: Files, work: Path, sample: bool, workers: int
     text = step(work / "text", settings, partial(collect_text, recipe, files, sample))
     tokens = text
     if recipe.segmentation == "bpe":
-        for name in ("lowercase", "aggressive_hyphens", "clean", "max_ratio"):
-            settings[name] = getattr(recipe, name)
+        names = ("lowercase", "aggressive_hyphens", "clean", "max_ratio")
+        settings |= {name: getattr(recipe, name) for name in names}
         make = partial(tokenise_text, recipe, splits, text, workers)
         tokens = step(work / "tokenised", settings, make)
-    for name in ("segmentation", "vocab_size", "max_subwords", "filter_valid", "join"):
-        settings[name] = getattr(recipe, name)
+    names = ("segmentation", "vocab_size", "max_subwords", "filter_valid", "join")
+    settings |= {name: getattr(recipe, name) for name in names}
     make = partial(segment_text, recipe, splits, text, tokens, workers)
     subwords = step(work / "subwords", settings, make)
     prefixes = {split: str(subwords / split) for split in ("train", "valid")}
@@ -128,11 +128,10 @@ def segment_text(
     for split in splits:
         rows = read_pairs(*split_files(tokens, split, recipe), split)
         rows = map_columns([model.encode, model.encode], rows, workers)
-        names = list(languages)
+        names = [*languages, "reference"] if split != "train" else languages
         if split != "train":
             plain = read_lines(text / f"{split}.{languages[1]}", split)
             rows = ((*pair, reference) for pair, reference in zip(rows, plain, strict=True))
-            names.append("reference")
         rows = iter(progress(rows, f"segment {split}", unit="pair"))
         if split == "train" or (split == "valid" and recipe.filter_valid):
             limits = (1, recipe.max_subwords, recipe.max_ratio)

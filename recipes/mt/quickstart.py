@@ -76,7 +76,6 @@ OPTIMISATION = """--criterion label_smoothed_cross_entropy --label-smoothing 0.1
     --skip-invalid-size-inputs-valid-test --no-epoch-checkpoints --cpu --num-workers 0"""
 DECODING = """--beam 1 --max-tokens 8000 --max-len-a 1.5 --max-len-b 20 --cpu --num-workers 0
     --max-source-positions 100000 --max-target-positions 100000"""
-UPDATES = 2000
 FIRST_LOOK = 400  # updates after which a model is tested for the first picture
 # fairseq seeds update n with seed + n: neighbouring seeds would share their random numbers.
 SEED_STEP = 100003
@@ -86,40 +85,32 @@ MIN_PAIRS = 8  # fairseq drops a last batch that is no multiple of 8, and refuse
 # ---- data --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass
 class Corpus:
-    """A binarised corpus with the test sentences by length."""
+    """A corpus, segmented and binarised in `folder`, with the test sentences by length."""
 
-    folder: Path
+    work: Path
     settings: Mapping[str, object]
     languages: Pair
+    write: Callable[[Path], None]  # text files {train,valid,test}.{language} and test.group
     lengths: str  # what the lengths count
     labels: Sequence[str]  # of the groups of test sentences, from short to long
     trained: int  # so many of the labels, from the first, occur in training
 
+    def __post_init__(self) -> None:
+        self.folder = step(self.work / "data", self.settings, self._make)
 
-def make_corpus(
-    folder: Path,
-    settings: Mapping[str, object],
-    write: Callable[[Path], None],
-    languages: Pair,
-    *lengths: object,
-) -> Corpus:
-    """Text files ``{train,valid,test}.{language}`` by `write`, segmented and binarised."""
-
-    def make(folder: Path) -> None:
-        write(folder)
-        files = [folder / f"train.{language}" for language in languages]
-        model, size = folder / "sentencepiece.model", settings["vocab_size"]
+    def _make(self, folder: Path) -> None:
+        self.write(folder)
+        files = [folder / f"train.{language}" for language in self.languages]
+        model, size = folder / "sentencepiece.model", self.settings["vocab_size"]
         subwords = SentencePiece.train(files, model, size)
         prefixes = {split: folder / f"{split}.pieces" for split in ("train", "valid", "test")}
         for split, prefix in prefixes.items():
-            for language in languages:
+            for language in self.languages:
                 lines = read_lines(folder / f"{split}.{language}", "--data")
                 write_lines(Path(f"{prefix}.{language}"), map(subwords.encode, lines))
-        binarise(prefixes, languages, 1, folder / "binary")
-
-    return Corpus(step(folder / "data", settings, make), settings, languages, *lengths)
+        binarise(prefixes, self.languages, 1, folder / "binary")
 
 
 def prepare_number_lists(args: argparse.Namespace) -> Corpus:
@@ -128,8 +119,8 @@ def prepare_number_lists(args: argparse.Namespace) -> Corpus:
     labels = [str(length + 1) for length in range(number_lists.MAX_TEST_LENGTH)]
     write = partial(number_lists.write_number_lists, sizes=sizes)
     lengths = ("numbers in the list", labels, number_lists.MAX_TRAIN_LENGTH)
-    folder = args.work / "number_lists"
-    return make_corpus(folder, settings, write, number_lists.LANGUAGES, *lengths)
+    work = args.work / "number_lists"
+    return Corpus(work, settings, number_lists.LANGUAGES, write, *lengths)
 
 
 def word_count(text: str) -> int:
@@ -198,8 +189,8 @@ def prepare_files(args: argparse.Namespace) -> Corpus:
         write_lines(folder / "test.group", groups)
 
     lengths = ("source words", labels, sum(bins[label][-1] <= limit for label in labels))
-    folder = args.work / args.data[0].name.removesuffix(".gz")
-    return make_corpus(folder, settings, write, languages, *lengths)
+    work = args.work / args.data[0].name.removesuffix(".gz")
+    return Corpus(work, settings, languages, write, *lengths)
 
 
 # ---- models ------------------------------------------------------------------------------------
@@ -262,7 +253,7 @@ class Progress:
 def run_variant(progress: Progress, variant: str, seed: int) -> None:
     """Trains and tests one model; of long trainings also the first updates."""
     args, corpus = progress.args, progress.corpus
-    run = corpus.folder.parent / "runs" / f"{variant}-seed{seed}"
+    run = corpus.work / "runs" / f"{variant}-seed{seed}"
     n = args.updates
     schedule = f"--max-update {n} --total-num-update {n} --seed {seed * SEED_STEP}"
     flags = shlex.split(f"{MODEL} {OPTIMISATION} {schedule} {ALL_VARIANTS[variant]}")
@@ -313,7 +304,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add_shared(parser, "compare", "--variants", **names)
     add("--ablations", action="store_true", help=f"also train {', '.join(ABLATIONS)}")
     add_shared(parser, "seeds", default=[1])
-    add("--updates", type=positive, default=UPDATES, help="training steps (default: %(default)s)")
+    add("--updates", type=positive, default=2000, help="training steps (default: %(default)s)")
     add_shared(parser, "jobs", default=available_cores())
     add_shared(parser, "threads", default=1)
     add_shared(parser, "work", default=Path("build/quickstart"))

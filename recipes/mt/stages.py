@@ -188,10 +188,8 @@ def score(experiment: Experiment) -> None:
         _, counts, *bleu = zip(*rows, strict=True)
         rows.append(("mean", sum(counts), *map(fmean, bleu)))
     table = markdown(["test set", "sentences", "sacreBLEU", "tokenised BLEU"], rows)
-    facts = {
-        "sacreBLEU signature": str(metric.get_signature()),
-        "Tokenised BLEU": "Moses tokens, no smoothing (multi-bleu.perl)",
-    }
+    facts = {"sacreBLEU signature": str(metric.get_signature())}
+    facts["Tokenised BLEU"] = "Moses tokens, no smoothing (multi-bleu.perl)"
     title = f"{experiment.recipe.title}: {experiment.run.name}"
     print("\n".join(write_page(experiment.run / "scores.md", title, {"": table}, facts)))
 

@@ -2,13 +2,13 @@
 
 import argparse
 import glob
-import hashlib
 import logging
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from recipes.lab.data import fingerprint as digest_text
 from recipes.lab.figures import write_figure
 from recipes.lab.options import add_shared, positive, whole
 from recipes.lab.steps import CommandError, digest, read_written, step, write_lines
@@ -171,25 +171,20 @@ def translations(
     repeated, or was interrupted, translates nothing twice."""
     settings = {
         "model": [digest(path) for path in model.files()],
-        "text": _digest_text(sources),
-        "read": _digest_text(str(model.source_ids(source)) for source in sources),
-        "written": _digest_text(model.text(model.target_ids(source)) for source in sources),
+        "text": digest_text(sources),
+        "read": digest_text(str(model.source_ids(source)) for source in sources),
+        "written": digest_text(model.text(model.target_ids(source)) for source in sources),
         "decoding": vars(how),
         "offset": model.running.offset,
         "half": model.running.half,
     }
-    name = f"{title.replace(' ', '-')}-{_digest_text([str(settings)])}"
+    name = f"{title.replace(' ', '-')}-{digest_text([str(settings)])}"
 
     def make(partial: Path) -> None:
         hypotheses = model.translate(sources, how, title)
         write_lines(partial / "hypotheses", (" ".join(text.split()) for text in hypotheses))
 
-    made = step(folder / name, settings, make)
-    return read_written(made / "hypotheses")
-
-
-def _digest_text(lines: Iterable[str]) -> str:
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+    return read_written(step(folder / name, settings, make) / "hypotheses")
 
 
 def of_each(models: Models, measure: Callable[[Translator, str], Any]) -> dict[str, list[Any]]:
@@ -212,8 +207,8 @@ def facts(args: argparse.Namespace, models: Models, **more: str) -> dict[str, st
     if args.segmented:
         text = "Subwords of the test text are joined before; its words are scored as they are"
         more["scored"] = text
-    text = ", ".join(fingerprint(path, "--test") for path in args.test)
     command = shown_command("python -m recipes.mt.analyze", args.argv)
+    text = ", ".join(fingerprint(path, "--test") for path in args.test)
     more = {"test_text": text, "models": "; ".join(kinds), **more}
     return how_made(command, PACKAGES, args.device, **more)
 
