@@ -12,7 +12,7 @@ of one name are seeds. Each analysis writes COMMAND.csv, COMMAND.md and COMMAND.
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -103,7 +103,7 @@ def make_parser() -> argparse.ArgumentParser:
         module.add_options(command)
         command.set_defaults(run=module.run)
 
-    def add_corpus_command(make, summary):
+    def add_corpus_command(make: Callable, summary: str) -> argparse.ArgumentParser:
         command = commands.add_parser(make.__name__, help=summary, description=summary)
         command.set_defaults(run=make)
         pair = {"nargs": 2, "type": Path, "required": True, "metavar": ("SOURCE", "TARGET")}
@@ -111,9 +111,8 @@ def make_parser() -> argparse.ArgumentParser:
         command.add_argument("--output", **pair, help="files to write")
         return command
 
-    command = add_corpus_command(
-        extrapolate, "training pairs without the long ones (SHAPE section 3.1)"
-    )
+    text = "training pairs without the long ones (SHAPE section 3.1)"
+    command = add_corpus_command(extrapolate, text)
     text = "longest side of a pair that is kept (default: %(default)s)"
     command.add_argument("--max-length", type=positive, default=50, metavar="N", help=text)
     add = command.add_mutually_exclusive_group().add_argument
@@ -121,9 +120,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--spm", type=Path, metavar="FILE", help=text)
     text = "subword-nmt codes, of tokenised text: count their subwords (default: words)"
     add("--bpe", type=Path, metavar="FILE", help=text)
-    command = add_corpus_command(
-        interpolate, "neighbouring training pairs joined (SHAPE section 3.1)"
-    )
+    text = "neighbouring training pairs joined (SHAPE section 3.1)"
+    command = add_corpus_command(interpolate, text)
     text = "neighbouring pairs that become one (default: %(default)s)"
     command.add_argument("--count", type=positive, default=10, metavar="N", help=text)
     return parser

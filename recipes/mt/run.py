@@ -62,7 +62,8 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
     add("--devices", type=positive, help=text)
     add("--max-tokens", type=positive, help="tokens per device and step (default: the paper's)")
     add("--beam", type=positive, help="beam size (default: the paper's)")
-    add("--lenpen", dest="length_penalty", type=float, help="length penalty (default: the paper's)")
+    text = "length penalty (default: the paper's)"
+    add("--lenpen", dest="length_penalty", type=float, metavar="LENPEN", help=text)
     text = "checkpoint choice (default: the paper's)"
     add("--select", choices=("best", "average"), help=text)
     add("--first-epoch", type=positive, help="consider epochs from this one on for --select best")
@@ -84,9 +85,7 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
 
 def settle_recipe(args: argparse.Namespace) -> Recipe:
     """The recipe with what the command line changes."""
-    recipe = RECIPES[args.recipe]
-    if args.sample:
-        recipe = sampled(recipe)
+    recipe = sampled(RECIPES[args.recipe]) if args.sample else RECIPES[args.recipe]
     names = ("max_tokens", "beam", "length_penalty", "select", "first_epoch", "average")
     changes = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if args.select == "best":
