@@ -12,12 +12,16 @@ of one name are seeds. Each analysis writes COMMAND.csv, COMMAND.md and COMMAND.
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
 
-from recipes.lab.options import check_shared, new_parser
-from recipes.lab.steps import run_main
-from recipes.mt.analysis import corpora, length, scores, similarity, stack, swap
+from recipes.lab.options import check_shared, new_parser, positive
+from recipes.lab.steps import CommandError, run_main
+from recipes.mt.analysis import length, scores, similarity, stack, swap
 from recipes.mt.analysis.options import add_model_options
+from recipes.mt.analysis.segmentation import open_subwords
+from recipes.mt.corpus import SEPARATOR, Pair, join_neighbours, read_pairs, write_columns
 
 ANALYSES = {
     "stack": (stack, "loss by position on stacked sentences (CAPE figure 8)"),
@@ -26,18 +30,63 @@ ANALYSES = {
     "similarity": (similarity, "encoder states at different offsets (SHAPE figure 2)"),
     "scores": (scores, "right tokens scored higher than by another model (SHAPE figure 4)"),
 }
-CORPORA = {
-    "extrapolate": (
-        corpora.add_extrapolate_options,
-        corpora.extrapolate,
-        "training pairs without the long ones (SHAPE section 3.1)",
-    ),
-    "interpolate": (
-        corpora.add_interpolate_options,
-        corpora.interpolate,
-        "neighbouring training pairs joined (SHAPE section 3.1)",
-    ),
-}
+
+
+# ---- the training data of SHAPE from any corpus (section 3.1) ----------------------------------
+
+
+def extrapolate(args: argparse.Namespace) -> None:
+    encode = str
+    for kind, option in (("sentencepiece", "spm"), ("bpe", "bpe")):
+        if path := getattr(args, option):
+            encode = open_subwords(kind, path, f"--{option}").encode
+    seen = 0
+
+    def short(pairs: Iterable[Pair]) -> Iterator[Pair]:
+        nonlocal seen
+        for seen, pair in enumerate(pairs, 1):  # noqa: B007 told below
+            if max(len(encode(text).split()) for text in pair) <= args.max_length:
+                yield pair
+
+    remedy = f"--max-length {args.max_length}: no pair is that short; give a larger number"
+    count = _write(args, short(read_pairs(*args.text, "--text")), remedy)
+    print(f"{count} of {seen} pairs kept: {' '.join(map(str, args.output))}")
+
+
+def interpolate(args: argparse.Namespace) -> None:
+    if args.count < 2:
+        raise CommandError(f"--count {args.count}: joins nothing; allowed: 2 or more")
+
+    def checked(pairs: Iterable[Pair]) -> Iterator[Pair]:
+        for number, pair in enumerate(pairs, 1):
+            if any(SEPARATOR in text for text in pair):
+                raise CommandError(
+                    f"--text {args.text[0]} {args.text[1]}: line {number} has the separator"
+                    f" {SEPARATOR}; give text that is not joined"
+                )
+            yield pair
+
+    pairs = join_neighbours(checked(read_pairs(*args.text, "--text")), args.count)
+    count = _write(args, pairs, "--text: is empty")
+    print(f"{count} joined pairs: {' '.join(map(str, args.output))}")
+
+
+def _write(args: argparse.Namespace, pairs: Iterator[Pair], remedy: str) -> int:
+    source, target = args.output
+    if source.resolve() == target.resolve():
+        raise CommandError(f"--output {source} {target}: is one file; give a name for each side")
+    for path in args.output:
+        if any(path.resolve() == given.resolve() for given in args.text):
+            raise CommandError(f"--output {path}: is a file of --text; give other names")
+        if path.suffix == ".gz":
+            raise CommandError(f"--output {path}: text is written as it is; leave out .gz")
+    first = next(pairs, None)
+    if first is None:
+        raise CommandError(remedy)
+    return write_columns(args.output, chain([first], pairs))
+
+
+# ---- command line ------------------------------------------------------------------------------
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -53,10 +102,28 @@ def make_parser() -> argparse.ArgumentParser:
         add_model_options(command)
         module.add_options(command)
         command.set_defaults(run=module.run)
-    for name, (add_options, make, summary) in CORPORA.items():
-        command = commands.add_parser(name, help=summary, description=summary)
-        add_options(command)
+
+    def add_corpus_command(make: Callable, summary: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(make.__name__, help=summary, description=summary)
         command.set_defaults(run=make)
+        pair = {"nargs": 2, "type": Path, "required": True, "metavar": ("SOURCE", "TARGET")}
+        command.add_argument("--text", **pair, help="parallel text, plain or .gz")
+        command.add_argument("--output", **pair, help="files to write")
+        return command
+
+    text = "training pairs without the long ones (SHAPE section 3.1)"
+    command = add_corpus_command(extrapolate, text)
+    text = "longest side of a pair that is kept (default: %(default)s)"
+    command.add_argument("--max-length", type=positive, default=50, metavar="N", help=text)
+    add = command.add_mutually_exclusive_group().add_argument
+    text = "sentencepiece model: count its subwords (default: words)"
+    add("--spm", type=Path, metavar="FILE", help=text)
+    text = "subword-nmt codes, of tokenised text: count their subwords (default: words)"
+    add("--bpe", type=Path, metavar="FILE", help=text)
+    text = "neighbouring training pairs joined (SHAPE section 3.1)"
+    command = add_corpus_command(interpolate, text)
+    text = "neighbouring pairs that become one (default: %(default)s)"
+    command.add_argument("--count", type=positive, default=10, metavar="N", help=text)
     return parser
 
 

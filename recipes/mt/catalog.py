@@ -31,16 +31,16 @@ class Recipe:
     """One recipe. Lengths: `clean` counts words, `max_subwords` counts subwords, both per side."""
 
     title: str
-    languages: tuple[str, str]
     train: str  # flags of fairseq-train
     tokens_per_update: int  # over all devices and accumulation steps
     max_tokens: int  # per device and forward pass, on the hardware of the paper
-    beam: int
-    length_penalty: float
-    position: str  # the paper's own position embedding
+    languages: tuple[str, str] = ("en", "de")
+    beam: int = 4
+    length_penalty: float = 1.0
+    position: str = "cape"  # the paper's own position embedding
+    positions: Mapping[str, str] = field(default_factory=lambda: _CAPE_PAPER)  # flags by type
     epochs: int | None = None  # train for so many epochs,
     updates: int | None = None  # or so many updates
-    positions: Mapping[str, str] = field(default_factory=dict)  # flags by type
     segmentation: str = "bpe"  # "bpe": Moses tokens, then subword-nmt; or "sentencepiece"
     vocab_size: int = 32000  # merges for "bpe", pieces for "sentencepiece"
     lowercase: bool = False
@@ -62,17 +62,13 @@ class Recipe:
 
 _WMT14 = Recipe(
     title="WMT14 English-German, 6+6 layers, ADMIN (CAPE table 2)",
-    languages=("en", "de"),
     train=f"--arch cape_transformer_wmt_en_de {_COMMON} --admin-init --adam-betas (0.9,0.98)"
     " --lr 1e-3 --warmup-updates 8000 --dropout 0.1 --activation-dropout 0.1"
     " --seed 1111",
     epochs=150,
     tokens_per_update=4 * 8192,
     max_tokens=8192,
-    beam=4,
     length_penalty=0.6,
-    position="cape",
-    positions=_CAPE_PAPER,
     vocab_size=32764,
     clean=(1, 80),
     first_epoch=50,
@@ -80,18 +76,14 @@ _WMT14 = Recipe(
 
 _WMT16 = Recipe(
     title="WMT16 English-German, SHAPE's vanilla setting (SHAPE table 2)",
-    languages=("en", "de"),
     train=f"--arch cape_transformer_wmt_en_de {_COMMON} --adam-betas (0.9,0.998)"
     " --encoder-normalize-before --decoder-normalize-before"
     " --lr 9.88e-4 --warmup-updates 8000 --dropout 0.1 --seed 1010",
     updates=200_000,
     tokens_per_update=112_000,
     max_tokens=7000,
-    beam=4,
-    length_penalty=1.0,
     position="shape",
     positions=_SHAPE_PAPER,
-    vocab_size=32000,
     clean=(1, 250),
     select="average",
     keep="update",
@@ -99,7 +91,6 @@ _WMT16 = Recipe(
 
 _MULTI30K = Recipe(
     title="Multi30k English-German image captions (small, no paper)",
-    languages=("en", "de"),
     train=f"--arch cape_transformer_iwslt_de_en {_COMMON} --adam-betas (0.9,0.98)"
     " --lr 1e-3 --warmup-updates 2000 --dropout 0.3 --weight-decay 1e-4"
     " --encoder-layers 4 --decoder-layers 4 --encoder-embed-dim 256 --decoder-embed-dim 256"
@@ -108,9 +99,6 @@ _MULTI30K = Recipe(
     tokens_per_update=4096,
     max_tokens=4096,
     beam=5,
-    length_penalty=1.0,
-    position="cape",
-    positions=_CAPE_PAPER,
     segmentation="sentencepiece",
     vocab_size=8000,
     hold_out_every=30,
@@ -185,9 +173,6 @@ RECIPES: dict[str, Recipe] = {
         tokens_per_update=4096,
         max_tokens=4096,
         beam=5,
-        length_penalty=1.0,
-        position="cape",
-        positions=_CAPE_PAPER,
         vocab_size=10000,
         lowercase=True,
         aggressive_hyphens=False,

@@ -1,20 +1,30 @@
-"""Parallel text: reading with checks, writing, splitting. Files are streamed: WMT is large."""
+"""Parallel text: files, pairs and Moses tokens. Files are streamed: WMT is large."""
 
 import contextlib
 import gzip
+import multiprocessing
 import random
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import zip_longest
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice, zip_longest
 from pathlib import Path
+
+from sacremoses import MosesDetokenizer, MosesPunctNormalizer, MosesTokenizer
 
 from recipes.lab.steps import CommandError, digest, writing
 
 Row = tuple[str, ...]  # aligned lines of several files
 Pair = tuple[str, str]  # source and target
+Functions = Sequence[Callable[[str], str]]  # one for each column
+
+SEPARATOR = "<sep>"  # between joined sentences
+CHUNK = 500  # rows handed to a worker at a time
+BLOCK = 200_000  # rows held in memory: a pool reads all its input at once
+
+
+# ---- files -------------------------------------------------------------------------------------
 
 
 def unreadable(option: str, path: Path, error: Exception) -> CommandError:
-    """The error for a file that does not exist or cannot be read."""
     reason = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
     return CommandError(f"{option} {path}: {reason}; name a plain or .gz text file")
 
@@ -37,8 +47,7 @@ def read_lines(path: Path, option: str) -> Iterator[str]:
     number = 0
     try:
         with opener(path, "rb") as file:
-            for line in file:
-                number += 1
+            for number, line in enumerate(file, 1):  # noqa: B007 used in the error
                 yield line.decode("utf-8").strip()
     except UnicodeDecodeError as error:
         raise CommandError(
@@ -54,11 +63,11 @@ def read_lines(path: Path, option: str) -> Iterator[str]:
 def read_pairs(source: Path, target: Path, option: str) -> Iterator[Pair]:
     """Yield the sentence pairs of two aligned files, which must have the same number of lines."""
     pairs = zip_longest(read_lines(source, option), read_lines(target, option))
-    for number, (left, right) in enumerate(pairs, 1):
+    for number, (left, right) in enumerate(pairs):
         if left is None or right is None:
             short, long = (source, target) if left is None else (target, source)
             raise CommandError(
-                f"{option} {source} {target}: {short} ends after {number - 1} lines but {long}"
+                f"{option} {source} {target}: {short} ends after {number} lines but {long}"
                 " goes on; line n of one file must be the translation of line n of the other"
             )
         yield left, right
@@ -69,8 +78,7 @@ def write_columns(paths: Sequence[Path], rows: Iterable[Row]) -> int:
     count = 0
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(writing(path)) for path in paths]
-        for row in rows:
-            count += 1
+        for count, row in enumerate(rows, 1):  # noqa: B007 used after the loop
             for file, text in zip(files, row, strict=True):
                 file.write(f"{text}\n")
     return count
@@ -85,17 +93,87 @@ def languages_of(source: Path, target: Path) -> Pair:
     return codes if usable and "txt" not in codes else ("source", "target")
 
 
+# ---- pairs -------------------------------------------------------------------------------------
+
+
 def split_pairs(pairs: list[Pair], sizes: dict[str, int], seed: int = 0) -> dict[str, list[Pair]]:
     """Split off random pairs; the rest is "train", without pairs that also occur in another split.
 
     >>> split_pairs([(str(i), str(i)) for i in range(5)], {"test": 2})["test"]
     [('4', '4'), ('2', '2')]
     """
-    shuffled = random.Random(seed).sample(pairs, len(pairs))
-    splits, start = {}, 0
-    for name, size in sizes.items():
-        splits[name] = shuffled[start : start + size]
-        start += size
+    shuffled = iter(random.Random(seed).sample(pairs, len(pairs)))
+    splits = {name: list(islice(shuffled, size)) for name, size in sizes.items()}
     held_out = {pair for split in splits.values() for pair in split}
-    splits["train"] = [pair for pair in shuffled[start:] if pair not in held_out]
-    return splits
+    return {**splits, "train": [pair for pair in shuffled if pair not in held_out]}
+
+
+def join_neighbours(rows: Iterable[Row], count: int) -> Iterator[Row]:
+    """Join each `count` neighbouring rows into one, with :data:`SEPARATOR` between (SHAPE, 3.1).
+
+    The last one may be shorter, so that no sentence of a test set is lost.
+    """
+    rows = iter(rows)
+    while group := list(islice(rows, count)):
+        yield tuple(f" {SEPARATOR} ".join(column) for column in zip(*group, strict=True))
+
+
+def by_sentence(function: Callable[[str], str], text: str) -> str:
+    """`function` of each of the sentences that separators join."""
+    if SEPARATOR not in text:
+        return function(text)
+    return f" {SEPARATOR} ".join(function(part.strip()) for part in text.split(SEPARATOR))
+
+
+# ---- tokens ------------------------------------------------------------------------------------
+
+
+class Moses:
+    """What tokenizer.perl and its companions do to WMT text, by sacremoses: normalise, clean of
+    control characters, and tokenise one language; and the way back."""
+
+    def __init__(self, language: str, aggressive_hyphens: bool, lowercase: bool):
+        self.normalizer = MosesPunctNormalizer(lang=language, post_remove_control_chars=True)
+        self.tokenizer = MosesTokenizer(lang=language)
+        self.detokenizer = MosesDetokenizer(lang=language)
+        self.aggressive_hyphens = aggressive_hyphens
+        self.lowercase = lowercase
+
+    def tokenise(self, text: str) -> str:
+        """``tokenizer.perl`` (with ``-a`` for aggressive hyphens), special characters escaped."""
+        tokens = self.tokenizer.tokenize(
+            self.normalizer.normalize(text),
+            aggressive_dash_splits=self.aggressive_hyphens,
+            return_str=True,
+        )
+        return tokens.lower() if self.lowercase else tokens
+
+    def detokenise(self, tokens: str) -> str:
+        """``detokenizer.perl``."""
+        return self.detokenizer.detokenize(tokens.split())
+
+
+_functions: Functions  # of a worker process, sent once and not with each chunk
+
+
+def _set_functions(functions: Functions) -> None:
+    global _functions
+    _functions = functions
+
+
+def _call(row: Row) -> Row:
+    return tuple(function(text) for function, text in zip(_functions, row, strict=True))
+
+
+def map_columns(functions: Functions, rows: Iterable[Row], workers: int) -> Iterator[Row]:
+    """Apply one function to each column of `rows`, in order, in `workers` processes."""
+    if workers == 1:
+        for row in rows:
+            yield tuple(function(text) for function, text in zip(functions, row, strict=True))
+        return
+    # Spawned, because a process with threads (progress bars, pools) must not be forked.
+    spawn = multiprocessing.get_context("spawn")
+    with spawn.Pool(workers, initializer=_set_functions, initargs=(functions,)) as pool:
+        rows = iter(rows)
+        while block := list(islice(rows, BLOCK)):
+            yield from pool.imap(_call, block, chunksize=CHUNK)

@@ -45,11 +45,11 @@ from recipes.lab.data import (
 )
 from recipes.lab.hf_checkpoints import load_model, make_config, read_beside, read_config
 from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
-from recipes.lab.options import bin_of, bins, positive, settings_to_compare
+from recipes.lab.options import positive, settings_to_compare
 from recipes.lab.steps import CommandError, run_main, step, write_lines
 from recipes.lab.subwords import SentencePiece
 from recipes.mt.number_lists import MAX_TRAIN_LENGTH, make_number_lists, spell
-from recipes.mt.scoring import METRICS, Score, score_groups
+from recipes.mt.scoring import METRICS, Score, score_by_length, score_groups
 
 COMPARED = ("sinpos", "cape")
 # As in the quickstart: shifts and offsets cover the longest test list.
@@ -78,13 +78,7 @@ LENGTHS = (1, 2, 4, 8, 16, 32, 64)  # upper ends of bins of source words for oth
 
 
 class Pairs(Dataset):
-    """Tokenised sentence pairs.
-
-    Args:
-        pairs: Source and target texts.
-        tokenizer: Of the model.
-        max_length: Tokens that are kept of a side; None for all.
-    """
+    """Tokenised sentence pairs; `max_length` is that of a side, None keeps all tokens."""
 
     def __init__(
         self, pairs: Sequence[tuple[str, str]], tokenizer: Any, max_length: int | None
@@ -99,12 +93,8 @@ class Pairs(Dataset):
         return len(self.pairs)
 
     def __getitem__(self, index: int) -> dict[str, list[int]]:
-        source = self.sources[index]
-        return {
-            "input_ids": source,
-            "attention_mask": [1] * len(source),
-            "labels": self.targets[index],
-        }
+        source, target = self.sources[index], self.targets[index]
+        return {"input_ids": source, "attention_mask": [1] * len(source), "labels": target}
 
     @property
     def source_scale(self) -> str:
@@ -117,8 +107,7 @@ class Pairs(Dataset):
 
 def number_lists() -> dict[str, list[tuple[str, str]]]:
     """Lists of numbers written out in English and German, at most 4 in training, 12 in test."""
-    sizes = {"train": 20000, "valid": 200, "test": 600}
-    lists = make_number_lists(0, sizes)
+    lists = make_number_lists(0, {"train": 20000, "valid": 200, "test": 600})
     return {
         split: [(spell(numbers, "en"), spell(numbers, "de")) for numbers in rows]
         for split, rows in lists.items()
@@ -144,18 +133,15 @@ def given_data(args: argparse.Namespace) -> dict[str, list[tuple[str, str]]]:
 
 def _pair(row: Mapping[str, Any], languages: tuple[str, str]) -> tuple[str, str]:
     texts = row.get("translation") or row
-    try:
-        pair = texts[languages[0]], texts[languages[1]]
-    except KeyError:
-        raise CommandError(
-            f"--source-lang {languages[0]} --target-lang {languages[1]}: the data have the columns "
-            f"{', '.join(texts)}; name two of them"
-        ) from None
+    problem = f"--source-lang {languages[0]} --target-lang {languages[1]}: the data have"
+    if not texts.keys() >= set(languages):
+        raise CommandError(f"{problem} the columns {', '.join(texts)}; name two of them")
+    pair = texts[languages[0]], texts[languages[1]]
     for text in pair:
         if not isinstance(text, str | None):
             raise CommandError(
-                f"--source-lang {languages[0]} --target-lang {languages[1]}: the data have {text!r}"
-                ", which is no text; name columns of texts (json keeps numbers in quotes)"
+                f"{problem} {text!r}, which is no text; name columns of texts (json keeps numbers"
+                " in quotes)"
             )
     return pair
 
@@ -176,9 +162,8 @@ def make_tokenizer(folder: Path, pairs: Sequence[tuple[str, str]], size: int) ->
 
     texts = [text for pair in pairs for text in pair]
     step(folder, {"vocab_size": size, "text": fingerprint(texts)}, make)
-    files = (folder / name for name in ("source.spm", "target.spm", "vocab.json"))
-    source, target, vocab = map(str, files)
-    return MarianTokenizer(source_spm=source, target_spm=target, vocab=vocab)
+    files = {"source_spm": "source.spm", "target_spm": "target.spm", "vocab": "vocab.json"}
+    return MarianTokenizer(**{kind: str(folder / name) for kind, name in files.items()})
 
 
 # ---- models ------------------------------------------------------------------------------------
@@ -198,8 +183,9 @@ def build_model(
         "forced_eos_token_id": None,
         "bos_token_id": None,
     }
+    sizes = {**sizes, **special}
     return CapeMarianMTModel(
-        make_config(CapeMarianConfig, {**sizes, **special}, position_embedding=dict(settings))
+        make_config(CapeMarianConfig, sizes, position_embedding=dict(settings))
     )
 
 
@@ -207,13 +193,10 @@ def translate(model: Any, tokenizer: Any, data: Pairs, beams: int, batch_size: i
     """Hypotheses in the order of the data."""
 
     def run(rows: Sequence[int]) -> list[str]:
-        batch = tokenizer.pad(
-            {"input_ids": [data.sources[row] for row in rows]}, return_tensors="pt"
-        )
+        sources = {"input_ids": [data.sources[row] for row in rows]}
+        batch = tokenizer.pad(sources, return_tensors="pt").to(model.device)
         limit = 10 + 2 * batch["input_ids"].shape[1]
-        out = model.generate(
-            **batch.to(model.device), num_beams=beams, max_new_tokens=limit, do_sample=False
-        )
+        out = model.generate(**batch, num_beams=beams, max_new_tokens=limit, do_sample=False)
         return tokenizer.batch_decode(out, skip_special_tokens=True)
 
     work = batches([len(source) for source in data.sources], batch_size)
@@ -227,15 +210,11 @@ def evaluate(hypotheses: Sequence[str], data: Pairs, lists: bool) -> dict[str, S
         numbers = [source.count(",") + 1 for source in sources]
         labels = [str(count) for count in sorted(set(numbers))]
         return score_groups(hypotheses, references, list(map(str, numbers)), labels)
-    labelled = bins(LENGTHS, "source words")
-    groups = [bin_of(len(source.split()), labelled) for source in sources]
-    return score_groups(hypotheses, references, groups, [label for label, *_ in labelled])
+    return score_by_length(data.pairs, hypotheses, LENGTHS)
 
 
-def read_options(
-    argv: Sequence[str] | None,
-) -> tuple[argparse.Namespace, Seq2SeqTrainingArguments, bool]:
-    """Options, and whether the data are the built-in number lists."""
+def read_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Any, bool]:
+    """Options, those of the Trainer, and whether the data are the built-in number lists."""
     parser = make_parser(__doc__, "text")
     add = parser.add_argument
     add_data_args(parser)
@@ -250,7 +229,6 @@ def read_options(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The recipe; see the module docstring."""
     args, training, lists = read_options(argv)
     if args.model:
         read_config(args.model, CapeMarianConfig)
@@ -262,7 +240,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             tokenizer = make_tokenizer(args.output / "tokenizer", splits["train"], size)
     train_set = Pairs(splits["train"], tokenizer, args.max_length)
     test_set = Pairs(splits["test"], tokenizer, None)
-    sizes = dict(LIST_MODEL if lists else {}) | dict(args.model_config or {})
+    sizes = {**(LIST_MODEL if lists else {}), **(args.model_config or {})}
     alpha = train_set.source_scale
     if training.process_index == 0:
         print(f"alpha = {alpha} = {float(Fraction(alpha)):.4f} target tokens per source token")
@@ -270,12 +248,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     def make_trainer(settings: Any, own: Seq2SeqTrainingArguments) -> Seq2SeqTrainer:
         model = build_model(args.model, settings, sizes, tokenizer)
         collator = DataCollatorForSeq2Seq(tokenizer, model=model)
-        return Seq2SeqTrainer(
-            model, own, data_collator=collator, train_dataset=train_set, processing_class=tokenizer
-        )
+        return Seq2SeqTrainer(model, own, collator, train_set, processing_class=tokenizer)
 
-    defaults = dict(LIST_SETTINGS) if lists else {}
-    defaults["cape"] = {"source_scale": alpha, **defaults.get("cape", {})}
+    defaults = LIST_SETTINGS if lists else {}
+    defaults = {**defaults, "cape": {"source_scale": alpha, **defaults.get("cape", {})}}
     compared = settings_to_compare(args, "text", COMPARED, defaults)
     for settings in compared.values():
         if settings.get("source_scale") == "auto":
@@ -285,14 +261,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     for columns, trainer in train_all(compared, args, training, make_trainer):
         batch_size = training.per_device_eval_batch_size
         hypotheses = translate(trainer.model, tokenizer, test_set, args.beams, batch_size)
-        scores = evaluate(hypotheses, test_set, lists)
-        rows += [
-            {**columns, group: label, metric: getattr(score, metric)}
-            for label, score in scores.items()
-        ]
+        for label, score in evaluate(hypotheses, test_set, lists).items():
+            rows.append({**columns, group: label, metric: getattr(score, metric)})
     trained = [str(n + 1) for n in range(MAX_TRAIN_LENGTH)] if lists else []
-    metrics = {metric: METRICS[metric]}
-    report(args.output, "Translation", rows, group, metrics, trained=trained)
+    report(args.output, "Translation", rows, group, {metric: METRICS[metric]}, trained=trained)
 
 
 if __name__ == "__main__":

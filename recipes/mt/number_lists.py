@@ -62,11 +62,8 @@ def draw_split(
 def make_number_lists(
     seed: int = 0, sizes: Mapping[str, int] = SPLIT_SIZES
 ) -> dict[str, list[NumberList]]:
-    """Return ``{"train": [...], "valid": [...], "test": [...]}``, three disjoint sets of lists.
-
-    Training and validation lists have 1..4 numbers, test lists 1..12. The same seed gives the same
-    lists.
-    """
+    """Three disjoint sets of lists, the same for the same seed: of 1..4 numbers for training and
+    validation, of 1..12 for the test."""
     rng = random.Random(seed)
     test = draw_split(rng, sizes["test"], MAX_TEST_LENGTH, set(), distinct=True)
     valid = draw_split(rng, sizes["valid"], MAX_TRAIN_LENGTH, set(test), distinct=True)
@@ -85,9 +82,8 @@ def write_number_lists(
     splits = make_number_lists(seed, sizes)
     for split, lists in splits.items():
         for language in languages:
-            write_lines(
-                folder / f"{split}.{language}", (spell(numbers, language) for numbers in lists)
-            )
+            lines = (spell(numbers, language) for numbers in lists)
+            write_lines(folder / f"{split}.{language}", lines)
     write_lines(folder / "test.group", (str(len(numbers)) for numbers in splits["test"]))
 
 
@@ -96,9 +92,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     add_shared(parser, "output", required=True, help="folder to write, must not exist")
     parser.add_argument("--seed", type=int, default=0)
     for split, size in SPLIT_SIZES.items():
-        parser.add_argument(
-            f"--{split}-size", type=positive, default=size, help=f"pairs (default {size})"
-        )
+        text = "pairs (default %(default)s)"
+        parser.add_argument(f"--{split}-size", type=positive, default=size, help=text)
     args = parser.parse_args(argv)
     if args.output.exists():
         raise CommandError(f"--output {args.output}: exists; name a new folder or delete it")

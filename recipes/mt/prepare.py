@@ -6,8 +6,7 @@ subwords    joint segmentation learned on training text, length filter, joining 
 binary      fairseq-preprocess with a joined dictionary
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -17,44 +16,27 @@ from recipes.lab.steps import CommandError, progress, step
 from recipes.lab.subwords import SEGMENTATIONS
 from recipes.mt import number_lists
 from recipes.mt.catalog import Recipe
-from recipes.mt.corpus import Row, fingerprint, read_lines, read_pairs, write_columns
-from recipes.mt.moses import Moses, map_columns
+from recipes.mt.corpus import (
+    Moses,
+    Row,
+    fingerprint,
+    join_neighbours,
+    map_columns,
+    read_lines,
+    read_pairs,
+    write_columns,
+)
 
-SEPARATOR = "<sep>"  # between joined sentences
 SAMPLE_SIZES = {"train": 600, "valid": 20, "test": 12}
 
-FilePair = tuple[Path, Path]
-
-
-@dataclass(frozen=True)
-class Files:
-    """The user's text. Training and validation files are concatenated, test files are not."""
-
-    train: Sequence[FilePair] = ()
-    valid: Sequence[FilePair] = ()
-    test: Sequence[FilePair] = ()
+# The user's text by split. Training and validation files are concatenated, test files are not.
+Files = Mapping[str, Sequence[tuple[Path, Path]]]
 
 
 def lengths_fit(pair: Row, low: int, high: int | None, max_ratio: float) -> bool:
     """The filter of clean-corpus-n.perl: both sides have `low` to `high` tokens, in proportion."""
-    source, target = (len(text.split()) for text in pair)
-    short, long = min(source, target), max(source, target)
+    short, long = sorted(len(text.split()) for text in pair)
     return low <= short and long <= (high or long) and long <= max_ratio * short
-
-
-def join_neighbours(rows: Iterable[Row], count: int) -> Iterator[Row]:
-    """Join each `count` neighbouring rows into one, with :data:`SEPARATOR` between (SHAPE, 3.1).
-
-    The last one may be shorter, so that no sentence of a test set is lost.
-    """
-    rows = iter(rows)
-    while group := list(islice(rows, count)):
-        yield tuple(f" {SEPARATOR} ".join(column) for column in zip(*group, strict=True))
-
-
-def test_names(count: int) -> list[str]:
-    """fairseq's names of `count` test sets: test, test1, test2 ..."""
-    return [f"test{number or ''}" for number in range(count)]
 
 
 def split_files(folder: Path, split: str, recipe: Recipe) -> list[Path]:
@@ -62,25 +44,24 @@ def split_files(folder: Path, split: str, recipe: Recipe) -> list[Path]:
     return [folder / f"{split}.{language}" for language in recipe.languages]
 
 
-def prepare(recipe: Recipe, files: Files, work: Path, *, sample: bool, workers: int) -> None:
+def prepare(recipe: Recipe, files: Files, work: Path, sample: bool, workers: int) -> None:
     """Make the four folders of this module in `work`; finished ones are reused."""
-    named = {"train": files.train, "valid": files.valid, "test": files.test}
     settings: dict[str, object] = {
         split: [fingerprint(path, f"--{split}") for pair in pairs for path in pair]
-        for split, pairs in named.items()
+        for split, pairs in files.items()
     }
     settings |= {"hold_out_every": recipe.hold_out_every, "sample": sample}
-    tests = test_names(max(1, len(files.test)))
+    tests = [f"test{number or ''}" for number in range(max(1, len(files["test"])))]
     splits = ["train", "valid", *tests]
     text = step(work / "text", settings, partial(collect_text, recipe, files, sample))
     tokens = text
     if recipe.segmentation == "bpe":
-        settings |= {name: getattr(recipe, name) for name in ("lowercase", "aggressive_hyphens")}
-        settings |= {"clean": recipe.clean, "max_ratio": recipe.max_ratio}
+        names = ("lowercase", "aggressive_hyphens", "clean", "max_ratio")
+        settings |= {name: getattr(recipe, name) for name in names}
         make = partial(tokenise_text, recipe, splits, text, workers)
         tokens = step(work / "tokenised", settings, make)
-    for name in ("segmentation", "vocab_size", "max_subwords", "filter_valid", "join"):
-        settings[name] = getattr(recipe, name)
+    names = ("segmentation", "vocab_size", "max_subwords", "filter_valid", "join")
+    settings |= {name: getattr(recipe, name) for name in names}
     make = partial(segment_text, recipe, splits, text, tokens, workers)
     subwords = step(work / "subwords", settings, make)
     prefixes = {split: str(subwords / split) for split in ("train", "valid")}
@@ -93,43 +74,36 @@ def prepare(recipe: Recipe, files: Files, work: Path, *, sample: bool, workers: 
 
 def collect_text(recipe: Recipe, files: Files, sample: bool, folder: Path) -> None:
     """Write plain text ``{train,valid,test,test1...}.{language}``."""
-    if not files.train:
+    if not files["train"]:
         number_lists.write_number_lists(folder, sizes=SAMPLE_SIZES, languages=recipe.languages)
         return
 
-    def read(pairs: Sequence[FilePair], option: str, size: int) -> Iterator[Row]:
-        lines = chain.from_iterable(read_pairs(*pair, option) for pair in pairs)
-        return islice(lines, size if sample else None)
+    def read(split: str, pairs: Sequence[tuple[Path, Path]]) -> Iterator[Row]:
+        lines = chain.from_iterable(read_pairs(*pair, f"--{split}") for pair in pairs)
+        return islice(lines, SAMPLE_SIZES[split] if sample else None)
 
     every = recipe.hold_out_every
-    held_out = {}  # line number modulo `every` -> split
-    if not files.valid:
-        held_out[0] = "valid"
-    if not files.test:
-        held_out[every // 2] = "test"
+    places = {0: "valid", every // 2: "test"}  # line number modulo `every`
+    held_out = {place: split for place, split in places.items() if not files[split]}
     for split in ("train", *held_out.values()):
-        lines = enumerate(read(files.train, "--train", SAMPLE_SIZES["train"]))
+        lines = enumerate(read("train", files["train"]))
         pairs = (pair for n, pair in lines if held_out.get(n % every, "train") == split)
         if write_columns(split_files(folder, split, recipe), pairs) == 0:
             raise CommandError(
                 f"--train: too few lines to hold out every {every}th for --{split}; give --{split}"
             )
-    if files.valid:
-        pairs = read(files.valid, "--valid", SAMPLE_SIZES["valid"])
-        write_columns(split_files(folder, "valid", recipe), pairs)
-    for name, pair in zip(test_names(len(files.test)), files.test, strict=True):
-        pairs = read([pair], "--test", SAMPLE_SIZES["test"])
-        write_columns(split_files(folder, name, recipe), pairs)
+    if files["valid"]:
+        write_columns(split_files(folder, "valid", recipe), read("valid", files["valid"]))
+    for number, pair in enumerate(files["test"]):
+        write_columns(split_files(folder, f"test{number or ''}", recipe), read("test", [pair]))
 
 
 def tokenise_text(
     recipe: Recipe, splits: Sequence[str], text: Path, workers: int, folder: Path
 ) -> None:
     """Moses tokens of all splits; training pairs of unfit lengths are dropped."""
-    moses = [
-        Moses(language, recipe.aggressive_hyphens, recipe.lowercase)
-        for language in recipe.languages
-    ]
+    flags = recipe.aggressive_hyphens, recipe.lowercase
+    moses = [Moses(language, *flags) for language in recipe.languages]
     for split in splits:
         pairs = read_pairs(*split_files(text, split, recipe), split)
         pairs = map_columns([side.tokenise for side in moses], pairs, workers)
@@ -154,11 +128,10 @@ def segment_text(
     for split in splits:
         rows = read_pairs(*split_files(tokens, split, recipe), split)
         rows = map_columns([model.encode, model.encode], rows, workers)
-        names = list(languages)
+        names = [*languages, "reference"] if split != "train" else languages
         if split != "train":
             plain = read_lines(text / f"{split}.{languages[1]}", split)
             rows = ((*pair, reference) for pair, reference in zip(rows, plain, strict=True))
-            names.append("reference")
         rows = iter(progress(rows, f"segment {split}", unit="pair"))
         if split == "train" or (split == "valid" and recipe.filter_valid):
             limits = (1, recipe.max_subwords, recipe.max_ratio)

@@ -17,30 +17,32 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from tempfile import TemporaryDirectory
 from threading import Lock
 
-from recipes.lab.options import (
-    add_shared,
-    available_cores,
-    check_shared,
-    new_parser,
-    positive,
-)
-from recipes.lab.runs import generate, is_finished, run_all, train
+from recipes.lab.options import add_shared, available_cores, check_shared, new_parser, positive
+from recipes.lab.runs import binarise, generate, is_finished, run_all, train
 from recipes.lab.scores import write_scores
-from recipes.lab.steps import CommandError, run_main
+from recipes.lab.steps import CommandError, read_written, run_main, step, write_lines
 from recipes.lab.subwords import SentencePiece
 from recipes.lab.tables import Row, grouped, how_made, markdown, shown_command
 from recipes.mt import number_lists
-from recipes.mt.corpus import read_lines
-from recipes.mt.length_corpus import Corpus, prepare_files, prepare_number_lists
-from recipes.mt.scoring import METRICS, METRICS_ARE, Score, score_groups
+from recipes.mt.corpus import (
+    Pair,
+    fingerprint,
+    languages_of,
+    read_lines,
+    read_pairs,
+    split_pairs,
+    write_columns,
+)
+from recipes.mt.scoring import METRICS, METRICS_ARE, score_groups
 
 PACKAGES = ("torch", "fairseq-fixed", "sentencepiece", "sacrebleu", "num2words")
 # Shifts and offsets are alike: CAPE's U(-30, 30) is as wide as SHAPE's U{0..60}. Training lists
@@ -53,10 +55,6 @@ VARIANTS = {
     "shape-sync": "--position-embedding shape --position-max-offset 60 --position-synchronize true",
     "cape": _CAPE,
 }
-OTHERS = {
-    "nopos": "--position-embedding nopos",
-    "abspos": "--position-embedding abspos",
-}
 ABLATIONS = {
     "cape-no-alpha": f"{_CAPE} --position-source-scale 1",
     "cape-unsync": f"{_CAPE} --position-synchronize false",
@@ -64,6 +62,7 @@ ABLATIONS = {
     "cape-no-local": f"{_CAPE} --position-max-local-shift 0",
     "cape-shift5": "--position-embedding cape --position-max-global-shift 5",
 }
+OTHERS = {name: f"--position-embedding {name}" for name in ("nopos", "abspos")}
 ALL_VARIANTS = VARIANTS | OTHERS | ABLATIONS
 
 MODEL = """--arch cape_transformer --share-all-embeddings --dropout 0
@@ -77,10 +76,121 @@ OPTIMISATION = """--criterion label_smoothed_cross_entropy --label-smoothing 0.1
     --skip-invalid-size-inputs-valid-test --no-epoch-checkpoints --cpu --num-workers 0"""
 DECODING = """--beam 1 --max-tokens 8000 --max-len-a 1.5 --max-len-b 20 --cpu --num-workers 0
     --max-source-positions 100000 --max-target-positions 100000"""
-UPDATES = 2000
 FIRST_LOOK = 400  # updates after which a model is tested for the first picture
 # fairseq seeds update n with seed + n: neighbouring seeds would share their random numbers.
 SEED_STEP = 100003
+MIN_PAIRS = 8  # fairseq drops a last batch that is no multiple of 8, and refuses an empty set
+
+
+# ---- data --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Corpus:
+    """A corpus, segmented and binarised in `folder`, with the test sentences by length."""
+
+    work: Path
+    settings: Mapping[str, object]
+    languages: Pair
+    write: Callable[[Path], None]  # text files {train,valid,test}.{language} and test.group
+    lengths: str  # what the lengths count
+    labels: Sequence[str]  # of the groups of test sentences, from short to long
+    trained: int  # so many of the labels, from the first, occur in training
+
+    def __post_init__(self) -> None:
+        self.folder = step(self.work / "data", self.settings, self._make)
+
+    def _make(self, folder: Path) -> None:
+        self.write(folder)
+        files = [folder / f"train.{language}" for language in self.languages]
+        model, size = folder / "sentencepiece.model", self.settings["vocab_size"]
+        subwords = SentencePiece.train(files, model, size)
+        prefixes = {split: folder / f"{split}.pieces" for split in ("train", "valid", "test")}
+        for split, prefix in prefixes.items():
+            for language in self.languages:
+                lines = read_lines(folder / f"{split}.{language}", "--data")
+                write_lines(Path(f"{prefix}.{language}"), map(subwords.encode, lines))
+        binarise(prefixes, self.languages, 1, folder / "binary")
+
+
+def prepare_number_lists(args: argparse.Namespace) -> Corpus:
+    sizes = number_lists.SPLIT_SIZES | {"train": args.train_size, "test": args.test_size}
+    settings = {"vocab_size": args.vocab_size or 140, "lists": sizes}
+    labels = [str(length + 1) for length in range(number_lists.MAX_TEST_LENGTH)]
+    write = partial(number_lists.write_number_lists, sizes=sizes)
+    lengths = ("numbers in the list", labels, number_lists.MAX_TRAIN_LENGTH)
+    work = args.work / "number_lists"
+    return Corpus(work, settings, number_lists.LANGUAGES, write, *lengths)
+
+
+def word_count(text: str) -> int:
+    """Length of a sentence as the user sees it, before segmentation."""
+    return len(text.split())
+
+
+def length_bins(limit: int) -> dict[str, range]:
+    """Bins of source words around the training `limit`: two within, three beyond."""
+    edges = [0, limit // 2, limit, limit * 3 // 2, limit * 2]
+    bins = {f"{low + 1}-{high}": range(low + 1, high + 1) for low, high in pairwise(edges)}
+    bins[f"over {edges[-1]}"] = range(edges[-1] + 1, sys.maxsize)
+    return {label: bin for label, bin in bins.items() if bin}
+
+
+def read_splits(args: argparse.Namespace) -> dict[str, list[Pair]]:
+    """The user's pairs without those that are empty on one side; validation and test data are split
+    off the training data where they are not given."""
+    given = {}
+    for split, option in (("train", "data"), ("valid", "valid"), ("test", "test")):
+        if paths := getattr(args, option):
+            given[split] = [pair for pair in read_pairs(*paths, f"--{option}") if all(pair)]
+    total, what = len(given["train"]), f"--data {args.data[0]} {args.data[1]}: only"
+    if total < 200:
+        raise CommandError(f"{what} {total} non-empty sentence pairs; at least 200 are needed")
+    sizes = {"valid": max(40, min(500, total // 20)), "test": min(1000, total // 10)}
+    missing = {split: size for split, size in sizes.items() if split not in given}
+    splits = given | split_pairs(given["train"], missing)
+    if len(splits["train"]) < MIN_PAIRS:
+        raise CommandError(
+            f"{what} {len(splits['train'])} training pairs are not also in validation or test data;"
+            " give more, or more different sentences"
+        )
+    return splits
+
+
+def prepare_files(args: argparse.Namespace) -> Corpus:
+    """The user's own text files; training on the shorter sentences."""
+    files = [path for paths in (args.data, args.valid, args.test) for path in paths or ()]
+    splits = read_splits(args)
+    counts = (word_count(source) for source, _ in splits["train"])
+    limit = args.max_train_length or int(median(counts))
+    for split in ("train", "valid"):
+        splits[split] = [pair for pair in splits[split] if max(map(word_count, pair)) <= limit]
+        if len(splits[split]) < MIN_PAIRS:
+            raise CommandError(
+                f"--max-train-length {limit}: only {len(splits[split])} {split} pairs are that"
+                f" short, {MIN_PAIRS} are needed; choose a larger length"
+            )
+    bins = length_bins(limit)
+    groups = [
+        next(label for label, bin in bins.items() if word_count(source) in bin)
+        for source, _ in splits["test"]
+    ]
+    labels = [label for label in bins if label in groups]
+    settings = {
+        "vocab_size": args.vocab_size or 4000,
+        "max_train_length": limit,
+        "files": [fingerprint(path, "--data") for path in files],
+    }
+    languages = languages_of(*args.data)
+
+    def write(folder: Path) -> None:
+        for split, pairs in splits.items():
+            write_columns([folder / f"{split}.{language}" for language in languages], pairs)
+        write_lines(folder / "test.group", groups)
+
+    lengths = ("source words", labels, sum(bins[label][-1] <= limit for label in labels))
+    work = args.work / args.data[0].name.removesuffix(".gz")
+    return Corpus(work, settings, languages, write, *lengths)
 
 
 # ---- models ------------------------------------------------------------------------------------
@@ -97,9 +207,16 @@ class Progress:
     lock: Lock = field(default_factory=Lock)
 
     def show(self, variant: str, name: str, seed: int, seconds: float, pieces: list[str]) -> None:
-        """Takes the place of what was known of this variant and seed, and says where to look."""
+        """Scores hypotheses, as subwords, in place of what was known of this variant and seed."""
+        folder, target = self.corpus.folder, self.corpus.languages[1]
+        texts = list(map(SentencePiece(folder / "sentencepiece.model").decode, pieces))
+        groups, references, reference_pieces = (
+            list(read_lines(folder / f"test.{kind}", "--test"))
+            for kind in ("group", target, f"pieces.{target}")
+        )
+        tokens = pieces, reference_pieces
+        scores = score_groups(texts, references, groups, self.corpus.labels, tokens)
         columns = {"variant": name, "seed": seed}
-        scores = score_by_length(self.corpus, pieces)
         with self.lock:
             self.rows[variant, seed] = [
                 {**columns, "length": label, "train_seconds": seconds, **vars(values)}
@@ -118,7 +235,7 @@ class Progress:
             [name, f"`{flags[name]}`", f"{mean(row['train_seconds'] for row in trained):.0f}"]
             for name, trained in grouped(rows, "variant").items()
         ]
-        lengths = self.corpus.lengths
+        corpus = self.corpus
         write_scores(
             self.args.output,
             "Quickstart: scores by length",
@@ -126,18 +243,17 @@ class Progress:
             "length",
             METRICS,
             self.facts,
-            groups_are=lengths.name,
-            trained=lengths.labels[: lengths.trained],
+            groups_are=corpus.lengths,
+            trained=corpus.labels[: corpus.trained],
             more={"Variants": markdown(["variant", "flags", "training time (s, mean)"], variants)},
             shown=shown,
         )
 
 
 def run_variant(progress: Progress, variant: str, seed: int) -> None:
-    """Trains one model, decodes the test set, scores it by length; long trainings once early,
-    too."""
+    """Trains and tests one model; of long trainings also the first updates."""
     args, corpus = progress.args, progress.corpus
-    run = corpus.folder.parent / "runs" / f"{variant}-seed{seed}"
+    run = corpus.work / "runs" / f"{variant}-seed{seed}"
     n = args.updates
     schedule = f"--max-update {n} --total-num-update {n} --seed {seed * SEED_STEP}"
     flags = shlex.split(f"{MODEL} {OPTIMISATION} {schedule} {ALL_VARIANTS[variant]}")
@@ -148,8 +264,8 @@ def run_variant(progress: Progress, variant: str, seed: int) -> None:
         return train(data, run, flags, settings, threads=threads, title=title, until=until)
 
     def test(name: str, folder: Path, seconds: float) -> None:
-        checkpoint, count = run / "checkpoint_last.pt", len(corpus.references())
-        words = shlex.split(DECODING)
+        checkpoint, words = run / "checkpoint_last.pt", shlex.split(DECODING)
+        count = len(read_written(corpus.folder / "test.group"))
         pieces = generate(data, checkpoint, folder, words, count=count, threads=threads)
         progress.show(variant, name, seed, seconds, pieces)
 
@@ -161,30 +277,12 @@ def run_variant(progress: Progress, variant: str, seed: int) -> None:
     test(variant, run / "decoded", learn())
 
 
-def score_by_length(corpus: Corpus, pieces: Sequence[str]) -> dict[str, Score]:
-    """Scores by label and for all sentences; `pieces` are the hypotheses as subwords."""
-    subwords = SentencePiece(corpus.folder / "sentencepiece.model")
-    reference_pieces = read_lines(corpus.folder / f"test.pieces.{corpus.languages[1]}", "--test")
-    groups = list(read_lines(corpus.folder / "test.group", "--test"))
-    texts = list(map(subwords.decode, pieces))
-    tokens = pieces, list(reference_pieces)
-    return score_groups(texts, corpus.references(), groups, corpus.lengths.labels, tokens)
-
-
 def in_order_of_contrast(variants: Sequence[str]) -> list[str]:
     """First what the first picture compares: the first and the last variant."""
     return list(dict.fromkeys([variants[0], variants[-1], *variants]))
 
 
 # ---- command line ------------------------------------------------------------------------------
-
-
-def file_pair(text: str) -> list[Path]:
-    """Parses the environment variable ``DATA=source,target``."""
-    parts = text.split(",")
-    if len(parts) != 2 or not all(parts):
-        raise CommandError(f"DATA={text}: give two files, as in DATA=train.en.gz,train.de.gz")
-    return [Path(part) for part in parts]
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -206,14 +304,16 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add_shared(parser, "compare", "--variants", **names)
     add("--ablations", action="store_true", help=f"also train {', '.join(ABLATIONS)}")
     add_shared(parser, "seeds", default=[1])
-    add("--updates", type=positive, default=UPDATES, help="training steps (default: %(default)s)")
+    add("--updates", type=positive, default=2000, help="training steps (default: %(default)s)")
     add_shared(parser, "jobs", default=available_cores())
     add_shared(parser, "threads", default=1)
     add_shared(parser, "work", default=Path("build/quickstart"))
     add_shared(parser, "output", default=Path("results/quickstart"))
     args = parser.parse_args(argv)
-    if args.data is None and os.environ.get("DATA"):
-        args.data = file_pair(os.environ["DATA"])
+    if args.data is None and (text := os.environ.get("DATA")):
+        args.data = [Path(part) for part in text.split(",") if part]
+        if text.count(",") != 1 or len(args.data) != 2:
+            raise CommandError(f"DATA={text}: give two files, as in DATA=train.en.gz,train.de.gz")
     for option in ("valid", "test", "max_train_length"):
         if args.data is None and getattr(args, option):
             flag = option.replace("_", "-")

@@ -17,7 +17,7 @@ built-in number lists where no files are given: a check of the whole recipe.
 
 import argparse
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -28,20 +28,12 @@ from cape_plugins.config import TYPES
 from recipes.lab import runs
 from recipes.lab.options import add_shared, available_cores, check_shared, new_parser, positive
 from recipes.lab.steps import run_main
-from recipes.mt import probes, stages
+from recipes.mt import stages
 from recipes.mt.catalog import RECIPES, Recipe, sampled
-from recipes.mt.prepare import Files, prepare
+from recipes.mt.prepare import prepare
 
-STAGES: dict[str, Callable[[stages.Experiment], object]] = {
-    "train": stages.train,
-    "select": stages.select,
-    "decode": stages.decode,
-    "score": stages.score,
-}
-PROBES: dict[str, Callable[[stages.Experiment], object]] = {
-    "stack": probes.stack,
-    "swap": probes.swap,
-}
+STAGES = {name: getattr(stages, name) for name in ("train", "select", "decode", "score")}
+PROBES = {name: getattr(stages, name) for name in ("stack", "swap")}
 GPU_FLAGS = ["--fp16", "--fp16-scale-window", "256"]
 GPU_TRAIN_FLAGS = ["--threshold-loss-scale", "0.03125"]
 CPU_FLAGS = ["--cpu"]
@@ -70,7 +62,8 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
     add("--devices", type=positive, help=text)
     add("--max-tokens", type=positive, help="tokens per device and step (default: the paper's)")
     add("--beam", type=positive, help="beam size (default: the paper's)")
-    add("--lenpen", type=float, help="length penalty (default: the paper's)")
+    text = "length penalty (default: the paper's)"
+    add("--lenpen", dest="length_penalty", type=float, metavar="LENPEN", help=text)
     text = "checkpoint choice (default: the paper's)"
     add("--select", choices=("best", "average"), help=text)
     add("--first-epoch", type=positive, help="consider epochs from this one on for --select best")
@@ -92,20 +85,12 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
 
 def settle_recipe(args: argparse.Namespace) -> Recipe:
     """The recipe with what the command line changes."""
-    recipe = RECIPES[args.recipe]
-    if args.sample:
-        recipe = sampled(recipe)
-    changes = {
-        "max_tokens": args.max_tokens,
-        "beam": args.beam,
-        "length_penalty": args.lenpen,
-        "select": args.select,
-        "first_epoch": args.first_epoch,
-        "average": args.average,
-    }
+    recipe = sampled(RECIPES[args.recipe]) if args.sample else RECIPES[args.recipe]
+    names = ("max_tokens", "beam", "length_penalty", "select", "first_epoch", "average")
+    changes = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if args.select == "best":
         changes["keep"] = "epoch"
-    return replace(recipe, **{name: value for name, value in changes.items() if value is not None})
+    return replace(recipe, **changes)
 
 
 def train_flags(recipe: Recipe, position: str, devices: int) -> list[str]:
@@ -123,8 +108,7 @@ def train_flags(recipe: Recipe, position: str, devices: int) -> list[str]:
         schedule += f" --keep-last-epochs {recipe.average}"
     elif recipe.epochs:
         schedule += f" --keep-last-epochs {recipe.epochs - recipe.first_epoch + 1}"
-    options = recipe.positions.get(position, "")
-    position_flags = f"--position-embedding {position} {options}"
+    position_flags = f"--position-embedding {position} {recipe.positions.get(position, '')}"
     return shlex.split(f"{recipe.train} {schedule} {position_flags}")
 
 
@@ -134,9 +118,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     position = args.position_embedding or recipe.position
     work = args.work or Path("build") / (f"{args.recipe}-sample" if args.sample else args.recipe)
     if "prepare" in args.stages:
-        files = Files(*(tuple(map(tuple, pairs)) for pairs in (args.train, args.valid, args.test)))
-        workers = 1 if args.sample else args.workers
-        prepare(recipe, files, work, sample=args.sample, workers=workers)
+        files = {split: getattr(args, split) for split in ("train", "valid", "test")}
+        prepare(recipe, files, work, args.sample, workers=1 if args.sample else args.workers)
     gpus = torch.cuda.device_count()
     flags = train_flags(recipe, position, args.devices or max(1, gpus))
     decoding = f"--beam {recipe.beam} --lenpen {recipe.length_penalty} --batch-size 128"

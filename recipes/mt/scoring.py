@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from sacrebleu.metrics import BLEU
 
+from recipes.lab.options import bin_of, bins
 from recipes.lab.tables import ALL
 
 # Effective order: texts too short for a 4-gram, such as one number, are scored by shorter n-grams.
@@ -43,14 +45,12 @@ def score(
     reference_tokens: Sequence[Sequence[str]],
 ) -> Score:
     """Score one group: exact match and BLEU (sacrebleu, 13a) of text, accuracy of its subwords."""
-    count = len(references)
-    accuracies = map(token_accuracy, hypothesis_tokens, reference_tokens)
+    matches = [ours == theirs for ours, theirs in zip(hypotheses, references, strict=True)]
     return Score(
-        count=count,
-        exact_match=sum(ours == theirs for ours, theirs in zip(hypotheses, references, strict=True))
-        / count,
+        count=len(matches),
+        exact_match=fmean(matches),
         bleu=_BLEU.corpus_score(list(hypotheses), [list(references)]).score,
-        token_accuracy=sum(accuracies) / count,
+        token_accuracy=fmean(map(token_accuracy, hypothesis_tokens, reference_tokens)),
     )
 
 
@@ -68,12 +68,20 @@ def score_groups(
         groups: The label of each sentence.
         tokens: Hypotheses and references as tokens separated by spaces; default words.
     """
-    ours, theirs = (
-        [text.split() for text in texts] for texts in tokens or (hypotheses, references)
-    )
-    rows = list(zip(hypotheses, references, ours, theirs, strict=True))
+    sides = ([text.split() for text in texts] for texts in tokens or (hypotheses, references))
+    rows = list(zip(hypotheses, references, *sides, strict=True))
     by_label = {
         label: [row for row, group in zip(rows, groups, strict=True) if group == label]
         for label in labels
     } | {ALL: rows}
     return {label: score(*zip(*group, strict=True)) for label, group in by_label.items() if group}
+
+
+def score_by_length(
+    pairs: Sequence[tuple[str, str]], hypotheses: Sequence[str], edges: Sequence[int]
+) -> dict[str, Score]:
+    """Scores by bins of source words with these upper ends, and of all sentences."""
+    labelled = bins(edges, "--bins")
+    sources, references = zip(*pairs, strict=True)
+    groups = [bin_of(len(source.split()), labelled) for source in sources]
+    return score_groups(hypotheses, references, groups, [label for label, *_ in labelled])

@@ -1,22 +1,35 @@
-"""The stages of a recipe after the data: train, select a checkpoint, decode, score."""
+"""The stages of a recipe after the data: train, select a checkpoint, decode, score; and tests of
+the papers, by recipes/mt/analysis:
+
+stack   sentences stacked to 300 and more target tokens, loss by position (CAPE 5.3, figure 8)
+swap    the first of ten joined sentences moved to the end (SHAPE 3.2, table 1)
+"""
 
 import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
+from statistics import fmean
 
+import torch
 from sacrebleu.metrics import BLEU
 
 from recipes.lab import runs
 from recipes.lab.steps import CommandError, read_written, recorded, run_module
 from recipes.lab.subwords import SEGMENTATIONS, SentencePiece, SubwordNMT
 from recipes.lab.tables import markdown, write_csv, write_page
+from recipes.mt.analysis.options import open_translator, translations
+from recipes.mt.analysis.stack import TABLE_BIN, position_rows, stack_pairs
+from recipes.mt.analysis.swap import COLUMNS, swap_bleu
+from recipes.mt.analysis.translators import Decoding, Running, Translator
 from recipes.mt.catalog import Recipe
-from recipes.mt.moses import Moses
-from recipes.mt.prepare import SEPARATOR
+from recipes.mt.corpus import Moses, by_sentence, read_pairs
 
 SELECTED = "checkpoint_selected.pt"
+SWAPPED_SENTENCES = 10_000
 
 
 @dataclass(frozen=True)
@@ -41,70 +54,68 @@ class Experiment:
             )
         return folder
 
-    def test_sets(self) -> list[str]:
-        """fairseq's names of the test sets."""
-        return sorted(path.stem for path in (self.work / "subwords").glob("test*.reference"))
+    @property
+    def selected(self) -> Path:
+        """The result of the stage select."""
+        checkpoint = self.run / SELECTED
+        if not checkpoint.exists():
+            raise CommandError(
+                f"--work {self.work}: {checkpoint} does not exist; run the stages train and"
+                " select first"
+            )
+        return checkpoint
+
+    @property
+    def subwords(self) -> SentencePiece | SubwordNMT:
+        """The segmentation model."""
+        return SEGMENTATIONS[self.recipe.segmentation](self.work / "subwords" / "model")
+
+    def lines(self, split: str, kind: str) -> list[str]:
+        """Of prepared text: in the subwords of a language, or the ``reference``."""
+        return read_written(self.work / "subwords" / f"{split}.{kind}")
 
 
-def prepared_with(experiment: Experiment) -> dict[str, object]:
-    """The settings of the data, for the record of what is made from them."""
-    return recorded(experiment.data)
-
-
-# ---- train -------------------------------------------------------------------------------------
+# ---- train and select --------------------------------------------------------------------------
 
 
 def train(experiment: Experiment) -> None:
     """Train, or go on with a training that was interrupted."""
-    flags = [*experiment.train_flags, *experiment.device_flags]
     runs.train(
         experiment.data,
         experiment.run,
-        flags,
-        {"data": prepared_with(experiment)},
+        [*experiment.train_flags, *experiment.device_flags],
+        {"data": recorded(experiment.data)},
         threads=experiment.threads,
         title=f"train {experiment.run.name}",
         remedy="give this training another --name",
     )
 
 
-# ---- select ------------------------------------------------------------------------------------
-
-
 def select(experiment: Experiment) -> None:
-    """Make ``checkpoint_selected.pt`` by the rule of the recipe."""
-    if experiment.recipe.select == "average":
-        average_checkpoints(experiment)
-    else:
+    """Make ``checkpoint_selected.pt``: the average of the last checkpoints (SHAPE, table 4;
+    Transformer-Clinic), or the epoch with the best BLEU on the validation set (CAPE, section
+    5.3)."""
+    recipe, run = experiment.recipe, experiment.run
+    if recipe.select != "average":
         select_best_epoch(experiment)
-
-
-def average_checkpoints(experiment: Experiment) -> None:
-    """Average the last checkpoints (SHAPE, table 4; Transformer-Clinic)."""
-    recipe = experiment.recipe
+        return
     run_module(
         "fairseq_user_dir.average",
-        *("--inputs", experiment.run, "--output", experiment.run / SELECTED),
+        *("--inputs", run, "--output", run / SELECTED),
         *(f"--num-{recipe.keep}-checkpoints", recipe.average),
-        log=experiment.run / "average.log",
+        log=run / "average.log",
     )
-    print(f"average of the last {recipe.average} checkpoints: {experiment.run / SELECTED}")
-
-
-def epoch_of(checkpoint: Path) -> int | None:
-    """12 for ``checkpoint12.pt``; None for files that are not the end of an epoch."""
-    number = checkpoint.stem.removeprefix("checkpoint")
-    return int(number) if number.isdecimal() else None
+    print(f"average of the last {recipe.average} checkpoints: {run / SELECTED}")
 
 
 def select_best_epoch(experiment: Experiment) -> None:
-    """Take the epoch with the best BLEU on the validation set (CAPE, section 5.3)."""
-    recipe, run = experiment.recipe, experiment.run
-    epochs = {epoch: path for path in run.glob("checkpoint*.pt") if (epoch := epoch_of(path))}
-    candidates = sorted(epoch for epoch in epochs if epoch >= recipe.first_epoch)
+    first, run = experiment.recipe.first_epoch, experiment.run
+    named = {path.stem.removeprefix("checkpoint"): path for path in run.glob("checkpoint*.pt")}
+    epochs = {int(name): path for name, path in named.items() if name.isdecimal()}
+    candidates = sorted(epoch for epoch in epochs if epoch >= first)
     if not candidates:
         raise CommandError(
-            f"--first-epoch {recipe.first_epoch}: {run} has"
+            f"--first-epoch {first}: {run} has"
             f" {f'epochs {min(epochs)} to {max(epochs)}' if epochs else 'no epoch checkpoint'};"
             " train for longer or choose an earlier epoch"
         )
@@ -127,46 +138,24 @@ def select_best_epoch(experiment: Experiment) -> None:
 
 def decode_split(experiment: Experiment, checkpoint: Path, split: str, name: str) -> list[str]:
     """Hypotheses of a split as subwords, in the order of the corpus; kept in ``run/decoded``."""
-    references = experiment.work / "subwords" / f"{split}.reference"
     return runs.generate(
         experiment.data,
         checkpoint,
         experiment.run / "decoded" / name,
         [*experiment.decode_flags, *experiment.device_flags, "--gen-subset", split],
-        count=len(read_written(references)),
+        count=len(experiment.lines(split, "reference")),
         threads=experiment.threads,
     )
 
 
-def selected_checkpoint(experiment: Experiment) -> Path:
-    """The result of the stage select."""
-    checkpoint = experiment.run / SELECTED
-    if not checkpoint.exists():
-        raise CommandError(
-            f"--work {experiment.work}: {checkpoint} does not exist; run the stages train and"
-            " select first"
-        )
-    return checkpoint
-
-
 def decode(experiment: Experiment) -> dict[str, list[str]]:
-    """Decode all test sets with the selected checkpoint."""
-    checkpoint = selected_checkpoint(experiment)
+    """Decode all test sets, by fairseq's names, with the selected checkpoint."""
+    checkpoint = experiment.selected
+    files = (experiment.work / "subwords").glob("test*.reference")
     return {
         split: decode_split(experiment, checkpoint, split, split)
-        for split in experiment.test_sets()
+        for split in sorted(path.stem for path in files)
     }
-
-
-def load_model(experiment: Experiment) -> SentencePiece | SubwordNMT:
-    """The segmentation model."""
-    return SEGMENTATIONS[experiment.recipe.segmentation](experiment.work / "subwords" / "model")
-
-
-def undo_segmentation(experiment: Experiment, pieces: Sequence[str]) -> list[str]:
-    """Subwords to tokens (BPE) or to text (sentencepiece)."""
-    model = load_model(experiment)
-    return [model.decode(line) for line in pieces]
 
 
 def detokenise(experiment: Experiment, tokens: Sequence[str]) -> list[str]:
@@ -175,18 +164,13 @@ def detokenise(experiment: Experiment, tokens: Sequence[str]) -> list[str]:
     if recipe.segmentation != "bpe":
         return list(tokens)
     moses = Moses(recipe.languages[1], recipe.aggressive_hyphens, recipe.lowercase)
-    separator = f" {SEPARATOR} "
-    return [
-        separator.join(moses.detokenise(part.strip()) for part in line.split(SEPARATOR))
-        for line in tokens
-    ]
+    return [by_sentence(moses.detokenise, line) for line in tokens]
 
 
 def tokenised_bleu(experiment: Experiment, split: str, pieces: Sequence[str]) -> float:
     """BLEU of tokens without smoothing: what multi-bleu.perl computes, the papers' BLEU."""
-    target = experiment.work / "subwords" / f"{split}.{experiment.recipe.languages[1]}"
-    references = undo_segmentation(experiment, read_written(target))
-    hypotheses = undo_segmentation(experiment, pieces)
+    target = experiment.lines(split, experiment.recipe.languages[1])
+    hypotheses, references = (list(map(experiment.subwords.decode, x)) for x in (pieces, target))
     metric = BLEU(tokenize="none", smooth_method="none", force=True)
     return metric.corpus_score(hypotheses, [references]).score
 
@@ -196,18 +180,77 @@ def score(experiment: Experiment) -> None:
     metric = BLEU(lowercase=experiment.recipe.lowercase)
     rows = []
     for split, pieces in decode(experiment).items():
-        references = read_written(experiment.work / "subwords" / f"{split}.reference")
-        hypotheses = detokenise(experiment, undo_segmentation(experiment, pieces))
+        references = experiment.lines(split, "reference")
+        hypotheses = detokenise(experiment, list(map(experiment.subwords.decode, pieces)))
         sacre = metric.corpus_score(hypotheses, [references]).score
         rows.append((split, len(references), sacre, tokenised_bleu(experiment, split, pieces)))
-    count = len(rows)
-    if count > 1:
-        totals = [sum(column) for column in list(zip(*rows, strict=True))[1:]]
-        rows.append(("mean", totals[0], totals[1] / count, totals[2] / count))
+    if len(rows) > 1:
+        _, counts, *bleu = zip(*rows, strict=True)
+        rows.append(("mean", sum(counts), *map(fmean, bleu)))
     table = markdown(["test set", "sentences", "sacreBLEU", "tokenised BLEU"], rows)
-    facts = {
-        "sacreBLEU signature": str(metric.get_signature()),
-        "Tokenised BLEU": "Moses tokens, no smoothing (multi-bleu.perl)",
-    }
+    facts = {"sacreBLEU signature": str(metric.get_signature())}
+    facts["Tokenised BLEU"] = "Moses tokens, no smoothing (multi-bleu.perl)"
     title = f"{experiment.recipe.title}: {experiment.run.name}"
     print("\n".join(write_page(experiment.run / "scores.md", title, {"": table}, facts)))
+
+
+# ---- tests of the papers -----------------------------------------------------------------------
+
+
+def stack(experiment: Experiment) -> None:
+    """Loss by position on the stacked first test set: ``run/stacked.csv``, and a summary."""
+    recipe, work, length = experiment.recipe, experiment.work, experiment.recipe.stacked_length
+    tokens = work / ("tokenised" if recipe.segmentation == "bpe" else "text")
+    encode = experiment.subwords.encode
+    pairs = read_pairs(*(tokens / f"test.{language}" for language in recipe.languages), "--test")
+    stacked = stack_pairs(pairs, lambda text: len(encode(text).split()), length)
+    pieces = [(encode(source), encode(target)) for source, target in stacked]
+    if not pieces:
+        raise CommandError(
+            f"--work {work}: its test set has fewer than {length} target subwords, too few for"
+            " one stacked sentence; prepare a larger one"
+        )
+    losses = [-scores for scores in open_selected(experiment).log_probabilities(pieces, "stack")]
+    rows = position_rows(losses, length)
+    write_csv(experiment.run / "stacked.csv", rows)
+    print(f"{len(losses)} stacked sentences; mean negative log likelihood (nats) by position")
+    for start in range(0, length, TABLE_BIN):
+        part = rows[start : min(start + TABLE_BIN, length)]
+        total = sum(row["count"] for row in part)
+        loss = sum(row["mean_nll"] * row["count"] for row in part) / total
+        print(f"{start:5d}-{start + len(part) - 1:<5d} {loss:8.3f}   {total} tokens")
+    print(f"not shown: from {length} on, the ends of the texts (tail 1 in stacked.csv)")
+
+
+def swap(experiment: Experiment) -> None:
+    """BLEU on training sentences in original and in swapped order: ``run/swap.md``."""
+    recipe = experiment.recipe
+    if recipe.join == 1:
+        raise CommandError(
+            "the stage swap needs joined sentences; choose the recipe wmt16_en_de_interpolate"
+        )
+    files = [experiment.work / "subwords" / f"train.{language}" for language in recipe.languages]
+    pairs = islice(read_pairs(*files, "--train"), SWAPPED_SENTENCES)
+    sources, targets = zip(*pairs, strict=True)
+    model, metric = open_selected(experiment), BLEU(lowercase=recipe.lowercase)
+    _, share, _, more = recipe.max_length.split()
+    decoding = Decoding(recipe.beam, recipe.length_penalty, float(share), int(more))
+
+    def translate(lines: Sequence[str], order: str) -> list[str]:
+        return translations(model, lines, decoding, experiment.run / "swap", order)
+
+    references = detokenise(experiment, list(map(model.plain, targets)))
+    readable = partial(detokenise, experiment)
+    bleu = swap_bleu(translate, sources, references, metric, readable)
+    table = markdown(["model", *COLUMNS], [[experiment.run.name, *bleu.values()]])
+    facts = {"Sentences": f"{len(sources)} of training", "BLEU": str(metric.get_signature())}
+    page = write_page(experiment.run / "swap.md", "Swapped sentences", {"": table}, facts)
+    print("\n".join(page))
+
+
+def open_selected(experiment: Experiment) -> Translator:
+    """The selected checkpoint, for text in the subwords of the recipe."""
+    torch.set_num_threads(experiment.threads)
+    gpu = torch.cuda.is_available()
+    running = Running(torch.device("cuda" if gpu else "cpu"), half=gpu)
+    return open_translator(experiment.selected, running, data=experiment.data, segmented=True)

@@ -22,10 +22,10 @@ from recipes.lab.steps import CommandError
 from recipes.lab.subwords import SentencePiece
 from recipes.mt import analyze
 from recipes.mt.analysis import scores, swap
-from recipes.mt.analysis.length import score_by_length
 from recipes.mt.analysis.options import _by_name, open_translator, translations
 from recipes.mt.analysis.translators import Decoding, Running, Translator
-from recipes.mt.prepare import SEPARATOR
+from recipes.mt.corpus import SEPARATOR
+from recipes.mt.scoring import score_by_length
 from tests.support.translation_models import (
     TinyModels,
     save_fairseq,

@@ -23,7 +23,7 @@ from recipes.mt.analysis.segmentation import Segmentation, Segmented, found_besi
 from recipes.mt.analysis.similarity import similarities
 from recipes.mt.analysis.stack import loss_by_position
 from recipes.mt.analysis.translators import Decoding, Running, batches
-from recipes.mt.prepare import SEPARATOR
+from recipes.mt.corpus import SEPARATOR
 from tests.support.translation_models import (
     TinyModels,
     copy_to_hugging_face,

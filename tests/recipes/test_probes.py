@@ -6,9 +6,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from recipes.mt.analysis.stack import estimate, loss_by_position, stack_for
-from recipes.mt.analysis.text import first_to_end, last_to_front, stack_pairs, stack_sentences
-from recipes.mt.prepare import SEPARATOR
+from recipes.mt.analysis.stack import (
+    estimate,
+    loss_by_position,
+    stack_for,
+    stack_pairs,
+    stack_sentences,
+)
+from recipes.mt.analysis.swap import first_to_end, last_to_front
+from recipes.mt.corpus import SEPARATOR
 
 
 def test_junctions_get_a_comma_and_lower_case():

@@ -8,10 +8,19 @@ import pytest
 
 from recipes.lab.steps import CommandError, matches, record, step, writing
 from recipes.lab.subwords import SentencePiece, SubwordNMT
-from recipes.mt.corpus import languages_of, read_lines, read_pairs, split_pairs, write_columns
-from recipes.mt.length_corpus import length_bins
-from recipes.mt.moses import Moses, map_columns
-from recipes.mt.prepare import SEPARATOR, join_neighbours, lengths_fit
+from recipes.mt.corpus import (
+    SEPARATOR,
+    Moses,
+    join_neighbours,
+    languages_of,
+    map_columns,
+    read_lines,
+    read_pairs,
+    split_pairs,
+    write_columns,
+)
+from recipes.mt.prepare import lengths_fit
+from recipes.mt.quickstart import length_bins
 from recipes.mt.scoring import score, token_accuracy
 
 SENTENCE = "A well-known “test” isn't it? 50% & [more] | <end>"

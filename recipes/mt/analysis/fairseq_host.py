@@ -20,7 +20,7 @@ from recipes.lab.steps import CommandError, reason
 from recipes.mt.analysis import segmentation
 from recipes.mt.analysis.segmentation import SOURCE, TARGET, Segmentation, Segmented
 from recipes.mt.analysis.translators import Decoding, Ids, Running, Translator, pad
-from recipes.mt.prepare import SEPARATOR
+from recipes.mt.corpus import SEPARATOR
 
 # fairseq's masks: of booleans for padding, of numbers for the future
 warnings.filterwarnings("ignore", "Support for mismatched key_padding_mask and attn_mask")
@@ -33,16 +33,11 @@ class FairseqTranslator(Translator):
     its length has no limit and its positions can be moved.
 
     Args:
-        path: The checkpoint.
-        running: How it is run.
         data: Folder with the dictionaries; default the one the checkpoint names, looked for also
             relative to its own place.
         spm: sentencepiece model of its text.
         bpe: subword-nmt codes of its text, after Moses tokenisation.
         segmented: Whether the test text is in the subwords of the model.
-
-    Raises:
-        CommandError: if something of this cannot be read or found.
     """
 
     def __init__(
@@ -77,10 +72,14 @@ class FairseqTranslator(Translator):
         return [self.path]
 
     def source_ids(self, text: str) -> Ids:
-        return _encode(self.source, self.segmentation.encode(text, SOURCE))
+        return self._ids(text, SOURCE, self.source)
 
     def target_ids(self, text: str) -> Ids:
-        return _encode(self.target, self.segmentation.encode(text, TARGET))
+        return self._ids(text, TARGET, self.target)
+
+    def _ids(self, text: str, side: int, dictionary: Any) -> Ids:
+        pieces = self.segmentation.encode(text, side)
+        return dictionary.encode_line(pieces, add_if_not_exist=False).tolist()
 
     def subwords(self, ids: Sequence[int]) -> list[str]:
         return [self.target[index] for index in ids]
@@ -104,37 +103,30 @@ class FairseqTranslator(Translator):
         return model
 
     def score(self, model: nn.Module, sources: list[Ids], targets: list[Ids]) -> Tensor:
-        eos = self.target.eos()
-        source = self._padded(sources, self.source)
-        target = self._padded(targets, self.target)
-        before = self._padded([[eos, *ids[:-1]] for ids in targets], self.target)
-        output = model(source, source.ne(self.source.pad()).sum(1), before)
+        target = self._padded(targets)
+        before = self._padded([[self.target.eos(), *ids[:-1]] for ids in targets])
+        output = model(**self._sources(sources), prev_output_tokens=before)
         scores = model.get_normalized_probs(output, log_probs=True, sample={"target": target})
         return scores.gather(2, target[..., None])[..., 0]
 
     def generate(self, model: nn.Module, sources: list[Ids], decoding: Decoding) -> list[str]:
-        options = Namespace(
-            beam=decoding.beam,
-            lenpen=decoding.length_penalty,
-            max_len_a=decoding.max_len_a,
-            max_len_b=decoding.max_len_b,
-        )
+        options = Namespace(**vars(decoding), lenpen=decoding.length_penalty)
         generator = self.task.build_generator([model], options)
-        source = self._padded(sources, self.source)
-        lengths = source.ne(self.source.pad()).sum(1)
-        sample = {"net_input": {"src_tokens": source, "src_lengths": lengths}}
+        sample = {"net_input": self._sources(sources)}
         hypotheses = self.task.inference_step(generator, [model], sample)
         return [self.text(best["tokens"].tolist()) for best, *_ in hypotheses]
 
     def states(self, model: nn.Module, sources: list[Ids]) -> tuple[list[Tensor], Tensor]:
-        source = self._padded(sources, self.source)
-        lengths = source.ne(self.source.pad()).sum(1)
-        output = model.encoder(source, src_lengths=lengths, return_all_hiddens=True)
+        output = model.encoder(**self._sources(sources), return_all_hiddens=True)
         states = [state.transpose(0, 1) for state in output["encoder_states"]]
         return states, ~output["encoder_padding_mask"][0]
 
-    def _padded(self, rows: list[Ids], dictionary: Any) -> Tensor:
-        return pad(rows, dictionary.pad(), self.running.device)
+    def _padded(self, rows: list[Ids]) -> Tensor:
+        return pad(rows, self.target.pad(), self.running.device)
+
+    def _sources(self, rows: list[Ids]) -> dict[str, Tensor]:
+        lengths = torch.tensor([len(ids) for ids in rows], device=self.running.device)
+        return {"src_tokens": self._padded(rows), "src_lengths": lengths}
 
     def _read(self) -> dict[str, Any]:
         """The checkpoint; in its ``cfg`` the data folder is the one found, and the architecture one
@@ -159,10 +151,6 @@ class FairseqTranslator(Translator):
             cfg.task.data = str(find_data(self.path, self.data, cfg.task))
         use_cape_architecture(cfg.model)
         return state
-
-
-def _encode(dictionary: Any, pieces: str) -> Ids:
-    return dictionary.encode_line(pieces, add_if_not_exist=False).tolist()
 
 
 def _arch(model: Any) -> str:
@@ -190,14 +178,9 @@ def use_cape_architecture(model: Any) -> None:
 
 
 def find_data(checkpoint: Path, chosen: Path | None, task: Any) -> Path:
-    """The folder with the dictionaries of a checkpoint.
-
-    That which was `chosen`, or the one of its training: where it was then, or at the same place
-    relative to any folder above the checkpoint, if all was moved.
-
-    Raises:
-        CommandError: if there is none.
-    """
+    """The folder with the dictionaries of a checkpoint: that which was `chosen`, or the one of its
+    training, where it was then, or at the same place relative to any folder above the checkpoint,
+    if all was moved."""
 
     def complete(folder: Path) -> bool:
         if task.source_lang and task.target_lang:
@@ -205,14 +188,11 @@ def find_data(checkpoint: Path, chosen: Path | None, task: Any) -> Path:
             return all((folder / name).is_file() for name in names)
         return any(folder.glob("dict.*.txt"))
 
-    if chosen:
-        candidates = [chosen]
-    else:
-        recorded = Path(str(task.data).split(":")[0])
-        parts = recorded.parts[1:] if recorded.is_absolute() else recorded.parts
+    candidates = [chosen or Path(str(task.data).split(":")[0])]
+    if not chosen:
+        parts = [part for part in candidates[0].parts if part != candidates[0].anchor]
         ends = [Path(*parts[start:]) for start in range(len(parts))]
-        above = checkpoint.resolve().parents
-        candidates = [recorded, *(folder / end for end in ends for folder in above)]
+        candidates += [folder / end for end in ends for folder in checkpoint.resolve().parents]
     for folder in candidates:
         if complete(folder):
             return folder

@@ -28,13 +28,6 @@ class HuggingFaceTranslator(Translator):
 
     Stock Marian is loaded as cape_marian with sinusoids, which has the same outputs, so that its
     length has no limit and its positions can be moved.
-
-    Args:
-        path: The folder.
-        running: How it is run.
-
-    Raises:
-        CommandError: if it cannot be read.
     """
 
     def __init__(self, path: Path, running: Running):
@@ -45,8 +38,8 @@ class HuggingFaceTranslator(Translator):
                 f"--model {path}: is of the type {self.config.model_type}, which cannot translate;"
                 " give a model with an encoder and a decoder of text, such as marian"
             )
-        settings = getattr(self.config, "position_embedding", None) or {}
         self.tokenizer = self._read(AutoTokenizer)
+        settings = getattr(self.config, "position_embedding", None) or {}
         words = ("Hugging Face", self.config.model_type, settings.get("type"))
         self.kind = " ".join(filter(None, words))
 
@@ -92,10 +85,8 @@ class HuggingFaceTranslator(Translator):
         labels = pad(targets, IGNORED, self.running.device)
         before = model.prepare_decoder_input_ids_from_labels(labels=labels)
         logits = model(**self._batch(sources), decoder_input_ids=before, use_cache=False).logits
-        losses = F.cross_entropy(
-            logits.float().transpose(1, 2), labels, ignore_index=IGNORED, reduction="none"
-        )
-        return -losses
+        logits = logits.float().transpose(1, 2)
+        return -F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
 
     def generate(self, model: nn.Module, sources: list[Ids], decoding: Decoding) -> list[str]:
         longest = max(map(len, sources))
@@ -126,12 +117,9 @@ class HuggingFaceTranslator(Translator):
         return states, extend_mask(valid).bool()
 
     def _batch(self, sources: list[Ids]) -> dict[str, Tensor]:
-        device = self.running.device
-        mask = pad([[1] * len(ids) for ids in sources], 0, device)
-        return {
-            "input_ids": pad(sources, self.tokenizer.pad_token_id, device),
-            "attention_mask": mask,
-        }
+        ids = pad(sources, self.tokenizer.pad_token_id, self.running.device)
+        mask = pad([[1] * len(row) for row in sources], 0, self.running.device)
+        return {"input_ids": ids, "attention_mask": mask}
 
     def _checked(self, ids: Ids) -> Ids:
         """Longer texts than a table of positions would end in an index error."""

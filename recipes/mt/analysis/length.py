@@ -4,22 +4,21 @@ Lengths count words of the test text, so that models with different subwords sha
 """
 
 import argparse
-from collections.abc import Sequence
-from typing import Any
 
-from recipes.lab.options import bin_of, bins, positive
+from recipes.lab.options import bins, positive
 from recipes.lab.scores import write_scores
 from recipes.mt.analysis.options import (
     add_decoding_options,
     decoding,
     facts,
+    of_each,
     open_models,
-    over_models,
+    seed_rows,
     test_pairs,
     translations,
 )
-from recipes.mt.corpus import Pair
-from recipes.mt.scoring import METRICS, METRICS_ARE, Score, score_groups
+from recipes.mt.analysis.translators import Translator
+from recipes.mt.scoring import METRICS, METRICS_ARE, Score, score_by_length
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -29,37 +28,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_decoding_options(parser)
 
 
-def score_by_length(
-    pairs: Sequence[Pair], hypotheses: Sequence[str], edges: Sequence[int]
-) -> dict[str, Score]:
-    """Scores of the bins that have sentences, and of all sentences."""
-    labelled = bins(edges, "--bins")
-    sources, references = zip(*pairs, strict=True)
-    groups = [bin_of(len(source.split()), labelled) for source in sources]
-    return score_groups(hypotheses, references, groups, [label for label, *_ in labelled])
-
-
 def run(args: argparse.Namespace) -> None:
-    bins(args.bins, "--bins")
+    bins(args.bins, "--bins")  # refuses bad ones before any work
     how, pairs, models = decoding(args), test_pairs(args), open_models(args)
     sources = [source for source, _ in pairs]
 
-    def measure(translator: Any, title: str) -> dict[str, Score]:
+    def measure(translator: Translator, title: str) -> dict[str, Score]:
         hypotheses = translations(translator, sources, how, args.output / "translations", title)
         plain = [tuple(map(translator.plain, pair)) for pair in pairs]
         return score_by_length(plain, hypotheses, args.bins)
 
-    rows = [
-        {
-            **columns,
-            "source_words": label,
-            "count": one.count,
-            "bleu": one.bleu,
-            "exact_match": one.exact_match,
-        }
-        for columns, scores in over_models(models, measure)
-        for label, one in scores.items()
-    ]
+    metrics = {metric: METRICS[metric] for metric in ("bleu", "exact_match")}
+    columns = ("count", *metrics)
+    rows = seed_rows(
+        of_each(models, measure),
+        lambda scores: (
+            {"source_words": label, **{name: getattr(score, name) for name in columns}}
+            for label, score in scores.items()
+        ),
+    )
     counts = {row["source_words"]: row["count"] for row in rows}
     sentences = ", ".join(f"{label}: {count}" for label, count in counts.items())
     write_scores(
@@ -67,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
         "Scores by source length",
         rows,
         "source_words",
-        {metric: METRICS[metric] for metric in ("bleu", "exact_match")},
+        metrics,
         facts(args, models, sentences=sentences, metrics=METRICS_ARE),
         name="length",
         groups_are="source words",

@@ -2,16 +2,17 @@
 
 import argparse
 import glob
-import hashlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from recipes.lab.data import fingerprint as digest_text
+from recipes.lab.figures import write_figure
 from recipes.lab.options import add_shared, positive, whole
 from recipes.lab.steps import CommandError, digest, read_written, step, write_lines
-from recipes.lab.tables import how_made, shown_command, write_page
+from recipes.lab.tables import Row, how_made, shown_command, write_csv, write_page
 from recipes.mt.analysis.translators import Decoding, Running, Translator
 from recipes.mt.corpus import Pair, fingerprint, read_pairs
 
@@ -60,15 +61,7 @@ def add_decoding_options(parser: argparse.ArgumentParser) -> None:
     add("--max-length", nargs=2, type=float, default=(2.0, 20.0), metavar=("A", "B"), help=text)
 
 
-def running(args: argparse.Namespace) -> Running:
-    """How models are run, by the options of :func:`add_model_options`."""
-    if args.fp16 and args.device.type == "cpu":
-        raise CommandError("--fp16: needs a GPU; leave it out, or give --device cuda")
-    return Running(args.device, args.fp16, args.max_tokens, args.inference_offset)
-
-
 def decoding(args: argparse.Namespace) -> Decoding:
-    """Beam search, by the options of :func:`add_decoding_options`."""
     share, more = args.max_length
     if share < 0 or more < 0 or share + more < 1:
         raise CommandError(f"--max-length {share} {more}: allowed: not negative, at least 1 in all")
@@ -76,7 +69,6 @@ def decoding(args: argparse.Namespace) -> Decoding:
 
 
 def test_pairs(args: argparse.Namespace) -> list[Pair]:
-    """The test text."""
     return list(islice(read_pairs(*args.test, "--test"), args.limit))
 
 
@@ -84,51 +76,51 @@ def test_pairs(args: argparse.Namespace) -> list[Pair]:
 
 
 def open_models(args: argparse.Namespace) -> dict[str, list[Translator]]:
-    """The models of ``--model``.
-
-    Raises:
-        CommandError: naming the model that cannot be read.
-    """
-    named = [word.partition("=") for word in args.model]
-    names = [name for name, *_ in named]
-    for name, _, paths in named:
-        if not name or not paths:
-            word = name or f"={paths}"
+    """The models of ``--model``; an error names that which cannot be read."""
+    if args.fp16 and args.device.type == "cpu":
+        raise CommandError("--fp16: needs a GPU; leave it out, or give --device cuda")
+    how = Running(args.device, args.fp16, args.max_tokens, args.inference_offset)
+    paths = {}
+    for word in args.model:
+        name, _, places = word.partition("=")
+        if not name or not places:
+            word = name or f"={places}"
             raise CommandError(f"--model {word}: give a name and a path, as in cape=checkpoint.pt")
-        if names.count(name) > 1:
+        if name in paths:
             raise CommandError(f"--model: two models are named {name}; give seeds as {name}=A,B")
-    files = {option: _by_name(getattr(args, option), names) for option in ("data", "spm", "bpe")}
+        paths[name] = places
+    files = {option: _by_name(getattr(args, option), paths) for option in ("data", "spm", "bpe")}
     for option in ("spm", "bpe") if args.segmented else ():
         if files[option]:
             raise CommandError(f"--{option} segments plain text; leave it or --segmented out")
-    models: dict[str, list[Translator]] = {}
-    how = running(args)
-    for name, _, paths in named:
-        if args.segmented and any(path.is_dir() for path in _expand(paths)):
+    return {name: _open_seeds(args, name, _expand(paths[name]), how, files) for name in paths}
+
+
+def _open_seeds(
+    args: argparse.Namespace, name: str, paths: list[Path], how: Running, files: Mapping
+) -> list[Translator]:
+    if args.segmented and any(path.is_dir() for path in paths):
+        raise CommandError(
+            f"--segmented: {name} is a Hugging Face model, which segments plain text itself; "
+            "give plain text, and --spm or --bpe for models of fairseq"
+        )
+    for option, by_name in files.items():
+        if name in by_name and all(path.is_dir() for path in paths):
             raise CommandError(
-                f"--segmented: {name} is a Hugging Face model, which segments plain text itself; "
-                "give plain text, and --spm or --bpe for models of fairseq"
+                f"--{option} {name}={by_name[name]} has no effect: {name} is a Hugging Face "
+                "model, which has its own tokenizer; leave it out"
             )
-        for option, by_name in files.items():
-            if name in by_name and all(path.is_dir() for path in _expand(paths)):
-                raise CommandError(
-                    f"--{option} {name}={by_name[name]} has no effect: {name} is a Hugging Face "
-                    "model, which has its own tokenizer; leave it out"
-                )
-        own = {option: by_name.get(name, by_name.get("")) for option, by_name in files.items()}
-        models[name] = [
-            open_translator(path, how, segmented=args.segmented, **own) for path in _expand(paths)
-        ]
-        first, *others = models[name]
-        for other in others:
-            if other.kind != first.kind:
-                raise CommandError(
-                    f"--model {name}: {first.path} is {first.kind}, {other.path} is {other.kind}; "
-                    "seeds are of one kind; give the others names of their own"
-                )
-        if how.offset:
-            first.check_offset(how.offset)
-    return models
+    own = {option: by_name.get(name, by_name.get("")) for option, by_name in files.items()}
+    first, *others = (open_translator(path, how, segmented=args.segmented, **own) for path in paths)
+    for other in others:
+        if other.kind != first.kind:
+            raise CommandError(
+                f"--model {name}: {first.path} is {first.kind}, {other.path} is {other.kind}; "
+                "seeds are of one kind; give the others names of their own"
+            )
+    if how.offset:
+        first.check_offset(how.offset)
+    return [first, *others]
 
 
 def _expand(paths: str) -> list[Path]:
@@ -141,7 +133,7 @@ def _expand(paths: str) -> list[Path]:
     return expanded
 
 
-def _by_name(words: Sequence[str], names: Sequence[str]) -> dict[str, Path]:
+def _by_name(words: Sequence[str], names: Container[str]) -> dict[str, Path]:
     """``[NAME=]FILE``; the name "" is that of all models that are not named."""
     result = {}
     for word in words:
@@ -151,13 +143,8 @@ def _by_name(words: Sequence[str], names: Sequence[str]) -> dict[str, Path]:
 
 
 def open_translator(path: Path, how: Running, **files: Any) -> Translator:
-    """The model of either host at this path.
-
-    Args:
-        path: A file is a checkpoint of fairseq, a folder a Hugging Face model.
-        how: How it is run.
-        files: ``data``, ``spm``, ``bpe`` and ``segmented``, for fairseq.
-    """
+    """The checkpoint of fairseq in a file, or the Hugging Face model in a folder; `files` are
+    ``data``, ``spm``, ``bpe`` and ``segmented``, for fairseq."""
     # The first to do so wins: an import of fairseq would let all libraries talk.
     logging.basicConfig(level=logging.WARNING)
     try:
@@ -184,35 +171,28 @@ def translations(
     repeated, or was interrupted, translates nothing twice."""
     settings = {
         "model": [digest(path) for path in model.files()],
-        "text": _digest_text(sources),
-        "read": _digest_text(str(model.source_ids(source)) for source in sources),
-        "written": _digest_text(model.text(model.target_ids(source)) for source in sources),
+        "text": digest_text(sources),
+        "read": digest_text(str(model.source_ids(source)) for source in sources),
+        "written": digest_text(model.text(model.target_ids(source)) for source in sources),
         "decoding": vars(how),
         "offset": model.running.offset,
         "half": model.running.half,
     }
-    name = f"{title.replace(' ', '-')}-{_digest_text([str(settings)])}"
+    name = f"{title.replace(' ', '-')}-{digest_text([str(settings)])}"
 
     def make(partial: Path) -> None:
         hypotheses = model.translate(sources, how, title)
         write_lines(partial / "hypotheses", (" ".join(text.split()) for text in hypotheses))
 
-    made = step(folder / name, settings, make)
-    return read_written(made / "hypotheses")
+    return read_written(step(folder / name, settings, make) / "hypotheses")
 
 
-def _digest_text(lines: Iterable[str]) -> str:
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
-
-
-def over_models(
-    models: Models, measure: Callable[[Translator, str], Any]
-) -> Iterator[tuple[dict[str, Any], Any]]:
-    """The first columns of a table, model and seed (1, 2 ...), and what `measure` makes of each
-    model, given also its title."""
-    for name, seeds in models.items():
-        for number, translator in enumerate(seeds, 1):
-            yield {"model": name, "seed": number}, measure(translator, f"{name} {number}")
+def of_each(models: Models, measure: Callable[[Translator, str], Any]) -> dict[str, list[Any]]:
+    """What `measure` makes of each model, given also its title: of all seeds by name."""
+    return {
+        name: [measure(translator, f"{name} {n}") for n, translator in enumerate(seeds, 1)]
+        for name, seeds in models.items()
+    }
 
 
 # ---- results -----------------------------------------------------------------------------------
@@ -225,23 +205,40 @@ def facts(args: argparse.Namespace, models: Models, **more: str) -> dict[str, st
         for name, seeds in models.items()
     )
     if args.segmented:
-        more["scored"] = (
-            "Subwords of the test text are joined before; its words are scored as they are"
-        )
-    return how_made(
-        shown_command("python -m recipes.mt.analyze", args.argv),
-        PACKAGES,
-        args.device,
-        test_text=", ".join(fingerprint(path, "--test") for path in args.test),
-        models="; ".join(kinds),
-        **more,
-    )
+        text = "Subwords of the test text are joined before; its words are scored as they are"
+        more["scored"] = text
+    command = shown_command("python -m recipes.mt.analyze", args.argv)
+    text = ", ".join(fingerprint(path, "--test") for path in args.test)
+    more = {"test_text": text, "models": "; ".join(kinds), **more}
+    return how_made(command, PACKAGES, args.device, **more)
+
+
+def seed_rows(
+    measured: Mapping[str, Sequence[Any]], rows_of: Callable[[Any], Iterable[Row]]
+) -> list[Row]:
+    """Rows of a table, of the result of :func:`of_each` for each seed (1, 2 ...)."""
+    return [
+        {"model": name, "seed": number, **row}
+        for name, seeds in measured.items()
+        for number, seed in enumerate(seeds, 1)
+        for row in rows_of(seed)
+    ]
 
 
 def write_report(
-    args: argparse.Namespace, title: str, lines: Sequence[str], how: Mapping[str, str]
+    args: argparse.Namespace,
+    models: Models,
+    title: str,
+    rows: Iterable[Row],
+    figure: Any,
+    lines: Sequence[str],
+    digits: int = 6,
+    **more: str,
 ) -> None:
-    """Writes ``COMMAND.md``, and shows its lines."""
-    path = args.output / f"{args.command}.md"
-    print("\n".join(write_page(path, title, {"": lines}, how)))
-    print(f"tables and figure: {path}, {args.command}.csv, {args.command}.png")
+    """Writes ``COMMAND.csv``, ``COMMAND.png`` and ``COMMAND.md``, and shows the lines of this."""
+    name = args.command
+    write_csv(args.output / f"{name}.csv", rows, digits)
+    write_figure(args.output / f"{name}.png", figure)
+    path = args.output / f"{name}.md"
+    print("\n".join(write_page(path, title, {"": lines}, facts(args, models, **more))))
+    print(f"tables and figure: {path}, {name}.csv, {name}.png")

@@ -10,20 +10,15 @@ import argparse
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from recipes.lab.figures import draw_matrix, new_figure, write_figure
+from recipes.lab.figures import draw_matrix, new_figure
 from recipes.lab.options import bins, positive
 from recipes.lab.steps import CommandError
-from recipes.lab.tables import markdown, write_csv
-from recipes.mt.analysis.options import (
-    Models,
-    facts,
-    open_models,
-    test_pairs,
-    write_report,
-)
+from recipes.lab.tables import markdown
+from recipes.mt.analysis.options import open_models, test_pairs, write_report
 from recipes.mt.analysis.translators import Translator
 from recipes.mt.corpus import fingerprint, read_lines
 
@@ -47,26 +42,23 @@ def compare(
     frequencies: Sequence[Sequence[int]],
     position_edges: Sequence[int],
     frequency_edges: Sequence[int],
-) -> tuple[np.ndarray, np.ndarray]:
-    """Number of tokens, and of those to which one model gives a higher score than the other.
+) -> np.ndarray:
+    """``[2, frequency bins, position bins]``: number of tokens to which one model gives a higher
+    score than the other, and of all.
 
     Args:
         better: Log probabilities of the tokens of each sentence by the one model.
         worse: By the other.
         frequencies: Of the tokens of each sentence; their number is that of the tokens that count,
             so that an end of sentence is left out.
-
-    Returns:
-        Two arrays ``[frequency bins, position bins]``.
     """
-    shape = len(frequency_edges) + 1, len(position_edges) + 1
-    wins, counts = np.zeros(shape, int), np.zeros(shape, int)
+    found = np.zeros((2, len(frequency_edges) + 1, len(position_edges) + 1), int)
     for ours, theirs, often in zip(better, worse, frequencies, strict=True):
         column = np.searchsorted(position_edges, np.arange(len(often)))
         row = np.searchsorted(frequency_edges, often)
-        np.add.at(counts, (row, column), 1)
-        np.add.at(wins, (row, column), ours[: len(often)] > theirs[: len(often)])
-    return wins, counts
+        higher = ours[: len(often)] > theirs[: len(often)]
+        np.add.at(found, (slice(None), row, column), [higher, np.ones_like(higher)])
+    return found
 
 
 def run(args: argparse.Namespace) -> None:
@@ -74,61 +66,6 @@ def run(args: argparse.Namespace) -> None:
     labels = [[label for label, *_ in bins(numbers, option)] for option, numbers in edges.items()]
     pairs = test_pairs(args)
     models = open_models(args)
-    (first, ours), (second, theirs) = compared(models)
-    tokens = _tokens([*ours, *theirs], [target for _, target in pairs])
-    counted = tokens
-    if args.train_target:
-        counted = _tokens(ours[:1], list(read_lines(args.train_target, "--train-target")))
-    known = Counter(token for line in counted for token in line)
-    frequencies = [[known[token] for token in line] for line in tokens]
-    wins, counts = 0, 0
-    for number, seeds in enumerate(zip(ours, theirs, strict=True), 1):
-        scores = [
-            model.log_probabilities(pairs, f"{name} {number}")
-            for name, model in zip(models, seeds, strict=True)
-        ]
-        more = compare(*scores, frequencies, args.bins, args.frequency_bins)
-        wins, counts = wins + more[0], counts + more[1]
-    kept = [np.flatnonzero(counts.sum(axis)) for axis in (1, 0)]  # bins with tokens
-    wins, counts = (values[np.ix_(*kept)] for values in (wins, counts))
-    rows, columns = (
-        [names[index] for index in indices] for names, indices in zip(labels, kept, strict=True)
-    )
-    ratio = np.where(counts > 0, wins / np.maximum(counts, 1), np.nan)
-    write_csv(
-        args.output / "scores.csv",
-        (
-            {
-                "frequency": rows[i],
-                "position": columns[j],
-                "count": counts[i, j],
-                "higher": wins[i, j],
-                "ratio": float(ratio[i, j]),
-            }
-            for i, j in np.argwhere(counts)
-        ),
-        digits=6,
-    )
-    what = f"share of tokens that {first} scores higher than {second}"
-    plot(args, ratio, counts, rows, columns, what)
-    cells = [
-        [label, *("" if not n else f"{share:.2f} ({n})" for share, n in zip(*line, strict=True))]
-        for label, *line in zip(rows, ratio, counts, strict=True)
-    ]
-    lines = markdown(["frequency / position", *columns], cells)
-    total = f"of all {counts.sum()} tokens {wins.sum() / counts.sum():.4f}"
-    lines += ["", f"S{what[1:]}, and the number of tokens; {total}."]
-    where = fingerprint(args.train_target, "--train-target") if args.train_target else "test text"
-    title = "Scores of the right tokens (SHAPE figure 4)"
-    write_report(args, title, lines, facts(args, models, frequencies=where))
-
-
-def compared(models: Models) -> list[tuple[str, Sequence[Translator]]]:
-    """The two models, by name.
-
-    Raises:
-        CommandError: unless they are two with as many seeds.
-    """
     if len(models) != 2:
         raise CommandError(
             f"--model: {len(models)} given; scores compares two, as in shape=A.pt sinpos=B.pt"
@@ -139,7 +76,43 @@ def compared(models: Models) -> list[tuple[str, Sequence[Translator]]]:
             f"--model: {first} has {len(ours)} seeds, {second} has {len(theirs)}; give as many of"
             " each"
         )
-    return list(models.items())
+    tokens = counted = _tokens([*ours, *theirs], [target for _, target in pairs])
+    if args.train_target:
+        counted = _tokens(ours[:1], list(read_lines(args.train_target, "--train-target")))
+    known = Counter(token for line in counted for token in line)
+    frequencies = [[known[token] for token in line] for line in tokens]
+    found = 0
+    for number, seeds in enumerate(zip(ours, theirs, strict=True), 1):
+        scores = [
+            model.log_probabilities(pairs, f"{name} {number}")
+            for name, model in zip(models, seeds, strict=True)
+        ]
+        found = found + compare(*scores, frequencies, args.bins, args.frequency_bins)
+    kept = [np.flatnonzero(found[1].sum(axis)) for axis in (1, 0)]  # bins with tokens
+    wins, counts = (values[np.ix_(*kept)] for values in found)
+    often, places = (list(np.take(names, at)) for names, at in zip(labels, kept, strict=True))
+    ratio = np.where(counts > 0, wins / np.maximum(counts, 1), np.nan)
+    rows = [
+        {
+            "frequency": often[i],
+            "position": places[j],
+            "count": counts[i, j],
+            "higher": wins[i, j],
+            "ratio": float(ratio[i, j]),
+        }
+        for i, j in np.argwhere(counts)
+    ]
+    cells = [
+        [label, *(f"{share:.2f} ({n})" if n else "" for share, n in zip(*line, strict=True))]
+        for label, *line in zip(often, ratio, counts, strict=True)
+    ]
+    what = f"share of tokens that {first} scores higher than {second}"
+    total = f"of all {counts.sum()} tokens {wins.sum() / counts.sum():.4f}"
+    lines = markdown(["frequency / position", *places], cells)
+    lines += ["", f"S{what[1:]}, and the number of tokens; {total}."]
+    where = fingerprint(args.train_target, "--train-target") if args.train_target else "test text"
+    title, figure = "Scores of the right tokens", plot(ratio, counts, often, places, what)
+    write_report(args, models, f"{title} (SHAPE figure 4)", rows, figure, lines, frequencies=where)
 
 
 def _tokens(models: Sequence[Translator], texts: Sequence[str]) -> list[list[str]]:
@@ -154,13 +127,8 @@ def _tokens(models: Sequence[Translator], texts: Sequence[str]) -> list[list[str
 
 
 def plot(
-    args: argparse.Namespace,
-    ratio: np.ndarray,
-    counts: np.ndarray,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    what: str,
-) -> None:
+    ratio: np.ndarray, counts: np.ndarray, rows: Sequence[str], columns: Sequence[str], title: str
+) -> Any:
     """Figure 4: rare tokens at the bottom."""
     figure, ((axes,),) = new_figure(2.5 + 0.85 * len(columns), 2 + 0.6 * len(rows))
     reach = max(0.05, np.nanmax(np.abs(ratio - 0.5)))
@@ -173,6 +141,6 @@ def plot(
     )
     axes.set_xticks(range(len(columns)), columns)
     axes.set_yticks(range(len(rows)), rows)
-    axes.set(xlabel="target position (subwords)", ylabel="frequency of the subword", title=what)
+    axes.set(xlabel="target position (subwords)", ylabel="frequency of the subword", title=title)
     figure.colorbar(picture, ax=axes, label="share (below it: number of tokens)")
-    write_figure(args.output / "scores.png", figure)
+    return figure

@@ -13,8 +13,7 @@ from recipes.lab.subwords import (
     SubwordNMT,
     segmentation_of,
 )
-from recipes.mt.moses import Moses
-from recipes.mt.prepare import SEPARATOR
+from recipes.mt.corpus import Moses, by_sentence
 
 SOURCE, TARGET = 0, 1
 
@@ -23,15 +22,10 @@ class Segmentation:
     """Text to subwords separated by spaces, and back.
 
     Args:
-        subwords: Subword model.
         moses: Tokenisation of the source and of the target language before it.
     """
 
-    def __init__(
-        self,
-        subwords: SentencePiece | SubwordNMT,
-        moses: tuple[Moses, Moses] | None = None,
-    ):
+    def __init__(self, subwords: SentencePiece | SubwordNMT, moses: Sequence[Moses] = ()):
         self.subwords = subwords
         self.moses = moses
         # Is the separator of joined sentences a word of its own? Set by who knows the vocabulary.
@@ -39,22 +33,13 @@ class Segmentation:
 
     def encode(self, text: str, side: int) -> str:
         """Subwords of a text in the source (0) or target (1) language."""
-
-        def segment(part: str) -> str:
-            if self.moses:
-                part = self.moses[side].tokenise(part)
-            return self.subwords.encode(part)
-
-        return self._each_sentence(segment, text)
+        tokenise = self.moses[side].tokenise if self.moses else str
+        return self._each_sentence(lambda part: self.subwords.encode(tokenise(part)), text)
 
     def decode(self, pieces: str) -> str:
         """Text in the target language."""
-
-        def join(part: str) -> str:
-            text = self.subwords.decode(part)
-            return self.moses[TARGET].detokenise(text) if self.moses else text
-
-        return self._each_sentence(join, pieces)
+        detokenise = self.moses[TARGET].detokenise if self.moses else str
+        return self._each_sentence(lambda part: detokenise(self.subwords.decode(part)), pieces)
 
     def plain(self, text: str) -> str:
         """A line of the test text as it is scored."""
@@ -65,11 +50,8 @@ class Segmentation:
 
 
 class Segmented:
-    """Text that is in the subwords of a model already. They are joined before anything is scored.
-
-    Args:
-        subwords: Of the model; their marks say how they are joined.
-    """
+    """Text that is in the subwords of a model already. Their marks say how they are joined before
+    anything is scored."""
 
     def __init__(self, subwords: Sequence[str]):
         segmentation = segmentation_of(subwords)
@@ -80,29 +62,16 @@ class Segmented:
                   "text is scored as it is", flush=True)  # fmt: skip
 
     def encode(self, text: str, side: int) -> str:
-        """The text itself."""
         return text
 
     def decode(self, pieces: str) -> str:
-        """Words, as they were before segmentation."""
         return by_sentence(self.join, pieces)
 
     plain = decode
 
 
-def by_sentence(function: Callable[[str], str], text: str) -> str:
-    """`function` of each of the sentences that separators join."""
-    if SEPARATOR not in text:
-        return function(text)
-    return f" {SEPARATOR} ".join(function(part.strip()) for part in text.split(SEPARATOR))
-
-
 def open_subwords(kind: str, path: Path, option: str) -> SentencePiece | SubwordNMT:
-    """The subword model in a file.
-
-    Raises:
-        CommandError: if it cannot be read.
-    """
+    """The subword model in a file."""
     try:
         return SEGMENTATIONS[kind](path)
     except Exception as error:  # each library has errors of its own for a file of another kind
@@ -125,7 +94,7 @@ def found_beside(data: Path, languages: tuple[str, str]) -> Segmentation | None:
     if settings["segmentation"] != "bpe":
         return Segmentation(subwords)
     flags = settings["aggressive_hyphens"], settings["lowercase"]
-    return Segmentation(subwords, _moses(languages, *flags))
+    return Segmentation(subwords, [Moses(language, *flags) for language in languages])
 
 
 def given(spm: Path | None, bpe: Path | None, languages: tuple[str, str]) -> Segmentation | None:
@@ -133,12 +102,6 @@ def given(spm: Path | None, bpe: Path | None, languages: tuple[str, str]) -> Seg
     if spm:
         return Segmentation(open_subwords("sentencepiece", spm, "--spm"))
     if bpe:  # as fairseq's own --tokenizer moses
-        return Segmentation(open_subwords("bpe", bpe, "--bpe"), _moses(languages, True, False))
+        moses = [Moses(language, True, False) for language in languages]
+        return Segmentation(open_subwords("bpe", bpe, "--bpe"), moses)
     return None
-
-
-def _moses(
-    languages: tuple[str, str], aggressive_hyphens: bool, lowercase: bool
-) -> tuple[Moses, Moses]:
-    source, target = (Moses(language, aggressive_hyphens, lowercase) for language in languages)
-    return source, target

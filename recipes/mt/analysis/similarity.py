@@ -7,24 +7,19 @@ each layer (before a final layer norm).
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
-from torch import Tensor
+from torch import nn
 from torch.nn import functional as F
 
-from recipes.lab.figures import draw_matrix, new_figure, write_figure
+from recipes.lab.figures import draw_matrix, new_figure
 from recipes.lab.options import whole
 from recipes.lab.steps import CommandError
-from recipes.lab.tables import Cells, seed_table, write_csv
-from recipes.mt.analysis.options import (
-    facts,
-    open_models,
-    over_models,
-    test_pairs,
-    write_report,
-)
-from recipes.mt.analysis.translators import Translator
+from recipes.lab.tables import Row, seed_table
+from recipes.mt.analysis.options import of_each, open_models, seed_rows, test_pairs, write_report
+from recipes.mt.analysis.translators import Translator, shifted
 
 OFFSETS = (0, 100, 250, 500)
 
@@ -39,16 +34,23 @@ def similarities(
 ) -> np.ndarray:
     """``[layers + 1, offsets, offsets]``: mean over all tokens of the cosine similarity of a state
     at two offsets (SHAPE Eq. 3), of the sum of embeddings and after each encoder layer."""
+    ids = [model.source_ids(source) for source in sources]
 
-    def measure(states: list[list[Tensor]], valid: Tensor) -> tuple[np.ndarray, int]:
-        total = [
-            [[F.cosine_similarity(a, b, dim=-1)[valid].cpu().double().sum().item() for b in layer]
-             for a in layer]
-            for layer in zip(*states, strict=True)
+    def measure(network: nn.Module, rows: list[int]) -> list[tuple[np.ndarray, int]]:
+        at_offsets = []
+        for offset in offsets:
+            with shifted(network, model.position_config(network), offset):
+                states, valid = model.states(network, [ids[row] for row in rows])
+                at_offsets.append([state.float() for state in states])
+        valid = valid.cpu()
+        cosines = [
+            [[F.cosine_similarity(a, b, dim=-1).cpu().double().where(valid, 0).sum(1).numpy()
+              for b in layer] for a in layer]
+            for layer in zip(*at_offsets, strict=True)
         ]  # fmt: skip
-        return np.array(total), int(valid.sum())
+        return list(zip(np.moveaxis(cosines, -1, 0), valid.sum(1).tolist(), strict=True))
 
-    totals, counts = zip(*model.map_states(sources, offsets, measure, title), strict=True)
+    totals, counts = zip(*model.over_batches(list(map(len, ids)), measure, title), strict=True)
     return sum(totals) / sum(counts)
 
 
@@ -61,60 +63,53 @@ def run(args: argparse.Namespace) -> None:
     models = open_models(args)
     for first, *_ in models.values():
         first.check_offset(max(args.offsets))
-    measured: dict[str, list[np.ndarray]] = {}
-    rows = []
-    for columns, values in over_models(
-        models, lambda model, title: similarities(model, sources, args.offsets, title)
-    ):
-        measured.setdefault(columns["model"], []).append(values)
-        for layer, i, j in np.ndindex(values.shape):
-            offsets = {"offset_a": args.offsets[i], "offset_b": args.offsets[j]}
-            cosine = float(values[layer, i, j])
-            rows.append({**columns, "layer": layer, **offsets, "cosine_similarity": cosine})
-    write_csv(args.output / "similarity.csv", rows, digits=6)
-    plot(args, {name: np.mean(group, 0) for name, group in measured.items()})
+
+    def measure(model: Translator, title: str) -> np.ndarray:
+        return similarities(model, sources, args.offsets, title)
+
+    measured = of_each(models, measure)
+    cells = {}
+    for name, seeds in measured.items():
+        different = ~np.eye(len(args.offsets), dtype=bool)
+        by_layer = np.array(seeds)[..., different].mean(-1).T
+        cells[name] = {f"layer {n}": values.tolist() for n, values in enumerate(by_layer)}
     lines = [
-        *seed_table(by_layer(measured), "model", digits=3),
+        *seed_table(cells, "model", digits=3),
         "",
         f"Cosine similarity of the encoder states of {len(sources)} sentences at the offsets"
         f" {', '.join(map(str, args.offsets))}: mean over all pairs of different offsets. Layer 0"
         " is the sum of the embeddings.",
     ]
+
+    def rows_of(values: np.ndarray) -> Iterator[Row]:
+        for (layer, i, j), cosine in np.ndenumerate(values):
+            offsets = {"offset_a": args.offsets[i], "offset_b": args.offsets[j]}
+            yield {"layer": layer, **offsets, "cosine_similarity": float(cosine)}
+
+    figure = plot(args.offsets, {name: np.mean(group, 0) for name, group in measured.items()})
     title = "Encoder states at different offsets (SHAPE figure 2)"
-    write_report(args, title, lines, facts(args, models))
+    write_report(args, models, title, seed_rows(measured, rows_of), figure, lines)
 
 
-def by_layer(measured: dict[str, list[np.ndarray]]) -> Cells:
-    """Mean similarity at different offsets, models by layers."""
-    cells: Cells = {}
-    for name, group in measured.items():
-        different = ~np.eye(group[0].shape[1], dtype=bool)
-        means = np.array([seed[:, different].mean(1) for seed in group])
-        cells[name] = {f"layer {n}": values.tolist() for n, values in enumerate(means.T)}
-    return cells
-
-
-def plot(args: argparse.Namespace, models: dict[str, np.ndarray]) -> None:
+def plot(offsets: Sequence[int], models: dict[str, np.ndarray]) -> Any:
     """Figure 2: one row of heat maps per model, one for each layer."""
     depth = max(map(len, models.values()))
-    size = 0.75 + 0.42 * len(args.offsets)
+    size = 0.75 + 0.42 * len(offsets)
     width, height = size * depth + 1.2, size * len(models) + 0.6
     figure, panels = new_figure(width, height, len(models), depth)
     low = np.floor(10 * min(values.min() for values in models.values())) / 10
     picture = None
     for row, (name, layers) in zip(panels, models.items(), strict=True):
-        for layer, axes in enumerate(row):
-            if layer >= len(layers):
-                axes.set_axis_off()
-                continue
-            texts = [[f"{value:.2f}" for value in line] for line in layers[layer]]
-            picture = draw_matrix(axes, layers[layer], texts, vmin=low, vmax=1, cmap="viridis")
-            places = range(len(args.offsets))
-            axes.set_xticks(places, args.offsets, fontsize="small")
-            axes.set_yticks(places, args.offsets, fontsize="small")
+        for axes in row[len(layers) :]:
+            axes.set_axis_off()
+        for layer, (axes, values) in enumerate(zip(row, layers, strict=False)):
+            texts = [[f"{value:.2f}" for value in line] for line in values]
+            picture = draw_matrix(axes, values, texts, vmin=low, vmax=1, cmap="viridis")
+            axes.set_xticks(range(len(offsets)), offsets, fontsize="small")
+            axes.set_yticks(range(len(offsets)), offsets, fontsize="small")
             axes.set_title(f"{name}, layer {layer}" if layer else f"{name}, embeddings",
                            fontsize="small")  # fmt: skip
     figure.supxlabel("offset (tokens)")
     figure.supylabel("offset (tokens)")
     figure.colorbar(picture, ax=panels, label="cosine similarity", shrink=0.8)
-    write_figure(args.output / "similarity.png", figure)
+    return figure

@@ -8,22 +8,16 @@ a single seed the standard error over sentences.
 """
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
-from recipes.lab.figures import draw_band, new_figure, write_figure
+from recipes.lab.figures import draw_band, new_figure
 from recipes.lab.options import positive
 from recipes.lab.steps import CommandError
-from recipes.lab.tables import markdown, plus_minus, write_csv
-from recipes.mt.analysis.options import (
-    facts,
-    open_models,
-    over_models,
-    test_pairs,
-    write_report,
-)
-from recipes.mt.analysis.text import stack_pairs
+from recipes.lab.tables import Row, markdown, plus_minus
+from recipes.mt.analysis.options import of_each, open_models, seed_rows, test_pairs, write_report
 from recipes.mt.analysis.translators import Translator
 from recipes.mt.corpus import Pair, write_columns
 
@@ -39,6 +33,42 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--smooth", type=positive, default=10, metavar="N", help=text)
 
 
+# ---- text --------------------------------------------------------------------------------------
+
+
+def continue_sentence(text: str) -> str:
+    """The end of a stacked sentence that is not the last: its full stop becomes a comma."""
+    return f"{text[:-1]}," if text.endswith(".") else text
+
+
+def lower_first(text: str) -> str:
+    """The first letter in lower case; sentencepiece may have put its mark before it."""
+    place = int(text.startswith("\u2581"))
+    return text[:place] + text[place : place + 1].lower() + text[place + 1 :]
+
+
+def stack_sentences(sentences: Sequence[str]) -> str:
+    """One long sentence; all but the first begin in lower case."""
+    *parts, last = sentences[0], *map(lower_first, sentences[1:])
+    return " ".join([*map(continue_sentence, parts), last])
+
+
+def stack_pairs(
+    pairs: Iterable[Pair], target_length: Callable[[str], int], minimum: int
+) -> Iterator[Pair]:
+    """Stack consecutive pairs until the target has `minimum` tokens by `target_length(text)`.
+
+    What is left at the end and too short is dropped.
+    """
+    group: list[Pair] = []
+    for pair in pairs:
+        group.append(pair)
+        source, target = (stack_sentences(side) for side in zip(*group, strict=True))
+        if target_length(target) >= minimum:
+            yield source, target
+            group = []
+
+
 def stack_for(models: Iterable[Translator], pairs: Sequence[Pair], minimum: int) -> list[Pair]:
     """Stacked pairs whose targets have `minimum` subwords of each model."""
     stacked = list(
@@ -52,14 +82,20 @@ def stack_for(models: Iterable[Translator], pairs: Sequence[Pair], minimum: int)
     return stacked
 
 
+# ---- losses ------------------------------------------------------------------------------------
+
+
 def loss_by_position(losses: Losses) -> list[tuple[int, float, int]]:
     """Rows of position, mean loss of the sentences that reach it, and their number."""
-    totals = totals_by_bin(losses, 1)
+    totals = zip(*(part.sum(0) for part in totals_by_bin(losses, 1)), strict=True)
+    return [(place, total / count, int(count)) for place, (total, count) in enumerate(totals)]
+
+
+def position_rows(losses: Losses, end: int) -> list[Row]:
+    """The same as rows of a CSV; what follows position `end` is tail."""
     return [
-        (position, total / count, int(count))
-        for position, (total, count) in enumerate(
-            zip(*(part.sum(0) for part in totals), strict=True)
-        )
+        {"position": place, "mean_nll": float(loss), "count": count, "tail": int(place >= end)}
+        for place, loss, count in loss_by_position(losses)
     ]
 
 
@@ -74,10 +110,13 @@ def totals_by_bin(losses: Losses, width: int) -> tuple[np.ndarray, np.ndarray]:
     return sums, counts
 
 
-def estimate(seeds: Sequence[Losses], width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Mean loss of a token by bin of positions, and its sample standard deviation over the seeds;
-    of a single one its standard error over sentences, NaN where there are fewer than two."""
-    totals = [totals_by_bin(losses, width) for losses in seeds]
+def estimate(
+    seeds: Sequence[Losses], width: int, end: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean loss of a token by bin of positions before `end`, and its sample standard deviation over
+    the seeds; of a single one its standard error over sentences, NaN where there are fewer than
+    two."""
+    totals = [totals_by_bin([values[:end] for values in losses], width) for losses in seeds]
     means = np.stack([sums.sum(0) / counts.sum(0) for sums, counts in totals])
     if len(seeds) > 1:
         return means.mean(0), means.std(0, ddof=1)
@@ -90,48 +129,38 @@ def estimate(seeds: Sequence[Losses], width: int) -> tuple[np.ndarray, np.ndarra
     return mean, np.where(sentences > 1, error, np.nan)
 
 
+# ---- the command -------------------------------------------------------------------------------
+
+
 def run(args: argparse.Namespace) -> None:
-    models = open_models(args)
+    models, end = open_models(args), args.target_tokens
     seeds = [translator for group in models.values() for translator in group]
-    stacked = stack_for(seeds, test_pairs(args), args.target_tokens)
+    stacked = stack_for(seeds, test_pairs(args), end)
     for name, group in models.items():
-        lengths = [[seed.target_length(target) for _, target in stacked] for seed in group]
-        if any(length != lengths[0] for length in lengths):
+        if len({tuple(seed.target_length(text) for _, text in stacked) for seed in group}) > 1:
             raise CommandError(
                 f"--model {name}: its seeds have different subwords, so that positions differ; "
                 "give them names of their own"
             )
     names = [args.output / f"stack.{side}" for side in ("source", "target")]
     write_columns(names, stacked)
-    losses: dict[str, list[Losses]] = {}
-    rows = []
-    for columns, scores in over_models(
-        models, lambda model, title: model.log_probabilities(stacked, title)
-    ):
-        negative = [-values for values in scores]
-        losses.setdefault(columns["model"], []).append(negative)
-        for position, loss, count in loss_by_position(negative):
-            tail = int(position >= args.target_tokens)
-            loss = {"mean_nll": float(loss), "count": count, "tail": tail}
-            rows.append({**columns, "position": position, **loss})
-    write_csv(args.output / "stack.csv", rows, digits=6)
-    plot(args, losses)
+
+    def measure(model: Translator, title: str) -> Losses:
+        return [-values for values in model.log_probabilities(stacked, title)]
+
+    losses = of_each(models, measure)
+    rows = seed_rows(losses, lambda seed: position_rows(seed, end))
     lines = [
-        *table(losses, args.target_tokens),
+        *table(losses, end),
         "",
         f"Negative log likelihood (nats per token) by target position, {len(stacked)} stacked"
         f" sentences ({', '.join(path.name for path in names)}). Not shown: positions from"
-        f" {args.target_tokens} on, which hold the ends of the texts (tail 1 in stack.csv).",
+        f" {end} on, which hold the ends of the texts (tail 1 in stack.csv).",
     ]
     if len({tuple(map(len, group[0])) for group in losses.values()}) > 1:
         lines += ["", "The models have different subwords: compare their shapes, not their values."]
     title = "Loss by target position on stacked sentences (CAPE figure 8)"
-    write_report(args, title, lines, facts(args, models))
-
-
-def without_tail(group: Sequence[Losses], end: int) -> list[Losses]:
-    """The losses before position `end`, which every sentence reaches."""
-    return [[values[:end] for values in losses] for losses in group]
+    write_report(args, models, title, rows, plot(losses, args.smooth, end), lines)
 
 
 def spread_of(losses: dict[str, list[Losses]]) -> str:
@@ -144,25 +173,24 @@ def spread_of(losses: dict[str, list[Losses]]) -> str:
 
 def table(losses: dict[str, list[Losses]], end: int) -> list[str]:
     """One row per model, columns of :data:`TABLE_BIN` positions, up to position `end`."""
-    starts = range(0, end, TABLE_BIN)
-    columns = (f"{start}-{min(start + TABLE_BIN, end) - 1}" for start in starts)
+    columns = (f"{n}-{min(n + TABLE_BIN, end) - 1}" for n in range(0, end, TABLE_BIN))
     rows = []
     for name, group in losses.items():
-        numbers = zip(*estimate(without_tail(group, end), TABLE_BIN), strict=True)
+        numbers = zip(*estimate(group, TABLE_BIN, end), strict=True)
         cells = (plus_minus(mean, None if np.isnan(by) else by) for mean, by in numbers)
         rows.append([name, *cells])
     return markdown([f"model ({spread_of(losses)})", *columns], rows)
 
 
-def plot(args: argparse.Namespace, losses: dict[str, list[Losses]]) -> None:
+def plot(losses: dict[str, list[Losses]], smooth: int, end: int) -> Any:
     """Figure 8: one line per model."""
     figure, ((axes,),) = new_figure(8, 4.8)
     for name, group in losses.items():
-        mean, spread = estimate(without_tail(group, args.target_tokens), args.smooth)
-        places = (np.arange(len(mean)) + 0.5) * args.smooth - 0.5
+        mean, spread = estimate(group, smooth, end)
+        places = (np.arange(len(mean)) + 0.5) * smooth - 0.5
         draw_band(axes, places, mean, spread, label=name)
-    axes.set(xlabel=f"target position (subwords; up to {args.target_tokens}, where stacking ends)")
+    axes.set(xlabel=f"target position (subwords; up to {end}, where stacking ends)")
     axes.set(ylabel=f"negative log likelihood (nats per token)\n({spread_of(losses)})")
     axes.grid(alpha=0.3)
     axes.legend()
-    write_figure(args.output / "stack.png", figure)
+    return figure

@@ -9,31 +9,31 @@ translates 10,000 lines of training text, so that no sentence is new to the mode
 
 import argparse
 from collections.abc import Callable, Sequence
-from statistics import mean
+from statistics import fmean, mean
+from typing import Any
 
 from sacrebleu.metrics import BLEU
 
-from recipes.lab.figures import draw_bars, new_figure, write_figure
+from recipes.lab.figures import draw_bars, new_figure
 from recipes.lab.options import positive
 from recipes.lab.steps import CommandError
-from recipes.lab.tables import Cells, of_seeds, seed_table, write_csv
+from recipes.lab.tables import Cells, Row, of_seeds, seed_table
 from recipes.mt.analysis.options import (
     add_decoding_options,
     decoding,
-    facts,
+    of_each,
     open_models,
-    over_models,
+    seed_rows,
     test_pairs,
     translations,
     write_report,
 )
-from recipes.mt.analysis.text import first_to_end, last_to_front
 from recipes.mt.analysis.translators import Translator
-from recipes.mt.corpus import Pair
-from recipes.mt.prepare import SEPARATOR, join_neighbours
+from recipes.mt.corpus import SEPARATOR, join_neighbours
 
 ORDERS = ("original", "swapped")
-COLUMNS = (*ORDERS, "drop", "separated")
+BLEUS = (*ORDERS, "drop")
+COLUMNS = (*BLEUS, "separated")
 FEW = 50  # percent of separated translations below which a drop means little
 
 
@@ -43,6 +43,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_decoding_options(parser)
 
 
+def first_to_end(text: str) -> str:
+    """Move the first of the joined sentences to the end."""
+    first, *others = text.split(f" {SEPARATOR} ")
+    return f" {SEPARATOR} ".join([*others, first])
+
+
+def last_to_front(text: str) -> str:
+    """The inverse of :func:`first_to_end`, for a translation, which may lack separators."""
+    *others, last = text.split(f" {SEPARATOR} ")
+    return f" {SEPARATOR} ".join([last, *others])
+
+
 def swap_bleu(
     translate: Callable[[Sequence[str], str], Sequence[str]],
     sources: Sequence[str],
@@ -50,52 +62,35 @@ def swap_bleu(
     metric: BLEU,
     readable: Callable[[Sequence[str]], list[str]] = list,
 ) -> dict[str, float]:
-    """BLEU in both orders.
+    """BLEU of each order, its drop, and how many hypotheses of the swapped order, in percent, have
+    as many separators as their source: in others the last sentence is not found, or a wrong one,
+    and their BLEU says little about positions.
 
     Args:
         translate: Hypotheses of sources; its second argument is "original" or "swapped".
-        sources: Joined sentences.
-        references: For the original order.
-        metric: Of sacrebleu.
         readable: From hypotheses in their right order to the form of the references.
-
-    Returns:
-        BLEU of each order, its drop, and how many hypotheses of the swapped order, in percent, have
-        as many separators as their source: in others the last sentence is not found, or a wrong
-        one, and their BLEU says little about positions.
     """
-    bleu, separated = {}, 0.0
-    for order in ORDERS:
-        swapped = order == "swapped"
-        given = list(map(first_to_end, sources)) if swapped else list(sources)
-        hypotheses = translate(given, order)
-        if swapped:
-            rows = zip(hypotheses, given, strict=True)
-            kept = [text.count(SEPARATOR) == source.count(SEPARATOR) for text, source in rows]
-            separated = 100 * sum(kept) / len(kept)
-            hypotheses = list(map(last_to_front, hypotheses))
-        bleu[order] = metric.corpus_score(readable(hypotheses), [list(references)]).score
-    return {**bleu, "drop": bleu["original"] - bleu["swapped"], "separated": separated}
-
-
-def joined_pairs(pairs: Sequence[Pair], count: int) -> list[Pair]:
-    """The test text in lines of several sentences.
-
-    Raises:
-        CommandError: if no line has two.
-    """
-    joined = list(join_neighbours(pairs, count)) if count > 1 else list(pairs)
-    if not any(f" {SEPARATOR} " in source for source, _ in joined):
-        raise CommandError(
-            f"--test: no line has the separator {SEPARATOR} between words, so there is nothing to"
-            " swap; make such text by `python -m recipes.mt.analyze interpolate`, or give --join 10"
-        )
-    return joined
+    moved = list(map(first_to_end, sources))
+    original, swapped = (translate(*given) for given in zip((sources, moved), ORDERS, strict=True))
+    rows = zip(swapped, moved, strict=True)
+    kept = [text.count(SEPARATOR) == source.count(SEPARATOR) for text, source in rows]
+    before, after = (
+        metric.corpus_score(readable(hypotheses), [list(references)]).score
+        for hypotheses in (original, list(map(last_to_front, swapped)))
+    )
+    return dict(zip(COLUMNS, (before, after, before - after, 100 * fmean(kept)), strict=True))
 
 
 def run(args: argparse.Namespace) -> None:
     how = decoding(args)
-    pairs = joined_pairs(test_pairs(args), args.join)
+    pairs = test_pairs(args)
+    if args.join > 1:
+        pairs = list(join_neighbours(pairs, args.join))
+    if not any(f" {SEPARATOR} " in source for source, _ in pairs):
+        raise CommandError(
+            f"--test: no line has the separator {SEPARATOR} between words, so there is nothing to"
+            " swap; make such text by `python -m recipes.mt.analyze interpolate`, or give --join 10"
+        )
     models = open_models(args)
     sources, references = zip(*pairs, strict=True)
     metric = BLEU()
@@ -107,16 +102,16 @@ def run(args: argparse.Namespace) -> None:
 
         return swap_bleu(translate, sources, list(map(model.plain, references)), metric)
 
-    rows, cells = [], {}
-    for columns, bleu in over_models(models, measure):
-        named = {
-            name if name == "separated" else f"bleu_{name}": value for name, value in bleu.items()
-        }
-        rows.append({**columns, **named, "lines": len(pairs)})
-        for name, value in bleu.items():
-            cells.setdefault(columns["model"], {}).setdefault(name, []).append(value)
-    write_csv(args.output / "swap.csv", rows)
-    plot(args, cells)
+    def row_of(bleu: dict[str, float]) -> list[Row]:
+        named = {f"bleu_{name}" if name in BLEUS else name: bleu[name] for name in COLUMNS}
+        return [{**named, "lines": len(pairs)}]
+
+    measured = of_each(models, measure)
+    rows = seed_rows(measured, row_of)
+    cells = {
+        name: {column: [bleu[column] for bleu in seeds] for column in COLUMNS}
+        for name, seeds in measured.items()
+    }
     lines = [
         *seed_table(cells, "model"),
         "",
@@ -130,10 +125,11 @@ def run(args: argparse.Namespace) -> None:
         if (share := mean(row["separated"])) < FEW:
             few = f"**{name}: only {share:.0f} % are, so that its drop means little;"
             lines += ["", f"{few} the test is for models trained on joined sentences.**"]
-    write_report(args, "Swapped sentences (SHAPE table 1)", lines, facts(args, models))
+    title = "Swapped sentences (SHAPE table 1)"
+    write_report(args, models, title, rows, plot(cells), lines, digits=4)
 
 
-def plot(args: argparse.Namespace, cells: Cells) -> None:
+def plot(cells: Cells) -> Any:
     """Two bars per model."""
     figure, ((axes,),) = new_figure(2.5 + 1.1 * len(cells), 4.2)
     orders = {
@@ -142,4 +138,4 @@ def plot(args: argparse.Namespace, cells: Cells) -> None:
     draw_bars(axes, orders)
     axes.set(xlabel="model", ylabel=f"BLEU\n({of_seeds(orders)})")
     figure.legend(loc="outside upper center", ncols=2)
-    write_figure(args.output / "swap.png", figure)
+    return figure

@@ -4,7 +4,6 @@ A host says how to load a model, how its vocabulary is read and how a padded bat
 analyses ask for is built of that here, for both alike.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,19 +23,13 @@ Ids = list[int]
 
 @dataclass(frozen=True)
 class Running:
-    """How models are run.
-
-    Attributes:
-        device: Of the computation.
-        half: In half precision.
-        max_tokens: Of a padded batch, per side.
-        offset: Added to all positions of source and target; 0 in the SHAPE paper, its maximum
-            offset K in the code of its authors.
-    """
+    """How models are run."""
 
     device: torch.device
-    half: bool = False
-    max_tokens: int = 4000
+    half: bool = False  # in half precision
+    max_tokens: int = 4000  # of a padded batch, per side
+    # added to all positions of source and target; 0 in the SHAPE paper, its maximum offset K in the
+    # code of its authors
     offset: int = 0
 
 
@@ -50,84 +43,41 @@ class Decoding:
     max_len_b: int = 20
 
 
-class Translator(ABC):
-    """A trained model. Its weights are in memory only while it is at work.
+class Translator:
+    """A trained model, a checkpoint or folder. Its weights are in memory only while it is at work.
 
-    Attributes:
-        path: Checkpoint or folder.
+    A host provides (tokens of texts have the end of sentence):
         kind: Host, architecture and position embedding, for reports.
-        running: How it is run.
+        files(): What the model consists of, for a fingerprint; its tokens are told by what it makes
+            of texts.
+        source_ids(text), target_ids(text): Tokens.
+        subwords(ids), text(ids): Target tokens as strings, and as text.
+        load(): The model, with its weights in single precision, on the CPU.
+        position_config(model): Settings of the position embedding; None if it is not one of this
+            package.
+        score(model, sources, targets): ``[B, T]`` log probabilities (nats) of the target tokens
+            given those before them.
+        generate(model, sources, decoding): The best hypothesis for each source, as text.
+        states(model, sources): The sum of embeddings and the output of each encoder layer before
+            any final layer norm, each ``[B, S, C]``; and ``[B, S]`` bool, False on padding.
     """
-
-    path: Path
-    kind: str
 
     def __init__(self, path: Path, running: Running):
         self.path = path
         self.running = running
 
-    # ---- what a host provides ------------------------------------------------------------------
-
-    @abstractmethod
-    def files(self) -> list[Path]:
-        """What the model consists of, for a fingerprint; its tokens are told by what it makes of
-        texts."""
-
-    @abstractmethod
-    def source_ids(self, text: str) -> Ids:
-        """Tokens of a source text, with the end of sentence."""
-
-    @abstractmethod
-    def target_ids(self, text: str) -> Ids:
-        """Tokens of a target text, with the end of sentence."""
-
-    @abstractmethod
-    def subwords(self, ids: Sequence[int]) -> list[str]:
-        """Target tokens as strings."""
-
-    @abstractmethod
-    def text(self, ids: Sequence[int]) -> str:
-        """Target tokens as text."""
-
-    @abstractmethod
-    def load(self) -> nn.Module:
-        """The model, with its weights in single precision, on the CPU."""
-
-    @abstractmethod
-    def position_config(self, model: nn.Module) -> PositionConfig | None:
-        """Settings of the position embedding; None if it is not one of this package."""
-
-    @abstractmethod
-    def score(self, model: nn.Module, sources: list[Ids], targets: list[Ids]) -> Tensor:
-        """``[B, T]`` log probabilities (nats) of the target tokens given those before them."""
-
-    @abstractmethod
-    def generate(self, model: nn.Module, sources: list[Ids], decoding: Decoding) -> list[str]:
-        """The best hypothesis for each source, as text."""
-
-    @abstractmethod
-    def states(self, model: nn.Module, sources: list[Ids]) -> tuple[list[Tensor], Tensor]:
-        """The sum of embeddings and the output of each encoder layer before any final layer norm,
-        each ``[B, S, C]``; and ``[B, S]`` bool, False on padding."""
-
     def plain(self, text: str) -> str:
-        """A line of the test text as it is scored, in the form of :meth:`text`."""
+        """A line of the test text as it is scored, in the form of ``text(ids)``."""
         return text
 
     def check_offset(self, offset: int) -> None:
-        """Before hours of work.
-
-        Raises:
-            CommandError: if the positions of this model cannot be moved.
-        """
+        """Refuses, before hours of work, a model whose positions cannot be moved."""
         model = self.load()
         try:
             with shifted(model, self.position_config(model), offset):
                 pass
         except CommandError as error:
             raise CommandError(f"--model {self.path}: {error}") from None
-
-    # ---- what the analyses ask for -------------------------------------------------------------
 
     def target_length(self, text: str) -> int:
         """Subwords of a target text, without the end of sentence."""
@@ -138,47 +88,38 @@ class Translator(ABC):
         and the right tokens before."""
         sources = [self.source_ids(source) for source, _ in pairs]
         targets = [self.target_ids(target) for _, target in pairs]
+
+        def score(model: nn.Module, rows: list[int]) -> list[np.ndarray]:
+            batch = [[side[row] for row in rows] for side in (sources, targets)]
+            scores = self.score(model, *batch).cpu().double().numpy()
+            return [values[: len(targets[row])] for row, values in zip(rows, scores, strict=True)]
+
         lengths = [max(map(len, pair)) for pair in zip(sources, targets, strict=True)]
-        result: list[np.ndarray] = [np.empty(0)] * len(pairs)
-        with self.at_work() as model:
-            for rows in self._batches(lengths, title):
-                batch = [[side[row] for row in rows] for side in (sources, targets)]
-                scores = self.score(model, *batch).cpu().double().numpy()
-                for row, values in zip(rows, scores, strict=True):
-                    result[row] = values[: len(targets[row])]
-        return result
+        return self.over_batches(lengths, score, title)
 
     def translate(
         self, sources: Sequence[str], decoding: Decoding, title: str = "translate"
     ) -> list[str]:
         """The best hypothesis for each source."""
         ids = [self.source_ids(source) for source in sources]
-        result = [""] * len(ids)
-        with self.at_work() as model:
-            for rows in self._batches([len(row) * decoding.beam for row in ids], title):
-                texts = self.generate(model, [ids[row] for row in rows], decoding)
-                for row, text in zip(rows, texts, strict=True):
-                    result[row] = text
-        return result
 
-    def map_states(
-        self,
-        sources: Sequence[str],
-        offsets: Sequence[int],
-        measure: Callable[[list[list[Tensor]], Tensor], Any],
-        title: str = "encode",
+        def generate(model: nn.Module, rows: list[int]) -> list[str]:
+            return self.generate(model, [ids[row] for row in rows], decoding)
+
+        return self.over_batches([len(row) * decoding.beam for row in ids], generate, title)
+
+    def over_batches(
+        self, lengths: Sequence[int], run: Callable[[nn.Module, list[int]], Any], title: str
     ) -> list[Any]:
-        """For batches of sources, in no particular order, what `measure` makes of the states of
-        :meth:`states` at each of the `offsets` of the positions, and of where they are valid."""
-        ids, result = [self.source_ids(source) for source in sources], []
+        """What `run` makes of each of the rows of a batch, given the model and their indices."""
+        result: list[Any] = [None] * len(lengths)
         with self.at_work() as model:
-            for rows in self._batches([len(row) for row in ids], title):
-                batch, by_offset = [ids[row] for row in rows], []
-                for offset in offsets:
-                    with shifted(model, self.position_config(model), offset):
-                        states, valid = self.states(model, batch)
-                        by_offset.append([state.float() for state in states])
-                result.append(measure(by_offset, valid))
+            work = batches(lengths, self.running.max_tokens)
+            with progress(title=title, total=len(lengths), unit="sentence") as bar:
+                for rows in work:
+                    for row, value in zip(rows, run(model, rows), strict=True):
+                        result[row] = value
+                    bar.update(len(rows))
         return result
 
     @contextmanager
@@ -191,20 +132,12 @@ class Translator(ABC):
         with shifted(model, self.position_config(model), running.offset), torch.no_grad():
             yield model
 
-    def _batches(self, lengths: Sequence[int], title: str) -> Iterator[list[int]]:
-        work = batches(lengths, self.running.max_tokens)
-        with progress(title=title, total=len(lengths), unit="sentence") as bar:
-            for rows in work:
-                yield rows
-                bar.update(len(rows))
-
 
 def batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     """Indices in batches of similar length that have at most `max_tokens` with padding, or one
     sentence; the longest first, so that a lack of memory shows at once."""
-    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     result: list[list[int]] = []
-    for index in order:
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         if not result or (len(result[-1]) + 1) * lengths[result[-1][0]] > max_tokens:
             result.append([])
         result[-1].append(index)
@@ -214,11 +147,7 @@ def batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 def pad(rows: Sequence[Ids], value: int, device: torch.device) -> Tensor:
     """``[B, T]``, padded on the right."""
     tensors = [torch.tensor(row) for row in rows]
-    padded = nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=value)
-    return padded.to(device)
-
-
-# ---- offsets -----------------------------------------------------------------------------------
+    return nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=value).to(device)
 
 
 @contextmanager
@@ -226,26 +155,18 @@ def shifted(model: nn.Module, config: PositionConfig | None, offset: int) -> Ite
     """Moves all positions of a model by `offset` tokens, on the source and on the target side.
 
     The hosts hand a draw on in training only. The position encoder is where all their ways meet,
-    incremental decoding included, so positions begin elsewhere there.
-
-    Args:
-        model: Of either host.
-        config: Of its position embedding; None if that is not one of this package.
-        offset: In tokens; types that add nothing to the tokens ignore it, as it has no effect.
+    incremental decoding included, so positions begin elsewhere there. Types that add nothing to the
+    tokens ignore it, as it has no effect.
 
     Raises:
         CommandError: if the positions of this model cannot be moved.
     """
-    if not offset:
-        yield
-        return
-    if config is None or config.encoding.counts:
+    if offset and (config is None or config.encoding.counts):
         what = "a learned table has" if config else "this architecture has"
         raise CommandError(
             f"offset {offset}: {what} no positions that could be moved; give models with sinusoids"
             " (sinpos, shape, cape) or without absolute positions (nopos, relpos)"
         )
-
     encoders = [module for module in model.modules() if isinstance(module, PositionEncoder)]
     starts = [encoder.start for encoder in encoders]
     try:
