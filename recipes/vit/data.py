@@ -140,14 +140,15 @@ def random_crop(
     return image[:, top : top + high, left : left + wide]
 
 
-def resize(image: torch.Tensor, size: int) -> torch.Tensor:
-    """``[C, size, size]`` from ``[C, H, W]``, or a batch of such, bilinear."""
-    if image.shape[-2:] == (size, size):
+def resize(image: torch.Tensor, height: int, width: int | None = None) -> torch.Tensor:
+    """``[C, height, width]``, by default a square, from ``[C, H, W]``, or a batch of such; bilinear
+    with antialiasing."""
+    size = (height, width or height)
+    if image.shape[-2:] == size:
         return image
-    options = {"size": (size, size), "mode": "bilinear", "align_corners": False, "antialias": True}
-    return F.interpolate(image if image.dim() == 4 else image[None], **options).reshape(
-        *image.shape[:-2], size, size
-    )
+    batch = image if image.dim() == 4 else image[None]
+    batch = F.interpolate(batch, size, mode="bilinear", align_corners=False, antialias=True)
+    return batch.reshape(*image.shape[:-2], *size)
 
 
 def digits(channels: int = 1) -> tuple[Images, Images]:
