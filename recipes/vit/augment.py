@@ -61,14 +61,12 @@ class Augment:
             aspect = math.exp(rng.uniform(-1, 1) * math.log(ERASED_ASPECT))
             high, wide = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
             if 0 < high < height and 0 < wide < width:
+                top, left = rng.randint(0, height - high), rng.randint(0, width - wide)
+                generator = torch.Generator().manual_seed(rng.getrandbits(63))
+                noise = torch.randn(image.shape[0], high, wide, generator=generator)
+                image = image.clone()
+                image[:, top : top + high, left : left + wide] = noise * self.std + self.mean
                 break
-        else:
-            return image
-        top, left = rng.randint(0, height - high), rng.randint(0, width - wide)
-        generator = torch.Generator().manual_seed(rng.getrandbits(63))
-        noise = torch.randn(image.shape[0], high, wide, generator=generator)
-        image = image.clone()
-        image[:, top : top + high, left : left + wide] = noise * self.std + self.mean
         return image
 
 
@@ -127,17 +125,9 @@ OPERATIONS: dict[str, Callable[[Image.Image, random.Random, Color], Image.Image]
 
 
 def rand_augment(name: str | None, mean: Sequence[float]) -> Pixels | None:
-    """RandAugment (Cubuk et al., 2020).
-
-    Args:
-        name: "deit", two draws of the 15 :data:`OPERATIONS`, each applied with probability 0.5;
-            a setting in the notation of timm, such as "rand-m9-mstd0.5-inc1", which needs timm;
-            "none" or None.
-        mean: Color that fills empty areas, in 0 to 1.
-
-    Raises:
-        CommandError: for an unknown name, or where timm is needed and not installed.
-    """
+    """RandAugment (Cubuk et al., 2020), by name: "deit", two draws of the 15 :data:`OPERATIONS`,
+    each applied with probability 0.5; a setting in the notation of timm, such as
+    "rand-m9-mstd0.5-inc1"; "none" or None. Empty areas get the color `mean`, in 0 to 1."""
     if name in (None, "none"):
         return None
     fill = tuple(round(255 * value) for value in mean)
@@ -156,8 +146,7 @@ def rand_augment(name: str | None, mean: Sequence[float]) -> Pixels | None:
             f"--rand-augment {name} is made by timm, which is not installed; install it (pip "
             "install timm), or give deit, which needs nothing"
         ) from None
-    transform = rand_augment_transform(name, {"img_mean": fill})
-    return partial(_seeded, transform)
+    return partial(_seeded, rand_augment_transform(name, {"img_mean": fill}))
 
 
 def _randaugment(fill: Color, image: Image.Image, rng: random.Random) -> Image.Image:

@@ -27,15 +27,8 @@ _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory",
 
 
 class Classifier:
-    """A checkpoint with what its images need.
-
-    Attributes:
-        path: Folder or name on the hub.
-        size: Side of the images it is made for, in pixels; 224 where it does not say.
-        patch: Side of its patches in pixels; 16 where it does not say.
-        channels: Of its images.
-        labels: Names of its classes.
-    """
+    """A checkpoint, a folder or name on the hub, with what its images need: `size` and `patch` are
+    sides in pixels, 224 and 16 where it does not say; `labels` are the names of its classes."""
 
     def __init__(self, path: str, dtype: torch.dtype = torch.float32) -> None:
         self.path = path
@@ -72,7 +65,7 @@ class Classifier:
             self.model.to("cpu")
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Logits ``[B, classes]`` of normalised pixels in the model's type, on its device."""
+        """Logits ``[B, classes]`` of normalised pixels."""
         return self.model(pixels, **self.options).logits
 
     @torch.inference_mode()
@@ -130,9 +123,7 @@ def _normalisation(path: str, channels: int) -> tuple[torch.Tensor, torch.Tensor
         mean, std = processor.image_mean, processor.image_std
         if not processor.do_normalize:
             mean, std = [0.0] * channels, [1.0] * channels
-    return tuple(
-        torch.tensor(numbers, dtype=torch.float32)[:, None, None] for numbers in (mean, std)
-    )
+    return torch.tensor(mean)[:, None, None], torch.tensor(std)[:, None, None]
 
 
 @contextlib.contextmanager
@@ -174,8 +165,7 @@ def match_classes(names: Sequence[str], labels: Sequence[str]) -> tuple[list[int
         if all(places.get(name, place) == place for name, place in zip(data, numbers, strict=True)):
             return numbers, how
     first, own = (
-        ", ".join(map(repr, part[:3])) + (" ..." if len(part) > 3 else "")
-        for part in (names, labels)
+        ", ".join(map(repr, part[:3])) + " ..." * (len(part) > 3) for part in (names, labels)
     )
     raise CommandError(
         f"the {len(names)} classes of the data ({first}) are not among the {len(labels)} classes "
@@ -259,15 +249,8 @@ def images_per_second(
 
 @torch.inference_mode()
 def throughput(classifier: Classifier, size: int, *, limit: int, **counts: int) -> Row:
-    """Measures random images of `size` pixels, on the device and in the type of the model.
-
-    Args:
-        limit: Largest batch to try.
-        counts: Runs of :func:`images_per_second`.
-
-    Raises:
-        CommandError: if not even one image fits.
-    """
+    """Measures random images of `size` pixels, on the device and in the type of the model, with the
+    largest batch up to `limit` that fits; `counts` are those of :func:`images_per_second`."""
     device, dtype = classifier.model.device, classifier.model.dtype
 
     def synchronize() -> None:

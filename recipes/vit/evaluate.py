@@ -33,7 +33,7 @@ from recipes.lab.options import (
     new_parser,
     positive,
 )
-from recipes.lab.steps import CommandError, digest, progress, run_main, writing
+from recipes.lab.steps import CommandError, digest, progress, run_main, write_lines
 from recipes.lab.tables import Row, how_made, shown_command, started_as
 from recipes.vit import tables
 from recipes.vit.classifier import Classifier, match_classes, throughput
@@ -104,8 +104,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     args.workers = args.workers or (1 if cpu else min(16, available_cores()))
     for name, needed in NEEDED.items():
         if getattr(args, name) and not getattr(args, needed):
-            option = name.replace("_", "-")
-            raise CommandError(f"--{option} has no effect without --{needed}")
+            raise CommandError(f"--{name.replace('_', '-')} has no effect without --{needed}")
     args.runs, args.warmup = args.runs or 30, args.warmup or 30
     args.max_batch = args.max_batch or (CPU_BATCH if cpu else CUDA_BATCH)
     builtin = args.dataset == [None]
@@ -147,11 +146,10 @@ def default_sizes(train: int, patch: int) -> list[int]:
     return [max(1, round(train * ratio / patch)) * patch for ratio in SIZE_RATIOS]
 
 
-def measure_speed(classifier: Classifier, args: argparse.Namespace) -> list[Row]:
-    """A row for each size."""
+def measure_speed(classifier: Classifier, args: argparse.Namespace) -> dict[str, list[Row]]:
     counts = {"limit": args.max_batch, "warmup": args.warmup, "runs": args.runs}
     sizes = progress(args.sizes, f"{classifier.path}: throughput")
-    return [throughput(classifier, size, **counts) for size in sizes]
+    return {"throughput": [throughput(classifier, size, **counts) for size in sizes]}
 
 
 def remembered(folder: Path, settings: Any, work: Callable[[], Any]) -> Any:
@@ -159,9 +157,7 @@ def remembered(folder: Path, settings: Any, work: Callable[[], Any]) -> Any:
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
     file = folder / f"{key}.json"
     if not file.exists():
-        result = work()
-        with writing(file) as out:
-            json.dump(result, out)
+        write_lines(file, [json.dumps(work())])
     return json.loads(file.read_text("utf-8"))
 
 
@@ -189,22 +185,21 @@ def evaluate(
     rows: dict[str, list[Row]] = {}
     for name, group in groups.items():
         for one in group:
-            key, own = [options, *fingerprint(one.path)], {"model": name, "checkpoint": one.path}
+            files = fingerprint(one.path)
+            work = {part.name: partial(measure, one, part, args) for part in data[one.channels]}
+            if args.throughput and one is group[0]:  # seeds are equally fast
+                work[None] = partial(measure_speed, one, args)
             with one.on(args.device):
-                for part in data[one.channels]:
-                    work = partial(measure, one, part, args)
-                    for kind, measured in remembered(done, [*key, part.name], work).items():
-                        more = {**own, "data": part.name}
-                        rows.setdefault(kind, []).extend({**more, **row} for row in measured)
-                if args.throughput and one is group[0]:  # seeds are equally fast
-                    measured = remembered(done, [*key, None], partial(measure_speed, one, args))
-                    rows.setdefault("throughput", []).extend({**own, **row} for row in measured)
+                for part, run in work.items():
+                    own = {"model": name, "checkpoint": one.path}
+                    own |= {} if part is None else {"data": part}
+                    for kind, measured in remembered(done, [options, files, part], run).items():
+                        rows.setdefault(kind, []).extend({**own, **row} for row in measured)
     shutil.rmtree(done, ignore_errors=True)
     return rows
 
 
 def facts_of(args: argparse.Namespace, argv: Sequence[str]) -> dict[str, str]:
-    """What is needed to repeat the tables."""
     shown = {"crop": "shorter side to size / 0.875, centre crop", "whole": "whole image squeezed"}
     images = f"{shown[args.protocol]}, bilinear; {args.dtype}"
     facts = how_made(shown_command(started_as(), argv), PACKAGES, args.device, images=images)

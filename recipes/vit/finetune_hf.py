@@ -40,9 +40,6 @@ COMPARED = ("abspos", "sinpos", "cape")
 CLASSIFIER = ("classifier.weight", "classifier.bias")  # new for other classes
 
 
-# ---- options -----------------------------------------------------------------------------------
-
-
 def make_options() -> argparse.ArgumentParser:
     parser = make_parser(__doc__, "image")
     add = parser.add_argument
@@ -90,10 +87,9 @@ def read_options(
     if recipe.rate_per_1024 and "__learning_rate" not in given:
         images = training.train_batch_size * training.gradient_accumulation_steps
         training.learning_rate = recipe.rate_per_1024 * images * training.world_size / 1024
-    if args.crop and not 0 < args.crop[0] <= args.crop[1] <= 1:
-        raise CommandError(
-            f"--crop {args.crop[0]} {args.crop[1]} is not allowed; allowed: 0 < LOW <= HIGH <= 1"
-        )
+    low, high = args.crop or (1, 1)
+    if not 0 < low <= high <= 1:
+        raise CommandError(f"--crop {low} {high} is not allowed; allowed: 0 < LOW <= HIGH <= 1")
     if training.train_sampling_strategy != "random":
         raise CommandError(
             f"--train_sampling_strategy {training.train_sampling_strategy} is not possible here: "
@@ -104,9 +100,8 @@ def read_options(
     if args.univit and args.train_sizes is None:
         args.train_sizes = recipe.univit_sizes
     if args.train_sizes and (len(set(args.train_sizes)) > 1) != args.univit:
-        sizes = " ".join(map(str, args.train_sizes))
         need = "--univit needs several sizes" if args.univit else "several sizes need --univit"
-        raise CommandError(f"--train-sizes {sizes}: {need}")
+        raise CommandError(f"--train-sizes {' '.join(map(str, args.train_sizes))}: {need}")
     return args, training, recipe
 
 
@@ -120,13 +115,9 @@ def model_sizes(args: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     if args.model:
         stock = read_config(args.model, CapeViTConfig)
         names = ("image_size", "patch_size", "num_channels")
-        sizes = {name: getattr(stock, name) for name in names if hasattr(stock, name)}
-        return {**sizes, **own}
-    model = {**middle, **recipe.model, **PRESETS.get(args.preset, {})}
-    return {**model, **own, **(args.model_config or {})}
-
-
-# ---- data and models ---------------------------------------------------------------------------
+        return {name: getattr(stock, name) for name in names if hasattr(stock, name)} | own
+    preset = PRESETS.get(args.preset, {})
+    return {**middle, **recipe.model, **preset, **own, **(args.model_config or {})}
 
 
 def collate(
@@ -145,13 +136,12 @@ def build_model(
 ) -> CapeViTForImageClassification:
     """A model from a checkpoint, stock or cape, or from scratch. The learned table of one is
     resized to the image size once, so that it learns at that size."""
+    kind = CapeViTForImageClassification
     more = {"id2label": dict(enumerate(names)), "label2id": {n: i for i, n in enumerate(names)}}
     if args.drop_path is not None:
         more["drop_path_rate"] = args.drop_path
     if not args.model:
-        more["position_embedding"] = dict(settings)
-        return CapeViTForImageClassification(make_config(CapeViTConfig, sizes, **more))
-    kind = CapeViTForImageClassification
+        return kind(make_config(CapeViTConfig, sizes, position_embedding=dict(settings), **more))
     more |= {"ignore_mismatched_sizes": True, "output_loading_info": True}  # of the classifier
     model, info = load_model(kind, args.model, settings, **more)
     others = sorted({key for key, *_ in info["mismatched_keys"]} - set(CLASSIFIER))
@@ -235,8 +225,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for side in tested:
             right = accuracy(trainer.model, test_set, side, normalised, training)
             rows.append({**columns, "image size": str(side), "accuracy": right})
-    metrics = {"accuracy": "Accuracy"}
-    trained = list(map(str, trained))
+    metrics, trained = {"accuracy": "Accuracy"}, list(map(str, trained))
     report(args.output, "Image classification", rows, "image size", metrics, trained=trained)
 
 
