@@ -30,15 +30,9 @@ HELD_BYTES = 2**28  # CIFAR-10 takes 150 MB
 
 
 class Request(NamedTuple):
-    """An image as an epoch of training asks for it.
-
-    Attributes:
-        index: Of the image in the data.
-        size: Height and width of the result in pixels; None for what is left after the crop.
-        epoch: Number of the epoch.
-        place: Number in the order of the epoch. Its augmentation depends on seed, epoch and place
-            alone, so that neither resuming nor the number of workers or processes changes it.
-    """
+    """An image as an epoch of training asks for it: square of `size` pixels, None for what is left
+    after the crop. Its augmentation depends on seed, epoch and place in the order of the epoch
+    alone, so that neither resuming nor the number of workers or processes changes it."""
 
     index: int
     size: int | None

@@ -154,8 +154,8 @@ def measure_speed(classifier: Classifier, args: argparse.Namespace) -> dict[str,
 
 def remembered(folder: Path, settings: Any, work: Callable[[], Any]) -> Any:
     """The result of `work`, from `folder` if an earlier run left it there."""
-    key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
-    file = folder / f"{key}.json"
+    key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    file = folder / f"{key.hexdigest()[:16]}.json"
     if not file.exists():
         write_lines(file, [json.dumps(work())])
     return json.loads(file.read_text("utf-8"))

@@ -32,14 +32,7 @@ GAMMA_RULES = {"1": 0, "r/train": 1, "sqrt(r/train)": 0.5}  # powers of r/train,
 
 
 class Data(NamedTuple):
-    """Images to test on.
-
-    Attributes:
-        name: For tables.
-        order: Indices of those that are used.
-        batch_size: Images of a forward, at most.
-        workers: Threads that read images.
-    """
+    """Images to test on, those of `order`, by so many in a forward, read by `workers` threads."""
 
     name: str
     images: Images
@@ -160,21 +153,21 @@ def tta_sizes(size: int, step: int) -> tuple[int, ...]:
 
 
 def gamma_of(rule: str, size: int, train: int) -> float:
-    """Factor on the grid of an image by one of :data:`GAMMA_RULES`; sizes in pixels."""
+    """Factor on the grid of positions by one of :data:`GAMMA_RULES`."""
     return (size / train) ** GAMMA_RULES[rule]
 
 
 def columns_of(args: argparse.Namespace, train: int) -> dict[tuple[str, int, str], list[Pass]]:
     """What is compared on all images: passes by kind of table, size and rule."""
-    view = {size: View(args.protocol, size) for size in args.sizes}
-    columns = {("accuracy", size, ""): [Pass(view[size])] for size in args.sizes}
-    for size in args.sizes:
+    views = {size: View(args.protocol, size) for size in args.sizes}
+    columns = {("accuracy", size, ""): [Pass(view)] for size, view in views.items()}
+    for size, view in views.items():
         if args.tta:
             together = tta_sizes(size, args.tta_step)
-            columns["tta", size, "-"] = [Pass(view[size])]
+            columns["tta", size, "-"] = [Pass(view)]
             columns["tta", size, "+"] = [Pass(View(args.protocol, other)) for other in together]
         for rule in GAMMA_RULES if args.gamma else ():
-            columns["gamma", size, rule] = [Pass(view[size], gamma_of(rule, size, train))]
+            columns["gamma", size, rule] = [Pass(view, gamma_of(rule, size, train))]
     return columns
 
 
@@ -201,18 +194,12 @@ def rank_of(scores: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def label_ranks(
-    classifier: Classifier,
-    data: Data,
-    columns: Mapping[Any, Sequence[Pass]],
-    classes: Sequence[int],
+    classifier: Classifier, data: Data, columns: Mapping[Any, list[Pass]], classes: Sequence[int]
 ) -> dict[Any, np.ndarray]:
-    """Rank of the right class of each image of the order, 0 where it is the best, by column.
-
-    Images are read once, each distinct pass runs once, and images of different sizes never share a
-    forward.
+    """Rank of the right class of each image of the order, 0 where it is the best, by column: passes
+    whose log-probabilities are added up. Images are read once, each distinct pass runs once.
 
     Args:
-        columns: What is compared: passes whose log-probabilities are added up.
         classes: Number of the model's class for each label.
     """
     passes = list(dict.fromkeys(one for column in columns.values() for one in column))
@@ -305,13 +292,14 @@ def measure_bins(
 ) -> list[Row]:
     """A row for each bin and strategy. A strategy is left out of a bin where the model refuses one
     of its :func:`extremes`, which is said."""
-    members: dict[int, list[tuple[tuple[int, int], int]]] = {}
-    for shape, index in zip(shapes_of(data), data.order, strict=True):
-        members.setdefault(bin_of(*shape, args.bins), []).append((shape, index))
+    # images of one size follow each other, so that they share a forward
+    members = sorted(zip(shapes_of(data), data.order, strict=True))
     rows = []
-    for number in sorted(members):
-        # images of one size follow each other, so that they share a forward
-        shapes, order = zip(*sorted(members[number]), strict=True)
+    for number in range(len(args.bins) + 1):
+        chosen = [member for member in members if bin_of(*member[0], args.bins) == number]
+        if not chosen:
+            continue
+        shapes, order = zip(*chosen, strict=True)
         label = bin_label(number, args.bins)
         columns = {}
         for name, view in strategies(shapes, number, args.bins, args.sizes).items():

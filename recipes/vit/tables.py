@@ -4,20 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, mean, stdev
 
+from recipes.lab import tables as lab
 from recipes.lab.figures import Panel, new_figure, widen, write_figure, write_lines_figure
-from recipes.lab.tables import (
-    ALL,
-    Cells,
-    Row,
-    cell,
-    grouped,
-    markdown,
-    of_seeds,
-    pivot,
-    seed_table,
-    write_csv,
-    write_page,
-)
+from recipes.lab.tables import ALL, Cells, Row
 from recipes.vit.measure import MAX, MIN
 
 TITLES = {
@@ -41,15 +30,16 @@ def write_all(
         facts: What is needed to repeat the tables; one with the name of a kind belongs to it alone.
     """
     for kind, measured in rows.items():
+        figure = folder / f"{kind}.png"
         if kind == "bins":
-            tables = _write_bins(folder / "bins.png", measured)
+            tables = _write_bins(figure, measured)
         elif kind == "throughput":
-            tables = _write_throughput(folder / "throughput.png", measured, rows["accuracy"])
+            tables = _write_throughput(figure, measured, rows["accuracy"])
         else:
-            tables = _write_sizes(folder / f"{kind}.png", measured, kind)
-        write_csv(folder / f"{kind}.csv", measured)
+            tables = _write_sizes(figure, measured, kind)
+        lab.write_csv(folder / f"{kind}.csv", measured)
         own = {name: text for name, text in facts.items() if name not in TITLES or name == kind}
-        yield write_page(folder / f"{kind}.md", TITLES[kind], tables, own)
+        yield lab.write_page(folder / f"{kind}.md", TITLES[kind], tables, own)
 
 
 def _write_sizes(path: Path, rows: Sequence[Row], kind: str) -> dict[str, list[str]]:
@@ -60,15 +50,15 @@ def _write_sizes(path: Path, rows: Sequence[Row], kind: str) -> dict[str, list[s
         name += f", gamma {row['gamma']}" if kind == "gamma" else ""
         lines.append({**row, "line": name})
     panels = [
-        Panel(pivot(group, "line", "size", "top1"), TOP["top1"], title)
-        for title, group in grouped(lines, "data", *(["model"] * (kind == "gamma"))).items()
+        Panel(lab.pivot(group, "line", "size", "top1"), TOP["top1"], title)
+        for title, group in lab.grouped(lines, "data", *(["model"] * (kind == "gamma"))).items()
     ]
     write_lines_figure(path, panels, "size in pixels")
     return {
-        f"{title} ({name}, {group[0]['images']} images)": seed_table(
-            pivot(group, "line", "size", metric), "model"
+        f"{title} ({name}, {group[0]['images']} images)": lab.seed_table(
+            lab.pivot(group, "line", "size", metric), "model"
         )
-        for name, group in grouped(lines, "data").items()
+        for name, group in lab.grouped(lines, "data").items()
         for metric, title in TOP.items()
     }
 
@@ -80,7 +70,7 @@ def summarise_bins(rows: Sequence[Row]) -> tuple[dict[str, str], dict[str, list[
     """Of one model on one data set, a row for each bin, strategy and seed: the best strategy of
     each bin, by the mean over the seeds; and the values of all images by those strategies that were
     tried in every bin, and by :data:`BEST`: means over the bins, weighted by their images."""
-    cells = pivot(rows, "bin", "strategy", "top1")
+    cells = lab.pivot(rows, "bin", "strategy", "top1")
     images = {row["bin"]: row["images"] for row in rows}
     best = {
         label: max(tried, key=lambda name, tried=tried: mean(tried[name]))
@@ -99,7 +89,7 @@ def summarise_bins(rows: Sequence[Row]) -> tuple[dict[str, str], dict[str, list[
 
 def bin_table(rows: Sequence[Row]) -> list[str]:
     """A row for each bin with the best strategy in bold, then all images."""
-    cells = pivot(rows, "bin", "strategy", "top1")
+    cells = lab.pivot(rows, "bin", "strategy", "top1")
     images = {row["bin"]: row["images"] for row in rows}
     sizes = {(row["bin"], row["strategy"]): row["size"] for row in rows}
     names = list(dict.fromkeys(row["strategy"] for row in rows))
@@ -108,19 +98,19 @@ def bin_table(rows: Sequence[Row]) -> list[str]:
     for label, tried in cells.items():
         texts = []
         for name in names:
-            text = cell(tried.get(name, ()))
+            text = lab.cell(tried.get(name, ()))
             text = f"**{text}**" if name == best[label] else text
             shown = name in (MIN, MAX) and name in tried
             texts.append(f"{text} ({sizes[label, name]})" if shown else text)
-        lines.append([label, images[label], *texts, cell(tried[best[label]])])
-    totals = [cell(overall.get(name, ())) for name in [*names, BEST]]
+        lines.append([label, images[label], *texts, lab.cell(tried[best[label]])])
+    totals = [lab.cell(overall.get(name, ())) for name in [*names, BEST]]
     lines.append([ALL, sum(images.values()), *totals])
-    return markdown([f"shorter side ({of_seeds(cells)})", "images", *names, BEST], lines)
+    return lab.markdown([f"shorter side ({lab.of_seeds(cells)})", "images", *names, BEST], lines)
 
 
 def _write_bins(path: Path, rows: Sequence[Row]) -> dict[str, list[str]]:
     panels, tables = [], {}
-    for title, group in grouped(rows, "data", "model").items():
+    for title, group in lab.grouped(rows, "data", "model").items():
         # each line has all bins, so that they keep their order
         lines = {row["strategy"]: {one["bin"]: [] for one in group} for row in group}
         for row in group:
@@ -145,7 +135,7 @@ def draw_throughput(path: Path, rates: Cells, accuracies: Cells) -> None:
         for size, point in zip(row, points, strict=True):
             axes.annotate(str(size), point, (4, 4), textcoords="offset points", fontsize="small")
     axes.set(xscale="log", xlabel="images per second (numbers: size in pixels)")
-    axes.set_ylabel(f"{TOP['top1']}\n({of_seeds(accuracies)})")
+    axes.set_ylabel(f"{TOP['top1']}\n({lab.of_seeds(accuracies)})")
     widen(axes, 100)
     axes.grid(alpha=0.3, which="both")
     axes.legend(fontsize="small")
@@ -156,12 +146,12 @@ def _write_throughput(
     path: Path, rows: Sequence[Row], accuracies: Sequence[Row]
 ) -> dict[str, list[str]]:
     """Accuracy is that on the first data set."""
-    name, accuracies = next(iter(grouped(accuracies, "data").items()))
-    rates = pivot(rows, "model", "size", "images_per_second")
-    right = pivot(accuracies, "model", "size", "top1")
+    name, accuracies = next(iter(lab.grouped(accuracies, "data").items()))
+    rates = lab.pivot(rows, "model", "size", "images_per_second")
+    right = lab.pivot(accuracies, "model", "size", "top1")
     draw_throughput(path, rates, right)
     return {
-        "Images per second": seed_table(rates, "model"),
-        "Batch size": seed_table(pivot(rows, "model", "size", "batch"), "model"),
-        f"{TOP['top1']} ({name}, {accuracies[0]['images']} images)": seed_table(right, "model"),
+        "Images per second": lab.seed_table(rates, "model"),
+        "Batch size": lab.seed_table(lab.pivot(rows, "model", "size", "batch"), "model"),
+        f"{TOP['top1']} ({name}, {accuracies[0]['images']} images)": lab.seed_table(right, "model"),
     }
