@@ -28,33 +28,27 @@ from recipes.lab.steps import CommandError, matches, record
 from recipes.lab.tables import Row, how_made, shown_command, started_as
 
 TRAINER_DEFAULTS = (
-    *("--report_to", "none", "--save_strategy", "steps", "--save_total_limit", "1"),
-    *("--logging_steps", "50", "--save_steps", "200", "--remove_unused_columns", "False"),
+    "--report_to none --save_strategy steps --save_total_limit 1 --logging_steps 50 "
+    "--save_steps 200 --remove_unused_columns False"
 )
-
 PACKAGES = ("torch", "transformers", "accelerate")
 
 # The record of a training holds all options but these, so that no other run takes it for its own.
 # Of the recipes: what is tested and where; types, presets and recipes are recorded by their values.
-UNRECORDED = (
-    *("output", "compare", "seeds", "defaults", "recipe", "preset", "beams", "hop_seconds"),
-    *("test_split", "test_file", "validation_file", "test_sizes"),
-    *("ctc_beam", "ctc_lm", "ctc_lexicon", "ctc_lm_weight"),
-)
+UNRECORDED = """
+    output compare seeds defaults recipe preset beams hop_seconds test_split test_file
+    validation_file test_sizes ctc_beam ctc_lm ctc_lexicon ctc_lm_weight
+"""
 # By how they begin: position settings, which are recorded as one; of the Trainer output, speed,
 # place, and how long, since a training goes on if more is asked for.
 DURATION = ("max_steps", "num_train_epochs")
-UNRECORDED_BEGINNINGS = (
-    *("position_", "output_dir", "log", "report_to", "run_name", "project", "trackio_", "hub_"),
-    *("push_to_hub", "save_", "disable_", "debug", "include_", "eval_", "batch_eval", "do_"),
-    *("per_device_eval", "prediction_", "predict_", "generation_", "load_best"),
-    *("metric_for_best", "greater_is", "bf16_full", "fp16_full", "resume_", "restore_"),
-    *("enable_jit", "use_cpu", "local_rank", "ddp_", "fsdp", "deepspeed", "parallelism_"),
-    *("accelerator_", "torch_", "gradient_checkpointing", "auto_find", "tf32"),
-    *("activation_checkpointing", "skip_memory", "dataloader_num", "dataloader_p"),
-    "dataloader_multi",
-    *DURATION,
-)
+UNRECORDED_BEGINNINGS = """
+    position_ output_dir log report_to run_name project trackio_ hub_ push_to_hub save_ disable_
+    debug include_ eval_ batch_eval do_ per_device_eval prediction_ predict_ generation_ load_best
+    metric_for_best greater_is bf16_full fp16_full resume_ restore_ enable_jit use_cpu local_rank
+    ddp_ fsdp deepspeed parallelism_ accelerator_ torch_ gradient_checkpointing auto_find tf32
+    activation_checkpointing skip_memory dataloader_num dataloader_p dataloader_multi
+"""
 
 
 def make_parser(description: str, domain: str) -> argparse.ArgumentParser:
@@ -82,7 +76,7 @@ def parse(
     """The recipe's own options and the Trainer's."""
     args, rest = parser.parse_known_args(argv)
     trainer_parser = HfArgumentParser(Seq2SeqTrainingArguments, allow_abbrev=False)
-    ours = [*TRAINER_DEFAULTS, *defaults, "--output_dir", str(args.output)]
+    ours = [*TRAINER_DEFAULTS.split(), *defaults, "--output_dir", str(args.output)]
     if not torch.accelerator.is_available() and "--use_cpu" not in rest:
         ours.append("--use_cpu")
     training, *_, unknown = trainer_parser.parse_args_into_dataclasses(
@@ -152,10 +146,11 @@ def recorded_options(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Everything that may change a trained model, and the values where nothing is said, which hold
     for records that were written before an option came."""
+    unrecorded = (*UNRECORDED_BEGINNINGS.split(), *DURATION)
     given = {
         name: value
         for name, value in {**vars(args), **_init_fields(own)}.items()
-        if name not in UNRECORDED and not name.startswith(UNRECORDED_BEGINNINGS)
+        if name not in UNRECORDED.split() and not name.startswith(unrecorded)
     }
     made_with = {"position_embedding": dict(settings), **given}
     return made_with, {name: args.defaults[name] for name in given}

@@ -129,14 +129,14 @@ def _normalisation(path: str, channels: int) -> tuple[torch.Tensor, torch.Tensor
 @contextlib.contextmanager
 def scaled_grid(model: torch.nn.Module, gamma: float) -> Iterator[None]:
     """Multiplies the normalised grid of all position encoders by `gamma` in its block."""
-    encoders = [module for module in model.modules() if isinstance(module, PositionEncoder)]
-    before = [encoder.config for encoder in encoders]
+    encoders = (module for module in model.modules() if isinstance(module, PositionEncoder))
+    before = {encoder: encoder.config for encoder in encoders if gamma != 1}
     try:
-        for encoder in encoders if gamma != 1 else ():
-            encoder.config = encoder.config.replace(gamma=gamma * encoder.config.gamma)
+        for encoder, config in before.items():
+            encoder.config = config.replace(gamma=gamma * config.gamma)
         yield
     finally:
-        for encoder, config in zip(encoders, before, strict=True):
+        for encoder, config in before.items():
             encoder.config = config
 
 
