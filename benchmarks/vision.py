@@ -20,8 +20,8 @@ from benchmarks.report import (
 )
 from recipes.lab.tables import markdown
 from recipes.vit.catalog import UNIVIT_SIZES
+from recipes.vit.classifier import images_per_second
 from recipes.vit.data import resize
-from recipes.vit.throughput import images_per_second
 
 SECONDS = 60.0
 SIZE, STORED = 224, 256  # of the table and of training; of the images as they come from the disk

@@ -124,11 +124,7 @@ def train_and_test(
 
 def read_text(path: Path) -> str:
     """A text file in UTF-16 by its mark, as Praat writes what ASCII cannot hold, else UTF-8, else
-    Latin-1, as old corpora are.
-
-    Raises:
-        CommandError: if it is no text.
-    """
+    Latin-1, as old corpora are."""
     data = path.read_bytes()
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-16", errors="replace")

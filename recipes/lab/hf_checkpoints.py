@@ -16,11 +16,7 @@ UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, SafetensorError)
 
 
 def make_config(kind: type[Any], sizes: Mapping[str, Any], **more: Any) -> Any:
-    """A configuration of a model from scratch.
-
-    Raises:
-        CommandError: for a size that this kind does not have, or a value that it refuses.
-    """
+    """A configuration of a model from scratch."""
     names = {field.name for field in dataclasses.fields(kind)} | set(kind.attribute_map)
     unknown = sorted(set(sizes) - names - {"model_type", "architectures", "transformers_version"})
     if unknown:
@@ -35,12 +31,8 @@ def read_config(path: str, *kinds: type[Any]) -> Any:
     """The configuration of the checkpoint of ``--model``, read before there is any work.
 
     Args:
-        path: Folder or name on the hub.
         kinds: Configurations of this package that the recipe can train, from their own checkpoints
             or from those of their stock models.
-
-    Raises:
-        CommandError: if it cannot be read, or is of another type of model.
     """
     try:
         config = AutoConfig.from_pretrained(path)
@@ -49,19 +41,13 @@ def read_config(path: str, *kinds: type[Any]) -> Any:
     own = [kind.model_type for kind in kinds]
     allowed = [name for name in (n.removeprefix("cape_") for n in own) if name in CONFIG_MAPPING]
     if config.model_type not in (*allowed, *own):
-        raise CommandError(
-            f"--model {path}: is of the type {config.model_type}; allowed: "
-            f"{', '.join([*allowed, *own])}"
-        )
+        every = ", ".join([*allowed, *own])
+        raise CommandError(f"--model {path}: is of the type {config.model_type}; allowed: {every}")
     return config
 
 
 def read_beside(kind: type[Any], path: str) -> Any:
-    """The tokenizer or processor in the folder of ``--model``, by an auto class of transformers.
-
-    Raises:
-        CommandError: if there is none.
-    """
+    """The tokenizer or processor in the folder of ``--model``, by an auto class of transformers."""
     what = kind.__name__.removeprefix("Auto").lower()
     try:
         return kind.from_pretrained(path)

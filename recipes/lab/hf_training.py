@@ -18,12 +18,7 @@ from typing import Any
 import accelerate
 import torch
 from tqdm import tqdm
-from transformers import (
-    HfArgumentParser,
-    Seq2SeqTrainingArguments,
-    Trainer,
-    TrainerCallback,
-)
+from transformers import HfArgumentParser, Seq2SeqTrainingArguments, Trainer, TrainerCallback
 
 from cape_plugins.arguments import add_position_args
 from hf_models import RankSeedCallback
@@ -33,33 +28,27 @@ from recipes.lab.steps import CommandError, matches, record
 from recipes.lab.tables import Row, how_made, shown_command, started_as
 
 TRAINER_DEFAULTS = (
-    *("--report_to", "none", "--save_strategy", "steps", "--save_total_limit", "1"),
-    *("--logging_steps", "50", "--save_steps", "200", "--remove_unused_columns", "False"),
+    "--report_to none --save_strategy steps --save_total_limit 1 --logging_steps 50 "
+    "--save_steps 200 --remove_unused_columns False"
 )
-
 PACKAGES = ("torch", "transformers", "accelerate")
 
 # The record of a training holds all options but these, so that no other run takes it for its own.
 # Of the recipes: what is tested and where; types, presets and recipes are recorded by their values.
-UNRECORDED = (
-    *("output", "compare", "seeds", "defaults", "recipe", "preset", "beams", "hop_seconds"),
-    *("test_split", "test_file", "validation_file", "test_sizes"),
-    *("ctc_beam", "ctc_lm", "ctc_lexicon", "ctc_lm_weight"),
-)
+UNRECORDED = """
+    output compare seeds defaults recipe preset beams hop_seconds test_split test_file
+    validation_file test_sizes ctc_beam ctc_lm ctc_lexicon ctc_lm_weight
+"""
 # By how they begin: position settings, which are recorded as one; of the Trainer output, speed,
 # place, and how long, since a training goes on if more is asked for.
 DURATION = ("max_steps", "num_train_epochs")
-UNRECORDED_BEGINNINGS = (
-    *("position_", "output_dir", "log", "report_to", "run_name", "project", "trackio_", "hub_"),
-    *("push_to_hub", "save_", "disable_", "debug", "include_", "eval_", "batch_eval", "do_"),
-    *("per_device_eval", "prediction_", "predict_", "generation_", "load_best"),
-    *("metric_for_best", "greater_is", "bf16_full", "fp16_full", "resume_", "restore_"),
-    *("enable_jit", "use_cpu", "local_rank", "ddp_", "fsdp", "deepspeed", "parallelism_"),
-    *("accelerator_", "torch_", "gradient_checkpointing", "auto_find", "tf32"),
-    *("activation_checkpointing", "skip_memory", "dataloader_num", "dataloader_p"),
-    "dataloader_multi",
-    *DURATION,
-)
+UNRECORDED_BEGINNINGS = """
+    position_ output_dir log report_to run_name project trackio_ hub_ push_to_hub save_ disable_
+    debug include_ eval_ batch_eval do_ per_device_eval prediction_ predict_ generation_ load_best
+    metric_for_best greater_is bf16_full fp16_full resume_ restore_ enable_jit use_cpu local_rank
+    ddp_ fsdp deepspeed parallelism_ accelerator_ torch_ gradient_checkpointing auto_find tf32
+    activation_checkpointing skip_memory dataloader_num dataloader_p dataloader_multi
+"""
 
 
 def make_parser(description: str, domain: str) -> argparse.ArgumentParser:
@@ -71,10 +60,8 @@ def make_parser(description: str, domain: str) -> argparse.ArgumentParser:
     add("--model", metavar="PATH", help=text)
     add("--model-config", metavar="JSON", help="sizes of a model trained from scratch, a file or "
         """such as '{"hidden_size": 192}'""")  # fmt: skip
-    text = (
-        "train several types, one after the other, with the defaults of each, or with others such"
-    )
-    text += " as cape:max_global_scale=1; default without --position-embedding"
+    text = "train several types, one after the other, with the defaults of each, or with others "
+    text += "such as cape:max_global_scale=1; default without --position-embedding"
     add_shared(parser, "compare", metavar="TYPE", help=text)
     add_shared(parser, "seeds", help="train each type with several seeds, one after the other")
     add_shared(parser, "output", help="folder for models, tables and figure")
@@ -84,14 +71,12 @@ def make_parser(description: str, domain: str) -> argparse.ArgumentParser:
 
 
 def parse(
-    parser: argparse.ArgumentParser,
-    defaults: Sequence[str],
-    argv: Sequence[str] | None,
+    parser: argparse.ArgumentParser, defaults: Sequence[str], argv: Sequence[str] | None
 ) -> tuple[argparse.Namespace, Seq2SeqTrainingArguments]:
     """The recipe's own options and the Trainer's."""
     args, rest = parser.parse_known_args(argv)
     trainer_parser = HfArgumentParser(Seq2SeqTrainingArguments, allow_abbrev=False)
-    ours = [*TRAINER_DEFAULTS, *defaults, "--output_dir", str(args.output)]
+    ours = [*TRAINER_DEFAULTS.split(), *defaults, "--output_dir", str(args.output)]
     if not torch.accelerator.is_available() and "--use_cpu" not in rest:
         ours.append("--use_cpu")
     training, *_, unknown = trainer_parser.parse_args_into_dataclasses(
@@ -125,16 +110,15 @@ def parse(
 
 def _read_sizes(text: str) -> dict[str, Any]:
     """Reads ``--model-config``: an object, or a file with one."""
-    if not text.lstrip().startswith("{"):
-        try:
-            text = Path(text).read_text(encoding="utf-8")
-        except OSError as error:
-            raise CommandError(
-                f"--model-config {text}: {error.strerror}; give a JSON file, or an object such as "
-                """'{"hidden_size": 192}'"""
-            ) from None
     try:
+        if not text.lstrip().startswith("{"):
+            text = Path(text).read_text(encoding="utf-8")
         sizes = json.loads(text)
+    except OSError as error:
+        raise CommandError(
+            f"--model-config {text}: {error.strerror}; give a JSON file, or an object such as "
+            """'{"hidden_size": 192}'"""
+        ) from None
     except json.JSONDecodeError as error:
         raise CommandError(f"--model-config {text!r} is no JSON ({error})") from None
     if not isinstance(sizes, dict):
@@ -162,15 +146,14 @@ def recorded_options(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Everything that may change a trained model, and the values where nothing is said, which hold
     for records that were written before an option came."""
-    names = [
-        name
-        for name in (*vars(args), *_init_fields(own))
-        if name not in UNRECORDED and not name.startswith(UNRECORDED_BEGINNINGS)
-    ]
-    given = {**vars(args), **_init_fields(own)}
-    made_with = {"position_embedding": dict(settings)}
-    made_with |= {name: given[name] for name in names}
-    return made_with, {name: args.defaults[name] for name in names}
+    unrecorded = (*UNRECORDED_BEGINNINGS.split(), *DURATION)
+    given = {
+        name: value
+        for name, value in {**vars(args), **_init_fields(own)}.items()
+        if name not in UNRECORDED.split() and not name.startswith(unrecorded)
+    }
+    made_with = {"position_embedding": dict(settings), **given}
+    return made_with, {name: args.defaults[name] for name in given}
 
 
 def train_all(
@@ -200,18 +183,14 @@ def train(
     make_trainer: Callable[[Mapping[str, Any], Seq2SeqTrainingArguments], Trainer],
 ) -> Trainer:
     """Trains one variant in ``output/name``, goes on where it was interrupted, or takes what is
-    finished.
-
-    Args:
-        name: Of the variant; what else than letters, digits, dots and underscores becomes a hyphen
-            in the name of the folder.
+    finished; what else than letters, digits, dots and underscores is a hyphen in the folder's name.
 
     Returns:
         The trainer. Its model is that of the saved folder, whole on each process also where
         training had it in shards.
 
     Raises:
-        CommandError: if the folder has a model of other settings.
+        CommandError: if the folder has a model of other settings, or one trained for longer.
     """
     folder = Path(training.output_dir) / re.sub(r"[^\w.]", "-", name)
     own = Seq2SeqTrainingArguments(**{**_init_fields(training), "output_dir": str(folder)})
@@ -242,11 +221,7 @@ def train(
 
 
 def _finished(folder: Path, duration: Mapping[str, Any]) -> bool:
-    """The metrics are written after the model. Resuming would train one more step.
-
-    Raises:
-        CommandError: if it was trained for longer.
-    """
+    """The metrics are written after the model. Resuming would train one more step."""
     path = folder / "train_results.json"
     if not path.exists():
         return False
@@ -268,11 +243,8 @@ def _last_whole_checkpoint(folder: Path) -> str | None:
 
 
 def _init_fields(training: Seq2SeqTrainingArguments) -> dict[str, Any]:
-    return {
-        field.name: getattr(training, field.name)
-        for field in dataclasses.fields(training)
-        if field.init
-    }
+    fields = dataclasses.fields(training)
+    return {field.name: getattr(training, field.name) for field in fields if field.init}
 
 
 # ---- evaluation --------------------------------------------------------------------------------
@@ -290,21 +262,15 @@ def share(
         work: Batches of indices below `size`.
         run: From a batch to a result for each of its indices.
         what: Shown by the progress bar.
-        size: Number of results.
 
     Returns:
-        The result of each index, the same list on every process.
+        The result of each of the `size` indices, the same list on every process.
     """
     state = accelerate.PartialState()
+    own = work[state.process_index :: state.num_processes]
     results = []
-    bar = tqdm(
-        work[state.process_index :: state.num_processes],
-        what,
-        leave=False,
-        disable=None if state.is_main_process else True,
-    )
     with torch.no_grad():
-        for batch in bar:
+        for batch in tqdm(own, what, leave=False, disable=None if state.is_main_process else True):
             results += zip(batch, run(batch), strict=True)
     ordered = dict(accelerate.utils.gather_object(results))
     return [ordered[index] for index in range(size)]
@@ -317,12 +283,7 @@ def batches(lengths: Sequence[float], batch_size: int) -> list[list[int]]:
 
 
 def report(
-    folder: Path,
-    title: str,
-    rows: Sequence[Row],
-    group: str,
-    metrics: Mapping[str, str],
-    **more: Any,
+    folder: Path, title: str, rows: Sequence[Row], group: str, metrics: Any, **more: Any
 ) -> None:
     """Writes scores as :func:`recipes.lab.scores.write_scores`, by the main process; the last thing
     that the processes of a training do."""
@@ -332,8 +293,7 @@ def report(
     if not main_process:
         return
     program = started_as()
-    if state.num_processes > 1:
-        launch = f"torchrun --nproc_per_node {state.num_processes}"
-        program = f"{launch} {program.removeprefix('python ')}"
+    if (number := state.num_processes) > 1:
+        program = f"torchrun --nproc_per_node {number} {program.removeprefix('python ')}"
     facts = how_made(shown_command(program, sys.argv[1:]), PACKAGES)
     write_scores(folder, title, rows, group, metrics, facts, **more)

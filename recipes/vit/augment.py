@@ -10,13 +10,12 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
-from torch.nn import functional as F
 
 from recipes.lab.steps import CommandError
 
@@ -32,13 +31,11 @@ Pixels = Callable[[Image.Image, random.Random], Image.Image]
 @dataclass(frozen=True)
 class Augment:
     """What is done to an image ``[C, H, W]`` in 0 to 1 that has been cropped and resized: mirror
-    image, RandAugment, random erasing, in this order.
+    half of them, RandAugment, erase a part of a share of them, in this order.
 
     Args:
         mean, std: Of the normalisation ``[C, 1, 1]``: erased pixels become normal noise after it.
-        flip: Mirror half of the images.
-        pixels: RandAugment, see :func:`rand_augment`; None for none.
-        erasing: Share of the images of which a part is erased.
+        pixels: See :func:`rand_augment`.
     """
 
     mean: Tensor
@@ -64,14 +61,12 @@ class Augment:
             aspect = math.exp(rng.uniform(-1, 1) * math.log(ERASED_ASPECT))
             high, wide = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
             if 0 < high < height and 0 < wide < width:
+                top, left = rng.randint(0, height - high), rng.randint(0, width - wide)
+                generator = torch.Generator().manual_seed(rng.getrandbits(63))
+                noise = torch.randn(image.shape[0], high, wide, generator=generator)
+                image = image.clone()
+                image[:, top : top + high, left : left + wide] = noise * self.std + self.mean
                 break
-        else:
-            return image
-        top, left = rng.randint(0, height - high), rng.randint(0, width - wide)
-        generator = torch.Generator().manual_seed(rng.getrandbits(63))
-        noise = torch.randn(image.shape[0], high, wide, generator=generator)
-        image = image.clone()
-        image[:, top : top + high, left : left + wide] = noise * self.std + self.mean
         return image
 
 
@@ -104,17 +99,6 @@ def _enhance(kind: Any) -> Callable:
     return lambda image, rng, fill: kind(image).enhance(1 + 0.8 * _sign(rng))
 
 
-def _translate(image: Image.Image, along: int, rng: random.Random, fill: Color) -> Image.Image:
-    shift = [0.0, 0.0]
-    shift[along] = _sign(rng) * 0.45 * 0.9 * image.size[along]
-    return _affine(image, (1, 0, shift[0], 0, 1, shift[1]), fill)
-
-
-def _solarize_add(image: Image.Image, rng: random.Random, fill: Color) -> Image.Image:
-    brighter = [min(255, value + 100) if value < 128 else value for value in range(256)]
-    return image.point(brighter * len(image.getbands()))
-
-
 OPERATIONS: dict[str, Callable[[Image.Image, random.Random, Color], Image.Image]] = {
     "auto-contrast": lambda image, rng, fill: ImageOps.autocontrast(image),
     "equalize": lambda image, rng, fill: ImageOps.equalize(image),
@@ -124,30 +108,26 @@ OPERATIONS: dict[str, Callable[[Image.Image, random.Random, Color], Image.Image]
     ),
     "posterize": lambda image, rng, fill: ImageOps.posterize(image, 1),
     "solarize": lambda image, rng, fill: ImageOps.solarize(image, 26),
-    "solarize-add": _solarize_add,
+    "solarize-add": lambda image, rng, fill: image.point(lambda v: v + 100 if v < 128 else v),
     "color": _enhance(ImageEnhance.Color),
     "contrast": _enhance(ImageEnhance.Contrast),
     "brightness": _enhance(ImageEnhance.Brightness),
     "sharpness": _enhance(ImageEnhance.Sharpness),
     "shear-x": lambda image, rng, fill: _affine(image, (1, 0.27 * _sign(rng), 0, 0, 1, 0), fill),
     "shear-y": lambda image, rng, fill: _affine(image, (1, 0, 0, 0.27 * _sign(rng), 1, 0), fill),
-    "translate-x": lambda image, rng, fill: _translate(image, 0, rng, fill),
-    "translate-y": lambda image, rng, fill: _translate(image, 1, rng, fill),
+    "translate-x": lambda image, rng, fill: _affine(
+        image, (1, 0, _sign(rng) * 0.45 * 0.9 * image.width, 0, 1, 0), fill
+    ),
+    "translate-y": lambda image, rng, fill: _affine(
+        image, (1, 0, 0, 0, 1, _sign(rng) * 0.45 * 0.9 * image.height), fill
+    ),
 }
 
 
 def rand_augment(name: str | None, mean: Sequence[float]) -> Pixels | None:
-    """RandAugment (Cubuk et al., 2020).
-
-    Args:
-        name: "deit", two draws of the 15 :data:`OPERATIONS`, each applied with probability 0.5;
-            a setting in the notation of timm, such as "rand-m9-mstd0.5-inc1", which needs timm;
-            "none" or None.
-        mean: Color that fills empty areas, in 0 to 1.
-
-    Raises:
-        CommandError: for an unknown name, or where timm is needed and not installed.
-    """
+    """RandAugment (Cubuk et al., 2020), by name: "deit", two draws of the 15 :data:`OPERATIONS`,
+    each applied with probability 0.5; a setting in the notation of timm, such as
+    "rand-m9-mstd0.5-inc1"; "none" or None. Empty areas get the color `mean`, in 0 to 1."""
     if name in (None, "none"):
         return None
     fill = tuple(round(255 * value) for value in mean)
@@ -166,8 +146,7 @@ def rand_augment(name: str | None, mean: Sequence[float]) -> Pixels | None:
             f"--rand-augment {name} is made by timm, which is not installed; install it (pip "
             "install timm), or give deit, which needs nothing"
         ) from None
-    transform = rand_augment_transform(name, {"img_mean": fill})
-    return partial(_seeded, transform)
+    return partial(_seeded, rand_augment_transform(name, {"img_mean": fill}))
 
 
 def _randaugment(fill: Color, image: Image.Image, rng: random.Random) -> Image.Image:
@@ -188,72 +167,3 @@ def _seeded(transform: Callable, image: Image.Image, rng: random.Random) -> Imag
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
-
-
-# ---- a batch -------------------------------------------------------------------------------------
-
-
-class Mix(NamedTuple):
-    """How the images of a batch are mixed with those in reverse order.
-
-    Attributes:
-        share: Lambda, what an image keeps of itself.
-        box: (top, bottom, left, right) of what is cut out and replaced (CutMix); None where all
-            pixels are averaged (Mixup).
-    """
-
-    share: float
-    box: tuple[int, int, int, int] | None = None
-
-
-class Mixing:
-    """Mixup (Zhang et al., 2018) or CutMix (Yun et al., 2019), one of them for each batch with
-    equal probability, and one lambda for the batch.
-
-    Args:
-        mixup: Lambda of Mixup is Beta(mixup, mixup); 0 for none.
-        cutmix: The same for CutMix.
-        classes: Number of classes.
-    """
-
-    def __init__(self, mixup: float, cutmix: float, classes: int) -> None:
-        self.mixup, self.cutmix, self.classes = mixup, cutmix, classes
-
-    def draw(self, height: int, width: int) -> Mix:
-        """Draws from torch's generator of the process, for images of `height` x `width` pixels."""
-        cut = bool(self.cutmix) and (not self.mixup or bool(torch.rand(()) < 0.5))
-        alpha = self.cutmix if cut else self.mixup
-        share = float(torch.distributions.Beta(alpha, alpha).sample())
-        if not cut:
-            return Mix(share)
-        edges = []
-        for side in (height, width):
-            half = int(side * math.sqrt(1 - share)) // 2
-            center = int(torch.randint(side, ()))
-            edges += [max(0, center - half), min(side, center + half)]
-        top, bottom, left, right = edges
-        # the box may reach beyond the image
-        return Mix(
-            1 - (bottom - top) * (right - left) / (height * width), (top, bottom, left, right)
-        )
-
-    def __call__(
-        self, images: Tensor, labels: Tensor, mix: Mix | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Mixed images ``[B, C, H, W]`` and their targets ``[B, classes]``, which add up to 1.
-
-        Args:
-            images: ``[B, C, H, W]``.
-            labels: ``[B]``, numbers of classes.
-            mix: To inject; default drawn.
-        """
-        mix = mix or self.draw(*images.shape[2:])
-        others = images.flip(0)
-        if mix.box is None:
-            images = mix.share * images + (1 - mix.share) * others
-        else:
-            top, bottom, left, right = mix.box
-            images = images.clone()
-            images[..., top:bottom, left:right] = others[..., top:bottom, left:right]
-        targets = F.one_hot(labels, self.classes).float()
-        return images, mix.share * targets + (1 - mix.share) * targets.flip(0)

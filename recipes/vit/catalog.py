@@ -6,19 +6,25 @@ from typing import Any, NamedTuple
 UNIVIT_SIZES = tuple(range(128, 321, 32))  # CAPE section 5.1
 
 
-def _vit(hidden: int, heads: int) -> dict[str, Any]:
+def _vit(
+    hidden: int, heads: int, layers: int = 12, ratio: int = 4, patch: int = 16, **more: Any
+) -> dict[str, Any]:
     return {
         "hidden_size": hidden,
         "num_attention_heads": heads,
-        "intermediate_size": 4 * hidden,
-        "num_hidden_layers": 12,
-        "patch_size": 16,
-        "layer_norm_eps": 1e-6,
+        "intermediate_size": ratio * hidden,
+        "num_hidden_layers": layers,
+        "patch_size": patch,
+        **more,
     }
 
 
 # Models of CAPE section 5.1 (B) and of DeiT (Ti, S)
-PRESETS = {"vit_ti": _vit(192, 3), "vit_s": _vit(384, 6), "vit_b": _vit(768, 12)}
+PRESETS = {
+    "vit_ti": _vit(192, 3, layer_norm_eps=1e-6),
+    "vit_s": _vit(384, 6, layer_norm_eps=1e-6),
+    "vit_b": _vit(768, 12, layer_norm_eps=1e-6),
+}
 
 
 class Recipe(NamedTuple):
@@ -34,7 +40,7 @@ class Recipe(NamedTuple):
             where `training` has it.
     """
 
-    training: Sequence[str] = ()
+    training: str = ""
     options: Mapping[str, Any] = {}
     model: Mapping[str, Any] = {}
     settings: Mapping[str, Mapping[str, Any]] = {}
@@ -42,6 +48,10 @@ class Recipe(NamedTuple):
     rate_per_1024: float | None = None
 
 
+_SMALL_TRAINING = (
+    "--max_steps 1200 --learning_rate 2e-3 --lr_scheduler_type cosine --weight_decay 0.05"
+)
+_DIGIT_SIZES = (16, 20, 24, 32, 48)
 _DEIT_OPTIONS = {
     "crop": (0.08, 1.0),
     "flip": True,
@@ -53,74 +63,44 @@ _DEIT_OPTIONS = {
     "repeats": 3,
 }
 _DEIT_TRAINING = (
-    *("--label_smoothing_factor", "0.1", "--max_grad_norm", "0", "--dataloader_drop_last", "True"),
-    *("--save_strategy", "epoch"),
+    "--label_smoothing_factor 0.1 --max_grad_norm 0 --dataloader_drop_last True "
+    "--save_strategy epoch"
 )
-_DIGIT_SIZES = (16, 20, 24, 32, 48)
 
 RECIPES = {
     "plain": Recipe(),
     # scikit-learn's digits, enlarged: a minute a type
     "digits": Recipe(
-        training=(
-            *("--max_steps", "1200", "--per_device_train_batch_size", "64"),
-            *("--learning_rate", "2e-3", "--warmup_steps", "50", "--lr_scheduler_type", "cosine"),
-            *("--weight_decay", "0.05"),
-        ),
+        training=f"{_SMALL_TRAINING} --per_device_train_batch_size 64 --warmup_steps 50",
         options={"crop": (0.25, 1.0), "test_sizes": _DIGIT_SIZES},
-        model={
-            "image_size": 24,
-            "patch_size": 4,
-            "num_channels": 1,
-            "hidden_size": 64,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "intermediate_size": 128,
-        },
+        model=_vit(64, heads=4, layers=3, ratio=2, patch=4, image_size=24, num_channels=1),
         # The paper's shift is a quarter of the image, and its training 300 epochs of ImageNet.
         settings={"cape": {"max_global_shift": 0.1}},
         univit_sizes=_DIGIT_SIZES,
     ),
     # CIFAR-10, or some thousand images of it: minutes a type on one core
     "cifar10": Recipe(
-        training=(
-            *("--max_steps", "1200", "--per_device_train_batch_size", "32"),
-            *("--learning_rate", "2e-3", "--warmup_steps", "100", "--lr_scheduler_type", "cosine"),
-            *("--weight_decay", "0.05", "--per_device_eval_batch_size", "100"),
-        ),
+        training=f"{_SMALL_TRAINING} --per_device_train_batch_size 32 --warmup_steps 100 "
+        "--per_device_eval_batch_size 100",
         options={"flip": True, "test_sizes": (16, 20, 24, 28, 32, 40, 48, 64)},
-        model={
-            "image_size": 32,
-            "patch_size": 4,
-            "hidden_size": 96,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "intermediate_size": 192,
-            "layer_norm_eps": 1e-6,
-            # 1 / sqrt(96): from 0.02 so small and short a training learns much less
-            "initializer_range": 0.1,
-        },
+        # initializer_range 1 / sqrt(96): from 0.02 so small and short a training learns much less
+        model=_vit(96, heads=4, layers=4, ratio=2, patch=4, image_size=32)
+        | {"layer_norm_eps": 1e-6, "initializer_range": 0.1},
         univit_sizes=(16, 24, 32, 40, 48),
     ),
     # DeiT without distillation, CAPE section 5.1: 5 epochs of warm-up, down to 1e-5
     "deit": Recipe(
-        training=(
-            *_DEIT_TRAINING,
-            *("--num_train_epochs", "300", "--weight_decay", "0.05", "--warmup_steps", "0.01667"),
-            *("--lr_scheduler_type", "cosine_with_min_lr"),
-            *("--lr_scheduler_kwargs", '{"min_lr": 1e-5}'),
-        ),
+        training=f"{_DEIT_TRAINING} --num_train_epochs 300 --weight_decay 0.05 "
+        "--warmup_steps 0.01667 --lr_scheduler_type cosine_with_min_lr "
+        '--lr_scheduler_kwargs {"min_lr":1e-5}',
         options=_DEIT_OPTIONS,
         model={"layer_norm_eps": 1e-6},
         rate_per_1024=1e-3,
     ),
     # DeiT's command for finetuning at a higher size: 5e-6 for 512 images, 5 epochs of warm-up
     "deit-finetune": Recipe(
-        training=(
-            *_DEIT_TRAINING,
-            *("--num_train_epochs", "30", "--weight_decay", "1e-8", "--warmup_steps", "0.1667"),
-            *("--lr_scheduler_type", "constant_with_warmup"),
-        ),
+        training=f"{_DEIT_TRAINING} --num_train_epochs 30 --weight_decay 1e-8 "
+        "--warmup_steps 0.1667 --lr_scheduler_type constant_with_warmup",
         options={**_DEIT_OPTIONS, "train_sizes": (384,)},
         rate_per_1024=1e-5,
     ),

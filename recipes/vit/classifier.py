@@ -1,8 +1,13 @@
-"""Any image classifier of transformers: loading, scores, and its classes against those of data."""
+"""Any image classifier of transformers: loading, scores, images per second, and its classes
+against those of data."""
 
 import contextlib
+import gc
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -13,18 +18,17 @@ from cape_plugins import PositionEncoder
 from cape_plugins.config import applies
 from recipes.lab.hf_checkpoints import UNREADABLE
 from recipes.lab.steps import CommandError, reason
+from recipes.lab.tables import Row
+
+T = TypeVar("T")
+
+# what torch, cuBLAS and cuDNN say besides torch.OutOfMemoryError
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
 
 
 class Classifier:
-    """A checkpoint with what its images need.
-
-    Attributes:
-        path: Folder or name on the hub.
-        size: Side of the images it is made for, in pixels; 224 where it does not say.
-        patch: Side of its patches in pixels; 16 where it does not say.
-        channels: Of its images.
-        labels: Names of its classes.
-    """
+    """A checkpoint, a folder or name on the hub, with what its images need: `size` and `patch` are
+    sides in pixels, 224 and 16 where it does not say; `labels` are the names of its classes."""
 
     def __init__(self, path: str, dtype: torch.dtype = torch.float32) -> None:
         self.path = path
@@ -61,7 +65,7 @@ class Classifier:
             self.model.to("cpu")
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Logits ``[B, classes]`` of normalised pixels in the model's type, on its device."""
+        """Logits ``[B, classes]`` of normalised pixels."""
         return self.model(pixels, **self.options).logits
 
     @torch.inference_mode()
@@ -93,7 +97,7 @@ class Classifier:
         try:
             self.scores(torch.zeros(1, self.channels, height, width))
         except (RuntimeError, ValueError) as error:
-            return str(error).strip().split("\n")[0]
+            return reason(error)
         return None
 
     def check_gamma(self) -> None:
@@ -119,22 +123,20 @@ def _normalisation(path: str, channels: int) -> tuple[torch.Tensor, torch.Tensor
         mean, std = processor.image_mean, processor.image_std
         if not processor.do_normalize:
             mean, std = [0.0] * channels, [1.0] * channels
-    return tuple(
-        torch.tensor(numbers, dtype=torch.float32)[:, None, None] for numbers in (mean, std)
-    )
+    return torch.tensor(mean)[:, None, None], torch.tensor(std)[:, None, None]
 
 
 @contextlib.contextmanager
 def scaled_grid(model: torch.nn.Module, gamma: float) -> Iterator[None]:
     """Multiplies the normalised grid of all position encoders by `gamma` in its block."""
-    encoders = [module for module in model.modules() if isinstance(module, PositionEncoder)]
-    before = [encoder.config for encoder in encoders]
+    encoders = (module for module in model.modules() if isinstance(module, PositionEncoder))
+    before = {encoder: encoder.config for encoder in encoders if gamma != 1}
     try:
-        for encoder in encoders if gamma != 1 else ():
-            encoder.config = encoder.config.replace(gamma=gamma * encoder.config.gamma)
+        for encoder, config in before.items():
+            encoder.config = config.replace(gamma=gamma * config.gamma)
         yield
     finally:
-        for encoder, config in zip(encoders, before, strict=True):
+        for encoder, config in before.items():
             encoder.config = config
 
 
@@ -151,7 +153,9 @@ def match_classes(names: Sequence[str], labels: Sequence[str]) -> tuple[list[int
     Raises:
         CommandError: if the classes of the data cannot be those of the model.
     """
-    data, model = ([_plain(name) for name in part] for part in (names, labels))
+    data, model = (
+        [name.casefold().replace("_", " ").strip() for name in part] for part in (names, labels)
+    )
     if data == model:
         return list(range(len(data))), "by name"
     places = {name: place for place, name in enumerate(model) if model.count(name) == 1}
@@ -160,10 +164,12 @@ def match_classes(names: Sequence[str], labels: Sequence[str]) -> tuple[list[int
     for numbers, how in _guesses(data, len(model)):
         if all(places.get(name, place) == place for name, place in zip(data, numbers, strict=True)):
             return numbers, how
+    first, own = (
+        ", ".join(map(repr, part[:3])) + " ..." * (len(part) > 3) for part in (names, labels)
+    )
     raise CommandError(
-        f"the {len(names)} classes of the data ({_some(names)}) are not among the {len(labels)} "
-        f"classes of the model ({_some(labels)}); give data with the model's classes, by name or "
-        "number"
+        f"the {len(names)} classes of the data ({first}) are not among the {len(labels)} classes "
+        f"of the model ({own}); give data with the model's classes, by name or number"
     )
 
 
@@ -180,9 +186,96 @@ def _guesses(data: Sequence[str], count: int) -> Iterator[tuple[list[int], str]]
         yield list(range(count)), "by order, since their names differ"
 
 
-def _plain(name: str) -> str:
-    return name.casefold().replace("_", " ").strip()
+# ---- images per second: the protocol of DeiT and CAPE (Appendix B.1) -----------------------------
 
 
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:3])) + (" ..." if len(names) > 3 else "")
+def attempt(run: Callable[[int], T], batch: int) -> T | None:
+    """What ``run(batch)`` returns; None if it runs out of memory, which is free again then."""
+    try:
+        return run(batch)
+    except (torch.OutOfMemoryError, MemoryError):
+        pass
+    except RuntimeError as error:
+        if not any(text in str(error) for text in _OUT_OF_MEMORY):
+            raise
+    # outside the handler, whose traceback keeps the tensors of the failed run alive
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return None
+
+
+def largest_batch(run: Callable[[int], object], limit: int) -> int:
+    """The largest batch up to `limit` that fits, found by doubling, then by halving the gap until
+    it is below 1/64 (so exactly below 128); 0 if not even one image fits.
+
+    Args:
+        run: Runs a batch of a given size and returns anything but None.
+    """
+    batch, above = 0, 1
+    while attempt(run, above) is not None:
+        batch = above
+        if batch == limit:
+            return batch
+        above = min(2 * above, limit)
+    while above - batch > max(1, batch // 64):
+        middle = (batch + above) // 2
+        if attempt(run, middle) is None:
+            above = middle
+        else:
+            batch = middle
+    return batch
+
+
+def images_per_second(
+    run: Callable[[], object],
+    batch: int,
+    *,
+    warmup: int = 30,
+    runs: int = 30,
+    synchronize: Callable[[], object] = lambda: None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
+    """``batch * runs / seconds``, the clock read only when the device has nothing left to do."""
+    for _ in range(warmup):
+        run()
+    synchronize()
+    begin = clock()
+    for _ in range(runs):
+        run()
+    synchronize()
+    return batch * runs / (clock() - begin)
+
+
+@torch.inference_mode()
+def throughput(classifier: Classifier, size: int, *, limit: int, **counts: int) -> Row:
+    """Measures random images of `size` pixels, on the device and in the type of the model, with the
+    largest batch up to `limit` that fits; `counts` are those of :func:`images_per_second`."""
+    device, dtype = classifier.model.device, classifier.model.dtype
+
+    def synchronize() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    def forward_of(batch: int) -> Callable[[], torch.Tensor]:
+        shape = (batch, classifier.channels, size, size)
+        return partial(classifier.forward, torch.randn(shape, device=device, dtype=dtype))
+
+    def once(batch: int) -> int:
+        forward_of(batch)()
+        synchronize()  # an error of the device comes to light here
+        return batch
+
+    def measure(batch: int) -> float:
+        return images_per_second(forward_of(batch), batch, **counts, synchronize=synchronize)
+
+    batch = largest_batch(once, limit)
+    while batch:
+        rate = attempt(measure, batch)
+        if rate is not None:
+            return {"size": size, "batch": batch, "images_per_second": rate}
+        batch = batch * 9 // 10  # memory in pieces: what fitted once need not fit again
+    raise CommandError(
+        f"--throughput: not one image of {size} x {size} pixels fits into memory; give smaller "
+        "--sizes"
+    )

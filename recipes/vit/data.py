@@ -6,6 +6,7 @@ import io
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -29,15 +30,9 @@ HELD_BYTES = 2**28  # CIFAR-10 takes 150 MB
 
 
 class Request(NamedTuple):
-    """An image as an epoch of training asks for it.
-
-    Attributes:
-        index: Of the image in the data.
-        size: Height and width of the result in pixels; None for what is left after the crop.
-        epoch: Number of the epoch.
-        place: Number in the order of the epoch. Its augmentation depends on seed, epoch and place
-            alone, so that neither resuming nor the number of workers or processes changes it.
-    """
+    """An image as an epoch of training asks for it: square of `size` pixels, None for what is left
+    after the crop. Its augmentation depends on seed, epoch and place in the order of the epoch
+    alone, so that neither resuming nor the number of workers or processes changes it."""
 
     index: int
     size: int | None
@@ -45,6 +40,7 @@ class Request(NamedTuple):
     place: int
 
 
+@dataclass(eq=False)
 class Images(Dataset):
     """Images ``[channels, height, width]`` in 0 to 1 with labels, asked for by an index or, in
     training, by a :class:`Request`.
@@ -53,38 +49,35 @@ class Images(Dataset):
         items: One for each image.
         load: From an item to image and label; images are float32 in 0 to 1, or uint8.
         names: Names of the classes.
-
-    Attributes:
+        column: That of the images, where `items` are rows of a data set.
         crop: Smallest and largest share of the image in a random crop; None for whole images.
         augment: What else is done to an image of its final size, given a random generator.
         seed: Of crops and augmentation.
-        column: That of the images, where `items` are rows of a data set.
     """
 
-    def __init__(self, items: Any, load: Callable, names: Sequence[str]) -> None:
-        self.items, self.load, self.names = items, load, list(names)
-        self.crop: tuple[float, float] | None = None
-        self.augment: Callable[[torch.Tensor, random.Random], torch.Tensor] | None = None
-        self.seed = 0
-        self.column = ""
+    items: Any
+    load: Callable
+    names: Sequence[str]
+    column: str = ""
+    crop: tuple[float, float] | None = None
+    augment: Callable[[torch.Tensor, random.Random], torch.Tensor] | None = None
+    seed: int = 0
 
     def __len__(self) -> int:
         return len(self.items)
 
     def keep(self, number: int) -> None:
         """Leaves this many images, evenly spread; all if there are no more."""
-        places = [place * len(self) // number for place in range(min(number, len(self)))]
-        if len(places) < len(self):
-            items = self.items
-            whole = isinstance(items, list)
-            self.items = [items[place] for place in places] if whole else items.select(places)
+        if number < len(self):
+            places = [place * len(self) // number for place in range(number)]
+            held = isinstance(self.items, list)
+            self.items = [self.items[n] for n in places] if held else self.items.select(places)
 
     def hold(self, limit: int = HELD_BYTES) -> None:
         """Decodes all images once, if they will take no more than `limit` bytes together."""
         sample = [self.read(index)[0] for index in range(min(16, len(self)))]
         if len(self) * sum(image.nbytes for image in sample) <= limit * len(sample):
-            numbers = progress(range(len(self)), "decode", delay=1)
-            self.items = [self.read(index) for index in numbers]
+            self.items = [self.read(n) for n in progress(range(len(self)), "decode", delay=1)]
             self.load = _itself
 
     def read(self, index: int) -> tuple[torch.Tensor, int]:
@@ -96,17 +89,13 @@ class Images(Dataset):
         try:
             return self.load(self.items[index])
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            name = f"image {index} of the data"
+            if self.column and isinstance(self.items.features[self.column], Feature):
+                row = self.items.cast_column(self.column, Feature(decode=False))[index]
+                name = (row[self.column] or {}).get("path") or name
             raise CommandError(
-                f"{self._name(index)} cannot be read ({reason(error)}); repair it, or take it out "
-                "of the data"
+                f"{name} cannot be read ({reason(error)}); repair it, or take it out of the data"
             ) from None
-
-    def _name(self, index: int) -> str:
-        if self.column and isinstance(self.items.features[self.column], Feature):
-            row = self.items.cast_column(self.column, Feature(decode=False))[index]
-            if (row[self.column] or {}).get("path"):
-                return row[self.column]["path"]
-        return f"image {index} of the data"
 
     def __getitem__(self, key: int | Request) -> tuple[torch.Tensor, int]:
         request = key if isinstance(key, Request) else Request(key, None, 0, key)
@@ -140,14 +129,15 @@ def random_crop(
     return image[:, top : top + high, left : left + wide]
 
 
-def resize(image: torch.Tensor, size: int) -> torch.Tensor:
-    """``[C, size, size]`` from ``[C, H, W]``, or a batch of such, bilinear."""
-    if image.shape[-2:] == (size, size):
+def resize(image: torch.Tensor, height: int, width: int | None = None) -> torch.Tensor:
+    """``[C, height, width]``, by default a square, from ``[C, H, W]``, or a batch of such; bilinear
+    with antialiasing."""
+    size = (height, width or height)
+    if image.shape[-2:] == size:
         return image
-    options = {"size": (size, size), "mode": "bilinear", "align_corners": False, "antialias": True}
-    return F.interpolate(image if image.dim() == 4 else image[None], **options).reshape(
-        *image.shape[:-2], size, size
-    )
+    batch = image if image.dim() == 4 else image[None]
+    batch = F.interpolate(batch, size, mode="bilinear", align_corners=False, antialias=True)
+    return batch.reshape(*image.shape[:-2], *size)
 
 
 def digits(channels: int = 1) -> tuple[Images, Images]:
@@ -159,8 +149,8 @@ def digits(channels: int = 1) -> tuple[Images, Images]:
     images = torch.tensor(data.images[order] / 16, dtype=torch.float32)[:, None]
     images = images.expand(-1, channels, -1, -1)
     items = list(zip(images, data.target[order].tolist(), strict=True))
-    names = [str(name) for name in data.target_names]
     cut = len(items) * 4 // 5
+    names = list(map(str, data.target_names))
     return tuple(Images(part, _itself, names) for part in (items[:cut], items[cut:]))
 
 
@@ -171,10 +161,10 @@ def given_data(args: argparse.Namespace, channels: int) -> tuple[Images, Images]
     if args.test_split is None:
         data = labelled(args, data)
     parts = train_and_test(data, args.train_split, args.test_split)
-    read = [read_images(args, parts["train"], parts[name], channels) for name in parts]
+    read = tuple(read_images(args, parts["train"], parts[name], channels) for name in parts)
     for part in read:
         part.hold()
-    return tuple(read)
+    return read
 
 
 def labelled(args: argparse.Namespace, data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -182,8 +172,7 @@ def labelled(args: argparse.Namespace, data: Mapping[str, Any]) -> Mapping[str, 
     that of ImageNet; all where none is left."""
 
     def has_labels(rows: Any) -> bool:
-        names = [args.label_column] if args.label_column else COLUMNS["label_column"]
-        column = next((name for name in names if name in rows.column_names), None)
+        column = _usual(args, "label_column", rows)
         return column is None or not len(rows) or any(label != -1 for label in rows[column])
 
     return {split: rows for split, rows in data.items() if has_labels(rows)} or data
@@ -210,9 +199,7 @@ def read_images(args: argparse.Namespace, training: Any, rows: Any, channels: in
         raise CommandError(f"--image-column {pixels} has no images but {first!r:.40}; name another")
 
     load = partial(_load, pixels=pixels, target=target, channels=channels, classes=classes)
-    images = Images(rows, load, list(map(str, names or values)))
-    images.column = pixels
-    return images
+    return Images(rows, load, list(map(str, names or values)), pixels)
 
 
 def _load(
@@ -234,27 +221,27 @@ def _has_bytes(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("bytes"), bytes)
 
 
+def _usual(args: argparse.Namespace, option: str, data: Any) -> str | None:
+    """The column that is named, or the first of a usual name, if the data have it."""
+    names = [getattr(args, option)] if getattr(args, option) else COLUMNS[option]
+    return next((name for name in names if name in data.column_names), None)
+
+
 def _column(args: argparse.Namespace, option: str, data: Any) -> str:
-    """The column that is named, or one of a usual name."""
     if getattr(args, option) is not None:
         check_columns(args, data, option)
-        return getattr(args, option)
-    usual = [name for name in COLUMNS[option] if name in data.column_names]
-    if not usual:
+    elif not _usual(args, option, data):
         raise CommandError(
             f"--{option.replace('_', '-')} is missing: the data have the columns "
             f"{', '.join(data.column_names)}; name one of them, or give a folder with a subfolder "
             "of images for each of two classes or more"
         )
-    return usual[0]
+    return _usual(args, option, data)
 
 
 def make_processor(path: str | None, size: int, channels: int) -> ViTImageProcessor:
-    """What the images are normalised by; saved with the model, of images of `size`.
-
-    Args:
-        path: Checkpoint whose mean and standard deviation are used; None for 0.5 and 0.5.
-    """
+    """What images of `size` are normalised by, saved with the model: mean and standard deviation of
+    the checkpoint `path`, or 0.5 and 0.5."""
     pixels = {"height": size, "width": size}
     if path:
         with contextlib.suppress(OSError):  # a checkpoint without one

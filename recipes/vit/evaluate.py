@@ -23,40 +23,38 @@ if __name__ == "__main__":  # as a script, like finetune_hf.py
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
-from tqdm import tqdm
 
 from recipes.lab.options import (
     add_shared,
     available_cores,
+    check_increasing,
     check_model,
     check_shared,
     new_parser,
     positive,
 )
-from recipes.lab.steps import CommandError, digest, run_main, writing
+from recipes.lab.steps import CommandError, digest, progress, run_main, write_lines
 from recipes.lab.tables import Row, how_made, shown_command, started_as
 from recipes.vit import tables
-from recipes.vit.classifier import Classifier, match_classes
-from recipes.vit.measure import check, load_data, measure
-from recipes.vit.protocol import BIN_EDGES, GAMMA_RULES, check_edges
-from recipes.vit.throughput import throughput
+from recipes.vit.classifier import Classifier, match_classes, throughput
+from recipes.vit.measure import BIN_EDGES, GAMMA_RULES, check, load_data, measure
 
 TTA_STEP, DIGIT_TTA_STEP = 32, 8  # two patches
 SIZE_RATIOS = (5 / 7, 1, 12 / 7, 3)  # 160, 224, 384 and 672 for a model trained at 224
 DTYPES = ("float32", "bfloat16", "float16")
 CPU_BATCH, CUDA_BATCH = 32, 16384
-THROUGHPUT = {"runs": 30, "warmup": 30, "max_batch": None}  # options of --throughput
+NEEDED = {  # by what has no effect alone
+    "tta_step": "tta",
+    "train_size": "gamma",
+    **dict.fromkeys(("runs", "warmup", "max_batch"), "throughput"),
+}
 UNFINISHED = ".unfinished-evaluation"  # folder in --output, for --resume
 PACKAGES = ("torch", "transformers", "datasets", "scikit-learn")
 # options that change nothing of what is measured
 UNIMPORTANT = ("model", "models", "output", "resume", "workers")
 
 
-# ---- command line ------------------------------------------------------------------------------
-
-
 def make_options() -> argparse.ArgumentParser:
-    """The options of this recipe."""
     parser = new_parser(__doc__)
     add = parser.add_argument
     text = "checkpoints, folders or names on the hub; NAME=A,B,C are seeds of one model"
@@ -104,21 +102,16 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     check_shared(args)
     cpu = args.device.type == "cpu"
     args.workers = args.workers or (1 if cpu else min(16, available_cores()))
-    if args.tta_step and not args.tta:
-        raise CommandError("--tta-step has no effect without --tta")
-    if args.train_size and not args.gamma:
-        raise CommandError("--train-size has no effect without --gamma")
-    for name, default in THROUGHPUT.items():
-        if getattr(args, name) is None:
-            setattr(args, name, default)
-        elif not args.throughput:
-            raise CommandError(f"--{name.replace('_', '-')} has no effect without --throughput")
+    for name, needed in NEEDED.items():
+        if getattr(args, name) and not getattr(args, needed):
+            raise CommandError(f"--{name.replace('_', '-')} has no effect without --{needed}")
+    args.runs, args.warmup = args.runs or 30, args.warmup or 30
     args.max_batch = args.max_batch or (CPU_BATCH if cpu else CUDA_BATCH)
     builtin = args.dataset == [None]
     args.tta_step = args.tta_step or (DIGIT_TTA_STEP if builtin else TTA_STEP)
     if args.bins is not None:
         args.bins = args.bins or list(BIN_EDGES)
-        check_edges(args.bins)
+        check_increasing(args.bins, "--bins")
     if builtin and (args.dataset_config or args.test_split):
         raise CommandError("--dataset-config and --test-split need --dataset")
     args.models = model_groups(args.model)
@@ -153,27 +146,18 @@ def default_sizes(train: int, patch: int) -> list[int]:
     return [max(1, round(train * ratio / patch)) * patch for ratio in SIZE_RATIOS]
 
 
-# ---- everything --------------------------------------------------------------------------------
-
-
-def measure_speed(classifier: Classifier, args: argparse.Namespace) -> list[Row]:
-    """A row for each size."""
+def measure_speed(classifier: Classifier, args: argparse.Namespace) -> dict[str, list[Row]]:
     counts = {"limit": args.max_batch, "warmup": args.warmup, "runs": args.runs}
-    rows = []
-    for size in tqdm(args.sizes, f"{classifier.path}: throughput", leave=False, disable=None):
-        speed = throughput(classifier, size, **counts)
-        rows.append({"size": size, "batch": speed.batch, "images_per_second": speed.rate})
-    return rows
+    sizes = progress(args.sizes, f"{classifier.path}: throughput")
+    return {"throughput": [throughput(classifier, size, **counts) for size in sizes]}
 
 
 def remembered(folder: Path, settings: Any, work: Callable[[], Any]) -> Any:
     """The result of `work`, from `folder` if an earlier run left it there."""
-    key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
-    file = folder / f"{key}.json"
+    key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    file = folder / f"{key.hexdigest()[:16]}.json"
     if not file.exists():
-        result = work()
-        with writing(file) as out:
-            json.dump(result, out)
+        write_lines(file, [json.dumps(work())])
     return json.loads(file.read_text("utf-8"))
 
 
@@ -201,40 +185,33 @@ def evaluate(
     rows: dict[str, list[Row]] = {}
     for name, group in groups.items():
         for one in group:
-            key, own = [options, *fingerprint(one.path)], {"model": name, "checkpoint": one.path}
+            files = fingerprint(one.path)
+            work = {part.name: partial(measure, one, part, args) for part in data[one.channels]}
+            if args.throughput and one is group[0]:  # seeds are equally fast
+                work[None] = partial(measure_speed, one, args)
             with one.on(args.device):
-                for part in data[one.channels]:
-                    work = partial(measure, one, part, args)
-                    for kind, measured in remembered(done, [*key, part.name], work).items():
-                        more = {**own, "data": part.name}
-                        rows.setdefault(kind, []).extend({**more, **row} for row in measured)
-                if args.throughput and one is group[0]:  # seeds are equally fast
-                    measured = remembered(done, [*key, None], partial(measure_speed, one, args))
-                    rows.setdefault("throughput", []).extend({**own, **row} for row in measured)
+                for part, run in work.items():
+                    own = {"model": name, "checkpoint": one.path}
+                    own |= {} if part is None else {"data": part}
+                    for kind, measured in remembered(done, [options, files, part], run).items():
+                        rows.setdefault(kind, []).extend({**own, **row} for row in measured)
     shutil.rmtree(done, ignore_errors=True)
     return rows
 
 
 def facts_of(args: argparse.Namespace, argv: Sequence[str]) -> dict[str, str]:
-    """What is needed to repeat the tables."""
     shown = {"crop": "shorter side to size / 0.875, centre crop", "whole": "whole image squeezed"}
-    facts = how_made(
-        shown_command(started_as(), argv),
-        PACKAGES,
-        args.device,
-        images=f"{shown[args.protocol]}, bilinear; {args.dtype}",
-    )
-    facts |= {
+    images = f"{shown[args.protocol]}, bilinear; {args.dtype}"
+    facts = how_made(shown_command(started_as(), argv), PACKAGES, args.device, images=images)
+    return facts | {
         "gamma": f"train is {args.train_size or 'the image_size of each model'}",
         "bins": "sizes by centre crop; the best is chosen on these very images (CAPE Table 5)",
         "throughput": f"largest batch that fits, at most {args.max_batch}; {args.warmup} runs to "
         f"warm up, {args.runs} timed",
     }
-    return facts
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The recipe; see the module docstring."""
     argv = sys.argv[1:] if argv is None else argv
     args = parse(argv)
     dtype = getattr(torch, args.dtype)

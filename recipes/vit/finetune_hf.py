@@ -14,6 +14,7 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +31,16 @@ from recipes.lab.hf_checkpoints import load_model, make_config, read_config
 from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
 from recipes.lab.options import number, positive, settings_to_compare
 from recipes.lab.steps import CommandError, run_main
-from recipes.vit.augment import Augment, Mixing, rand_augment
+from recipes.vit.augment import Augment, rand_augment
 from recipes.vit.catalog import PRESETS, RECIPES, Recipe
-from recipes.vit.data import Images, digits, given_data, make_processor, resize
-from recipes.vit.training import ImageTrainer
+from recipes.vit.data import Images, Request, digits, given_data, make_processor
+from recipes.vit.training import ImageTrainer, Mixing
 
 COMPARED = ("abspos", "sinpos", "cape")
 CLASSIFIER = ("classifier.weight", "classifier.bias")  # new for other classes
 
 
-# ---- options -----------------------------------------------------------------------------------
-
-
 def make_options() -> argparse.ArgumentParser:
-    """The options of this recipe."""
     parser = make_parser(__doc__, "image")
     add = parser.add_argument
     add_data_args(parser, files=False)
@@ -85,15 +82,14 @@ def read_options(
     first = parser.parse_known_args(argv)[0]
     recipe = RECIPES[first.recipe or ("plain" if has_data(first) else "digits")]
     parser.set_defaults(**recipe.options)
-    args, training = parse(parser, recipe.training, argv)
+    args, training = parse(parser, recipe.training.split(), argv)
     given = {word.split("=")[0].replace("-", "_") for word in argv}
     if recipe.rate_per_1024 and "__learning_rate" not in given:
         images = training.train_batch_size * training.gradient_accumulation_steps
         training.learning_rate = recipe.rate_per_1024 * images * training.world_size / 1024
-    if args.crop and not 0 < args.crop[0] <= args.crop[1] <= 1:
-        raise CommandError(
-            f"--crop {args.crop[0]} {args.crop[1]} is not allowed; allowed: 0 < LOW <= HIGH <= 1"
-        )
+    low, high = args.crop or (1, 1)
+    if not 0 < low <= high <= 1:
+        raise CommandError(f"--crop {low} {high} is not allowed; allowed: 0 < LOW <= HIGH <= 1")
     if training.train_sampling_strategy != "random":
         raise CommandError(
             f"--train_sampling_strategy {training.train_sampling_strategy} is not possible here: "
@@ -104,9 +100,8 @@ def read_options(
     if args.univit and args.train_sizes is None:
         args.train_sizes = recipe.univit_sizes
     if args.train_sizes and (len(set(args.train_sizes)) > 1) != args.univit:
-        sizes = " ".join(map(str, args.train_sizes))
         need = "--univit needs several sizes" if args.univit else "several sizes need --univit"
-        raise CommandError(f"--train-sizes {sizes}: {need}")
+        raise CommandError(f"--train-sizes {' '.join(map(str, args.train_sizes))}: {need}")
     return args, training, recipe
 
 
@@ -115,43 +110,22 @@ def model_sizes(args: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     ``num_channels`` of the checkpoint. A model trained at one size is of that size, a new one
     trained at many of the middle one: 224 of 128 to 320."""
     pixels = sorted(args.train_sizes or ())
-    own = {"image_size": pixels[0]} if len(pixels) == 1 else {}
-    middle = {"image_size": pixels[len(pixels) // 2]} if len(pixels) > 1 else {}
+    middle = {"image_size": pixels[len(pixels) // 2]} if pixels else {}
+    own = middle if len(pixels) == 1 else {}
     if args.model:
         stock = read_config(args.model, CapeViTConfig)
         names = ("image_size", "patch_size", "num_channels")
-        sizes = {name: getattr(stock, name) for name in names if hasattr(stock, name)}
-        return {**sizes, **own}
-    model = {**middle, **recipe.model, **PRESETS.get(args.preset, {})}
-    return {**model, **own, **(args.model_config or {})}
+        return {name: getattr(stock, name) for name in names if hasattr(stock, name)} | own
+    preset = PRESETS.get(args.preset, {})
+    return {**middle, **recipe.model, **preset, **own, **(args.model_config or {})}
 
 
-# ---- data and models ---------------------------------------------------------------------------
-
-
-class Collator:
-    """Normalised batches of images of one size.
-
-    Args:
-        processor: Has mean and standard deviation.
-        size: Images are resized to it, in pixels; None where they have one size already.
-    """
-
-    def __init__(self, processor: Any, size: int | None = None) -> None:
-        self.size = size
-        self.mean, self.std = (
-            torch.tensor(numbers)[:, None, None]
-            for numbers in (processor.image_mean, processor.image_std)
-        )
-
-    def __call__(self, samples: Sequence[tuple[torch.Tensor, int]]) -> dict[str, torch.Tensor]:
-        images, labels = zip(*samples, strict=True)
-        if self.size is not None:
-            images = [resize(image, self.size) for image in images]
-        return {
-            "pixel_values": (torch.stack(images) - self.mean) / self.std,
-            "labels": torch.tensor(labels),
-        }
+def collate(
+    samples: Sequence[tuple[torch.Tensor, int]], mean: torch.Tensor, std: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """A normalised batch of images of one size; `mean` and `std` are ``[C, 1, 1]``."""
+    images, labels = zip(*samples, strict=True)
+    return {"pixel_values": (torch.stack(images) - mean) / std, "labels": torch.tensor(labels)}
 
 
 def build_model(
@@ -162,13 +136,12 @@ def build_model(
 ) -> CapeViTForImageClassification:
     """A model from a checkpoint, stock or cape, or from scratch. The learned table of one is
     resized to the image size once, so that it learns at that size."""
+    kind = CapeViTForImageClassification
     more = {"id2label": dict(enumerate(names)), "label2id": {n: i for i, n in enumerate(names)}}
     if args.drop_path is not None:
         more["drop_path_rate"] = args.drop_path
     if not args.model:
-        more["position_embedding"] = dict(settings)
-        return CapeViTForImageClassification(make_config(CapeViTConfig, sizes, **more))
-    kind = CapeViTForImageClassification
+        return kind(make_config(CapeViTConfig, sizes, position_embedding=dict(settings), **more))
     more |= {"ignore_mismatched_sizes": True, "output_loading_info": True}  # of the classifier
     model, info = load_model(kind, args.model, settings, **more)
     others = sorted({key for key, *_ in info["mismatched_keys"]} - set(CLASSIFIER))
@@ -184,18 +157,19 @@ def build_model(
 
 
 def accuracy(
-    model: Any, data: Images, collate: Collator, batch_size: int, workers: int = 1
+    model: Any, data: Images, size: int, collate: Any, training: Seq2SeqTrainingArguments
 ) -> float:
-    """Share of images of `data`, all of one size, whose best class is right; `workers` threads
-    read them."""
-    with ThreadPoolExecutor(max(1, workers)) as pool:
+    """Share of images of `data`, resized to `size`, whose best class is right."""
+    with ThreadPoolExecutor(max(1, training.dataloader_num_workers)) as pool:
 
         def run(rows: Sequence[int]) -> list[bool]:
-            batch = collate(list(pool.map(data.__getitem__, rows)))
+            requests = [Request(row, size, 0, row) for row in rows]
+            batch = collate(list(pool.map(data.__getitem__, requests)))
             logits = model(batch["pixel_values"].to(model.device)).logits
             return (logits.argmax(-1).cpu() == batch["labels"]).tolist()
 
-        right = share(batches([0] * len(data), batch_size), run, f"size {collate.size}", len(data))
+        work = batches([0] * len(data), training.eval_batch_size)
+        right = share(work, run, f"size {size}", len(data))
     return sum(right) / len(right)
 
 
@@ -203,15 +177,13 @@ def check_sizes(sizes: Sequence[int], patch: int) -> None:
     """Before hours of training."""
     if patch < 1:
         raise CommandError(f"--model-config: patch_size {patch} is not allowed; allowed: >= 1")
-    for size in sizes:
-        if size < patch:
-            raise CommandError(
-                f"size {size} is smaller than a patch of {patch} pixels; give larger sizes"
-            )
+    if min(sizes) < patch:
+        raise CommandError(
+            f"size {min(sizes)} is smaller than a patch of {patch} pixels; give larger sizes"
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The recipe; see the module docstring."""
     args, training, recipe = read_options(argv)
     if not args.dataset:
         torch.set_num_threads(1)  # so small a model gains nothing by more
@@ -230,17 +202,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise CommandError(
             f"--dataset {args.dataset}: all images are of one class; give two or more"
         )
-    collate = Collator(processor)
+    mean, std = (
+        torch.tensor(numbers)[:, None, None]
+        for numbers in (processor.image_mean, processor.image_std)
+    )
+    normalised = partial(collate, mean=mean, std=std)
     pixels = rand_augment(args.rand_augment, processor.image_mean)
     train_set.crop = args.crop
-    train_set.augment = Augment(collate.mean, collate.std, args.flip, pixels, args.random_erasing)
+    train_set.augment = Augment(mean, std, args.flip, pixels, args.random_erasing)
 
     def make_trainer(settings: Any, own: Seq2SeqTrainingArguments) -> ImageTrainer:
         train_set.seed = own.seed
         model = build_model(args, settings, sizes, train_set.names)
-        trainer = ImageTrainer(
-            model, own, data_collator=collate, train_dataset=train_set, processing_class=processor
-        )
+        trainer = ImageTrainer(model, own, normalised, train_set, processing_class=processor)
         trainer.sizes, trainer.repeats = trained, args.repeats
         if args.mixup or args.cutmix:
             trainer.mixing = Mixing(args.mixup, args.cutmix, len(train_set.names))
@@ -249,16 +223,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = []
     for columns, trainer in train_all(compared, args, training, make_trainer):
         for side in tested:
-            right = accuracy(
-                trainer.model,
-                test_set,
-                Collator(processor, side),
-                training.eval_batch_size,
-                training.dataloader_num_workers,
-            )
+            right = accuracy(trainer.model, test_set, side, normalised, training)
             rows.append({**columns, "image size": str(side), "accuracy": right})
-    metrics = {"accuracy": "Accuracy"}
-    trained = list(map(str, trained))
+    metrics, trained = {"accuracy": "Accuracy"}, list(map(str, trained))
     report(args.output, "Image classification", rows, "image size", metrics, trained=trained)
 
 

@@ -21,7 +21,7 @@ from recipes.vit import evaluate
 from recipes.vit import finetune_hf as vit
 from recipes.vit.classifier import Classifier
 from recipes.vit.data import digits
-from recipes.vit.protocol import View
+from recipes.vit.measure import View
 from tests.support.image_models import save
 
 

@@ -19,9 +19,8 @@ from hf_models import CapeViTConfig, CapeViTForImageClassification
 from recipes.lab import hf_checkpoints, hf_training
 from recipes.lab.steps import CommandError
 from recipes.vit import finetune_hf as vit
-from recipes.vit.augment import Mix, Mixing
 from recipes.vit.catalog import PRESETS, RECIPES
-from recipes.vit.training import ImageTrainer, SizeSampler
+from recipes.vit.training import ImageTrainer, Mix, Mixing, SizeSampler
 
 TINY = {
     "hidden_size": 16,
