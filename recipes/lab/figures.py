@@ -63,14 +63,15 @@ def write_lines_figure(
 
 def draw_lines(axes: Any, cells: Cells, trained: Collection[Any] = ()) -> None:
     """Draws a line with its band for each row. A row whose name begins with that of another ("cape
-    TTA" after "cape") has its colour, dashed."""
+    TTA" after "cape") has its colour, dashed; one that would hide another is dashed, too."""
     places = dict.fromkeys(place for row in cells.values() for place in row)
     named = any(isinstance(place, str) for place in places)
     at = {place: number if named else place for number, place in enumerate(places)}
     styles: dict[str, int] = {}
-    for name, row in cells.items():
+    for number, (name, row) in enumerate(cells.items()):
         base = next((other for other in styles if name.startswith(f"{other} ")), name)
         dashes = styles[base] = styles.get(base, -1) + 1
+        dashes += list(cells.values())[:number].count(row)
         colour = list(styles).index(base)
         style = {"color": f"C{colour % 10}", "ls": DASHES[(dashes + colour // 10) % len(DASHES)]}
         middle = [mean(values) if values else nan for values in row.values()]
