@@ -26,18 +26,11 @@ NEAR = 5  # frames; attention that is not farther is followed from epoch to epoc
 
 
 class Condition(NamedTuple):
-    """What a model is given, in training or in a test.
+    """What a model is given, in training or in a test."""
 
-    Attributes:
-        positions: False: the position channels are zero, relative attention is off.
-        scrambled: Frames, and their labels, are in random order.
-        with_positions: Each scrambled frame keeps its own position; otherwise the positions stay in
-            natural order.
-    """
-
-    positions: bool
-    scrambled: bool = False
-    with_positions: bool = False
+    positions: bool  # False: the position channels are zero, relative attention is off
+    scrambled: bool = False  # frames, and their labels, are in random order
+    with_positions: bool = False  # of scrambled frames; else positions stay in natural order
 
 
 CONDITIONS = {
@@ -53,17 +46,9 @@ NO_POSITIONS = PositionConfig("nopos", "audio")
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """How long and how fast.
-
-    Attributes:
-        epochs: Passes over the training utterances.
-        learning_rate: That of the first seven eighths of them, and
-        final_learning_rate: that of the rest.
-    """
-
     epochs: int
     learning_rate: float
-    final_learning_rate: float
+    final_learning_rate: float  # of the last eighth of the epochs
 
     def rate(self, epoch: int) -> float:
         """Learning rate of the epoch with this index, from 0."""
@@ -73,19 +58,12 @@ class Training:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One model to train.
+    """One model to train."""
 
-    Attributes:
-        name: Name of the position embedding.
-        condition: A key of :data:`CONDITIONS`.
-        config: Position embedding.
-        seed: Seed of weights, dropout, draws, order of utterances and of frames.
-    """
-
-    name: str
-    condition: str
+    name: str  # of the position embedding
+    condition: str  # a key of CONDITIONS
     config: PositionConfig
-    seed: int
+    seed: int  # of weights, dropout, draws, order of utterances and of frames
 
 
 def folder_name(name: str) -> str:
@@ -104,7 +82,8 @@ def run_model(
 
     With scrambled frames, row i belongs to frame ``permutation[i]``.
     """
-    order = None
+    device = next(model.parameters()).device
+    features, permutation, order = features.to(device), permutation.to(device), None
     if condition.scrambled:
         features = features[permutation]
         order = permutation if condition.with_positions else None
@@ -125,14 +104,12 @@ def predict(
 ) -> list[np.ndarray]:
     """Predicted classes of each utterance, in the natural order of its frames."""
     model.eval()
-    device = next(model.parameters()).device
     predictions = []
     for utterance, permutation in zip(utterances, permutations(utterances, seed), strict=True):
-        permutation = permutation.to(device)
-        logits, _ = run_model(model, utterance.features.to(device), condition, permutation)
+        logits, _ = run_model(model, utterance.features, condition, permutation)
         classes = logits.argmax(-1)
         if condition.scrambled:
-            classes = torch.empty_like(classes).index_copy_(0, permutation, classes)
+            classes = classes[permutation.argsort().to(classes.device)]
         predictions.append(classes.cpu().numpy())
     return predictions
 
@@ -143,10 +120,8 @@ def attention(
 ) -> np.ndarray:
     """``[layers, H, T, T]`` weights of one utterance, in the order in which the model sees it."""
     model.eval()
-    device = next(model.parameters()).device
     (permutation,) = permutations([utterance], seed)
-    features = utterance.features.to(device)
-    _, weights = run_model(model, features, condition, permutation.to(device), need_weights=True)
+    _, weights = run_model(model, utterance.features, condition, permutation, need_weights=True)
     return torch.stack(weights).cpu().numpy()
 
 
@@ -156,7 +131,6 @@ def long_utterance(utterances: Sequence[Example]) -> Example:
 
 
 def targets(utterances: Sequence[Example]) -> list[np.ndarray]:
-    """The labels."""
     return [utterance.labels.numpy() for utterance in utterances]
 
 
@@ -177,16 +151,13 @@ def train_epoch(
 ) -> Iterator[float]:
     """One step for each utterance, in random order; yields its loss, the mean over its frames."""
     model.train()
-    device = next(model.parameters()).device
     for index in torch.randperm(len(utterances), generator=generator).tolist():
         utterance = utterances[index]
         # drawn also where it is not used, so that all models see the same order of utterances
         permutation = torch.randperm(len(utterance.labels), generator=generator)
         labels = utterance.labels[permutation] if condition.scrambled else utterance.labels
-        logits, _ = run_model(
-            model, utterance.features.to(device), condition, permutation.to(device)
-        )
-        loss = F.cross_entropy(logits, labels.to(device))
+        logits, _ = run_model(model, utterance.features, condition, permutation)
+        loss = F.cross_entropy(logits, labels.to(logits.device))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -194,21 +165,16 @@ def train_epoch(
 
 
 def train(
-    folder: Path,
-    job: Job,
-    corpus: Corpus,
-    sizes: Sizes,
-    training: Training,
-    device: torch.device,
+    folder: Path, job: Job, corpus: Corpus, sizes: Sizes, training: Training, device: torch.device
 ) -> None:
     """Trains a model; writes the weights of its best epoch on dev and ``history.csv``."""
     condition = CONDITIONS[job.condition]
     model = build(corpus, job.config, sizes, job.seed).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=training.learning_rate)
     generator = torch.Generator().manual_seed(job.seed)
-    dev, best, history = corpus.splits["dev"], float("inf"), []
-    shown = long_utterance(dev)
-    utterances = corpus.splits["train"]
+    utterances, dev = corpus.splits["train"], corpus.splits["dev"]
+    shown, best = long_utterance(dev), float("inf")
+    history = ["epoch,train_loss,dev_per,near_attention"]
     name = f"{job.name} {job.condition} seed {job.seed}"
     with tqdm(total=training.epochs * len(utterances), desc=name, disable=None) as progress:
         for epoch in range(training.epochs):
@@ -225,28 +191,19 @@ def train(
                 progress.update()
             error = error_rate(targets(dev), predict(model, dev, condition))
             near = near_attention(attention(model, shown, condition), NEAR)
-            history.append((epoch + 1, float(np.mean(losses)), error, near))
-            progress.set_postfix(loss=f"{history[-1][1]:.3f}", dev=f"{error:.2f} %")
+            loss = float(np.mean(losses))
+            history.append(f"{epoch + 1},{loss:.5f},{error:.3f},{near:.4f}")
+            progress.set_postfix(loss=f"{loss:.3f}", dev=f"{error:.2f} %")
             if error < best:
                 best = error
                 torch.save(model.state_dict(), folder / "model.pt")
-    rows = (f"{epoch},{loss:.5f},{error:.3f},{near:.4f}" for epoch, loss, error, near in history)
-    write_lines(folder / "history.csv", ["epoch,train_loss,dev_per,near_attention", *rows])
+    write_lines(folder / "history.csv", history)
 
 
 def trained(
-    work: Path,
-    job: Job,
-    corpus: Corpus,
-    sizes: Sizes,
-    training: Training,
-    device: torch.device,
+    work: Path, job: Job, corpus: Corpus, sizes: Sizes, training: Training, device: torch.device
 ) -> tuple[PhoneClassifier, History]:
-    """The model of a job and its history, trained unless `work` has it.
-
-    Raises:
-        CommandError: if `work` has a model of this name that was made otherwise.
-    """
+    """The model of a job and its history, trained unless `work` has it."""
     settings = {
         "condition": job.condition,
         "position_embedding": job.config.to_dict(),
