@@ -23,7 +23,6 @@ Sets = dict[str, list[Utterance]]
 
 
 def read_lines(path: Path) -> list[str]:
-    """Lines of a transcript."""
     return [line.strip() for line in read_text(path).split("\n")]
 
 
@@ -40,9 +39,8 @@ LIBRISPEECH_SETS = {
 def librispeech(source: Path, train: Sequence[str] = ()) -> Sets:
     """LibriSpeech: ``SUBSET/SPEAKER/CHAPTER/*.flac`` with the texts of a chapter in one file.
 
-    Args:
-        source: The folder of the subsets, or the one around it.
-        train: Subsets for training; all that there are if empty.
+    `source` is the folder of the subsets, or the one around it; all that there are for training
+    are used unless some are named.
     """
     places = (source, source / "LibriSpeech")
     subsets = {
@@ -104,9 +102,8 @@ def tedlium_words(text: str) -> str:
 def tedlium(source: Path) -> Sets:
     """TED-LIUM 3, the partition "legacy": segments are cut out of the talks.
 
-    Args:
-        source: ``TEDLIUM_release-3``, or the folder around it. Training talks may lie in ``data``
-            alone, which ``legacy/train`` of the release links to.
+    `source` is ``TEDLIUM_release-3``, or the folder around it. Training talks may lie in ``data``
+    alone, which ``legacy/train`` of the release links to.
     """
     places = (source, source / "TEDLIUM_release-3")
     root = next((place for place in places if (place / "legacy").is_dir()), None)
@@ -208,12 +205,10 @@ def wsj(source: Path, vocabulary: str = "20k") -> Sets:
     """WSJ0 (LDC93S6A) and WSJ1 (LDC94S13A), found by the names of files and folders.
 
     The usual sets: si284 with 37416 recordings; nov93dev with 503 (5k: 513), nov92 with 333 (330).
-
-    Args:
-        source: Folder that holds the discs of both, at any depth.
-        vocabulary: 20k or 5k words in validation and test.
+    `source` holds the discs of both, at any depth.
     """
-    files = _files(source)
+    paths = sorted(files_below(source), key=lambda path: str(path).lower())
+    files = {str(path).lower(): path for path in paths}  # discs differ in letter case
     subsets = {}
     for subset in (*WSJ_TRAIN, *WSJ_TESTS[vocabulary]):
         subsets[subset] = list(_wsj_subset(subset, files))
@@ -222,18 +217,8 @@ def wsj(source: Path, vocabulary: str = "20k") -> Sets:
                 f"{source}: no {subset}; looked for {subset}/SPEAKER/*.wv1 (or .wav, .flac) at any "
                 "depth, upper or lower case"
             )
-    valid, test = WSJ_TESTS[vocabulary]
-    train = [line for subset in WSJ_TRAIN for line in subsets[subset]]
-    return {"train": train, "valid": subsets[valid], "test": subsets[test]}
-
-
-def _files(source: Path) -> dict[str, Path]:
-    """All files by their path in lower case. Folders may be links to discs."""
-    return {str(path).lower(): path for path in sorted(files_below(source), key=_lower)}
-
-
-def _lower(path: Path) -> str:
-    return str(path).lower()
+    *train, valid, test = subsets.values()
+    return {"train": [line for subset in train for line in subset], "valid": valid, "test": test}
 
 
 def _wsj_subset(subset: str, files: Mapping[str, Path]) -> Iterator[Utterance]:

@@ -32,6 +32,7 @@ from recipes.lab.steps import (
     ChildError,
     CommandError,
     digest,
+    read_written,
     run_main,
     run_module,
     step,
@@ -67,10 +68,6 @@ def decode(
     Returns:
         What was understood of recordings with a text, and the throughput in seconds of audio per
         second of computation, without the reading of recordings.
-
-    Raises:
-        CommandError: if no recording has a text.
-        ChildError: if the command fails.
     """
 
     def make(partial: Path) -> None:
@@ -95,11 +92,9 @@ def decode(
     settings = {"checkpoint": digest(checkpoint), "set": digest(data / f"{name}.tsv")}
     settings |= {"hop": hop_ms / 1000, "max_tokens": max_tokens, "flags": list(map(str, flags))}
     folder = step(folder / f"hop-{hop_ms:g}ms", settings, make)
-    seconds, *lines = (folder / DECODED).read_text("utf-8").split("\n")[:-1]
-    texts = []
-    for line in lines:
-        duration, reference, hypothesis = line.split("\t")
-        texts.append(Text(float(duration), reference, hypothesis))
+    seconds, *lines = read_written(folder / DECODED)
+    rows = (line.split("\t") for line in lines)
+    texts = [Text(float(duration), *words) for duration, *words in rows]
     speed = sum(text.seconds for text in texts) / max(float(seconds), 1e-3)
     return [text for text in texts if text.reference], speed
 
@@ -119,11 +114,10 @@ def _decoded(log: Path, utterances: Sequence[Utterance]) -> list[str]:
     scored = {index for index in texts["H"] if utterances[index].text}
     if seconds is None or texts["T"].keys() != scored or not scored:
         raise ChildError(f"{log}: not a complete log of fairseq-generate")
-    rows = (
-        (f"{utterances[index].seconds:.3f}", utterances[index].text, hypothesis)
+    return [seconds] + [
+        f"{utterances[index].seconds:.3f}\t{utterances[index].text}\t{hypothesis}"
         for index, hypothesis in sorted(texts["H"].items())
-    )
-    return [seconds, *("\t".join(row) for row in rows)]
+    ]
 
 
 def hop_rows(
@@ -133,13 +127,8 @@ def hop_rows(
     rows = []
     for hop in hops:
         texts, speed = decode(data, name, checkpoint, folder, hop_ms=hop, **options)
-        rows.append(
-            {
-                "hop_ms": int(hop) if hop.is_integer() else hop,
-                "wer": rates(texts)["wer"],
-                SPEED: speed,
-            }
-        )
+        shown = int(hop) if hop.is_integer() else hop
+        rows.append({"hop_ms": shown, "wer": rates(texts)["wer"], SPEED: speed})
     return rows
 
 
@@ -149,7 +138,6 @@ def calm_logging() -> None:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """All options."""
     epilog = "All other flags go to fairseq-generate, such as --fp16 or --ctc-beam 50."
     parser = new_parser(__doc__, "recipes.asr.evaluate", epilog=epilog)
     add = parser.add_argument
@@ -186,7 +174,6 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the command; see the module docstring."""
     calm_logging()
     args = parse_arguments(argv)
     options = {"flags": args.flags, "max_tokens": args.max_tokens, "threads": args.threads}

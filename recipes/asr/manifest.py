@@ -37,15 +37,10 @@ T = TypeVar("T")
 
 
 class ToWrite(NamedTuple):
-    """A recording that does not exist as a file yet.
-
-    Attributes:
-        name: Name of the file.
-        write: Writes it to a path, or raises AudioError.
-    """
+    """A recording that does not exist as a file yet, by the name that the file will have."""
 
     name: str
-    write: Callable[[Path], None]
+    write: Callable[[Path], None]  # may raise AudioError
 
 
 # ---- texts ---------------------------------------------------------------------------------------
@@ -95,14 +90,8 @@ def write_audio(path: Path, samples: np.ndarray, sampling_rate: int) -> None:
 def usable(
     utterances: Iterable[T], total: int, name: str, measure: Callable[[T], Utterance] = measured
 ) -> list[Utterance]:
-    """Utterances that can be used; the others are counted and reported.
-
-    Args:
-        utterances: What `measure` takes.
-        total: Their number.
-        name: Name of the set, shown to the user.
-        measure: Returns an utterance with its duration, or raises Unusable.
-    """
+    """Utterances that can be used; the others, for which `measure` raises Unusable, are counted and
+    reported as those of the set `name`."""
     kept, left_out = [], LeftOut()
     for utterance in progress(utterances, name, total=total, unit="recording"):
         with left_out.counting():
@@ -127,16 +116,12 @@ def report_left_out(name: str, left_out: LeftOut, total: int) -> None:
 def collect(
     name: str, utterances: Sequence[Utterance], folder: Path, decode: bool = False
 ) -> list[Utterance]:
-    """Utterances that can be used, with their durations; the others are counted and reported.
+    """The :func:`usable` utterances; recordings that are to be written go to ``folder/audio/name``.
 
-    Args:
-        name: Name of the set; recordings that are made lie in ``folder/audio/name``.
-        utterances: Have different ids; their recordings are paths or :class:`ToWrite`.
-        folder: That the manifest will lie in.
-        decode: Read every recording to its end, not only its header.
+    With `decode` every recording is read to its end, not only its header.
     """
     ids = Counter(utterance.id for utterance in utterances if utterance.text)
-    for id, count in ids.items():
+    for id, count in ids.most_common(1):
         if count > 1:
             raise CommandError(f"{name} data: two recordings are named {id}; rename one of them")
 
@@ -251,13 +236,11 @@ def _replace_content(folder: Path, new: Path, tables: Sequence[str]) -> None:
 
 
 def write_manifest(path: Path, utterances: Iterable[Utterance]) -> None:
-    """Writes a manifest atomically."""
     with refusing():
         write_lines(path, manifest_lines(utterances, path.parent))
 
 
 def read_manifest(path: Path) -> list[Utterance]:
-    """Reads a manifest; what cannot be used is reported."""
     with refusing(" Give a manifest of recipes.asr.prepare."):
         return manifest.read_manifest(path, progress=progress)
 
@@ -273,16 +256,13 @@ def refusing(remedy: str = "") -> Iterator[None]:
 
 def describe(sets: Mapping[str, Sequence[Utterance]]) -> str:
     """A table of the number and the durations of recordings."""
-    width = max(map(len, (*sets, "set")))
-    head = ("recordings", "words", "hours", "mean s", "longest s")
-    lines = [f"{'set':{width}}  " + "  ".join(f"{title:>10}" for title in head)]
+    rows = [("set", "recordings", "words", "hours", "mean s", "longest s")]
     for name, utterances in sets.items():
         seconds = [utterance.seconds for utterance in utterances]
         words = sum(len(utterance.text.split()) for utterance in utterances)
-        total = sum(seconds)
-        cells = (
-            *(f"{count:10}" for count in (len(utterances), words)),
-            *(f"{x:10.2f}" for x in (total / 3600, total / len(utterances), max(seconds))),
-        )
-        lines.append(f"{name:{width}}  " + "  ".join(cells))
-    return "\n".join(lines)
+        times = (sum(seconds) / 3600, sum(seconds) / len(seconds), max(seconds))
+        rows.append((name, len(seconds), words, *(f"{time:.2f}" for time in times)))
+    width = max(len(name) for name, *_ in rows)
+    return "\n".join(
+        "  ".join((f"{name:{width}}", *(f"{cell:>10}" for cell in cells))) for name, *cells in rows
+    )

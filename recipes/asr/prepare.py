@@ -16,7 +16,7 @@ import argparse
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -69,14 +69,8 @@ def digits(
 ) -> Sets:
     """Strings of digits by one speaker each, joined from recordings of single digits.
 
-    Args:
-        source: Folder of ``{digit}_{speaker}_{index}.wav``.
-        seed: The same seed gives the same strings.
-        train_strings: Number of strings for training, see :data:`TRAIN_DIGITS`.
-        valid_strings: Number of strings for validation.
-        test_strings: Number for each range of lengths in :data:`TEST_DIGITS`.
-        test_takes: Recordings with an index below it are for the test (FSDD: 5) ...
-        valid_takes: ... so many after them for validation, the others for training.
+    They are ``{digit}_{speaker}_{index}.wav``; of the indices the lowest are for the test, the next
+    for validation. There are `test_strings` for each of :data:`TEST_DIGITS`.
     """
     bounds = {"test": test_takes, "valid": test_takes + valid_takes, "train": float("inf")}
     takes = _takes(source, bounds)
@@ -90,7 +84,7 @@ def digits(
     lengths = {
         "train": [TRAIN_DIGITS] * train_strings,
         "valid": [TRAIN_DIGITS] * valid_strings,
-        "test": [range_ for range_ in TEST_DIGITS for _ in range(test_strings)],
+        "test": np.repeat(TEST_DIGITS, test_strings, axis=0),
     }
     return {
         name: [_string(takes[name], bounds, rng, n) for n, bounds in enumerate(ranges)]
@@ -101,15 +95,16 @@ def digits(
 def _takes(source: Path, bounds: Mapping[str, float]) -> dict[str, Takes]:
     """Recordings of single digits by set; `bounds` are the ends of their indices."""
     takes = {name: defaultdict(lambda: defaultdict(list)) for name in bounds}
-    left_out, pattern = LeftOut(), re.compile(r"(\d)_(.+)_(\d+)\.wav", re.IGNORECASE)
-    matches = [(path, pattern.fullmatch(path.name)) for path in sorted(source.rglob("*"))]
-    matches = [(path, match) for path, match in matches if match]
-    for path, match in matches:
+    left_out, total = LeftOut(), 0
+    for path in sorted(source.rglob("*")):
+        match = re.fullmatch(r"(\d)_(.+)_(\d+)\.wav", path.name, re.IGNORECASE)
+        total += match is not None
         with left_out.counting():
-            measured(Utterance(path.stem, path, ""), texts=False)
-            name = next(name for name, bound in bounds.items() if int(match[3]) < bound)
-            takes[name][match[2]][int(match[1])].append(path)
-    report_left_out("digits", left_out, len(matches))
+            if match:
+                measured(Utterance(path.stem, path, ""), texts=False)
+                name = next(name for name, bound in bounds.items() if int(match[3]) < bound)
+                takes[name][match[2]][int(match[1])].append(path)
+    report_left_out("digits", left_out, total)
     return takes
 
 
@@ -126,18 +121,16 @@ def _string(
 
 def _join(paths: Sequence[Path], silences: Sequence[float], target: Path) -> None:
     """Writes recordings with so many seconds of silence between them, at the rate of the first."""
-    first, rate = _take(paths[0])
-    parts = [first]
-    for path, seconds in zip(paths[1:], silences, strict=True):
-        parts += [np.zeros(round(seconds * rate), np.float32), _take(path, rate)[0]]
+    rate = soundfile.info(paths[0]).samplerate
+    parts = []
+    for path, seconds in zip(paths, (0, *silences), strict=True):
+        parts += [np.zeros(round(seconds * rate), np.float32), _take(path, rate)]
     write_audio(target, np.concatenate(parts), rate)
 
 
-@lru_cache(maxsize=10_000)
-def _take(path: Path, rate: int | None = None) -> tuple[np.ndarray, int]:
-    """Samples at `rate`, or at that of the file. The same takes are in many strings."""
-    rate = rate or soundfile.info(path).samplerate
-    return read_audio(path, rate).numpy(), rate
+@lru_cache(maxsize=10_000)  # the same takes are in many strings
+def _take(path: Path, rate: int) -> np.ndarray:
+    return read_audio(path, rate).numpy()
 
 
 # ---- synthetic speech, folders of recordings -----------------------------------------------------
@@ -153,12 +146,7 @@ def synthetic(
 ) -> Sets:
     """Random words read by espeak-ng, few in train and valid, up to 96 in test.
 
-    Args:
-        seed: The same seed gives the same speech.
-        train_strings: Number for training, of 1 to 6 words.
-        valid_strings: Number for validation.
-        test_strings: Number for each range of lengths; None: those of recipes/asr/data.py.
-        words: Words to draw from.
+    There are `test_strings` for each range of lengths, by default those of recipes/asr/data.py.
     """
     short = (1, TRAIN_WORDS)
     plan = {
@@ -174,14 +162,14 @@ def synthetic(
             speech += make_speech(first, count, lengths, words)
             first += 1
         sets[name] = [
-            Utterance(id, ToWrite(f"{id}.wav", _writer(spoken.waveform)), spoken.text)
+            Utterance(id, ToWrite(f"{id}.wav", partial(_write, spoken.waveform)), spoken.text)
             for id, spoken in ((f"{name}-{n:05}", spoken) for n, spoken in enumerate(speech))
         ]
     return sets
 
 
-def _writer(samples: np.ndarray) -> Callable[[Path], None]:
-    return lambda path: write_audio(path, samples, SAMPLING_RATE)
+def _write(samples: np.ndarray, target: Path) -> None:
+    write_audio(target, samples, SAMPLING_RATE)
 
 
 FOLDERS = {"train": ("train",), "valid": ("valid", "validation", "dev"), "test": ("test",)}
@@ -218,28 +206,25 @@ def prepare(
     what its manifests list.
 
     Args:
-        corpus: One of :data:`CORPORA`.
-        output: Gets ``train.tsv``, ``valid.tsv`` and tests.
         options: Arguments of the function of the corpus.
         decode: Read every recording to its end, not only its header.
     """
-    output = Path(os.path.abspath(output))
-    options = dict(options)
+    output, options = Path(os.path.abspath(output)), dict(options)
+    source = None
     if "source" in options:
-        options["source"] = Path(os.path.abspath(options["source"]))
+        source = options["source"] = Path(os.path.abspath(options["source"]))
     settings = {"corpus": corpus, "decode": decode, **options}
-    settings |= {name: str(value) for name, value in options.items() if isinstance(value, Path)}
     made = (output / RECORD).is_file()
     if output.exists() and not made and (output.is_file() or any(output.iterdir())):
         raise CommandError(f"--output {output} holds other files; give a new folder")
 
     def make(folder: Path) -> None:
-        if "source" in options and not options["source"].is_dir():
-            raise CommandError(f"{options['source']}: no such folder; give that of the corpus")
+        if source and not source.is_dir():
+            raise CommandError(f"{source}: no such folder; give that of the corpus")
         for name, utterances in CORPORA[corpus](**options).items():
             write_manifest(folder / f"{name}.tsv", collect(name, utterances, folder, decode))
 
-    make_folder(output, settings, make, options.get("source"))
+    make_folder(output, settings, make, source)
     tables = (recorded(output).get(SOURCES) or {}).get("made")
     if tables is None:  # made before this was recorded
         tables = [path.name for path in output.glob("*.tsv")]
@@ -249,7 +234,6 @@ def prepare(
 
 
 def word_file(name: str) -> list[str]:
-    """Argument type: a text file with words."""
     try:
         words = ascii_words(read_text(Path(name))).split()
     except (OSError, UnicodeDecodeError) as error:
@@ -260,7 +244,6 @@ def word_file(name: str) -> list[str]:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """All options."""
     parser = new_parser(__doc__, "recipes.asr.prepare")
     commands = parser.add_subparsers(dest="corpus", required=True, metavar="CORPUS")
     parsers = {}

@@ -40,36 +40,11 @@ WORDS = _WORDS.split()
 WORDS_PER_UTTERANCE = (1, 3)
 STEADY_VOICES = [voice for voice in VOICES if voice != "en-us+f2"]  # its breath differs in each run
 NOISE_DB = (0.0, 20.0)  # speech above noise; without noise single frames tell nearly all
-# espeak-ng's names in the voices of synthesis.py, in those of the thesis
-ESPEAK = {
-    **dict.fromkeys(("@", "@2", "V", "a#"), "ah"),
-    **dict.fromkeys(("I", "I#", "I2"), "ih"),
-    **dict.fromkeys(("i:", "i"), "iy"),
-    **dict.fromkeys(("A:", "0"), "aa"),
-    **dict.fromkeys(("3", "3:"), "er"),
-    **dict.fromkeys(("r", "r-"), "r"),
-    **dict.fromkeys(("t", "t2"), "t"),
-    **dict.fromkeys(("j", ";"), "y"),
-    **dict.fromkeys(("_", "_:"), SILENCE),
-    "a": "ae",
-    "aI": "ay",
-    "aU": "aw",
-    "D": "dh",
-    "dZ": "jh",
-    "E": "eh",
-    "eI": "ey",
-    "h": "hh",
-    "N": "ng",
-    "O:": "ao",
-    "OI": "oy",
-    "oU": "ow",
-    "S": "sh",
-    "T": "th",
-    "tS": "ch",
-    "u:": "uw",
-    "U": "uh",
-    "Z": "zh",
-}
+# names of the thesis, each with those of espeak-ng in the voices of synthesis.py
+_NAMES = """ah @ @2 V a#, ih I I# I2, iy i: i, aa A: 0, er 3 3:, r r r-, t t t2, y j ;, sil _ _:,
+    ae a, ay aI, aw aU, dh D, jh dZ, eh E, ey eI, hh h, ng N, ao O:, oy OI, ow oU, sh S, th T,
+    ch tS, uw u:, uh U, zh Z"""
+ESPEAK = {name: phone for phone, *names in map(str.split, _NAMES.split(",")) for name in names}
 
 
 class Example(NamedTuple):

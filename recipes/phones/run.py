@@ -12,13 +12,17 @@ The built-in data are random words read by espeak-ng. Your own are a folder of r
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from cape_plugins import TYPES, PositionConfig
 from cape_plugins.arguments import TYPE_ARG, add_position_args
+from cape_plugins.pictures import plot
+from cape_plugins.pictures.views import similarity, similarity_by_distance
 from recipes.lab.options import (
     add_shared,
     check_shared,
@@ -28,12 +32,12 @@ from recipes.lab.options import (
     settings_to_compare,
 )
 from recipes.lab.steps import CommandError, run_main, write_lines
-from recipes.lab.tables import how_made, shown_command
+from recipes.lab.tables import Row, how_made, shown_command
+from recipes.phones import report, train
+from recipes.phones.analysis import class_changes, confusions, error_rate, error_types, head_rows
 from recipes.phones.data import Corpus, read_folder, synthetic
-from recipes.phones.experiment import Experiment, conditions_of, run_type
-from recipes.phones.model import Sizes
-from recipes.phones.report import PACKAGES, write_results
-from recipes.phones.train import CONDITIONS, Training
+from recipes.phones.model import PhoneClassifier, Sizes
+from recipes.phones.train import CONDITIONS, NO_POSITIONS, Training, targets
 
 BUILTIN_SIZES = {"train_size": 2000, "dev_size": 60, "test_size": 200}  # utterances
 RATE = number(1e-9, 100)
@@ -50,10 +54,123 @@ SETTINGS = {
 DEFAULT = "sinpos"  # type of position embedding
 LEFT_OUT = "left_out.txt"
 TRAINED = ("inc", "exc", "inc-scram", "exc-scram")
+BY_DISTANCE = 50  # frames
+SIMILARITIES = ("distance", "dot", "dot_min", "dot_max", "cosine", "cosine_min", "cosine_max")
+
+
+# ---- all models of one position embedding --------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What all models have in common."""
+
+    corpus: Corpus
+    sizes: Sizes
+    training: Training
+    work: Path
+    device: torch.device
+
+    def model(
+        self, name: str, config: PositionConfig, condition: str, seed: int
+    ) -> tuple[PhoneClassifier, train.History]:
+        """The trained model of a position embedding. Training without positions is the same for all
+        of them and done once; for the tests the positions are put in."""
+        positions = CONDITIONS[condition].positions
+        own = (name, config) if positions else (NO_POSITIONS.type, NO_POSITIONS)
+        job = train.Job(own[0], condition, own[1], seed)
+        common = (self.corpus, self.sizes, self.training, self.device)
+        model, history = train.trained(self.work, job, *common)
+        if not positions:
+            model = train.with_positions_of(config, model, self.corpus, self.sizes, seed)
+        return model, history
+
+
+def run_type(
+    experiment: Experiment,
+    name: str,
+    config: PositionConfig,
+    models: Sequence[str],
+    seeds: Sequence[int],
+    output: Path,
+    similarity_length: int,
+) -> report.Result:
+    """Everything about one position embedding; pictures, of the first seed, go to ``output/NAME``.
+
+    `models` are conditions of training; similarity maps have so many frames.
+    """
+    classes, test = experiment.corpus.classes, experiment.corpus.splits["test"]
+    models = [model for model in models if model in conditions_of(config)]
+    result = report.Result(name, class_changes(targets(test)))
+    folder = output / result.folder()
+    for seed in seeds:
+        for condition in models:
+            model, history = experiment.model(name, config, condition, seed)
+            columns = {"type": name, "trained": condition, "seed": seed}
+            result.rows += [columns | row for row in _measure(experiment.corpus, model, config)]
+            if seed != seeds[0]:
+                continue
+            result.histories[condition] = history
+            predictions = train.predict(model, test, CONDITIONS[condition])
+            result.confusions[condition] = confusions(targets(test), predictions, len(classes))
+            utterance = train.long_utterance(test)
+            weights = train.attention(model, utterance, CONDITIONS[condition])
+            result.heads += [
+                {"trained": condition, **dict(zip(report.HEADS, row, strict=True))}
+                for row in head_rows(weights, train.NEAR)
+            ]
+            shared = result.folder(condition)
+            title = f"M-{condition}, {shared}: {utterance.name}"
+            report.draw_attention(
+                output / shared / f"train.attention-{condition}.png", weights, title
+            )
+            if condition == ("inc" if "inc" in models else models[0]):
+                _compare_positions(model, folder, result, similarity_length)
+    titles = {f"M-{condition}": matrix for condition, matrix in result.confusions.items()}
+    report.draw_confusions(folder / "confusions.png", titles, classes)
+    report.draw_histories(folder / "training.png", result.histories)
+    return result
+
+
+def conditions_of(config: PositionConfig) -> list[str]:
+    """Those that make sense: without positions of any kind there is nothing to put in."""
+    having = config.encoding.adds or config.relative_context > 0
+    return [name for name, condition in CONDITIONS.items() if having or not condition.positions]
+
+
+def _measure(corpus: Corpus, model: PhoneClassifier, config: PositionConfig) -> Iterator[Row]:
+    """Measures one model under all test conditions."""
+    test = corpus.splits["test"]
+    for name in conditions_of(config):
+        predictions = train.predict(model, test, CONDITIONS[name])
+        pair = targets(test), predictions
+        counts = (error_rate(*pair), class_changes(predictions), *error_types(*pair))
+        yield {"tested": name, **dict(zip(report.COUNTS, counts, strict=True))}
+
+
+def _compare_positions(
+    model: PhoneClassifier, folder: Path, result: report.Result, length: int
+) -> None:
+    """Draws and tabulates similarities of the position embeddings, as used in tests."""
+    with torch.no_grad():
+        embeddings = model.eval().embed(length, next(model.parameters()).device)
+    if embeddings is None:
+        return
+    rows = embeddings[0].cpu().numpy()
+    title = f"position embeddings of {result.name}"
+    report.save(plot.similarity_figure({"": rows}, title, "frames"), folder / "similarity.png")
+    farthest = min(BY_DISTANCE, length - 1)
+    columns = [similarity_by_distance(matrix, farthest) for matrix in similarity(rows).values()]
+    result.similarities += [
+        dict(zip(SIMILARITIES, (distance, *values), strict=True))
+        for distance, values in enumerate(np.hstack(columns).tolist())
+    ]
+
+
+# ---- the command ---------------------------------------------------------------------------------
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """All options."""
     parser = new_parser(__doc__, "recipes.phones.run")
     add = parser.add_argument
     text = "recordings with labels beside them (default: built-in speech)"
@@ -84,9 +201,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     args = make_parser().parse_args(argv)
-    for option, (_, small, paper) in SETTINGS.items():
+    for option, (_, *defaults) in SETTINGS.items():
         if getattr(args, option) is None:
-            setattr(args, option, paper if args.paper else small)
+            setattr(args, option, defaults[args.paper])
     for option, count in BUILTIN_SIZES.items():
         if getattr(args, option) is None:
             setattr(args, option, count)
@@ -102,7 +219,6 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def position_configs(args: argparse.Namespace) -> dict[str, PositionConfig]:
-    """The position embeddings that are to be trained, by name."""
     if not args.compare:
         setattr(args, TYPE_ARG, getattr(args, TYPE_ARG) or DEFAULT)
     configs = {}
@@ -146,18 +262,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     results = [run_type(experiment, name, config, *more) for name, config in configs.items()]
     facts = how_made(
         shown_command("python -m recipes.phones.run", argv),
-        PACKAGES,
+        report.PACKAGES,
         args.device,
         threads=str(torch.get_num_threads()),
         data=f"{corpus.description}; {corpus.sizes()}; {len(corpus.classes)} classes: "
         f"{' '.join(corpus.classes)}",
-        left_out=f"{len(corpus.skipped)} files"
-        + (f", [why]({LEFT_OUT})" if corpus.skipped else ""),
+        left_out=f"{len(corpus.skipped)} files" + f", [why]({LEFT_OUT})" * bool(corpus.skipped),
         model=", ".join(f"{key} {value}" for key, value in options.items()),
         training=f"SGD, one utterance per step, {training.epochs} epochs, learning rate "
         f"{training.learning_rate}, in the last eighth {training.final_learning_rate}",
     )
-    print("\n".join(write_results(args.output, facts, corpus.classes, results)))
+    print("\n".join(report.write_results(args.output, facts, corpus.classes, results)))
     print(f"tables: {args.output}/results.md and .csv files; pictures: {args.output}/*/*.png")
 
 
