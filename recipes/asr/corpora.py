@@ -28,12 +28,8 @@ def read_lines(path: Path) -> list[str]:
 
 # ---- LibriSpeech ---------------------------------------------------------------------------------
 
-LIBRISPEECH_SETS = {
-    "valid": "dev-clean",
-    "dev_other": "dev-other",
-    "test_clean": "test-clean",
-    "test_other": "test-other",
-}
+LIBRISPEECH_VALID = "dev-clean"
+LIBRISPEECH_TESTS = ("dev-other", "test-clean", "test-other")
 
 
 def librispeech(source: Path, train: Sequence[str] = ()) -> Sets:
@@ -55,14 +51,16 @@ def librispeech(source: Path, train: Sequence[str] = ()) -> Sets:
             f"{' and '.join(map(str, places))}"
         )
     train = list(dict.fromkeys(train)) or [name for name in subsets if name.startswith("train-")]
-    missing = [name for name in (*train, "dev-clean") if name not in subsets]
+    missing = [name for name in (*train, LIBRISPEECH_VALID) if name not in subsets]
     if missing or not train:
         raise CommandError(
             f"{source}: lacks {', '.join(missing) or 'every train-*'}; "
             f"there are {', '.join(subsets)}"
         )
     sets = {"train": [line for name in train for line in _chapters(subsets[name])]}
-    for name, subset in LIBRISPEECH_SETS.items():
+    sets["valid"] = list(_chapters(subsets[LIBRISPEECH_VALID]))
+    for subset in LIBRISPEECH_TESTS:
+        name = subset.replace("-", "_")
         if subset in subsets:
             sets[name] = list(_chapters(subsets[subset]))
         else:
@@ -115,24 +113,21 @@ def tedlium(source: Path) -> Sets:
     talks = {}
     for name, part in TEDLIUM_SETS.items():
         options = [root / "legacy" / part, *([root / "data"] if name == "train" else [])]
-        talks[name] = next((t for t in map(_talks, options) if t), None)
+        found = (
+            sorted((place / "stm").glob("*.stm")) for place in options if (place / "sph").is_dir()
+        )
+        talks[name] = next(filter(None, found), None)
         if not talks[name]:
             raise CommandError(
                 f"{root}: no {part} data; looked for sph and stm/*.stm in "
                 f"{' and '.join(map(str, options))}"
             )
-    held_out = {*talks["valid"], *talks["test"]}
-    talks["train"] = {talk: path for talk, path in talks["train"].items() if talk not in held_out}
+    held_out = {path.stem for path in (*talks["valid"], *talks["test"])}
+    talks["train"] = [path for path in talks["train"] if path.stem not in held_out]
     return {
-        name: [segment for path in paths.values() for segment in _segments(path)]
+        name: [segment for path in paths for segment in _segments(path)]
         for name, paths in talks.items()
     }
-
-
-def _talks(folder: Path) -> dict[str, Path]:
-    if not (folder / "sph").is_dir():
-        return {}
-    return {path.stem: path for path in sorted((folder / "stm").glob("*.stm"))}
 
 
 def _segments(transcript: Path) -> Iterator[Utterance]:
@@ -222,11 +217,12 @@ def wsj(source: Path, vocabulary: str = "20k") -> Sets:
 
 
 def _wsj_subset(subset: str, files: Mapping[str, Path]) -> Iterator[Utterance]:
-    inside = {name: path for name, path in files.items() if f"/{subset}/" in name}
-    recordings = {}
-    for suffix in reversed(WSJ_SUFFIXES):
-        paths = (path for name, path in inside.items() if name.endswith(suffix))
-        recordings |= {path.stem.lower(): path for path in paths}
+    recordings = {
+        path.stem.lower(): path
+        for suffix in reversed(WSJ_SUFFIXES)
+        for name, path in files.items()
+        if f"/{subset}/" in name and name.endswith(suffix)
+    }
     texts, folder = {}, subset.partition("/")[2]  # of another tree, as wsj0/transcrp/dots/si_tr_s
     # .dot is what was said in detail, .lsn what a recogniser is to write; the former replaces it
     for suffix in (".lsn", ".dot"):

@@ -5,7 +5,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,30 +88,26 @@ def given(args: argparse.Namespace) -> dict[str, Recordings]:
     table = Path(args.train_file or args.dataset)
     base = table.parent if table.is_file() else Path()
     audio, text = args.audio_column, args.text_column
+
+    def measure(numbered: tuple[int, Mapping[str, Any]]) -> Utterance:
+        index, row = numbered
+        source, said, seconds = _cell(row[audio]), row[text], None
+        if isinstance(source, str):
+            source = base / source
+        if isinstance(source, Mapping):
+            seconds = len(source["array"]) / source["sampling_rate"]
+        said = said.strip() if isinstance(said, str) else ""
+        utterance = measured(Utterance(str(index), source, said, seconds))
+        # a path, or the number of the row, is enough to read it again
+        return utterance._replace(audio=source if isinstance(source, Path) else index)
+
     splits = {}
     for name, part in parts.items():
         if isinstance(part.features[audio], Audio):
             part = part.cast_column(audio, Audio(decode=False))  # read by soundfile instead
 
-        def rows(part: Any = part) -> Iterator[tuple[Any, Utterance]]:
-            for index, row in enumerate(part):
-                source, said, seconds = _cell(row[audio]), row[text], None
-                if isinstance(source, str):
-                    source = base / source
-                if isinstance(source, Mapping):
-                    seconds = len(source["array"]) / source["sampling_rate"]
-                said = said.strip() if isinstance(said, str) else ""
-                yield index, Utterance(str(index), source, said, seconds)
-
-        splits[name] = Recordings(usable(rows(), len(part), name, _measured_row), part, audio)
+        splits[name] = Recordings(usable(enumerate(part), len(part), name, measure), part, audio)
     return splits
-
-
-def _measured_row(row: tuple[int, Utterance]) -> Utterance:
-    """Keeps the path of a recording, or the number of its row, to read it again."""
-    index, utterance = row
-    kept = utterance.audio if isinstance(utterance.audio, Path) else index
-    return measured(utterance)._replace(audio=kept)
 
 
 def split_folder(folder: Path, names: Mapping[str, Sequence[str]]) -> dict[str, list[Utterance]]:

@@ -49,6 +49,7 @@ OWN_FLAGS = {
     **dict.fromkeys(("--path", "--scoring", "--task", "--user-dir"), "the checkpoints"),
     **dict.fromkeys(("--cpu", "--gpu"), "--device"),
 }
+_SAID = re.compile(r"^([TH])-(\d+)(?:\t|$)(?:.*\t)?(.*)$", re.MULTILINE)  # the last column
 _TIMING = re.compile(r"Translated [\d,]+ sentences .* in ([\d.]+)s")
 
 
@@ -102,19 +103,15 @@ def decode(
 def _decoded(log: Path, utterances: Sequence[Utterance]) -> list[str]:
     """Seconds of computation; then duration, reference and hypothesis of each recording."""
     texts: dict[str, dict[int, str]] = {"T": {}, "H": {}}
-    seconds = None
     with open(log, encoding="utf-8", newline="\n") as file:
-        for line in file:
-            label, *fields = line.rstrip("\n").split("\t")
-            letter, _, number = label.partition("-")
-            if letter in texts and number.isdecimal():
-                texts[letter][int(number)] = fields[-1] if fields else ""
-            if match := _TIMING.search(line):
-                seconds = match[1]
+        lines = file.read()
+    for letter, index, said in _SAID.findall(lines):
+        texts[letter][int(index)] = said
+    seconds = _TIMING.findall(lines)[-1:]
     scored = {index for index in texts["H"] if utterances[index].text}
-    if seconds is None or texts["T"].keys() != scored or not scored:
+    if not seconds or texts["T"].keys() != scored or not scored:
         raise ChildError(f"{log}: not a complete log of fairseq-generate")
-    return [seconds] + [
+    return seconds + [
         f"{utterances[index].seconds:.3f}\t{utterances[index].text}\t{hypothesis}"
         for index, hypothesis in sorted(texts["H"].items())
     ]

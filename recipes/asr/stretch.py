@@ -22,14 +22,7 @@ import numpy as np
 from cape_plugins.speech.audio import AudioError
 from cape_plugins.speech.features import SAMPLING_RATE
 from cape_plugins.speech.manifest import LeftOut, Unusable, Utterance, load
-from recipes.asr.manifest import (
-    describe,
-    make_folder,
-    read_manifest,
-    report_left_out,
-    write_audio,
-    write_manifest,
-)
+from recipes.asr import manifest as manifests
 from recipes.lab.options import new_parser, number
 from recipes.lab.steps import CommandError, digest, progress, run_main
 
@@ -78,7 +71,7 @@ def stretch(manifest: Path, output: Path, seconds: float, gap: float, any_group:
     name = f"{manifest.stem}_{seconds:g}s"
     output = Path(os.path.abspath(output))
     table, audio = output / f"{name}.tsv", output / "audio" / name
-    utterances = read_manifest(manifest)
+    utterances = manifests.read_manifest(manifest)
     members = defaultdict(list)
     for utterance in utterances:
         members["" if any_group else group_of(utterance.id)].append(utterance)
@@ -100,18 +93,18 @@ def stretch(manifest: Path, output: Path, seconds: float, gap: float, any_group:
         for id, run in progress(runs, name, unit="recording"):
             samples, text = join(run, gap, left_out)
             if text:
-                write_audio(folder / f"{id}.flac", samples, SAMPLING_RATE)
+                manifests.write_audio(folder / f"{id}.flac", samples, SAMPLING_RATE)
                 duration = len(samples) / SAMPLING_RATE
                 joined.append(Utterance(id, audio / f"{id}.flac", text, duration))
-        report_left_out(name, left_out, len(utterances))
+        manifests.report_left_out(name, left_out, len(utterances))
         if not joined:
             raise CommandError(f"{manifest}: none of {len(utterances)} recordings can be read")
 
     if not table.is_file():  # interrupted in between
         shutil.rmtree(audio, ignore_errors=True)
-    make_folder(audio, settings, make)
+    manifests.make_folder(audio, settings, make)
     if joined:
-        write_manifest(table, joined)
+        manifests.write_manifest(table, joined)
     return table
 
 
@@ -132,12 +125,12 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = make_parser().parse_args(argv)
-    sets = {args.manifest.stem: read_manifest(args.manifest)}
+    sets = {args.manifest.stem: manifests.read_manifest(args.manifest)}
     output = args.output or args.manifest.parent
     for seconds in dict.fromkeys(args.seconds):
         table = stretch(args.manifest, output, seconds, args.gap, args.any_group)
-        sets[table.stem] = read_manifest(table)
-    print(describe(sets))
+        sets[table.stem] = manifests.read_manifest(table)
+    print(manifests.describe(sets))
 
 
 if __name__ == "__main__":

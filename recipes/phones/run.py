@@ -121,9 +121,7 @@ def run_type(
             ]
             shared = result.folder(condition)
             title = f"M-{condition}, {shared}: {utterance.name}"
-            report.draw_attention(
-                output / shared / f"train.attention-{condition}.png", weights, title
-            )
+            report.draw_attention(output / shared / f"attention-{condition}.png", weights, title)
             if condition == ("inc" if "inc" in models else models[0]):
                 _compare_positions(model, folder, result, similarity_length)
     titles = {f"M-{condition}": matrix for condition, matrix in result.confusions.items()}
