@@ -18,6 +18,7 @@ from typing import Any
 from cape_plugins.speech.manifest import Utterance
 from fairseq_user_dir.asr.manifest import read_config, read_manifest
 from recipes.asr.report import METRICS, SPEED, Text, by_duration, describe_models, rates, write_hops
+from recipes.lab import steps
 from recipes.lab.options import (
     add_shared,
     check_increasing,
@@ -28,16 +29,7 @@ from recipes.lab.options import (
 )
 from recipes.lab.runs import USER_DIR, child_environment
 from recipes.lab.scores import write_scores
-from recipes.lab.steps import (
-    ChildError,
-    CommandError,
-    digest,
-    read_written,
-    run_main,
-    run_module,
-    step,
-    write_lines,
-)
+from recipes.lab.steps import ChildError, CommandError, run_main, run_module, write_lines
 from recipes.lab.tables import Row, how_made, shown_command, started_as
 
 PACKAGES = ("torch", "fairseq-fixed", "jiwer", "soundfile")
@@ -90,10 +82,10 @@ def decode(
         )
         write_lines(partial / DECODED, _decoded(log, utterances))
 
-    settings = {"checkpoint": digest(checkpoint), "set": digest(data / f"{name}.tsv")}
+    settings = {"checkpoint": steps.digest(checkpoint), "set": steps.digest(data / f"{name}.tsv")}
     settings |= {"hop": hop_ms / 1000, "max_tokens": max_tokens, "flags": list(map(str, flags))}
-    folder = step(folder / f"hop-{hop_ms:g}ms", settings, make)
-    seconds, *lines = read_written(folder / DECODED)
+    folder = steps.step(folder / f"hop-{hop_ms:g}ms", settings, make)
+    seconds, *lines = steps.read_written(folder / DECODED)
     rows = (line.split("\t") for line in lines)
     texts = [Text(float(duration), *words) for duration, *words in rows]
     speed = sum(text.seconds for text in texts) / max(float(seconds), 1e-3)
@@ -186,7 +178,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in args.sets:
         rows, hops = [], []
         for model, path in models.items():
-            folder = args.work / digest(path) / name
+            folder = args.work / steps.digest(path) / name
             texts, _ = decode(args.data, name, path, folder, **options)
             columns = {"model": model, "seed": None, "train_seconds": None}
             rows += [columns | row for row in by_duration(texts, args.bins)]

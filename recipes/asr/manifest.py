@@ -22,16 +22,8 @@ import soundfile
 from cape_plugins.speech import manifest
 from cape_plugins.speech.audio import AudioError, read_audio
 from cape_plugins.speech.manifest import LeftOut, Unusable, Utterance, manifest_lines, measured
-from recipes.lab.steps import (
-    RECORD,
-    CommandError,
-    building,
-    matches,
-    progress,
-    record,
-    recorded,
-    write_lines,
-)
+from recipes.lab import steps
+from recipes.lab.steps import CommandError, progress, write_lines
 
 T = TypeVar("T")
 
@@ -184,9 +176,9 @@ def make_folder(
     Says so if a finished folder is reused. One whose recordings or texts in `source` have changed
     is made again; what others have put into it since, such as dict.txt, stays.
     """
-    old = recorded(folder).get(SOURCES)
+    old = steps.recorded(folder).get(SOURCES)
     expected = {**settings, SOURCES: old} if old else settings
-    finished = matches(folder, expected, "give another --output folder")
+    finished = steps.matches(folder, expected, "give another --output folder")
     now = fingerprint(source, folder) if source is not None and source.is_dir() else None
     if finished and (old is None or now is None or now.items() <= old.items()):
         print(f"reused: {folder} {_why_reused(source, old, now)}", flush=True)
@@ -198,10 +190,10 @@ def make_folder(
         shutil.rmtree(folder, ignore_errors=True)
     new = folder.with_name(f"{folder.name}.new") if finished else folder
     try:
-        with building(new) as partial:
+        with steps.building(new) as partial:
             make(partial)
             made = {**(now or {}), "made": sorted(path.name for path in partial.glob("*.tsv"))}
-            record(partial, {**settings, SOURCES: made})
+            steps.record(partial, {**settings, SOURCES: made})
     except BaseException:  # also Ctrl-C
         shutil.rmtree(new.with_name(f"{new.name}.partial"), ignore_errors=True)
         raise
@@ -225,7 +217,7 @@ def _replace_content(folder: Path, new: Path, tables: Sequence[str]) -> None:
     for name in tables:
         (folder / name).unlink(missing_ok=True)
         shutil.rmtree(folder / "audio" / Path(name).stem, ignore_errors=True)
-    for path in (*new.glob("audio/*"), *new.glob("*.tsv"), new / RECORD):
+    for path in (*new.glob("audio/*"), *new.glob("*.tsv"), new / steps.RECORD):
         place = folder / path.relative_to(new)
         place.parent.mkdir(exist_ok=True)
         os.replace(path, place)

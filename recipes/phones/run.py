@@ -13,7 +13,6 @@ The built-in data are random words read by espeak-ng. Your own are a folder of r
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +36,7 @@ from recipes.phones import report, train
 from recipes.phones.analysis import class_changes, confusions, error_rate, error_types, head_rows
 from recipes.phones.data import Corpus, read_folder, synthetic
 from recipes.phones.model import PhoneClassifier, Sizes
-from recipes.phones.train import CONDITIONS, NO_POSITIONS, Training, targets
+from recipes.phones.train import CONDITIONS, Experiment, Training, targets
 
 BUILTIN_SIZES = {"train_size": 2000, "dev_size": 60, "test_size": 200}  # utterances
 RATE = number(1e-9, 100)
@@ -59,31 +58,6 @@ SIMILARITIES = ("distance", "dot", "dot_min", "dot_max", "cosine", "cosine_min",
 
 
 # ---- all models of one position embedding --------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """What all models have in common."""
-
-    corpus: Corpus
-    sizes: Sizes
-    training: Training
-    work: Path
-    device: torch.device
-
-    def model(
-        self, name: str, config: PositionConfig, condition: str, seed: int
-    ) -> tuple[PhoneClassifier, train.History]:
-        """The trained model of a position embedding. Training without positions is the same for all
-        of them and done once; for the tests the positions are put in."""
-        positions = CONDITIONS[condition].positions
-        own = (name, config) if positions else (NO_POSITIONS.type, NO_POSITIONS)
-        job = train.Job(own[0], condition, own[1], seed)
-        common = (self.corpus, self.sizes, self.training, self.device)
-        model, history = train.trained(self.work, job, *common)
-        if not positions:
-            model = train.with_positions_of(config, model, self.corpus, self.sizes, seed)
-        return model, history
 
 
 def run_type(
