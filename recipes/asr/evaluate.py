@@ -18,15 +18,7 @@ from typing import Any
 from cape_plugins.speech.manifest import Utterance
 from fairseq_user_dir.asr.manifest import read_config, read_manifest
 from recipes.asr.report import METRICS, SPEED, Text, by_duration, describe_models, rates, write_hops
-from recipes.lab import steps
-from recipes.lab.options import (
-    add_shared,
-    check_increasing,
-    check_shared,
-    new_parser,
-    number,
-    positive,
-)
+from recipes.lab import options, steps
 from recipes.lab.runs import USER_DIR, child_environment
 from recipes.lab.scores import write_scores
 from recipes.lab.steps import ChildError, CommandError, run_main, run_module, write_lines
@@ -35,7 +27,7 @@ from recipes.lab.tables import Row, how_made, shown_command, started_as
 PACKAGES = ("torch", "fairseq-fixed", "jiwer", "soundfile")
 BINS = (10, 15, 20)
 DECODED = "decoded.tsv"
-MILLISECONDS = number(1, 100)
+MILLISECONDS = options.number(1, 100)
 OWN_FLAGS = {
     **dict.fromkeys(("--hop-seconds", "--gen-subset"), "--hops and --sets"),
     **dict.fromkeys(("--path", "--scoring", "--task", "--user-dir"), "the checkpoints"),
@@ -110,12 +102,12 @@ def _decoded(log: Path, utterances: Sequence[Utterance]) -> list[str]:
 
 
 def hop_rows(
-    data: Path, name: str, checkpoint: Path, folder: Path, hops: Sequence[float], **options: Any
+    data: Path, name: str, checkpoint: Path, folder: Path, hops: Sequence[float], **decoding: Any
 ) -> list[Row]:
     """A row of word error rate and throughput for each hop in ms (CAPE Figure 17)."""
     rows = []
     for hop in hops:
-        texts, speed = decode(data, name, checkpoint, folder, hop_ms=hop, **options)
+        texts, speed = decode(data, name, checkpoint, folder, hop_ms=hop, **decoding)
         shown = int(hop) if hop.is_integer() else hop
         rows.append({"hop_ms": shown, "wer": rates(texts)["wer"], SPEED: speed})
     return rows
@@ -128,7 +120,7 @@ def calm_logging() -> None:
 
 def make_parser() -> argparse.ArgumentParser:
     epilog = "All other flags go to fairseq-generate, such as --fp16 or --ctc-beam 50."
-    parser = new_parser(__doc__, "recipes.asr.evaluate", epilog=epilog)
+    parser = options.new_parser(__doc__, "recipes.asr.evaluate", epilog=epilog)
     add = parser.add_argument
     add("checkpoints", nargs="+", type=Path, metavar="CHECKPOINT")
     add("--data", type=Path, required=True, help="folder with manifests and dict.txt")
@@ -137,11 +129,12 @@ def make_parser() -> argparse.ArgumentParser:
     add("--bins", nargs="+", type=float, default=BINS, metavar="SECONDS", help=text)
     text = "also decode at these hops, and plot word error rate against throughput"
     add("--hops", nargs="+", type=MILLISECONDS, metavar="MS", help=text)
-    add("--max-tokens", type=positive, default=20000, help="frames of a batch (default: 20000)")
-    add_shared(parser, "device")
-    add_shared(parser, "threads", default=1)
-    add_shared(parser, "work", default=Path("build/asr/decoded"))
-    add_shared(parser, "output", default=Path("results/asr"))
+    text = "frames of a batch (default: 20000)"
+    add("--max-tokens", type=options.positive, default=20000, help=text)
+    options.add_shared(parser, "device")
+    options.add_shared(parser, "threads", default=1)
+    options.add_shared(parser, "work", default=Path("build/asr/decoded"))
+    options.add_shared(parser, "output", default=Path("results/asr"))
     return parser
 
 
@@ -149,8 +142,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     args, args.flags = make_parser().parse_known_args(argv)
     if given := [flag for flag in args.flags if flag in OWN_FLAGS]:
         raise CommandError(f"{given[0]} is set by this command; see {OWN_FLAGS[given[0]]}")
-    check_increasing(args.bins, "--bins")
-    check_shared(args)
+    options.check_increasing(args.bins, "--bins")
+    options.check_shared(args)
     for path in args.checkpoints:
         if not path.is_file():
             raise CommandError(f"{path}: no such checkpoint")
@@ -165,7 +158,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     calm_logging()
     args = parse_arguments(argv)
-    options = {"flags": args.flags, "max_tokens": args.max_tokens, "threads": args.threads}
+    decoding = {"flags": args.flags, "max_tokens": args.max_tokens, "threads": args.threads}
     facts = how_made(
         shown_command(started_as(), sys.argv[1:] if argv is None else argv),
         PACKAGES,
@@ -179,10 +172,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         rows, hops = [], []
         for model, path in models.items():
             folder = args.work / steps.digest(path) / name
-            texts, _ = decode(args.data, name, path, folder, **options)
+            texts, _ = decode(args.data, name, path, folder, **decoding)
             columns = {"model": model, "seed": None, "train_seconds": None}
             rows += [columns | row for row in by_duration(texts, args.bins)]
-            curve = hop_rows(args.data, name, path, folder, args.hops or (), **options)
+            curve = hop_rows(args.data, name, path, folder, args.hops or (), **decoding)
             hops += [{"model": model, **row} for row in curve]
         output = args.output / name
         said = describe_models(rows, models)

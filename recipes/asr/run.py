@@ -27,14 +27,7 @@ from fairseq_user_dir.asr.manifest import read_manifest
 from recipes.asr import prepare
 from recipes.asr.evaluate import MILLISECONDS, PACKAGES, calm_logging, decode, hop_rows
 from recipes.asr.report import METRICS, by_duration, describe_models, in_training, write_hops
-from recipes.lab.options import (
-    add_shared,
-    available_cores,
-    check_increasing,
-    check_shared,
-    new_parser,
-    positive,
-)
+from recipes.lab import options
 from recipes.lab.runs import run_all, train
 from recipes.lab.scores import write_scores
 from recipes.lab.steps import CommandError, digest, run_main
@@ -165,39 +158,39 @@ def run_model(args: argparse.Namespace, model: Model) -> tuple[list[Row], list[R
     best = folder / "checkpoint_best.pt"
     checkpoint = best if best.is_file() else folder / "checkpoint_last.pt"
     shared = [word for word in ("--cpu", "--fp16") if word in flags]
-    options = {"flags": shared, "threads": args.threads}
+    decoding = {"flags": shared, "threads": args.threads}
     decoded = folder / args.test
-    texts, _ = decode(args.data, args.test, checkpoint, decoded, **options)
+    texts, _ = decode(args.data, args.test, checkpoint, decoded, **decoding)
     columns = {"model": model.name, "seed": model.seed, "train_seconds": seconds}
     rows = [columns | row for row in by_duration(texts, args.bins)]
     hops = args.hops if args.hops and model.seed == args.seeds[0] else ()
-    curve = hop_rows(args.data, args.test, checkpoint, decoded, hops, **options)
+    curve = hop_rows(args.data, args.test, checkpoint, decoded, hops, **decoding)
     return rows, [{"model": model.name, **row} for row in curve]
 
 
 def make_parser() -> argparse.ArgumentParser:
     epilog = "Flags behind -- go to fairseq-train."
-    parser = new_parser(__doc__, "recipes.asr.run", epilog=epilog)
+    parser = options.new_parser(__doc__, "recipes.asr.run", epilog=epilog)
     add = parser.add_argument
     add("--data", type=Path, help="folder of recipes.asr.prepare (default: synthetic speech)")
     text = "settings of the models (default: small; digits; wsj, tedlium3, librispeech need GPUs)"
     add("--recipe", choices=RECIPES, default="small", help=text)
     add("--study", choices=STUDIES, default="types", help="(default: types)")
-    add_shared(parser, "compare", "--models", help="only these models of the study")
+    options.add_shared(parser, "compare", "--models", help="only these models of the study")
     text = "padded and padding-free (default: padded)"
     add("--batches", nargs="+", choices=BATCHES, default=["padded"], help=text)
-    add_shared(parser, "seeds", default=[1])
-    add("--updates", type=positive, help="training steps (default: those of the recipe)")
+    options.add_shared(parser, "seeds", default=[1])
+    add("--updates", type=options.positive, help="training steps (default: those of the recipe)")
     add("--test", default="test", metavar="NAME", help="manifest of the test set (default: test)")
     text = "upper ends of the bins of durations (default: those of the recipe)"
     add("--bins", nargs="+", type=float, metavar="SECONDS", help=text)
     text = "also decode at these hops, by the models of the first seed"
     add("--hops", nargs="+", type=MILLISECONDS, metavar="MS", help=text)
-    add_shared(parser, "jobs", default=available_cores())
-    add_shared(parser, "threads", default=1)
+    options.add_shared(parser, "jobs", default=options.available_cores())
+    options.add_shared(parser, "threads", default=1)
     text = "folder for data and checkpoints, reused (default: build/asr/STUDY)"
-    add_shared(parser, "work", help=text)
-    add_shared(parser, "output", help="tables and figures (default: results/asr/STUDY)")
+    options.add_shared(parser, "work", help=text)
+    options.add_shared(parser, "output", help="tables and figures (default: results/asr/STUDY)")
     return parser
 
 
@@ -211,10 +204,10 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         raise CommandError(f"--compare {unknown[0]}: study {args.study} has {names}")
     recipe = RECIPES[args.recipe]
     args.bins, args.updates = args.bins or recipe.bins, args.updates or recipe.updates
-    check_increasing(args.bins, "--bins")
+    options.check_increasing(args.bins, "--bins")
     args.work = args.work or Path("build/asr") / args.study
     args.output = args.output or Path("results/asr") / args.study
-    check_shared(args)
+    options.check_shared(args)
     if args.data is None:
         args.data = Path("build/asr/synthetic")
         prepare.main(["synthetic", "--output", str(args.data)])

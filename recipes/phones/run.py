@@ -22,14 +22,7 @@ from cape_plugins import TYPES, PositionConfig
 from cape_plugins.arguments import TYPE_ARG, add_position_args
 from cape_plugins.pictures import plot
 from cape_plugins.pictures.views import similarity, similarity_by_distance
-from recipes.lab.options import (
-    add_shared,
-    check_shared,
-    new_parser,
-    number,
-    positive,
-    settings_to_compare,
-)
+from recipes.lab import options
 from recipes.lab.steps import CommandError, run_main, write_lines
 from recipes.lab.tables import Row, how_made, shown_command
 from recipes.phones import report, train
@@ -39,15 +32,15 @@ from recipes.phones.model import PhoneClassifier, Sizes
 from recipes.phones.train import CONDITIONS, Experiment, Training, targets
 
 BUILTIN_SIZES = {"train_size": 2000, "dev_size": 60, "test_size": 200}  # utterances
-RATE = number(1e-9, 100)
+RATE = options.number(1e-9, 100)
 # Sizes and training: type of the option, default, and that of --paper
 SETTINGS = {
-    "dim": (positive, 88, 768),
-    "layers": (positive, 2, 6),
-    "heads": (positive, 4, 8),
-    "ffn": (positive, 256, 2048),
-    "dropout": (number(0, 1, below=True), 0.0, 0.1),
-    "epochs": (positive, 12, 80),
+    "dim": (options.positive, 88, 768),
+    "layers": (options.positive, 2, 6),
+    "heads": (options.positive, 4, 8),
+    "ffn": (options.positive, 256, 2048),
+    "dropout": (options.number(0, 1, below=True), 0.0, 0.1),
+    "epochs": (options.positive, 12, 80),
     "learning_rate": (RATE, 0.1, 0.05),
 }
 DEFAULT = "sinpos"  # type of position embedding
@@ -143,16 +136,17 @@ def _compare_positions(
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = new_parser(__doc__, "recipes.phones.run")
+    parser = options.new_parser(__doc__, "recipes.phones.run")
     add = parser.add_argument
     text = "recordings with labels beside them (default: built-in speech)"
     add("--data", type=Path, metavar="FOLDER", help=text)
     add("--tier", metavar="NAME", help="of the TextGrids (default: phones, phonemes ...)")
     for option, count in BUILTIN_SIZES.items():
         text = f"utterances of the built-in speech (default: {count})"
-        add(f"--{option.replace('_', '-')}", type=positive, metavar="N", help=text)
+        add(f"--{option.replace('_', '-')}", type=options.positive, metavar="N", help=text)
     text = f"train several types, of {', '.join(TYPES)}, with their defaults, or with others such "
-    add_shared(parser, "compare", metavar="TYPE", help=f"{text}as cape:max_global_shift=0.2")
+    text += "as cape:max_global_shift=0.2"
+    options.add_shared(parser, "compare", metavar="TYPE", help=text)
     add_position_args(parser, "audio", DEFAULT, "encoder")
     text = f"what to train, of {', '.join(CONDITIONS)} (default: the first {len(TRAINED)})"
     add("--models", nargs="+", choices=CONDITIONS, default=TRAINED, metavar="NAME", help=text)
@@ -162,12 +156,12 @@ def make_parser() -> argparse.ArgumentParser:
         add(f"--{option.replace('_', '-')}", type=parse, metavar="X", help=text)
     text = "of the last eighth of the epochs (default: %(default)s)"
     add("--final-learning-rate", type=RATE, default=0.001, metavar="X", help=text)
-    add_shared(parser, "seeds", default=[1])
+    options.add_shared(parser, "seeds", default=[1])
     text = "positions of the similarity maps (default: %(default)s)"
-    add("--similarity-length", type=positive, default=3000, metavar="FRAMES", help=text)
-    add_shared(parser, "device")
-    add_shared(parser, "work", default=Path("build/phones"))
-    add_shared(parser, "output", default=Path("results/phones"))
+    add("--similarity-length", type=options.positive, default=3000, metavar="FRAMES", help=text)
+    options.add_shared(parser, "device")
+    options.add_shared(parser, "work", default=Path("build/phones"))
+    options.add_shared(parser, "output", default=Path("results/phones"))
     return parser
 
 
@@ -186,7 +180,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     if args.tier and not args.data:
         raise CommandError("--tier needs --data, a folder with TextGrids")
     args.models, args.seeds = list(dict.fromkeys(args.models)), list(dict.fromkeys(args.seeds))
-    check_shared(args)
+    options.check_shared(args)
     return args
 
 
@@ -194,7 +188,7 @@ def position_configs(args: argparse.Namespace) -> dict[str, PositionConfig]:
     if not args.compare:
         setattr(args, TYPE_ARG, getattr(args, TYPE_ARG) or DEFAULT)
     configs = {}
-    for name, settings in settings_to_compare(args, "audio", [DEFAULT]).items():
+    for name, settings in options.settings_to_compare(args, "audio", [DEFAULT]).items():
         configs[name] = PositionConfig.from_dict(settings, "audio")
         if not {*args.models} & {*conditions_of(configs[name])}:
             raise CommandError(
@@ -222,8 +216,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     args = parse_arguments(argv)
     configs = position_configs(args)
-    options = {name: getattr(args, name) for name in ("dim", "layers", "heads", "ffn", "dropout")}
-    sizes = Sizes(**options)
+    chosen = {name: getattr(args, name) for name in ("dim", "layers", "heads", "ffn", "dropout")}
+    sizes = Sizes(**chosen)
     training = Training(args.epochs, args.learning_rate, args.final_learning_rate)
     if not args.paper:
         torch.set_num_threads(1)  # so small a model gains nothing by more
@@ -240,7 +234,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         data=f"{corpus.description}; {corpus.sizes()}; {len(corpus.classes)} classes: "
         f"{' '.join(corpus.classes)}",
         left_out=f"{len(corpus.skipped)} files" + f", [why]({LEFT_OUT})" * bool(corpus.skipped),
-        model=", ".join(f"{key} {value}" for key, value in options.items()),
+        model=", ".join(f"{key} {value}" for key, value in chosen.items()),
         training=f"SGD, one utterance per step, {training.epochs} epochs, learning rate "
         f"{training.learning_rate}, in the last eighth {training.final_learning_rate}",
     )
