@@ -71,7 +71,6 @@ ROW_NAMES |= {OWN_PREFIX + name for name in STOCK_MODELS}
 # The same word for something else.
 OTHER_MEANINGS = {
     ("fairseq_user_dir/asr/s2t_model.py", "s2t_transformer"),  # value of fairseq's --conv-version
-    ("recipes/phones/data.py", "audio"),  # folder of a corpus
     ("recipes/vit/augment.py", "none"),  # timm's name for no policy
 }
 # split, so that this file does not break its own rule

@@ -23,26 +23,20 @@ Sets = dict[str, list[Utterance]]
 
 
 def read_lines(path: Path) -> list[str]:
-    """Lines of a transcript."""
     return [line.strip() for line in read_text(path).split("\n")]
 
 
 # ---- LibriSpeech ---------------------------------------------------------------------------------
 
-LIBRISPEECH_SETS = {
-    "valid": "dev-clean",
-    "dev_other": "dev-other",
-    "test_clean": "test-clean",
-    "test_other": "test-other",
-}
+LIBRISPEECH_VALID = "dev-clean"
+LIBRISPEECH_TESTS = ("dev-other", "test-clean", "test-other")
 
 
 def librispeech(source: Path, train: Sequence[str] = ()) -> Sets:
     """LibriSpeech: ``SUBSET/SPEAKER/CHAPTER/*.flac`` with the texts of a chapter in one file.
 
-    Args:
-        source: The folder of the subsets, or the one around it.
-        train: Subsets for training; all that there are if empty.
+    `source` is the folder of the subsets, or the one around it; all that there are for training
+    are used unless some are named.
     """
     places = (source, source / "LibriSpeech")
     subsets = {
@@ -57,14 +51,16 @@ def librispeech(source: Path, train: Sequence[str] = ()) -> Sets:
             f"{' and '.join(map(str, places))}"
         )
     train = list(dict.fromkeys(train)) or [name for name in subsets if name.startswith("train-")]
-    missing = [name for name in (*train, "dev-clean") if name not in subsets]
+    missing = [name for name in (*train, LIBRISPEECH_VALID) if name not in subsets]
     if missing or not train:
         raise CommandError(
             f"{source}: lacks {', '.join(missing) or 'every train-*'}; "
             f"there are {', '.join(subsets)}"
         )
     sets = {"train": [line for name in train for line in _chapters(subsets[name])]}
-    for name, subset in LIBRISPEECH_SETS.items():
+    sets["valid"] = list(_chapters(subsets[LIBRISPEECH_VALID]))
+    for subset in LIBRISPEECH_TESTS:
+        name = subset.replace("-", "_")
         if subset in subsets:
             sets[name] = list(_chapters(subsets[subset]))
         else:
@@ -104,9 +100,8 @@ def tedlium_words(text: str) -> str:
 def tedlium(source: Path) -> Sets:
     """TED-LIUM 3, the partition "legacy": segments are cut out of the talks.
 
-    Args:
-        source: ``TEDLIUM_release-3``, or the folder around it. Training talks may lie in ``data``
-            alone, which ``legacy/train`` of the release links to.
+    `source` is ``TEDLIUM_release-3``, or the folder around it. Training talks may lie in ``data``
+    alone, which ``legacy/train`` of the release links to.
     """
     places = (source, source / "TEDLIUM_release-3")
     root = next((place for place in places if (place / "legacy").is_dir()), None)
@@ -118,24 +113,21 @@ def tedlium(source: Path) -> Sets:
     talks = {}
     for name, part in TEDLIUM_SETS.items():
         options = [root / "legacy" / part, *([root / "data"] if name == "train" else [])]
-        talks[name] = next((t for t in map(_talks, options) if t), None)
+        found = (
+            sorted((place / "stm").glob("*.stm")) for place in options if (place / "sph").is_dir()
+        )
+        talks[name] = next(filter(None, found), None)
         if not talks[name]:
             raise CommandError(
                 f"{root}: no {part} data; looked for sph and stm/*.stm in "
                 f"{' and '.join(map(str, options))}"
             )
-    held_out = {*talks["valid"], *talks["test"]}
-    talks["train"] = {talk: path for talk, path in talks["train"].items() if talk not in held_out}
+    held_out = {path.stem for path in (*talks["valid"], *talks["test"])}
+    talks["train"] = [path for path in talks["train"] if path.stem not in held_out]
     return {
-        name: [segment for path in paths.values() for segment in _segments(path)]
+        name: [segment for path in paths for segment in _segments(path)]
         for name, paths in talks.items()
     }
-
-
-def _talks(folder: Path) -> dict[str, Path]:
-    if not (folder / "sph").is_dir():
-        return {}
-    return {path.stem: path for path in sorted((folder / "stm").glob("*.stm"))}
 
 
 def _segments(transcript: Path) -> Iterator[Utterance]:
@@ -208,12 +200,10 @@ def wsj(source: Path, vocabulary: str = "20k") -> Sets:
     """WSJ0 (LDC93S6A) and WSJ1 (LDC94S13A), found by the names of files and folders.
 
     The usual sets: si284 with 37416 recordings; nov93dev with 503 (5k: 513), nov92 with 333 (330).
-
-    Args:
-        source: Folder that holds the discs of both, at any depth.
-        vocabulary: 20k or 5k words in validation and test.
+    `source` holds the discs of both, at any depth.
     """
-    files = _files(source)
+    paths = sorted(files_below(source), key=lambda path: str(path).lower())
+    files = {str(path).lower(): path for path in paths}  # discs differ in letter case
     subsets = {}
     for subset in (*WSJ_TRAIN, *WSJ_TESTS[vocabulary]):
         subsets[subset] = list(_wsj_subset(subset, files))
@@ -222,26 +212,17 @@ def wsj(source: Path, vocabulary: str = "20k") -> Sets:
                 f"{source}: no {subset}; looked for {subset}/SPEAKER/*.wv1 (or .wav, .flac) at any "
                 "depth, upper or lower case"
             )
-    valid, test = WSJ_TESTS[vocabulary]
-    train = [line for subset in WSJ_TRAIN for line in subsets[subset]]
-    return {"train": train, "valid": subsets[valid], "test": subsets[test]}
-
-
-def _files(source: Path) -> dict[str, Path]:
-    """All files by their path in lower case. Folders may be links to discs."""
-    return {str(path).lower(): path for path in sorted(files_below(source), key=_lower)}
-
-
-def _lower(path: Path) -> str:
-    return str(path).lower()
+    *train, valid, test = subsets.values()
+    return {"train": [line for subset in train for line in subset], "valid": valid, "test": test}
 
 
 def _wsj_subset(subset: str, files: Mapping[str, Path]) -> Iterator[Utterance]:
-    inside = {name: path for name, path in files.items() if f"/{subset}/" in name}
-    recordings = {}
-    for suffix in reversed(WSJ_SUFFIXES):
-        paths = (path for name, path in inside.items() if name.endswith(suffix))
-        recordings |= {path.stem.lower(): path for path in paths}
+    recordings = {
+        path.stem.lower(): path
+        for suffix in reversed(WSJ_SUFFIXES)
+        for name, path in files.items()
+        if f"/{subset}/" in name and name.endswith(suffix)
+    }
     texts, folder = {}, subset.partition("/")[2]  # of another tree, as wsj0/transcrp/dots/si_tr_s
     # .dot is what was said in detail, .lsn what a recogniser is to write; the former replaces it
     for suffix in (".lsn", ".dot"):

@@ -5,7 +5,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,8 @@ TEST_WORDS = {(2, 4): 160, (4, 8): 120, (8, 16): 80, (16, 32): 40, (32, 64): 30,
 
 
 class Recordings(Dataset):
-    """Waveforms at 16 kHz.
-
-    Args:
-        items: What to read: paths, bytes, waveforms, or numbers of rows.
-        rows: Rows of a data set that these numbers are of.
-        column: Its column of recordings.
-    """
+    """Waveforms ``[samples]`` at 16 kHz, of paths, bytes, waveforms, or of numbers of `rows`, which
+    have the recordings in `column`."""
 
     def __init__(self, items: Iterable[Utterance], rows: Any = None, column: str = "") -> None:
         self.items, self.rows, self.column = list(items), rows, column
@@ -47,11 +42,15 @@ class Recordings(Dataset):
         return len(self.items)
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        """``[samples]``."""
         source = self.items[index].audio
         if isinstance(source, int):
             source = _cell(self.rows[source][self.column])
-        return _waveform(source)
+        if isinstance(source, np.ndarray):
+            return torch.from_numpy(source)
+        if isinstance(source, Mapping):
+            samples = torch.as_tensor(np.asarray(source["array"], dtype=np.float32))
+            return resample(samples, source["sampling_rate"], SAMPLING_RATE)
+        return read_audio(source, SAMPLING_RATE)
 
 
 def _cell(value: Any) -> Any:
@@ -59,15 +58,6 @@ def _cell(value: Any) -> Any:
     if isinstance(value, Mapping) and value.get("array") is None:
         return value.get("bytes") or value.get("path")
     return value
-
-
-def _waveform(source: Any) -> torch.Tensor:
-    if isinstance(source, np.ndarray):
-        return torch.from_numpy(source)
-    if isinstance(source, Mapping):
-        samples = torch.as_tensor(np.asarray(source["array"], dtype=np.float32))
-        return resample(samples, source["sampling_rate"], SAMPLING_RATE)
-    return read_audio(source, SAMPLING_RATE)
 
 
 def synthetic() -> dict[str, Recordings]:
@@ -98,30 +88,26 @@ def given(args: argparse.Namespace) -> dict[str, Recordings]:
     table = Path(args.train_file or args.dataset)
     base = table.parent if table.is_file() else Path()
     audio, text = args.audio_column, args.text_column
+
+    def measure(numbered: tuple[int, Mapping[str, Any]]) -> Utterance:
+        index, row = numbered
+        source, said, seconds = _cell(row[audio]), row[text], None
+        if isinstance(source, str):
+            source = base / source
+        if isinstance(source, Mapping):
+            seconds = len(source["array"]) / source["sampling_rate"]
+        said = said.strip() if isinstance(said, str) else ""
+        utterance = measured(Utterance(str(index), source, said, seconds))
+        # a path, or the number of the row, is enough to read it again
+        return utterance._replace(audio=source if isinstance(source, Path) else index)
+
     splits = {}
     for name, part in parts.items():
         if isinstance(part.features[audio], Audio):
             part = part.cast_column(audio, Audio(decode=False))  # read by soundfile instead
 
-        def rows(part: Any = part) -> Iterator[tuple[Any, Utterance]]:
-            for index, row in enumerate(part):
-                source, said = _cell(row[audio]), row[text]
-                source = base / source if isinstance(source, str) else source
-                kept = source if isinstance(source, Path) else index  # to be read again
-                seconds = None
-                if isinstance(source, Mapping):
-                    seconds = len(source["array"]) / source["sampling_rate"]
-                said = said.strip() if isinstance(said, str) else ""
-                yield kept, Utterance(str(index), source, said, seconds)
-
-        splits[name] = Recordings(usable(rows(), len(part), name, _measured_row), part, audio)
+        splits[name] = Recordings(usable(enumerate(part), len(part), name, measure), part, audio)
     return splits
-
-
-def _measured_row(row: tuple[Any, Utterance]) -> Utterance:
-    """The utterance of a row, with what is kept of its recording."""
-    kept, utterance = row
-    return measured(utterance)._replace(audio=kept)
 
 
 def split_folder(folder: Path, names: Mapping[str, Sequence[str]]) -> dict[str, list[Utterance]]:
@@ -129,11 +115,8 @@ def split_folder(folder: Path, names: Mapping[str, Sequence[str]]) -> dict[str, 
 
     The texts stand in ``metadata.csv`` or ``metadata.jsonl`` with the columns file_name and text,
     or in a file beside each recording, ``one.txt`` beside ``one.wav``. A tenth of the training
-    data, at most 1000 recordings, is split off for each set that is not there.
-
-    Args:
-        folder: The subfolders, or recordings.
-        names: Allowed names of the subfolder for each set, of which one is "train".
+    data, at most 1000 recordings, is split off for each set that is not there. `names` are the
+    allowed names of the subfolder for each set.
     """
     parts = {
         split: next((folder / name for name in allowed if (folder / name).is_dir()), None)
@@ -176,7 +159,7 @@ def pairs_in(folder: Path) -> list[tuple[Path, str]]:
     table, lines = folder / "metadata.csv", folder / "metadata.jsonl"
     if table.is_file() or lines.is_file():
         table = table if table.is_file() else lines
-        rows = _rows(table)
+        rows = _metadata(table)
         column = next((name for name in TEXT_COLUMNS if rows and name in rows[0]), None)
         if column is None or "file_name" not in rows[0]:
             raise CommandError(
@@ -197,8 +180,7 @@ def pairs_in(folder: Path) -> list[tuple[Path, str]]:
     return [(path, read_text(text).strip()) for path, text in pairs]
 
 
-def _rows(table: Path) -> list[dict[str, str]]:
-    """Reads metadata.csv or metadata.jsonl."""
+def _metadata(table: Path) -> list[dict[str, str]]:
     text = read_text(table)
     if table.suffix == ".csv":
         return list(csv.DictReader(io.StringIO(text, newline="")))

@@ -18,36 +18,22 @@ from typing import Any
 from cape_plugins.speech.manifest import Utterance
 from fairseq_user_dir.asr.manifest import read_config, read_manifest
 from recipes.asr.report import METRICS, SPEED, Text, by_duration, describe_models, rates, write_hops
-from recipes.lab.options import (
-    add_shared,
-    check_increasing,
-    check_shared,
-    new_parser,
-    number,
-    positive,
-)
+from recipes.lab import options, steps
 from recipes.lab.runs import USER_DIR, child_environment
 from recipes.lab.scores import write_scores
-from recipes.lab.steps import (
-    ChildError,
-    CommandError,
-    digest,
-    run_main,
-    run_module,
-    step,
-    write_lines,
-)
+from recipes.lab.steps import ChildError, CommandError, run_main, run_module, write_lines
 from recipes.lab.tables import Row, how_made, shown_command, started_as
 
 PACKAGES = ("torch", "fairseq-fixed", "jiwer", "soundfile")
 BINS = (10, 15, 20)
 DECODED = "decoded.tsv"
-MILLISECONDS = number(1, 100)
+MILLISECONDS = options.number(1, 100)
 OWN_FLAGS = {
     **dict.fromkeys(("--hop-seconds", "--gen-subset"), "--hops and --sets"),
     **dict.fromkeys(("--path", "--scoring", "--task", "--user-dir"), "the checkpoints"),
     **dict.fromkeys(("--cpu", "--gpu"), "--device"),
 }
+_SAID = re.compile(r"^([TH])-(\d+)(?:\t|$)(?:.*\t)?(.*)$", re.MULTILINE)  # the last column
 _TIMING = re.compile(r"Translated [\d,]+ sentences .* in ([\d.]+)s")
 
 
@@ -67,10 +53,6 @@ def decode(
     Returns:
         What was understood of recordings with a text, and the throughput in seconds of audio per
         second of computation, without the reading of recordings.
-
-    Raises:
-        CommandError: if no recording has a text.
-        ChildError: if the command fails.
     """
 
     def make(partial: Path) -> None:
@@ -92,14 +74,12 @@ def decode(
         )
         write_lines(partial / DECODED, _decoded(log, utterances))
 
-    settings = {"checkpoint": digest(checkpoint), "set": digest(data / f"{name}.tsv")}
+    settings = {"checkpoint": steps.digest(checkpoint), "set": steps.digest(data / f"{name}.tsv")}
     settings |= {"hop": hop_ms / 1000, "max_tokens": max_tokens, "flags": list(map(str, flags))}
-    folder = step(folder / f"hop-{hop_ms:g}ms", settings, make)
-    seconds, *lines = (folder / DECODED).read_text("utf-8").split("\n")[:-1]
-    texts = []
-    for line in lines:
-        duration, reference, hypothesis = line.split("\t")
-        texts.append(Text(float(duration), reference, hypothesis))
+    folder = steps.step(folder / f"hop-{hop_ms:g}ms", settings, make)
+    seconds, *lines = steps.read_written(folder / DECODED)
+    rows = (line.split("\t") for line in lines)
+    texts = [Text(float(duration), *words) for duration, *words in rows]
     speed = sum(text.seconds for text in texts) / max(float(seconds), 1e-3)
     return [text for text in texts if text.reference], speed
 
@@ -107,39 +87,29 @@ def decode(
 def _decoded(log: Path, utterances: Sequence[Utterance]) -> list[str]:
     """Seconds of computation; then duration, reference and hypothesis of each recording."""
     texts: dict[str, dict[int, str]] = {"T": {}, "H": {}}
-    seconds = None
     with open(log, encoding="utf-8", newline="\n") as file:
-        for line in file:
-            label, *fields = line.rstrip("\n").split("\t")
-            letter, _, number = label.partition("-")
-            if letter in texts and number.isdecimal():
-                texts[letter][int(number)] = fields[-1] if fields else ""
-            if match := _TIMING.search(line):
-                seconds = match[1]
+        lines = file.read()
+    for letter, index, said in _SAID.findall(lines):
+        texts[letter][int(index)] = said
+    seconds = _TIMING.findall(lines)[-1:]
     scored = {index for index in texts["H"] if utterances[index].text}
-    if seconds is None or texts["T"].keys() != scored or not scored:
+    if not seconds or texts["T"].keys() != scored or not scored:
         raise ChildError(f"{log}: not a complete log of fairseq-generate")
-    rows = (
-        (f"{utterances[index].seconds:.3f}", utterances[index].text, hypothesis)
+    return seconds + [
+        f"{utterances[index].seconds:.3f}\t{utterances[index].text}\t{hypothesis}"
         for index, hypothesis in sorted(texts["H"].items())
-    )
-    return [seconds, *("\t".join(row) for row in rows)]
+    ]
 
 
 def hop_rows(
-    data: Path, name: str, checkpoint: Path, folder: Path, hops: Sequence[float], **options: Any
+    data: Path, name: str, checkpoint: Path, folder: Path, hops: Sequence[float], **decoding: Any
 ) -> list[Row]:
     """A row of word error rate and throughput for each hop in ms (CAPE Figure 17)."""
     rows = []
     for hop in hops:
-        texts, speed = decode(data, name, checkpoint, folder, hop_ms=hop, **options)
-        rows.append(
-            {
-                "hop_ms": int(hop) if hop.is_integer() else hop,
-                "wer": rates(texts)["wer"],
-                SPEED: speed,
-            }
-        )
+        texts, speed = decode(data, name, checkpoint, folder, hop_ms=hop, **decoding)
+        shown = int(hop) if hop.is_integer() else hop
+        rows.append({"hop_ms": shown, "wer": rates(texts)["wer"], SPEED: speed})
     return rows
 
 
@@ -149,9 +119,8 @@ def calm_logging() -> None:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """All options."""
     epilog = "All other flags go to fairseq-generate, such as --fp16 or --ctc-beam 50."
-    parser = new_parser(__doc__, "recipes.asr.evaluate", epilog=epilog)
+    parser = options.new_parser(__doc__, "recipes.asr.evaluate", epilog=epilog)
     add = parser.add_argument
     add("checkpoints", nargs="+", type=Path, metavar="CHECKPOINT")
     add("--data", type=Path, required=True, help="folder with manifests and dict.txt")
@@ -160,11 +129,12 @@ def make_parser() -> argparse.ArgumentParser:
     add("--bins", nargs="+", type=float, default=BINS, metavar="SECONDS", help=text)
     text = "also decode at these hops, and plot word error rate against throughput"
     add("--hops", nargs="+", type=MILLISECONDS, metavar="MS", help=text)
-    add("--max-tokens", type=positive, default=20000, help="frames of a batch (default: 20000)")
-    add_shared(parser, "device")
-    add_shared(parser, "threads", default=1)
-    add_shared(parser, "work", default=Path("build/asr/decoded"))
-    add_shared(parser, "output", default=Path("results/asr"))
+    text = "frames of a batch (default: 20000)"
+    add("--max-tokens", type=options.positive, default=20000, help=text)
+    options.add_shared(parser, "device")
+    options.add_shared(parser, "threads", default=1)
+    options.add_shared(parser, "work", default=Path("build/asr/decoded"))
+    options.add_shared(parser, "output", default=Path("results/asr"))
     return parser
 
 
@@ -172,8 +142,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     args, args.flags = make_parser().parse_known_args(argv)
     if given := [flag for flag in args.flags if flag in OWN_FLAGS]:
         raise CommandError(f"{given[0]} is set by this command; see {OWN_FLAGS[given[0]]}")
-    check_increasing(args.bins, "--bins")
-    check_shared(args)
+    options.check_increasing(args.bins, "--bins")
+    options.check_shared(args)
     for path in args.checkpoints:
         if not path.is_file():
             raise CommandError(f"{path}: no such checkpoint")
@@ -186,10 +156,9 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the command; see the module docstring."""
     calm_logging()
     args = parse_arguments(argv)
-    options = {"flags": args.flags, "max_tokens": args.max_tokens, "threads": args.threads}
+    decoding = {"flags": args.flags, "max_tokens": args.max_tokens, "threads": args.threads}
     facts = how_made(
         shown_command(started_as(), sys.argv[1:] if argv is None else argv),
         PACKAGES,
@@ -202,11 +171,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in args.sets:
         rows, hops = [], []
         for model, path in models.items():
-            folder = args.work / digest(path) / name
-            texts, _ = decode(args.data, name, path, folder, **options)
+            folder = args.work / steps.digest(path) / name
+            texts, _ = decode(args.data, name, path, folder, **decoding)
             columns = {"model": model, "seed": None, "train_seconds": None}
             rows += [columns | row for row in by_duration(texts, args.bins)]
-            curve = hop_rows(args.data, name, path, folder, args.hops or (), **options)
+            curve = hop_rows(args.data, name, path, folder, args.hops or (), **decoding)
             hops += [{"model": model, **row} for row in curve]
         output = args.output / name
         said = describe_models(rows, models)

@@ -118,7 +118,6 @@ def make_processor(
 
 
 def _vocabulary(folder: Path, texts: Sequence[str], vocab_size: int | None, seq2seq: bool) -> None:
-    """Writes the files of a tokenizer."""
     names = ["<pad>", "<unk>", "|", *sorted({c for text in texts for c in text} - {" ", "|"})]
     if vocab_size:
         special = ("bos", "eos", "pad", "unk") if seq2seq else ("pad", "unk")
@@ -135,7 +134,6 @@ def _vocabulary(folder: Path, texts: Sequence[str], vocab_size: int | None, seq2
 def build_model(
     path: str | None, settings: dict[str, Any], sizes: dict[str, Any], tokenizer: Any, seq2seq: bool
 ) -> Any:
-    """A model from a stock or cape checkpoint, or from scratch."""
     model_class = CapeSpeech2TextForConditionalGeneration if seq2seq else CapeSpeechForCTC
     if path:
         return load_model(model_class, path, settings)
@@ -163,10 +161,8 @@ def fitting(data: Labelled, model: Any) -> Labelled:
     report_left_out("train", left_out, len(data))
     if not kept:
         raise CommandError("no recording has enough frames for its labels; is the text right?")
-    recordings = data.recordings
-    data.recordings = Recordings(
-        [recordings.items[index] for index in kept], recordings.rows, recordings.column
-    )
+    own = data.recordings
+    data.recordings = Recordings([own.items[index] for index in kept], own.rows, own.column)
     data.labels = [data.labels[index] for index in kept]
     return data
 
@@ -183,9 +179,14 @@ def recognise(
     decode = ctc_decoder(processor.tokenizer, args) if ctc else None
 
     def run(rows: Sequence[int]) -> list[str | None]:
-        waveforms = [_read(data, row) for row in rows]
-        texts = iter(recognised([waveform for waveform in waveforms if waveform is not None]))
-        return [None if waveform is None else next(texts) for waveform in waveforms]
+        waveforms = {}
+        for row in rows:
+            try:
+                waveforms[row] = data[row]
+            except AudioError as error:
+                print(f"test data: skipped ({error})", flush=True)
+        texts = dict(zip(waveforms, recognised([*waveforms.values()]), strict=True))
+        return [texts.get(row) for row in rows]
 
     def recognised(waveforms: Sequence[torch.Tensor]) -> list[str]:
         if not waveforms:
@@ -214,14 +215,6 @@ def ctc_decoder(tokenizer: Any, args: argparse.Namespace) -> Any:
         raise CommandError(str(error)) from None
 
 
-def _read(data: Recordings, index: int) -> torch.Tensor | None:
-    try:
-        return data[index]
-    except AudioError as error:
-        print(f"test data: skipped ({error})", flush=True)
-        return None
-
-
 def scored(items: Sequence[Utterance], hypotheses: Sequence[str | None]) -> list[Row]:
     """Error rates by duration of what could be read."""
     pairs = zip(items, hypotheses, strict=True)
@@ -230,7 +223,6 @@ def scored(items: Sequence[Utterance], hypotheses: Sequence[str | None]) -> list
 
 
 def make_options() -> argparse.ArgumentParser:
-    """The options of this recipe."""
     parser = make_parser(__doc__, "audio")
     add = parser.add_argument
     add_data_args(parser)
@@ -240,12 +232,8 @@ def make_options() -> argparse.ArgumentParser:
     text = "subwords of a new sentencepiece model; default: letters for CTC, else 1000"
     add("--vocab-size", type=positive, help=text)
     text = "batches of so many seconds per process without padding, in which each recording has a "
-    add(
-        "--padding-free",
-        type=number(0.1, 1e6),
-        metavar="SECONDS",
-        help=text + "hop of its own; by CTC",
-    )
+    text += "hop of its own; by CTC"
+    add("--padding-free", type=number(0.1, 1e6), metavar="SECONDS", help=text)
     add("--no-spec-augment", action="store_true", help="do not mask features in training")
     add("--beams", type=positive, default=1, help="of a model with decoder")
     text = "of a model trained by CTC: hypotheses of the beam of flashlight-text (default: 1, the "
@@ -274,7 +262,6 @@ def check_flags(args: argparse.Namespace, seq2seq: bool) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The recipe; see the module docstring."""
     parser = make_options()
     builtin = not has_data(parser.parse_known_args(argv)[0])
     args, training = parse(parser, DIGIT_TRAINING if builtin else (), argv)
@@ -323,10 +310,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         hypotheses = recognise(trainer.model, processor, splits["test"], batch_size, args)
         rows += [columns | row for row in scored(test, hypotheses)]
         if training.process_index == 0:
-            lines = (
-                "\t".join((item.text, said or ""))
-                for item, said in zip(test, hypotheses, strict=True)
-            )
+            pairs = zip(test, hypotheses, strict=True)
+            lines = (f"{item.text}\t{said or ''}" for item, said in pairs)
             path = Path(trainer.args.output_dir) / "hypotheses.tsv"
             write_lines(path, ["reference\thypothesis", *lines])
     longest = max(item.seconds for item in splits["train"].items)

@@ -22,30 +22,17 @@ import soundfile
 from cape_plugins.speech import manifest
 from cape_plugins.speech.audio import AudioError, read_audio
 from cape_plugins.speech.manifest import LeftOut, Unusable, Utterance, manifest_lines, measured
-from recipes.lab.steps import (
-    RECORD,
-    CommandError,
-    building,
-    matches,
-    progress,
-    record,
-    recorded,
-    write_lines,
-)
+from recipes.lab import steps
+from recipes.lab.steps import CommandError, progress, write_lines
 
 T = TypeVar("T")
 
 
 class ToWrite(NamedTuple):
-    """A recording that does not exist as a file yet.
-
-    Attributes:
-        name: Name of the file.
-        write: Writes it to a path, or raises AudioError.
-    """
+    """A recording that does not exist as a file yet, by the name that the file will have."""
 
     name: str
-    write: Callable[[Path], None]
+    write: Callable[[Path], None]  # may raise AudioError
 
 
 # ---- texts ---------------------------------------------------------------------------------------
@@ -95,14 +82,8 @@ def write_audio(path: Path, samples: np.ndarray, sampling_rate: int) -> None:
 def usable(
     utterances: Iterable[T], total: int, name: str, measure: Callable[[T], Utterance] = measured
 ) -> list[Utterance]:
-    """Utterances that can be used; the others are counted and reported.
-
-    Args:
-        utterances: What `measure` takes.
-        total: Their number.
-        name: Name of the set, shown to the user.
-        measure: Returns an utterance with its duration, or raises Unusable.
-    """
+    """Utterances that can be used; the others, for which `measure` raises Unusable, are counted and
+    reported as those of the set `name`."""
     kept, left_out = [], LeftOut()
     for utterance in progress(utterances, name, total=total, unit="recording"):
         with left_out.counting():
@@ -127,16 +108,12 @@ def report_left_out(name: str, left_out: LeftOut, total: int) -> None:
 def collect(
     name: str, utterances: Sequence[Utterance], folder: Path, decode: bool = False
 ) -> list[Utterance]:
-    """Utterances that can be used, with their durations; the others are counted and reported.
+    """The :func:`usable` utterances; recordings that are to be written go to ``folder/audio/name``.
 
-    Args:
-        name: Name of the set; recordings that are made lie in ``folder/audio/name``.
-        utterances: Have different ids; their recordings are paths or :class:`ToWrite`.
-        folder: That the manifest will lie in.
-        decode: Read every recording to its end, not only its header.
+    With `decode` every recording is read to its end, not only its header.
     """
     ids = Counter(utterance.id for utterance in utterances if utterance.text)
-    for id, count in ids.items():
+    for id, count in ids.most_common(1):
         if count > 1:
             raise CommandError(f"{name} data: two recordings are named {id}; rename one of them")
 
@@ -199,9 +176,9 @@ def make_folder(
     Says so if a finished folder is reused. One whose recordings or texts in `source` have changed
     is made again; what others have put into it since, such as dict.txt, stays.
     """
-    old = recorded(folder).get(SOURCES)
+    old = steps.recorded(folder).get(SOURCES)
     expected = {**settings, SOURCES: old} if old else settings
-    finished = matches(folder, expected, "give another --output folder")
+    finished = steps.matches(folder, expected, "give another --output folder")
     now = fingerprint(source, folder) if source is not None and source.is_dir() else None
     if finished and (old is None or now is None or now.items() <= old.items()):
         print(f"reused: {folder} {_why_reused(source, old, now)}", flush=True)
@@ -213,10 +190,10 @@ def make_folder(
         shutil.rmtree(folder, ignore_errors=True)
     new = folder.with_name(f"{folder.name}.new") if finished else folder
     try:
-        with building(new) as partial:
+        with steps.building(new) as partial:
             make(partial)
             made = {**(now or {}), "made": sorted(path.name for path in partial.glob("*.tsv"))}
-            record(partial, {**settings, SOURCES: made})
+            steps.record(partial, {**settings, SOURCES: made})
     except BaseException:  # also Ctrl-C
         shutil.rmtree(new.with_name(f"{new.name}.partial"), ignore_errors=True)
         raise
@@ -240,7 +217,7 @@ def _replace_content(folder: Path, new: Path, tables: Sequence[str]) -> None:
     for name in tables:
         (folder / name).unlink(missing_ok=True)
         shutil.rmtree(folder / "audio" / Path(name).stem, ignore_errors=True)
-    for path in (*new.glob("audio/*"), *new.glob("*.tsv"), new / RECORD):
+    for path in (*new.glob("audio/*"), *new.glob("*.tsv"), new / steps.RECORD):
         place = folder / path.relative_to(new)
         place.parent.mkdir(exist_ok=True)
         os.replace(path, place)
@@ -251,13 +228,11 @@ def _replace_content(folder: Path, new: Path, tables: Sequence[str]) -> None:
 
 
 def write_manifest(path: Path, utterances: Iterable[Utterance]) -> None:
-    """Writes a manifest atomically."""
     with refusing():
         write_lines(path, manifest_lines(utterances, path.parent))
 
 
 def read_manifest(path: Path) -> list[Utterance]:
-    """Reads a manifest; what cannot be used is reported."""
     with refusing(" Give a manifest of recipes.asr.prepare."):
         return manifest.read_manifest(path, progress=progress)
 
@@ -273,16 +248,13 @@ def refusing(remedy: str = "") -> Iterator[None]:
 
 def describe(sets: Mapping[str, Sequence[Utterance]]) -> str:
     """A table of the number and the durations of recordings."""
-    width = max(map(len, (*sets, "set")))
-    head = ("recordings", "words", "hours", "mean s", "longest s")
-    lines = [f"{'set':{width}}  " + "  ".join(f"{title:>10}" for title in head)]
+    rows = [("set", "recordings", "words", "hours", "mean s", "longest s")]
     for name, utterances in sets.items():
         seconds = [utterance.seconds for utterance in utterances]
         words = sum(len(utterance.text.split()) for utterance in utterances)
-        total = sum(seconds)
-        cells = (
-            *(f"{count:10}" for count in (len(utterances), words)),
-            *(f"{x:10.2f}" for x in (total / 3600, total / len(utterances), max(seconds))),
-        )
-        lines.append(f"{name:{width}}  " + "  ".join(cells))
-    return "\n".join(lines)
+        times = (sum(seconds) / 3600, sum(seconds) / len(seconds), max(seconds))
+        rows.append((name, len(seconds), words, *(f"{time:.2f}" for time in times)))
+    width = max(len(name) for name, *_ in rows)
+    return "\n".join(
+        "  ".join((f"{name:{width}}", *(f"{cell:>10}" for cell in cells))) for name, *cells in rows
+    )

@@ -16,7 +16,7 @@ import argparse
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -27,22 +27,10 @@ import soundfile
 from cape_plugins.speech.audio import read_audio
 from cape_plugins.speech.features import SAMPLING_RATE
 from cape_plugins.speech.manifest import LeftOut, Utterance, measured
-from recipes.asr import corpora
+from recipes.asr import corpora, manifest
 from recipes.asr.corpora import Sets
 from recipes.asr.data import TEST_WORDS, TRAIN_STRINGS, TRAIN_WORDS, split_folder
-from recipes.asr.manifest import (
-    SOURCES,
-    ToWrite,
-    ascii_words,
-    collect,
-    describe,
-    make_folder,
-    read_manifest,
-    report_left_out,
-    unicode_words,
-    write_audio,
-    write_manifest,
-)
+from recipes.asr.manifest import ToWrite, read_manifest, write_audio
 from recipes.lab.data import read_text
 from recipes.lab.options import new_parser, positive, whole
 from recipes.lab.steps import RECORD, CommandError, recorded, run_main
@@ -69,14 +57,8 @@ def digits(
 ) -> Sets:
     """Strings of digits by one speaker each, joined from recordings of single digits.
 
-    Args:
-        source: Folder of ``{digit}_{speaker}_{index}.wav``.
-        seed: The same seed gives the same strings.
-        train_strings: Number of strings for training, see :data:`TRAIN_DIGITS`.
-        valid_strings: Number of strings for validation.
-        test_strings: Number for each range of lengths in :data:`TEST_DIGITS`.
-        test_takes: Recordings with an index below it are for the test (FSDD: 5) ...
-        valid_takes: ... so many after them for validation, the others for training.
+    They are ``{digit}_{speaker}_{index}.wav``; of the indices the lowest are for the test, the next
+    for validation. There are `test_strings` for each of :data:`TEST_DIGITS`.
     """
     bounds = {"test": test_takes, "valid": test_takes + valid_takes, "train": float("inf")}
     takes = _takes(source, bounds)
@@ -90,7 +72,7 @@ def digits(
     lengths = {
         "train": [TRAIN_DIGITS] * train_strings,
         "valid": [TRAIN_DIGITS] * valid_strings,
-        "test": [range_ for range_ in TEST_DIGITS for _ in range(test_strings)],
+        "test": np.repeat(TEST_DIGITS, test_strings, axis=0),
     }
     return {
         name: [_string(takes[name], bounds, rng, n) for n, bounds in enumerate(ranges)]
@@ -101,24 +83,24 @@ def digits(
 def _takes(source: Path, bounds: Mapping[str, float]) -> dict[str, Takes]:
     """Recordings of single digits by set; `bounds` are the ends of their indices."""
     takes = {name: defaultdict(lambda: defaultdict(list)) for name in bounds}
-    left_out, pattern = LeftOut(), re.compile(r"(\d)_(.+)_(\d+)\.wav", re.IGNORECASE)
-    matches = [(path, pattern.fullmatch(path.name)) for path in sorted(source.rglob("*"))]
-    matches = [(path, match) for path, match in matches if match]
-    for path, match in matches:
+    left_out, total = LeftOut(), 0
+    for path in sorted(source.rglob("*")):
+        match = re.fullmatch(r"(\d)_(.+)_(\d+)\.wav", path.name, re.IGNORECASE)
+        total += match is not None
         with left_out.counting():
-            measured(Utterance(path.stem, path, ""), texts=False)
-            name = next(name for name, bound in bounds.items() if int(match[3]) < bound)
-            takes[name][match[2]][int(match[1])].append(path)
-    report_left_out("digits", left_out, len(matches))
+            if match:
+                measured(Utterance(path.stem, path, ""), texts=False)
+                name = next(name for name, bound in bounds.items() if int(match[3]) < bound)
+                takes[name][match[2]][int(match[1])].append(path)
+    manifest.report_left_out("digits", left_out, total)
     return takes
 
 
-def _string(
-    takes: Takes, lengths: tuple[int, int], rng: np.random.Generator, number: int
-) -> Utterance:
+def _string(takes: Takes, lengths: Sequence[int], rng: Any, number: int) -> Utterance:
     speaker = rng.choice(sorted(takes))
-    spoken = rng.choice(sorted(takes[speaker]), rng.integers(*lengths, endpoint=True))
-    paths = [takes[speaker][digit][rng.integers(len(takes[speaker][digit]))] for digit in spoken]
+    own = takes[speaker]
+    spoken = rng.choice(sorted(own), rng.integers(*lengths, endpoint=True))
+    paths = [own[digit][rng.integers(len(own[digit]))] for digit in spoken]
     silences = rng.uniform(*SILENCE, len(paths) - 1)
     id, text = f"{speaker}-{number:05}", " ".join(DIGITS[digit] for digit in spoken)
     return Utterance(id, ToWrite(f"{id}.wav", partial(_join, paths, silences)), text)
@@ -126,18 +108,16 @@ def _string(
 
 def _join(paths: Sequence[Path], silences: Sequence[float], target: Path) -> None:
     """Writes recordings with so many seconds of silence between them, at the rate of the first."""
-    first, rate = _take(paths[0])
-    parts = [first]
-    for path, seconds in zip(paths[1:], silences, strict=True):
-        parts += [np.zeros(round(seconds * rate), np.float32), _take(path, rate)[0]]
+    rate = soundfile.info(paths[0]).samplerate
+    parts = []
+    for path, seconds in zip(paths, (0, *silences), strict=True):
+        parts += [np.zeros(round(seconds * rate), np.float32), _take(path, rate)]
     write_audio(target, np.concatenate(parts), rate)
 
 
-@lru_cache(maxsize=10_000)
-def _take(path: Path, rate: int | None = None) -> tuple[np.ndarray, int]:
-    """Samples at `rate`, or at that of the file. The same takes are in many strings."""
-    rate = rate or soundfile.info(path).samplerate
-    return read_audio(path, rate).numpy(), rate
+@lru_cache(maxsize=10_000)  # the same takes are in many strings
+def _take(path: Path, rate: int) -> np.ndarray:
+    return read_audio(path, rate).numpy()
 
 
 # ---- synthetic speech, folders of recordings -----------------------------------------------------
@@ -153,35 +133,21 @@ def synthetic(
 ) -> Sets:
     """Random words read by espeak-ng, few in train and valid, up to 96 in test.
 
-    Args:
-        seed: The same seed gives the same speech.
-        train_strings: Number for training, of 1 to 6 words.
-        valid_strings: Number for validation.
-        test_strings: Number for each range of lengths; None: those of recipes/asr/data.py.
-        words: Words to draw from.
+    There are `test_strings` for each range of lengths, by default those of recipes/asr/data.py.
     """
-    short = (1, TRAIN_WORDS)
-    plan = {
-        "train": [(short, train_strings)],
-        "test": [(lengths, test_strings or count) for lengths, count in TEST_WORDS.items()],
-        "valid": [(short, valid_strings)],
-    }
-    first = seed * sum(map(len, plan.values()))  # every range of every seed is drawn by its own
-    sets = {}
-    for name, ranges in plan.items():
-        speech = []
-        for lengths, count in ranges:
-            speech += make_speech(first, count, lengths, words)
-            first += 1
-        sets[name] = [
-            Utterance(id, ToWrite(f"{id}.wav", _writer(spoken.waveform)), spoken.text)
-            for id, spoken in ((f"{name}-{n:05}", spoken) for n, spoken in enumerate(speech))
-        ]
+    plan = [
+        ("train", (1, TRAIN_WORDS), train_strings),
+        *(("test", lengths, test_strings or count) for lengths, count in TEST_WORDS.items()),
+        ("valid", (1, TRAIN_WORDS), valid_strings),
+    ]
+    sets = defaultdict(list)
+    for number, (name, lengths, count) in enumerate(plan):
+        # every range of every seed is drawn by its own
+        for spoken in make_speech(seed * len(plan) + number, count, lengths, words):
+            id = f"{name}-{len(sets[name]):05}"
+            write = partial(write_audio, samples=spoken.waveform, sampling_rate=SAMPLING_RATE)
+            sets[name].append(Utterance(id, ToWrite(f"{id}.wav", write), spoken.text))
     return sets
-
-
-def _writer(samples: np.ndarray) -> Callable[[Path], None]:
-    return lambda path: write_audio(path, samples, SAMPLING_RATE)
 
 
 FOLDERS = {"train": ("train",), "valid": ("valid", "validation", "dev"), "test": ("test",)}
@@ -194,7 +160,10 @@ def folder(source: Path) -> Sets:
     recordings, is split off for each set that is not there.
     """
     return {
-        split: [utterance._replace(text=unicode_words(utterance.text)) for utterance in utterances]
+        split: [
+            utterance._replace(text=manifest.unicode_words(utterance.text))
+            for utterance in utterances
+        ]
         for split, utterances in split_folder(source, FOLDERS).items()
     }
 
@@ -211,47 +180,13 @@ CORPORA = {
 }
 
 
-def prepare(
-    corpus: str, output: Path, options: Mapping[str, Any], decode: bool = False
-) -> dict[str, list[Utterance]]:
-    """Makes the folder `output`, unless it is finished and its sources are as they were. Returns
-    what its manifests list.
-
-    Args:
-        corpus: One of :data:`CORPORA`.
-        output: Gets ``train.tsv``, ``valid.tsv`` and tests.
-        options: Arguments of the function of the corpus.
-        decode: Read every recording to its end, not only its header.
-    """
-    output = Path(os.path.abspath(output))
-    options = dict(options)
-    if "source" in options:
-        options["source"] = Path(os.path.abspath(options["source"]))
-    settings = {"corpus": corpus, "decode": decode, **options}
-    settings |= {name: str(value) for name, value in options.items() if isinstance(value, Path)}
-    made = (output / RECORD).is_file()
-    if output.exists() and not made and (output.is_file() or any(output.iterdir())):
-        raise CommandError(f"--output {output} holds other files; give a new folder")
-
-    def make(folder: Path) -> None:
-        if "source" in options and not options["source"].is_dir():
-            raise CommandError(f"{options['source']}: no such folder; give that of the corpus")
-        for name, utterances in CORPORA[corpus](**options).items():
-            write_manifest(folder / f"{name}.tsv", collect(name, utterances, folder, decode))
-
-    make_folder(output, settings, make, options.get("source"))
-    tables = (recorded(output).get(SOURCES) or {}).get("made")
-    if tables is None:  # made before this was recorded
-        tables = [path.name for path in output.glob("*.tsv")]
-    names = (Path(name).stem for name in tables)  # people may have put others there
-    names = sorted(names, key=lambda name: (("train", "valid", name).index(name), name))
-    return {name: read_manifest(output / f"{name}.tsv") for name in names}
+def absolute(path: str) -> Path:
+    return Path(os.path.abspath(path))
 
 
 def word_file(name: str) -> list[str]:
-    """Argument type: a text file with words."""
     try:
-        words = ascii_words(read_text(Path(name))).split()
+        words = manifest.ascii_words(read_text(Path(name))).split()
     except (OSError, UnicodeDecodeError) as error:
         raise argparse.ArgumentTypeError(f"{name} cannot be read ({error})") from None
     if not words:
@@ -260,7 +195,6 @@ def word_file(name: str) -> list[str]:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """All options."""
     parser = new_parser(__doc__, "recipes.asr.prepare")
     commands = parser.add_subparsers(dest="corpus", required=True, metavar="CORPUS")
     parsers = {}
@@ -268,8 +202,10 @@ def make_parser() -> argparse.ArgumentParser:
         text = function.__doc__.partition("\n")[0]
         command = parsers[name] = commands.add_parser(name, help=text, description=text)
         if name != "synthetic":
-            command.add_argument("source", type=Path, metavar="SOURCE", help="folder of the corpus")
-        command.add_argument("--output", type=Path, required=True, metavar="FOLDER")
+            command.add_argument(
+                "source", type=absolute, metavar="SOURCE", help="folder of the corpus"
+            )
+        command.add_argument("--output", type=absolute, required=True, metavar="FOLDER")
         text = "read every recording to its end, not only its header; takes longer"
         command.add_argument("--decode", action="store_true", help=text)
     text = "subsets for training, such as train-clean-100 (default: all train-*)"
@@ -304,7 +240,25 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> None:
     options = vars(make_parser().parse_args(argv))
     corpus, output, decode = (options.pop(name) for name in ("corpus", "output", "decode"))
-    print(describe(prepare(corpus, output, options, decode)))
+    source, made = options.get("source"), (output / RECORD).is_file()
+    if output.exists() and not made and (output.is_file() or any(output.iterdir())):
+        raise CommandError(f"--output {output} holds other files; give a new folder")
+
+    def make(folder: Path) -> None:
+        if source and not source.is_dir():
+            raise CommandError(f"{source}: no such folder; give that of the corpus")
+        for name, utterances in CORPORA[corpus](**options).items():
+            usable = manifest.collect(name, utterances, folder, decode)
+            manifest.write_manifest(folder / f"{name}.tsv", usable)
+
+    settings = {"corpus": corpus, "decode": decode, **options}
+    manifest.make_folder(output, settings, make, source)
+    tables = (recorded(output).get(manifest.SOURCES) or {}).get("made")
+    if tables is None:  # made before this was recorded
+        tables = [path.name for path in output.glob("*.tsv")]
+    names = (Path(name).stem for name in tables)  # people may have put others there
+    names = sorted(names, key=lambda name: (("train", "valid", name).index(name), name))
+    print(manifest.describe({name: read_manifest(output / f"{name}.tsv") for name in names}))
 
 
 if __name__ == "__main__":

@@ -16,41 +16,118 @@ reused.
 import argparse
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from cape_plugins import PRESETS
+from cape_plugins import PRESETS, TYPES
+from cape_plugins.arguments import TYPE_ARG, flag
 from fairseq_user_dir.asr.manifest import read_manifest
 from recipes.asr import prepare
-from recipes.asr.catalog import BATCHES, RECIPES, SEED_STEP, STUDIES, position_flags
 from recipes.asr.evaluate import MILLISECONDS, PACKAGES, calm_logging, decode, hop_rows
 from recipes.asr.report import METRICS, by_duration, describe_models, in_training, write_hops
-from recipes.lab.options import (
-    add_shared,
-    available_cores,
-    check_increasing,
-    check_shared,
-    new_parser,
-    positive,
-)
+from recipes.lab import options
 from recipes.lab.runs import run_all, train
 from recipes.lab.scores import write_scores
 from recipes.lab.steps import CommandError, digest, run_main
 from recipes.lab.tables import Row, how_made, shown_command
 
+# ---- settings, and what is compared --------------------------------------------------------------
+
+
+class Recipe(NamedTuple):
+    """How models are trained on a corpus."""
+
+    train: str  # flags of fairseq-train
+    updates: int
+    bins: tuple[float, ...]  # upper ends of the bins of durations in seconds
+    preset: str | None = None  # settings of CAPE for this corpus, among the types
+
+
+def position_flags(settings: Mapping[str, Any], more: str = "") -> str:
+    """Flags of fairseq-train for a position embedding, such as one of PRESETS, and `more`."""
+    names = {"type": TYPE_ARG} | {name: f"position_{name}" for name in settings if name != "type"}
+    words = (f"{flag(names[name])} {value}" for name, value in settings.items() if name != "domain")
+    return " ".join((*words, more)).strip()
+
+
+SEED_STEP = 100003  # fairseq seeds update n with seed + n
+
+# Small models for strings of digits, trained in a minute on one CPU core.
+SMALL = """--arch cape_ctc_transformer_tiny --optimizer adam --adam-betas (0.9,0.98)
+    --weight-decay 0.05 --lr 0.003 --lr-scheduler polynomial_decay --warmup-updates 100
+    --max-tokens 4000 --frequency-mask-width 20 --time-masks 2
+    --cpu --num-workers 0 --disable-validation --no-epoch-checkpoints"""
+
+# The same for recordings of real speakers at 8 kHz, of which there are few: smaller batches, and no
+# SpecAugment, with which so short a training learns next to nothing.
+DIGITS = SMALL.replace("--max-tokens 4000", "--max-tokens 1500").replace("0.003", "0.005")
+DIGITS = f"{DIGITS} --no-spec-augment"
+
+# CAPE Appendix C, on 16 GPUs: 36 layers of 768, Adagrad, 240 seconds per GPU. The paper trains for
+# a time, not for a number of updates.
+PAPER = """--arch cape_ctc_transformer --optimizer adagrad --lr 0.01 --lr-scheduler fixed
+    --clip-norm 0.1 --max-tokens 24000 --target-norm --num-workers 4
+    --best-checkpoint-metric wer --batch-size-valid 1 --keep-last-epochs 1"""
+WSJ = f"""{PAPER} --attention-dropout 0.4 --activation-dropout 0.4 --encoder-layerdrop 0.4
+    --warmup-updates 35000 --spec-augment-start 5000"""
+TEDLIUM = f"""{PAPER} --attention-dropout 0.1 --activation-dropout 0.1 --encoder-layerdrop 0.1
+    --warmup-updates 45000 --spec-augment-start 20000 --frequency-mask-width 20
+    --time-mask-width 30"""
+
+RECIPES = {
+    "small": Recipe(SMALL, 600, (1, 2, 4, 8, 16)),
+    "digits": Recipe(DIGITS, 1000, (1, 2, 4, 8, 16)),
+    "wsj": Recipe(WSJ, 200000, (10, 15, 20), "cape_wsj"),
+    "tedlium3": Recipe(TEDLIUM, 500000, (10, 15, 20), "cape_tedlium"),
+    # not in the paper; settings of TED-LIUM
+    "librispeech": Recipe(TEDLIUM, 500000, (10, 15, 20), "cape_tedlium"),
+}
+
+NO_MASKS = "--no-spec-augment"
+SINPOS, CAPE = {"type": "sinpos"}, {"type": "cape"}
+# Each study is one figure of the paper; the flags of each of its models.
+STUDIES = {
+    "types": {name: position_flags({"type": name}) for name in TYPES},
+    "relpos": {  # Figures 4, 20 and 21: contexts of 27 and 6 seconds at 30 ms
+        "relpos": position_flags(PRESETS["relpos_wsj"]),
+        "relpos-6s": position_flags({**PRESETS["relpos_wsj"], "relative_context": 199}),
+        "relpos-first": position_flags(PRESETS["relpos_first_wsj"]),
+        "cape": position_flags(CAPE),
+    },
+    "augmentation": {  # Figure 7
+        "baseline": position_flags(SINPOS, NO_MASKS),
+        "+CAPE": position_flags(CAPE, NO_MASKS),
+        "+SpecAug": position_flags(SINPOS),
+        "+CAPE +SpecAug": position_flags(CAPE),
+    },
+    "shift": {  # Figure 18: global shifts that cover 15, 30, 60 seconds
+        f"covers-{2 * half:g}s": position_flags({**CAPE, "max_global_shift": f"{half:g}"})
+        for half in (7.5, 15.0, 30.0)
+    },
+    "local": {  # Figure 19
+        "global-and-local": position_flags(CAPE),
+        "global-only": position_flags({**CAPE, "max_local_shift": 0}),
+    },
+    "scale": {  # Figures 20 and 21
+        f"scale-{scale:g}": position_flags({**CAPE, "max_global_scale": scale})
+        for scale in (1, 1.1, 1.4, 2, 3)
+    },
+}
+BATCHES = {"padded": "", "padding-free": "--padding-free"}
+
+
+# ---- one model -----------------------------------------------------------------------------------
+
 
 class Model(NamedTuple):
-    """One training: its name in tables, its flags, its seed."""
-
-    name: str
+    name: str  # in tables
     flags: str
     seed: int
 
 
 def models(args: argparse.Namespace) -> list[Model]:
-    """What is to be trained."""
     study, preset = STUDIES[args.study], PRESETS.get(RECIPES[args.recipe].preset)
     if preset and study is STUDIES["types"]:
         study = {**study, preset["type"]: position_flags(preset)}
@@ -76,73 +153,61 @@ def run_model(args: argparse.Namespace, model: Model) -> tuple[list[Row], list[R
         flags += ["--total-num-update", args.updates]
     flags += [*shlex.split(model.flags), *args.fairseq]
     corpus = {"corpus": digest(args.data / "train.tsv")}
-    seconds = train(
-        args.data,
-        folder,
-        flags,
-        corpus,
-        threads=args.threads,
-        title=f"{model.name} seed {model.seed}",
-    )
+    title = f"{model.name} seed {model.seed}"
+    seconds = train(args.data, folder, flags, corpus, threads=args.threads, title=title)
     best = folder / "checkpoint_best.pt"
     checkpoint = best if best.is_file() else folder / "checkpoint_last.pt"
-    options = {
-        "flags": [flag for flag in ("--cpu", "--fp16") if flag in flags],
-        "threads": args.threads,
-    }
+    shared = [word for word in ("--cpu", "--fp16") if word in flags]
+    decoding = {"flags": shared, "threads": args.threads}
     decoded = folder / args.test
-    texts, _ = decode(args.data, args.test, checkpoint, decoded, **options)
+    texts, _ = decode(args.data, args.test, checkpoint, decoded, **decoding)
     columns = {"model": model.name, "seed": model.seed, "train_seconds": seconds}
     rows = [columns | row for row in by_duration(texts, args.bins)]
     hops = args.hops if args.hops and model.seed == args.seeds[0] else ()
-    curve = hop_rows(args.data, args.test, checkpoint, decoded, hops, **options)
+    curve = hop_rows(args.data, args.test, checkpoint, decoded, hops, **decoding)
     return rows, [{"model": model.name, **row} for row in curve]
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """All options."""
     epilog = "Flags behind -- go to fairseq-train."
-    parser = new_parser(__doc__, "recipes.asr.run", epilog=epilog)
+    parser = options.new_parser(__doc__, "recipes.asr.run", epilog=epilog)
     add = parser.add_argument
     add("--data", type=Path, help="folder of recipes.asr.prepare (default: synthetic speech)")
     text = "settings of the models (default: small; digits; wsj, tedlium3, librispeech need GPUs)"
     add("--recipe", choices=RECIPES, default="small", help=text)
     add("--study", choices=STUDIES, default="types", help="(default: types)")
-    add_shared(parser, "compare", "--models", help="only these models of the study")
+    options.add_shared(parser, "compare", "--models", help="only these models of the study")
     text = "padded and padding-free (default: padded)"
     add("--batches", nargs="+", choices=BATCHES, default=["padded"], help=text)
-    add_shared(parser, "seeds", default=[1])
-    add("--updates", type=positive, help="training steps (default: those of the recipe)")
+    options.add_shared(parser, "seeds", default=[1])
+    add("--updates", type=options.positive, help="training steps (default: those of the recipe)")
     add("--test", default="test", metavar="NAME", help="manifest of the test set (default: test)")
     text = "upper ends of the bins of durations (default: those of the recipe)"
     add("--bins", nargs="+", type=float, metavar="SECONDS", help=text)
     text = "also decode at these hops, by the models of the first seed"
     add("--hops", nargs="+", type=MILLISECONDS, metavar="MS", help=text)
-    add_shared(parser, "jobs", default=available_cores())
-    add_shared(parser, "threads", default=1)
+    options.add_shared(parser, "jobs", default=options.available_cores())
+    options.add_shared(parser, "threads", default=1)
     text = "folder for data and checkpoints, reused (default: build/asr/STUDY)"
-    add_shared(parser, "work", help=text)
-    add_shared(parser, "output", help="tables and figures (default: results/asr/STUDY)")
+    options.add_shared(parser, "work", help=text)
+    options.add_shared(parser, "output", help="tables and figures (default: results/asr/STUDY)")
     return parser
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    own, fairseq = argv, []
-    if "--" in argv:
-        place = list(argv).index("--")
-        own, fairseq = argv[:place], list(argv[place + 1 :])
-    args = make_parser().parse_args(own)
-    args.fairseq = fairseq
+    place = [*argv, "--"].index("--")
+    args = make_parser().parse_args(argv[:place])
+    args.fairseq = argv[place + 1 :]
     unknown = [name for name in args.compare or () if name not in STUDIES[args.study]]
     if unknown:
         names = ", ".join(STUDIES[args.study])
         raise CommandError(f"--compare {unknown[0]}: study {args.study} has {names}")
     recipe = RECIPES[args.recipe]
     args.bins, args.updates = args.bins or recipe.bins, args.updates or recipe.updates
-    check_increasing(args.bins, "--bins")
+    options.check_increasing(args.bins, "--bins")
     args.work = args.work or Path("build/asr") / args.study
     args.output = args.output or Path("results/asr") / args.study
-    check_shared(args)
+    options.check_shared(args)
     if args.data is None:
         args.data = Path("build/asr/synthetic")
         prepare.main(["synthetic", "--output", str(args.data)])
@@ -156,7 +221,6 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the command; see the module docstring."""
     calm_logging()
     argv = sys.argv[1:] if argv is None else argv
     args = parse_arguments(argv)

@@ -22,35 +22,21 @@ import numpy as np
 from cape_plugins.speech.audio import AudioError
 from cape_plugins.speech.features import SAMPLING_RATE
 from cape_plugins.speech.manifest import LeftOut, Unusable, Utterance, load
-from recipes.asr.manifest import (
-    describe,
-    make_folder,
-    read_manifest,
-    report_left_out,
-    write_audio,
-    write_manifest,
-)
+from recipes.asr import manifest as manifests
 from recipes.lab.options import new_parser, number
 from recipes.lab.steps import CommandError, digest, progress, run_main
 
 
-def groups(utterances: Sequence[Utterance], any_group: bool = False) -> dict[str, list[Utterance]]:
-    """Utterances by what stands before the last ``-`` or ``_`` of their ids, all in one group, "",
-    with `any_group`.
+def group_of(id: str) -> str:
+    """What stands before the last ``-`` or ``_``.
 
-    >>> list(groups([Utterance("84-121123-0000", "a.flac", "go", 2.0)]))
-    ['84-121123']
+    >>> group_of("84-121123-0000")
+    '84-121123'
     """
-    members = defaultdict(list)
-    for utterance in utterances:
-        name = "" if any_group else re.sub("[-_][^-_]*$", "", utterance.id)
-        members[name].append(utterance)
-    return dict(members)
+    return re.sub("[-_][^-_]*$", "", id)
 
 
-def pack(
-    utterances: Sequence[Utterance], seconds: float, gap: float = 0.0
-) -> Iterator[list[Utterance]]:
+def pack(utterances: Sequence[Utterance], seconds: float, gap: float) -> Iterator[list[Utterance]]:
     """Yields runs of utterances that last at most `seconds` with `gap` seconds between two."""
     run, total = [], 0.0
     for utterance in utterances:
@@ -79,33 +65,23 @@ def join(run: Sequence[Utterance], gap: float, left_out: LeftOut) -> tuple[np.nd
     return np.concatenate(parts or [silence]), " ".join(texts)
 
 
-def stretch(
-    manifest: Path, output: Path, seconds: float, gap: float = 0.0, any_group: bool = False
-) -> Path:
-    """Makes one set of joined utterances, unless it is finished.
-
-    Args:
-        manifest: Lists the utterances.
-        output: Folder for the new manifest, and for its recordings in ``audio``.
-        seconds: Longest duration of utterances that are joined.
-        gap: Seconds of silence between them.
-        any_group: Join utterances of different talks, too.
-
-    Returns:
-        The new manifest, ``{name}_{seconds}s.tsv``.
-    """
+def stretch(manifest: Path, output: Path, seconds: float, gap: float, any_group: bool) -> Path:
+    """Makes one set of joined utterances in `output`, unless it is finished; returns its manifest,
+    ``{name}_{seconds}s.tsv``."""
     name = f"{manifest.stem}_{seconds:g}s"
     output = Path(os.path.abspath(output))
     table, audio = output / f"{name}.tsv", output / "audio" / name
-    utterances = read_manifest(manifest)
-    members = groups(utterances, any_group)
+    utterances = manifests.read_manifest(manifest)
+    members = defaultdict(list)
+    for utterance in utterances:
+        members["" if any_group else group_of(utterance.id)].append(utterance)
     if len(members) == len(utterances) > 1:
         raise CommandError(
             f"{manifest}: every id is of another talk, such as {utterances[0].id} and "
             f"{utterances[1].id}, so nothing can be joined; give --any-group"
         )
     settings = {"seconds": seconds, "gap": gap, "any_group": any_group}
-    settings["manifest"] = digest(manifest)
+    settings |= {"manifest": digest(manifest)}
     joined, left_out = [], LeftOut()
 
     def make(folder: Path) -> None:
@@ -117,33 +93,27 @@ def stretch(
         for id, run in progress(runs, name, unit="recording"):
             samples, text = join(run, gap, left_out)
             if text:
-                write_audio(folder / f"{id}.flac", samples, SAMPLING_RATE)
+                manifests.write_audio(folder / f"{id}.flac", samples, SAMPLING_RATE)
                 duration = len(samples) / SAMPLING_RATE
                 joined.append(Utterance(id, audio / f"{id}.flac", text, duration))
-        report_left_out(name, left_out, len(utterances))
+        manifests.report_left_out(name, left_out, len(utterances))
         if not joined:
             raise CommandError(f"{manifest}: none of {len(utterances)} recordings can be read")
 
     if not table.is_file():  # interrupted in between
         shutil.rmtree(audio, ignore_errors=True)
-    make_folder(audio, settings, make)
+    manifests.make_folder(audio, settings, make)
     if joined:
-        write_manifest(table, joined)
+        manifests.write_manifest(table, joined)
     return table
 
 
-SECONDS = number(0.1, 1e6)
-
-# ---- the command ---------------------------------------------------------------------------------
-
-
 def make_parser() -> argparse.ArgumentParser:
-    """All options."""
     parser = new_parser(__doc__, "recipes.asr.stretch")
     add = parser.add_argument
     add("manifest", type=Path, metavar="MANIFEST.tsv", help="of recipes.asr.prepare")
     text = "longest durations of what is joined, one set for each"
-    add("--seconds", type=SECONDS, nargs="+", required=True, metavar="N", help=text)
+    add("--seconds", type=number(0.1, 1e6), nargs="+", required=True, metavar="N", help=text)
     text = "for the new manifests (default: that of the manifest)"
     add("--output", type=Path, metavar="FOLDER", help=text)
     text = "silence between two utterances (default: none)"
@@ -155,12 +125,12 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = make_parser().parse_args(argv)
-    sets = {args.manifest.stem: read_manifest(args.manifest)}
+    sets = {args.manifest.stem: manifests.read_manifest(args.manifest)}
     output = args.output or args.manifest.parent
     for seconds in dict.fromkeys(args.seconds):
         table = stretch(args.manifest, output, seconds, args.gap, args.any_group)
-        sets[table.stem] = read_manifest(table)
-    print(describe(sets))
+        sets[table.stem] = manifests.read_manifest(table)
+    print(manifests.describe(sets))
 
 
 if __name__ == "__main__":

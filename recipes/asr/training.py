@@ -1,6 +1,7 @@
 """Batches of recordings for transformers' Trainer, padded or without padding."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,7 @@ from recipes.lab.hf_training import SetEpoch
 
 
 class Labelled(Dataset):
-    """Recordings with token ids as labels; asked for an index, or for a
-    :class:`~cape_plugins.speech.batching.Hop`, which is handed on with the sample."""
+    """Recordings with token ids as labels, by index, or by hop, which is handed on with them."""
 
     def __init__(self, recordings: Recordings, tokenizer: Any) -> None:
         self.recordings = recordings
@@ -29,7 +29,6 @@ class Labelled(Dataset):
 
     @property
     def seconds(self) -> list[float]:
-        """Durations."""
         return [item.seconds for item in self.recordings.items]
 
     def __getitem__(self, index: int | Hop) -> tuple[torch.Tensor, list[int], Hop | None]:
@@ -41,13 +40,9 @@ class Labelled(Dataset):
 class DurationSampler(Sampler[int]):
     """Recordings of similar duration follow each other, so that batches have little padding.
 
-    Durations are perturbed by a factor of U(0.85, 1.15) in each epoch, so that batches differ
-    (CAPE Appendix C.3), and batches come in random order, a smaller last one at the end.
-
-    Args:
-        seconds: Durations.
-        batch_size: Recordings of all processes together.
-        seed: The order depends on it and on the epoch alone.
+    Durations are perturbed by a factor of U(0.85, 1.15) in each epoch, so that batches (of all
+    processes together) differ (CAPE Appendix C.3), and batches come in random order, a smaller last
+    one at the end. The order depends on the seed and the epoch alone.
     """
 
     def __init__(self, seconds: Sequence[float], batch_size: int, seed: int) -> None:
@@ -75,16 +70,12 @@ class SpeechTrainer(Trainer):
     """Groups recordings by duration, or makes batches without padding, and masks features by
     SpecAugment.
 
-    Attributes:
-        masks: Settings of SpecAugment; None for none.
-        batch_seconds: Length of a batch without padding, per process; None for padded batches.
-
     Masks are drawn here, after the batch was loaded: batches are loaded ahead, and a resumed
     training must draw the same ones.
     """
 
-    masks: Mapping[str, Any] | None = None
-    batch_seconds: float | None = None
+    masks: Mapping[str, Any] | None = None  # settings of SpecAugment
+    batch_seconds: float | None = None  # of a batch without padding, per process; None: padded
 
     def _get_train_sampler(self, train_dataset: Any = None) -> DurationSampler:
         size = self.args.train_batch_size * self.args.world_size
@@ -95,14 +86,10 @@ class SpeechTrainer(Trainer):
         takes its own, so that accelerate must not share them out again."""
         if self.batch_seconds is None:
             return super().get_train_dataloader()
-        settings = {
-            "seconds": self.train_dataset.seconds,
-            "max_seconds": self.batch_seconds,
-            "seed": self.args.seed,
-        }
-        free, padded = (
-            PaddingFreeBatches(**settings, shuffle=shuffle) for shuffle in (True, False)
+        make = partial(
+            PaddingFreeBatches, self.train_dataset.seconds, self.batch_seconds, seed=self.args.seed
         )
+        free, padded = make(shuffle=True), make(shuffle=False)
         if self.args.process_index == 0:
             print(
                 f"{len(free)} batches without padding; sorted batches of {self.batch_seconds:g} s "
@@ -110,8 +97,7 @@ class SpeechTrainer(Trainer):
                 flush=True,
             )
         # The Trainer takes it for granted that all epochs have the same number of batches.
-        batches = PaddingFreeBatches(
-            **settings,
+        batches = make(
             num_batches=max(len(free), self.args.world_size),
             num_replicas=self.args.world_size,
             rank=self.args.process_index,
@@ -126,7 +112,6 @@ class SpeechTrainer(Trainer):
         )
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """The loss, of masked features in training."""
         if self.masks is not None and model.training:
             features = inputs["input_features"].clone()
             mask = inputs.get("attention_mask")
@@ -140,9 +125,7 @@ class SpeechTrainer(Trainer):
 class Collator:
     """Waveforms and labels to a batch of features, without padding where each has a hop.
 
-    Args:
-        extractor: Feature extractor.
-        hop_seconds: Distance of frames in padded batches; default that of the extractor.
+    In padded batches frames have the distance `hop_seconds`, by default that of the extractor.
     """
 
     def __init__(self, extractor: Any, hop_seconds: float | None = None) -> None:

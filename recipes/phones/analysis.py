@@ -5,7 +5,6 @@ Targets and predictions are lists of integer arrays ``[T]``, one for each uttera
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from sklearn.metrics import confusion_matrix
@@ -46,28 +45,12 @@ def top_confusions(
 # ---- types of errors -----------------------------------------------------------------------------
 
 
-class ErrorTypes(NamedTuple):
-    """Wrong frames by type.
-
-    Attributes:
-        boundary_other_side: Type 1.
-        boundary_neither_side: Type 2.
-        inside: Type 3.
-        long_runs: Frames in runs of more than three wrong frames, which have no type.
-    """
-
-    boundary_other_side: int
-    boundary_neither_side: int
-    inside: int
-    long_runs: int
-
-
-def error_types(targets: Frames, predictions: Frames) -> ErrorTypes:
-    """Counts the wrong frames of each type; see :func:`frame_error_types`."""
+def error_types(targets: Frames, predictions: Frames) -> tuple[int, ...]:
+    """Numbers of wrong frames of types 1, 2 and 3, and in long runs."""
     counts: Counter[int] = Counter()
     for target, prediction in zip(targets, predictions, strict=True):
         counts.update(frame_error_types(target, prediction).tolist())
-    return ErrorTypes(counts[1], counts[2], counts[3], counts[-1])
+    return tuple(counts[type_number] for type_number in (1, 2, 3, -1))
 
 
 def frame_error_types(target: np.ndarray, prediction: np.ndarray) -> np.ndarray:
@@ -118,15 +101,8 @@ def _runs(flags: np.ndarray) -> Iterator[tuple[int, int]]:
 
 
 def attention_by_distance(weights: np.ndarray, farthest: int) -> np.ndarray:
-    """Mean weight of the key at each distance from its query.
-
-    Args:
-        weights: ``[.., T, T]``, queries in rows.
-        farthest: D, at most T - 1.
-
-    Returns:
-        ``[.., 2 D + 1]``, keys before their query first.
-    """
+    """Mean weight ``[.., 2 D + 1]`` of the keys up to D < T frames before and after their query, of
+    ``[.., T, T]``, queries in rows."""
     distances = range(-farthest, farthest + 1)
     means = [np.diagonal(weights, d, axis1=-2, axis2=-1).mean(-1) for d in distances]
     return np.stack(means, axis=-1)

@@ -2,10 +2,11 @@
 
 import hashlib
 import random
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import soundfile
@@ -14,12 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from cape_plugins.speech.audio import AudioError, read_audio
-from cape_plugins.speech.features import (
-    HOP_SECONDS,
-    SAMPLING_RATE,
-    log_mel,
-    normalized,
-)
+from cape_plugins.speech.features import HOP_SECONDS, SAMPLING_RATE, log_mel, normalized
 from recipes.lab.steps import CommandError
 from recipes.lab.synthesis import PITCHES, SPEEDS, VOICES, Phone, Synthesizer
 from recipes.phones.labels import SILENCE, LabelError, frame_labels, read_labels
@@ -44,70 +40,31 @@ WORDS = _WORDS.split()
 WORDS_PER_UTTERANCE = (1, 3)
 STEADY_VOICES = [voice for voice in VOICES if voice != "en-us+f2"]  # its breath differs in each run
 NOISE_DB = (0.0, 20.0)  # speech above noise; without noise single frames tell nearly all
-# espeak-ng's names in the voices of synthesis.py, in those of the thesis
-ESPEAK = {
-    **dict.fromkeys(("@", "@2", "V", "a#"), "ah"),
-    **dict.fromkeys(("I", "I#", "I2"), "ih"),
-    **dict.fromkeys(("i:", "i"), "iy"),
-    **dict.fromkeys(("A:", "0"), "aa"),
-    **dict.fromkeys(("3", "3:"), "er"),
-    **dict.fromkeys(("r", "r-"), "r"),
-    **dict.fromkeys(("t", "t2"), "t"),
-    **dict.fromkeys(("j", ";"), "y"),
-    **dict.fromkeys(("_", "_:"), SILENCE),
-    "a": "ae",
-    "aI": "ay",
-    "aU": "aw",
-    "D": "dh",
-    "dZ": "jh",
-    "E": "eh",
-    "eI": "ey",
-    "h": "hh",
-    "N": "ng",
-    "O:": "ao",
-    "OI": "oy",
-    "oU": "ow",
-    "S": "sh",
-    "T": "th",
-    "tS": "ch",
-    "u:": "uw",
-    "U": "uh",
-    "Z": "zh",
-}
+# names of the thesis, each with those of espeak-ng in the voices of synthesis.py
+_NAMES = """ah @ @2 V a#, ih I I# I2, iy i: i, aa A: 0, er 3 3:, r r r-, t t t2, y j ;, sil _ _:,
+    ae a, ay aI, aw aU, dh D, jh dZ, eh E, ey eI, hh h, ng N, ao O:, oy OI, ow oU, sh S, th T,
+    ch tS, uw u:, uh U, zh Z"""
+ESPEAK = {name: phone for phone, *names in map(str.split, _NAMES.split(",")) for name in names}
 
 
 class Example(NamedTuple):
-    """Features and labels of one recording.
-
-    Attributes:
-        name: Name of the recording.
-        features: ``[T, 40]`` float32, each band of mean 0 and standard deviation 1.
-        labels: ``[T]`` int64, indices of the classes; names, before all classes are known.
-    """
+    """Features and labels of one recording."""
 
     name: str
-    features: Tensor
-    labels: Tensor | list[str]
+    features: Tensor  # [T, 40] float32, each band of mean 0 and standard deviation 1
+    labels: Tensor | list[str]  # [T] indices of classes; names, before all classes are known
 
 
 @dataclass
 class Corpus:
-    """What models are trained and tested on.
+    """What models are trained and tested on."""
 
-    Attributes:
-        classes: Names, sorted.
-        splits: Examples of train, dev and test.
-        description: What the data are, for reports.
-        skipped: Why recordings were left out, one line for each.
-    """
-
-    classes: list[str]
+    classes: list[str]  # sorted
     splits: dict[str, list[Example]]
-    description: str
-    skipped: list[str] = field(default_factory=list)
+    description: str  # for reports
+    skipped: Sequence[str] = ()  # why recordings were left out
 
     def fingerprint(self) -> str:
-        """A digest of all features and labels."""
         sha = hashlib.sha256(" ".join(self.classes).encode())
         for split in SPLITS:
             for example in self.splits[split]:
@@ -131,7 +88,6 @@ def extract(waveform: Tensor) -> Tensor:
 
 
 def label(name: str, waveform: Tensor, phones: Sequence[Phone]) -> Example:
-    """Features of a recording and the phone of each frame."""
     features = extract(waveform)
     return Example(name, features, frame_labels(phones, len(features)))
 
@@ -146,17 +102,11 @@ def add_noise(waveform: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def synthetic(sizes: Sequence[int], seed: int = 0) -> Corpus:
-    """Random words read by espeak-ng.
-
-    Args:
-        sizes: Utterances for training, dev and test.
-        seed: Seed of the words and voices.
-    """
-    splits = {}
+    """Random words read by espeak-ng, so many utterances for training, dev and test."""
+    splits: dict[str, list[Example]] = {split: [] for split in SPLITS}
     for number, (split, count) in enumerate(zip(SPLITS, sizes, strict=True)):
         rng = np.random.default_rng((seed, number))
         synthesizer = Synthesizer()
-        splits[split] = []
         for index in range(count):
             speech = synthesizer.speak(
                 " ".join(rng.choice(WORDS, rng.integers(*WORDS_PER_UTTERANCE, endpoint=True))),
@@ -165,11 +115,9 @@ def synthetic(sizes: Sequence[int], seed: int = 0) -> Corpus:
                 pitch=int(rng.integers(*PITCHES, endpoint=True)),
             )
             waveform = torch.from_numpy(add_noise(speech.waveform, rng))
-            phones = [
-                phone._replace(name=ESPEAK.get(phone.name, phone.name)) for phone in speech.phones
-            ]
+            phones = [Phone(*times, ESPEAK.get(name, name)) for *times, name in speech.phones]
             splits[split].append(label(f"{split}{index} ({speech.text})", waveform, phones))
-    return _corpus(splits, f"random words by espeak-ng, seed {seed}")
+    return _corpus(splits, f"random words by espeak-ng, seed {seed}", [])
 
 
 # ---- a folder ------------------------------------------------------------------------------------
@@ -180,19 +128,11 @@ def read_folder(folder: Path, tier: str | None = None, seed: int = 0) -> Corpus:
 
     Subfolders train, dev (or valid) and test, in any letter case, are the splits. Without train and
     test a tenth of the recordings becomes the test; without dev a tenth of training becomes dev.
-
-    Args:
-        folder: Has recordings and ``.phn`` or ``.TextGrid`` files.
-        tier: Name of the tier of the TextGrids.
-        seed: Seed of the splits.
-
-    Raises:
-        CommandError: if nothing, or too little, can be used.
     """
     if not folder.is_dir():
         raise CommandError(f"--data {folder}: no such folder; give one with recordings and labels")
     pairs, skipped = _pairs(folder)
-    items: list[tuple[Path, Example]] = []
+    items = []
     for audio, labels in tqdm(pairs, desc="read", disable=None, leave=False):
         place = audio.relative_to(folder)
         try:
@@ -210,31 +150,27 @@ def read_folder(folder: Path, tier: str | None = None, seed: int = 0) -> Corpus:
         raise CommandError(
             f"--data {folder}: nothing is left for training; add recordings to train"
         )
-    corpus = _corpus(splits, folder.name)
-    corpus.skipped = skipped
-    return corpus
+    return _corpus(splits, folder.name, skipped)
 
 
-def _pairs(folder: Path) -> tuple[list[tuple[Path, Path]], list[str]]:
+def _pairs(folder: Path) -> tuple[list[list[Path]], list[str]]:
     """Recordings with their labels, and what has no partner."""
-    by_name: dict[tuple[Path, str], dict[str, list[Path]]] = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        role = "audio" if path.suffix.lower() in AUDIO else "labels"
+    by_name: Any = defaultdict(lambda: {"recording": [], "labels": []})
+    for path in sorted(folder.rglob("*")):
         stem = path
         while stem.suffix.lower() in AUDIO + LABELS:  # SA1.WAV.wav belongs to SA1.PHN
             stem = stem.with_suffix("")
-        if stem != path:
-            by_name.setdefault((path.parent, stem.name.lower()), {}).setdefault(role, []).append(
-                path
-            )
+        if stem != path and path.is_file():
+            kind = "recording" if path.suffix.lower() in AUDIO else "labels"
+            by_name[path.parent, stem.name.lower()][kind].append(path)
     pairs, skipped = [], []
     for files in by_name.values():
-        if len(files) == 2:
-            pairs.append((files["audio"][0], files["labels"][0]))
+        pair = [paths[0] for paths in files.values() if paths]
+        if len(pair) == 2:
+            pairs.append(pair)
         else:
-            lacking = "no labels" if "audio" in files else "no recording"
-            paths = next(iter(files.values()))
-            skipped.append(f"{paths[0].relative_to(folder)}: {lacking} of this name")
+            lacking = next(kind for kind, paths in files.items() if not paths)
+            skipped.append(f"{pair[0].relative_to(folder)}: no {lacking} of this name")
     return pairs, skipped
 
 
@@ -251,7 +187,7 @@ def _read(place: Path, audio: Path, labels: Path, tier: str | None) -> Example:
 
 
 def _split(items: Sequence[tuple[Path, Example]], seed: int) -> dict[str, list[Example]]:
-    splits: dict[str, list[Example]] = {split: [] for split in SPLITS}
+    splits = {split: [] for split in SPLITS}
     names = {"train": "train", "dev": "dev", "valid": "dev", "test": "test"}
     for place, item in items:
         folders = (names.get(part.lower()) for part in place.parts[:-1])
@@ -267,15 +203,14 @@ def _split(items: Sequence[tuple[Path, Example]], seed: int) -> dict[str, list[E
     return splits
 
 
-def _corpus(splits: dict[str, list[Example]], description: str) -> Corpus:
-    names: set[str] = {SILENCE}.union(*(item.labels for items in splits.values() for item in items))
-    classes = sorted(names)
+def _corpus(splits: dict[str, list[Example]], description: str, skipped: Sequence[str]) -> Corpus:
+    """Numbers the classes of the labels."""
+    labels = (name for items in splits.values() for item in items for name in item.labels)
+    classes = sorted({SILENCE, *labels})
     index = {name: number for number, name in enumerate(classes)}
-    numbered = {
-        split: [
+    for items in splits.values():
+        items[:] = [
             item._replace(labels=torch.tensor([index[name] for name in item.labels]))
             for item in items
         ]
-        for split, items in splits.items()
-    }
-    return Corpus(classes, numbered, description)
+    return Corpus(classes, splits, description, skipped)

@@ -1,10 +1,11 @@
 """Phones with times: TIMIT's ``.PHN``, Praat's ``.TextGrid``, and the label of each frame."""
 
-import bisect
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 from cape_plugins.speech.features import HOP_SECONDS, WINDOW_SECONDS
 from recipes.lab.data import read_text
@@ -16,11 +17,12 @@ SILENCE = "sil"
 SILENT_NAMES = {"", "#", "_", "_:", "<p:>", "epi", "h#", "pau", "sil", "silence", "sp"}
 PHONE_TIERS = ("phones", "phone", "phonemes", "phoneme", "segments", "segment", "mau")
 
-_MARKED_STRESS = re.compile(r"([A-Z]{2})[012]")
 # Praat reads texts in quotes, numbers and flags that stand free, and takes all else for comment
 _TEXT_GRID_TOKEN = re.compile(
     r'(?<!\S)(?:"((?:[^"]|"")*)"|([-+]?[\d.]+(?:[eE][-+]?\d+)?)|(<\w+>))(?!\S)'
 )
+_INTERVALS = "IntervalTier"
+_ROW_SIZES = {"TextTier": 2, _INTERVALS: 3}  # time, mark; start, end, text
 
 
 class LabelError(ValueError):
@@ -40,12 +42,8 @@ def read_labels(path: Path, sampling_rate: int, tier: str | None = None) -> list
     Names of silence become "sil"; marks of stress go (``AH0`` is ``AH``).
 
     Args:
-        path: The file; letter case of the suffix is free.
         sampling_rate: That of the recording in Hz, the unit of ``.phn``.
         tier: Name in a TextGrid; default one with a usual name, or the only one.
-
-    Raises:
-        LabelError: if the file cannot be read or its times are not in order.
     """
     try:
         text = read_text(path)
@@ -68,31 +66,32 @@ def read_labels(path: Path, sampling_rate: int, tier: str | None = None) -> list
     return phones
 
 
+def _clean(name: str) -> str:
+    name = name.strip()
+    return SILENCE if name.lower() in SILENT_NAMES else re.sub("^([A-Z]{2})[012]$", r"\1", name)
+
+
 def parse_phn(text: str, sampling_rate: int) -> list[Phone]:
     """TIMIT's format: first sample, last sample and label in each line."""
     phones = []
     for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        fields = line.split()
         try:
-            start, end = (int(field) / sampling_rate for field in fields[:2])
-            (name,) = fields[2:]
+            if line.strip():
+                start, end, name = line.split()
+                phones.append(Phone(int(start) / sampling_rate, int(end) / sampling_rate, name))
         except ValueError:
             raise LabelError(
                 f"line {number}, {line.strip()!r}, is not: first sample, last sample, label"
             ) from None
-        phones.append(Phone(start, end, name))
     return phones
 
 
 def parse_text_grid(text: str) -> list[Tier]:
-    """The interval tiers of Praat's long and short text formats.
-
-    Raises:
-        LabelError: for another format, or a file that ends too early.
-    """
-    tokens = (_token(match) for match in _TEXT_GRID_TOKEN.finditer(text))
+    """The interval tiers of Praat's long and short text formats."""
+    tokens = (
+        float(match[2]) if match[2] else match[3] or match[1].replace('""', '"')
+        for match in _TEXT_GRID_TOKEN.finditer(text)
+    )
     try:
         if (next(tokens), next(tokens)) != ("ooTextFile", "TextGrid"):
             raise LabelError("not a TextGrid in Praat's text format")
@@ -109,13 +108,23 @@ def parse_text_grid(text: str) -> list[Tier]:
     return [tier for tier in tiers if tier is not None]
 
 
+def _parse_tier(tokens: Iterator[str | float]) -> Tier | None:
+    """The next tier; None for a tier of points."""
+    kind, name, _, _, count = [next(tokens) for _ in range(5)]
+    if kind not in _ROW_SIZES:
+        raise LabelError(f"a tier of the unknown class {kind!r}")
+    rows = []
+    for _ in range(int(count)):
+        row = [next(tokens) for _ in range(_ROW_SIZES[kind])]
+        if kind == _INTERVALS and [isinstance(cell, str) for cell in row] != [False, False, True]:
+            raise LabelError(f"tier {name!r}: {', '.join(map(repr, row))} is no interval")
+        rows.append(row)
+    return Tier(name, [Phone(*row) for row in rows]) if kind == _INTERVALS else None
+
+
 def choose_tier(tiers: Sequence[Tier], name: str | None = None) -> Tier:
     """The tier of this name, else one with a usual name (also ``SPEAKER - phones``), else the only
-    one.
-
-    Raises:
-        LabelError: if there is no such tier, or more than one.
-    """
+    one."""
     wanted = [name.lower()] if name is not None else PHONE_TIERS
     chosen = [tier for tier in tiers if tier.name.lower() in wanted]
     if name is None:
@@ -136,54 +145,11 @@ def frame_labels(
     hop: float = HOP_SECONDS,
     window: float = WINDOW_SECONDS,
 ) -> list[str]:
-    """The phone at the centre of each frame, ``i * hop + window / 2`` seconds; "sil" where none is.
-
-    Args:
-        phones: Phones in order of time, without overlap.
-        num_frames: T.
-        hop: Seconds between frames.
-        window: Seconds of a frame.
-    """
-    starts = [phone.start for phone in phones]
-    labels = []
-    for frame in range(num_frames):
-        centre = frame * hop + window / 2
-        index = bisect.bisect_right(starts, centre) - 1
-        inside = index >= 0 and centre < phones[index].end
-        labels.append(phones[index].name if inside else SILENCE)
-    return labels
-
-
-def _clean(name: str) -> str:
-    name = name.strip()
-    if name.lower() in SILENT_NAMES:
-        return SILENCE
-    stressed = _MARKED_STRESS.fullmatch(name)
-    return stressed[1] if stressed else name
-
-
-def _token(match: re.Match[str]) -> str | float:
-    text, number, flag = match.groups()
-    if number is not None:
-        return float(number)
-    return flag if text is None else text.replace('""', '"')
-
-
-def _parse_tier(tokens: Iterator[str | float]) -> Tier | None:
-    """The next tier; None for a tier of points."""
-    tier_class, name = next(tokens), next(tokens)
-    next(tokens), next(tokens)
-    count = int(next(tokens))
-    if tier_class == "TextTier":
-        for _ in range(2 * count):
-            next(tokens)
-        return None
-    if tier_class != "IntervalTier":
-        raise LabelError(f"a tier of the unknown class {tier_class!r}")
-    phones = []
-    for _ in range(count):
-        start, end, label = next(tokens), next(tokens), next(tokens)
-        if isinstance(start, str) or isinstance(end, str) or not isinstance(label, str):
-            raise LabelError(f"tier {name!r}: {start!r}, {end!r}, {label!r} is no interval")
-        phones.append(Phone(start, end, label))
-    return Tier(name, phones)
+    """The phone, of some in order, at the centre of each frame, ``i * hop + window / 2`` seconds;
+    "sil" where none is."""
+    centres = np.arange(num_frames) * hop + window / 2
+    places = np.searchsorted([phone.start for phone in phones], centres, side="right") - 1
+    return [
+        phones[place].name if place >= 0 and centre < phones[place].end else SILENCE
+        for place, centre in zip(places, centres, strict=True)
+    ]

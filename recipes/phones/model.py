@@ -30,21 +30,13 @@ POSITION_PARAMETERS = ("positions.", "relative.")
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of a model.
+    """Sizes of a model."""
 
-    Attributes:
-        dim: d, channels of the positions; d + 40 must be divisible by the heads.
-        layers: Number of encoder layers.
-        heads: Attention heads of each.
-        ffn: Width of the hidden layer of the feed-forward parts.
-        dropout: Share of attention weights, of hidden layers and of what is added to the residual.
-    """
-
-    dim: int
+    dim: int  # d, channels of the positions; d + 40 must be divisible by the heads
     layers: int
     heads: int
-    ffn: int
-    dropout: float
+    ffn: int  # width of the hidden layer of the feed-forward parts
+    dropout: float  # of attention weights, hidden layers and what is added to the residual
 
     def __post_init__(self) -> None:
         width = self.dim + BANDS
@@ -60,16 +52,8 @@ class Sizes:
 
 
 class Output(NamedTuple):
-    """What the model gives.
-
-    Attributes:
-        logits: ``[B, T, classes]``.
-        weights: ``[B, H, T, T]`` attention weights of each layer, in the order of the frames;
-            empty unless asked for.
-    """
-
-    logits: Tensor
-    weights: list[Tensor]
+    logits: Tensor  # [B, T, classes]
+    weights: list[Tensor]  # [B, H, T, T] of each layer, in the order of the frames, if asked for
 
 
 class Layer(nn.Module):
@@ -88,7 +72,6 @@ class Layer(nn.Module):
     def forward(
         self, x: Tensor, relative: RelativePositions | None, need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """``[B, T, width]`` to the same, and weights ``[B, H, T, T]`` or None."""
         heads = self.query_key_value(x).unflatten(-1, (3, self.heads, -1))
         query, key, value = heads.permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
@@ -109,21 +92,14 @@ class Layer(nn.Module):
 
 
 class PhoneClassifier(nn.Module):
-    """Classes of frames.
-
-    Args:
-        num_classes: Number of phones.
-        config: Position embedding, domain "audio".
-        sizes: Sizes of the model.
-        table_size: Rows of a learned position table, in frames.
-    """
+    """Classes of frames; a learned position table has `table_size` rows, one a frame."""
 
     def __init__(
         self, num_classes: int, config: PositionConfig, sizes: Sizes, table_size: int
     ) -> None:
         super().__init__()
-        width = BANDS + sizes.dim
         self.dim = sizes.dim
+        width = BANDS + sizes.dim
         self.project = nn.Linear(width, width)
         self.layers = nn.ModuleList(Layer(width, sizes) for _ in range(sizes.layers))
         self.classify = nn.Linear(width, num_classes)
@@ -155,13 +131,10 @@ class PhoneClassifier(nn.Module):
         order: Tensor | None = None,
         need_weights: bool = False,
     ) -> Output:
-        """Logits of each frame.
+        """Classes of features ``[B, T, 40]``, all of T frames.
 
-        Args:
-            features: ``[B, T, 40]``, all of T frames.
-            positions: False leaves the positions out, of whatever type.
-            order: ``[T]``, the position of each frame; default 0, 1, 2 ...
-            need_weights: Return the attention weights.
+        Without `positions` they are left out, of whatever type; `order`, ``[T]``, is the position
+        of each frame, by default 0, 1, 2 ...
         """
         embedding = self.embed(features.shape[1], features.device) if positions else None
         if embedding is not None and order is not None:

@@ -2,10 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from cape_plugins.pictures import plot
+from recipes.lab.figures import Panel, new_figure, write_lines_figure
 from recipes.lab.tables import Row, markdown, pivot, seed_table, write_csv, write_page
 from recipes.phones.analysis import top_confusions
 from recipes.phones.train import CONDITIONS, NEAR, NO_POSITIONS, History, folder_name
@@ -13,37 +16,95 @@ from recipes.phones.train import CONDITIONS, NEAR, NO_POSITIONS, History, folder
 PACKAGES = ("torch", "numpy", "scikit-learn", "matplotlib", "espeakng-loader")
 COUNTS = ("per", "changes", "type1", "type2", "type3", "long_runs")
 HEADS = ("layer", "head", "distance", "weight", "near")
+COLUMNS = {  # of histories: what they are, and the most that they can be
+    "train_loss": ("training loss, nats", 1),
+    "dev_per": ("PER of dev, %", 100),
+    "near_attention": ("share of attention at most 5 frames away", 1),
+}
+save = partial(plot.save, dpi=72)
 
 
 @dataclass
 class Result:
-    """What was measured with one position embedding.
-
-    Attributes:
-        name: Name of the position embedding.
-        target_changes: Changes of the class between consecutive frames in the labels of the test.
-        rows: Models of all seeds under the test conditions: type, trained, tested, seed, wrong
-            frames in percent (per), changes of the class between predicted frames, and wrong frames
-            by type of error.
-        histories: Epochs by condition of training, of the first seed, as the rest.
-        confusions: Matrices by condition of training: ``[targets, predictions]`` in percent.
-        heads: Condition of training, and the columns of :data:`HEADS`.
-        similarities: Rows by distance in frames: mean, smallest and largest dot product and cosine.
-    """
+    """What was measured with one position embedding; all but the rows are of the first seed."""
 
     name: str
-    target_changes: int
+    target_changes: int  # of the class between consecutive frames in the labels of the test
+    # models of all seeds under the test conditions: type, trained, tested, seed, COUNTS
     rows: list[Row] = field(default_factory=list)
-    histories: dict[str, History] = field(default_factory=dict)
-    confusions: dict[str, np.ndarray] = field(default_factory=dict)
-    heads: list[Row] = field(default_factory=list)
-    similarities: list[Row] = field(default_factory=list)
+    histories: dict[str, History] = field(default_factory=dict)  # by condition of training
+    confusions: dict[str, np.ndarray] = field(default_factory=dict)  # [targets, predictions], %
+    heads: list[Row] = field(default_factory=list)  # condition of training, HEADS
+    similarities: list[Row] = field(default_factory=list)  # by distance in frames
 
     def folder(self, condition: str | None = None) -> str:
         """Name of the folder of the pictures, or of those of a model: models that were trained
         without positions are shared by all types."""
         own = condition is None or CONDITIONS[condition].positions
         return folder_name(self.name) if own else NO_POSITIONS.type
+
+
+# ---- pictures ------------------------------------------------------------------------------------
+
+
+def draw_histories(path: Path, histories: Mapping[str, History]) -> None:
+    """Writes loss, PER of dev and near attention of each model by epoch."""
+    panels = [
+        Panel(
+            {
+                name: {int(row["epoch"]): [row[column]] for row in history}
+                for name, history in histories.items()
+            },
+            title,
+            whole=whole,
+        )
+        for column, (title, whole) in COLUMNS.items()
+    ]
+    write_lines_figure(path, panels, "epoch")
+
+
+def draw_confusions(path: Path, matrices: Mapping[str, np.ndarray], classes: Sequence[str]) -> None:
+    """Writes confusions without the diagonal, a panel for each model, in one colour scale."""
+    shown = {name: matrix - np.diag(np.diag(matrix)) for name, matrix in matrices.items()}
+    highest = max(matrix.max() for matrix in shown.values())
+    columns = min(2, len(shown))
+    rows = -(-len(shown) // columns)
+    figure, axes = new_figure(6.5 * columns, 6 * rows, rows, columns)
+    used = axes.flat[: len(shown)]
+    for axis in axes.flat[len(shown) :]:
+        axis.remove()
+    ticks = np.arange(len(classes))
+    for axis, (name, matrix) in zip(used, shown.items(), strict=True):
+        image = axis.imshow(matrix, cmap="magma_r", vmin=0, vmax=highest)
+        axis.set(title=name, xlabel="predicted", ylabel="target")
+        axis.set_xticks(ticks, classes, rotation=90, fontsize=6)
+        axis.set_yticks(ticks, classes, fontsize=6)
+    figure.colorbar(image, ax=list(used), label="% of the frames of the target", shrink=0.6)
+    save(figure, path)
+
+
+def draw_attention(path: Path, weights: np.ndarray, title: str) -> None:
+    """Writes attention maps ``[layers, H, T, T]``, layers in rows, heads and their mean in columns.
+
+    Each map has its own colours, up to its 99th percentile: few large weights would hide the rest.
+    """
+    layers, heads = weights.shape[:2]
+    figure, axes = new_figure(1.9 * (heads + 1), 2 * layers + 0.5, layers, heads + 1)
+    for layer, row in enumerate(axes):
+        maps = [*weights[layer], weights[layer].mean(0)]
+        names = [*(f"H{head + 1}" for head in range(heads)), "mean"]
+        for axis, name, weight in zip(row, names, maps, strict=True):
+            axis.imshow(weight, cmap="magma_r", vmin=0, vmax=np.percentile(weight, 99) or 1)
+            axis.set_title(f"L{layer + 1} {name}", fontsize=8)
+            axis.tick_params(labelsize=6)
+            axis.label_outer()
+    figure.supxlabel("key (frame)", fontsize=8)
+    figure.supylabel("query (frame)", fontsize=8)
+    figure.suptitle(title, fontsize=9)
+    save(figure, path)
+
+
+# ---- tables --------------------------------------------------------------------------------------
 
 
 def rate_table(results: Sequence[Result]) -> list[str]:
@@ -63,11 +124,7 @@ def write_results(
     output: Path, facts: Mapping[str, str], classes: Sequence[str], results: Sequence[Result]
 ) -> list[str]:
     """Writes all tables: ``results.md``, ``measurements.csv``, and those of each type in its
-    folder.
-
-    Returns:
-        The lines of the table of error rates.
-    """
+    folder. Returns the lines of the table of error rates."""
     write_csv(output / "measurements.csv", [row for result in results for row in result.rows])
     rates = rate_table(results)
     sections = {"PER": ["Wrong frames in percent of all frames of the test.", "", *rates]}

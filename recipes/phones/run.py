@@ -12,58 +12,141 @@ The built-in data are random words read by espeak-ng. Your own are a folder of r
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from cape_plugins import TYPES, PositionConfig
 from cape_plugins.arguments import TYPE_ARG, add_position_args
-from recipes.lab.options import (
-    add_shared,
-    check_shared,
-    new_parser,
-    number,
-    positive,
-    settings_to_compare,
-)
+from cape_plugins.pictures import plot
+from cape_plugins.pictures.views import similarity, similarity_by_distance
+from recipes.lab import options
 from recipes.lab.steps import CommandError, run_main, write_lines
-from recipes.lab.tables import how_made, shown_command
+from recipes.lab.tables import Row, how_made, shown_command
+from recipes.phones import report, train
+from recipes.phones.analysis import class_changes, confusions, error_rate, error_types, head_rows
 from recipes.phones.data import Corpus, read_folder, synthetic
-from recipes.phones.experiment import Experiment, conditions_of, run_type
-from recipes.phones.model import Sizes
-from recipes.phones.report import PACKAGES, write_results
-from recipes.phones.train import CONDITIONS, Training
+from recipes.phones.model import PhoneClassifier, Sizes
+from recipes.phones.train import CONDITIONS, Experiment, Training, targets
 
 BUILTIN_SIZES = {"train_size": 2000, "dev_size": 60, "test_size": 200}  # utterances
-RATE = number(1e-9, 100)
+RATE = options.number(1e-9, 100)
 # Sizes and training: type of the option, default, and that of --paper
 SETTINGS = {
-    "dim": (positive, 88, 768),
-    "layers": (positive, 2, 6),
-    "heads": (positive, 4, 8),
-    "ffn": (positive, 256, 2048),
-    "dropout": (number(0, 1, below=True), 0.0, 0.1),
-    "epochs": (positive, 12, 80),
+    "dim": (options.positive, 88, 768),
+    "layers": (options.positive, 2, 6),
+    "heads": (options.positive, 4, 8),
+    "ffn": (options.positive, 256, 2048),
+    "dropout": (options.number(0, 1, below=True), 0.0, 0.1),
+    "epochs": (options.positive, 12, 80),
     "learning_rate": (RATE, 0.1, 0.05),
 }
 DEFAULT = "sinpos"  # type of position embedding
 LEFT_OUT = "left_out.txt"
 TRAINED = ("inc", "exc", "inc-scram", "exc-scram")
+BY_DISTANCE = 50  # frames
+SIMILARITIES = ("distance", "dot", "dot_min", "dot_max", "cosine", "cosine_min", "cosine_max")
+
+
+# ---- all models of one position embedding --------------------------------------------------------
+
+
+def run_type(
+    experiment: Experiment,
+    name: str,
+    config: PositionConfig,
+    models: Sequence[str],
+    seeds: Sequence[int],
+    output: Path,
+    similarity_length: int,
+) -> report.Result:
+    """Everything about one position embedding; pictures, of the first seed, go to ``output/NAME``.
+
+    `models` are conditions of training; similarity maps have so many frames.
+    """
+    classes, test = experiment.corpus.classes, experiment.corpus.splits["test"]
+    models = [model for model in models if model in conditions_of(config)]
+    result = report.Result(name, class_changes(targets(test)))
+    folder = output / result.folder()
+    for seed in seeds:
+        for condition in models:
+            model, history = experiment.model(name, config, condition, seed)
+            columns = {"type": name, "trained": condition, "seed": seed}
+            result.rows += [columns | row for row in _measure(experiment.corpus, model, config)]
+            if seed != seeds[0]:
+                continue
+            result.histories[condition] = history
+            predictions = train.predict(model, test, CONDITIONS[condition])
+            result.confusions[condition] = confusions(targets(test), predictions, len(classes))
+            utterance = train.long_utterance(test)
+            weights = train.attention(model, utterance, CONDITIONS[condition])
+            result.heads += [
+                {"trained": condition, **dict(zip(report.HEADS, row, strict=True))}
+                for row in head_rows(weights, train.NEAR)
+            ]
+            shared = result.folder(condition)
+            title = f"M-{condition}, {shared}: {utterance.name}"
+            report.draw_attention(output / shared / f"attention-{condition}.png", weights, title)
+            if condition == ("inc" if "inc" in models else models[0]):
+                _compare_positions(model, folder, result, similarity_length)
+    titles = {f"M-{condition}": matrix for condition, matrix in result.confusions.items()}
+    report.draw_confusions(folder / "confusions.png", titles, classes)
+    report.draw_histories(folder / "training.png", result.histories)
+    return result
+
+
+def conditions_of(config: PositionConfig) -> list[str]:
+    """Those that make sense: without positions of any kind there is nothing to put in."""
+    having = config.encoding.adds or config.relative_context > 0
+    return [name for name, condition in CONDITIONS.items() if having or not condition.positions]
+
+
+def _measure(corpus: Corpus, model: PhoneClassifier, config: PositionConfig) -> Iterator[Row]:
+    """Measures one model under all test conditions."""
+    test = corpus.splits["test"]
+    for name in conditions_of(config):
+        predictions = train.predict(model, test, CONDITIONS[name])
+        pair = targets(test), predictions
+        counts = (error_rate(*pair), class_changes(predictions), *error_types(*pair))
+        yield {"tested": name, **dict(zip(report.COUNTS, counts, strict=True))}
+
+
+def _compare_positions(
+    model: PhoneClassifier, folder: Path, result: report.Result, length: int
+) -> None:
+    """Draws and tabulates similarities of the position embeddings, as used in tests."""
+    with torch.no_grad():
+        embeddings = model.eval().embed(length, next(model.parameters()).device)
+    if embeddings is None:
+        return
+    rows = embeddings[0].cpu().numpy()
+    title = f"position embeddings of {result.name}"
+    report.save(plot.similarity_figure({"": rows}, title, "frames"), folder / "similarity.png")
+    farthest = min(BY_DISTANCE, length - 1)
+    columns = [similarity_by_distance(matrix, farthest) for matrix in similarity(rows).values()]
+    result.similarities += [
+        dict(zip(SIMILARITIES, (distance, *values), strict=True))
+        for distance, values in enumerate(np.hstack(columns).tolist())
+    ]
+
+
+# ---- the command ---------------------------------------------------------------------------------
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """All options."""
-    parser = new_parser(__doc__, "recipes.phones.run")
+    parser = options.new_parser(__doc__, "recipes.phones.run")
     add = parser.add_argument
     text = "recordings with labels beside them (default: built-in speech)"
     add("--data", type=Path, metavar="FOLDER", help=text)
     add("--tier", metavar="NAME", help="of the TextGrids (default: phones, phonemes ...)")
     for option, count in BUILTIN_SIZES.items():
         text = f"utterances of the built-in speech (default: {count})"
-        add(f"--{option.replace('_', '-')}", type=positive, metavar="N", help=text)
+        add(f"--{option.replace('_', '-')}", type=options.positive, metavar="N", help=text)
     text = f"train several types, of {', '.join(TYPES)}, with their defaults, or with others such "
-    add_shared(parser, "compare", metavar="TYPE", help=f"{text}as cape:max_global_shift=0.2")
+    text += "as cape:max_global_shift=0.2"
+    options.add_shared(parser, "compare", metavar="TYPE", help=text)
     add_position_args(parser, "audio", DEFAULT, "encoder")
     text = f"what to train, of {', '.join(CONDITIONS)} (default: the first {len(TRAINED)})"
     add("--models", nargs="+", choices=CONDITIONS, default=TRAINED, metavar="NAME", help=text)
@@ -73,20 +156,20 @@ def make_parser() -> argparse.ArgumentParser:
         add(f"--{option.replace('_', '-')}", type=parse, metavar="X", help=text)
     text = "of the last eighth of the epochs (default: %(default)s)"
     add("--final-learning-rate", type=RATE, default=0.001, metavar="X", help=text)
-    add_shared(parser, "seeds", default=[1])
+    options.add_shared(parser, "seeds", default=[1])
     text = "positions of the similarity maps (default: %(default)s)"
-    add("--similarity-length", type=positive, default=3000, metavar="FRAMES", help=text)
-    add_shared(parser, "device")
-    add_shared(parser, "work", default=Path("build/phones"))
-    add_shared(parser, "output", default=Path("results/phones"))
+    add("--similarity-length", type=options.positive, default=3000, metavar="FRAMES", help=text)
+    options.add_shared(parser, "device")
+    options.add_shared(parser, "work", default=Path("build/phones"))
+    options.add_shared(parser, "output", default=Path("results/phones"))
     return parser
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     args = make_parser().parse_args(argv)
-    for option, (_, small, paper) in SETTINGS.items():
+    for option, (_, *defaults) in SETTINGS.items():
         if getattr(args, option) is None:
-            setattr(args, option, paper if args.paper else small)
+            setattr(args, option, defaults[args.paper])
     for option, count in BUILTIN_SIZES.items():
         if getattr(args, option) is None:
             setattr(args, option, count)
@@ -97,16 +180,15 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     if args.tier and not args.data:
         raise CommandError("--tier needs --data, a folder with TextGrids")
     args.models, args.seeds = list(dict.fromkeys(args.models)), list(dict.fromkeys(args.seeds))
-    check_shared(args)
+    options.check_shared(args)
     return args
 
 
 def position_configs(args: argparse.Namespace) -> dict[str, PositionConfig]:
-    """The position embeddings that are to be trained, by name."""
     if not args.compare:
         setattr(args, TYPE_ARG, getattr(args, TYPE_ARG) or DEFAULT)
     configs = {}
-    for name, settings in settings_to_compare(args, "audio", [DEFAULT]).items():
+    for name, settings in options.settings_to_compare(args, "audio", [DEFAULT]).items():
         configs[name] = PositionConfig.from_dict(settings, "audio")
         if not {*args.models} & {*conditions_of(configs[name])}:
             raise CommandError(
@@ -134,8 +216,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     args = parse_arguments(argv)
     configs = position_configs(args)
-    options = {name: getattr(args, name) for name in ("dim", "layers", "heads", "ffn", "dropout")}
-    sizes = Sizes(**options)
+    chosen = {name: getattr(args, name) for name in ("dim", "layers", "heads", "ffn", "dropout")}
+    sizes = Sizes(**chosen)
     training = Training(args.epochs, args.learning_rate, args.final_learning_rate)
     if not args.paper:
         torch.set_num_threads(1)  # so small a model gains nothing by more
@@ -146,18 +228,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     results = [run_type(experiment, name, config, *more) for name, config in configs.items()]
     facts = how_made(
         shown_command("python -m recipes.phones.run", argv),
-        PACKAGES,
+        report.PACKAGES,
         args.device,
         threads=str(torch.get_num_threads()),
         data=f"{corpus.description}; {corpus.sizes()}; {len(corpus.classes)} classes: "
         f"{' '.join(corpus.classes)}",
-        left_out=f"{len(corpus.skipped)} files"
-        + (f", [why]({LEFT_OUT})" if corpus.skipped else ""),
-        model=", ".join(f"{key} {value}" for key, value in options.items()),
+        left_out=f"{len(corpus.skipped)} files" + f", [why]({LEFT_OUT})" * bool(corpus.skipped),
+        model=", ".join(f"{key} {value}" for key, value in chosen.items()),
         training=f"SGD, one utterance per step, {training.epochs} epochs, learning rate "
         f"{training.learning_rate}, in the last eighth {training.final_learning_rate}",
     )
-    print("\n".join(write_results(args.output, facts, corpus.classes, results)))
+    print("\n".join(report.write_results(args.output, facts, corpus.classes, results)))
     print(f"tables: {args.output}/results.md and .csv files; pictures: {args.output}/*/*.png")
 
 

@@ -26,18 +26,11 @@ NEAR = 5  # frames; attention that is not farther is followed from epoch to epoc
 
 
 class Condition(NamedTuple):
-    """What a model is given, in training or in a test.
+    """What a model is given, in training or in a test."""
 
-    Attributes:
-        positions: False: the position channels are zero, relative attention is off.
-        scrambled: Frames, and their labels, are in random order.
-        with_positions: Each scrambled frame keeps its own position; otherwise the positions stay in
-            natural order.
-    """
-
-    positions: bool
-    scrambled: bool = False
-    with_positions: bool = False
+    positions: bool  # False: the position channels are zero, relative attention is off
+    scrambled: bool = False  # frames, and their labels, are in random order
+    with_positions: bool = False  # of scrambled frames; else positions stay in natural order
 
 
 CONDITIONS = {
@@ -53,39 +46,14 @@ NO_POSITIONS = PositionConfig("nopos", "audio")
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """How long and how fast.
-
-    Attributes:
-        epochs: Passes over the training utterances.
-        learning_rate: That of the first seven eighths of them, and
-        final_learning_rate: that of the rest.
-    """
-
     epochs: int
     learning_rate: float
-    final_learning_rate: float
+    final_learning_rate: float  # of the last eighth of the epochs
 
     def rate(self, epoch: int) -> float:
         """Learning rate of the epoch with this index, from 0."""
         first_part = max(1, self.epochs * 7 // 8)
         return self.learning_rate if epoch < first_part else self.final_learning_rate
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """One model to train.
-
-    Attributes:
-        name: Name of the position embedding.
-        condition: A key of :data:`CONDITIONS`.
-        config: Position embedding.
-        seed: Seed of weights, dropout, draws, order of utterances and of frames.
-    """
-
-    name: str
-    condition: str
-    config: PositionConfig
-    seed: int
 
 
 def folder_name(name: str) -> str:
@@ -104,7 +72,8 @@ def run_model(
 
     With scrambled frames, row i belongs to frame ``permutation[i]``.
     """
-    order = None
+    device = next(model.parameters()).device
+    features, permutation, order = features.to(device), permutation.to(device), None
     if condition.scrambled:
         features = features[permutation]
         order = permutation if condition.with_positions else None
@@ -125,14 +94,12 @@ def predict(
 ) -> list[np.ndarray]:
     """Predicted classes of each utterance, in the natural order of its frames."""
     model.eval()
-    device = next(model.parameters()).device
     predictions = []
     for utterance, permutation in zip(utterances, permutations(utterances, seed), strict=True):
-        permutation = permutation.to(device)
-        logits, _ = run_model(model, utterance.features.to(device), condition, permutation)
+        logits, _ = run_model(model, utterance.features, condition, permutation)
         classes = logits.argmax(-1)
         if condition.scrambled:
-            classes = torch.empty_like(classes).index_copy_(0, permutation, classes)
+            classes = classes[permutation.argsort().to(classes.device)]
         predictions.append(classes.cpu().numpy())
     return predictions
 
@@ -143,10 +110,8 @@ def attention(
 ) -> np.ndarray:
     """``[layers, H, T, T]`` weights of one utterance, in the order in which the model sees it."""
     model.eval()
-    device = next(model.parameters()).device
     (permutation,) = permutations([utterance], seed)
-    features = utterance.features.to(device)
-    _, weights = run_model(model, features, condition, permutation.to(device), need_weights=True)
+    _, weights = run_model(model, utterance.features, condition, permutation, need_weights=True)
     return torch.stack(weights).cpu().numpy()
 
 
@@ -156,16 +121,7 @@ def long_utterance(utterances: Sequence[Example]) -> Example:
 
 
 def targets(utterances: Sequence[Example]) -> list[np.ndarray]:
-    """The labels."""
     return [utterance.labels.numpy() for utterance in utterances]
-
-
-def build(corpus: Corpus, config: PositionConfig, sizes: Sizes, seed: int) -> PhoneClassifier:
-    """A model with the random weights of `seed`; a learned table has a row for each frame of the
-    longest training utterance."""
-    torch.manual_seed(seed)
-    longest = max(len(utterance.labels) for utterance in corpus.splits["train"])
-    return PhoneClassifier(len(corpus.classes), config, sizes, table_size=longest)
 
 
 def train_epoch(
@@ -177,106 +133,114 @@ def train_epoch(
 ) -> Iterator[float]:
     """One step for each utterance, in random order; yields its loss, the mean over its frames."""
     model.train()
-    device = next(model.parameters()).device
     for index in torch.randperm(len(utterances), generator=generator).tolist():
         utterance = utterances[index]
         # drawn also where it is not used, so that all models see the same order of utterances
         permutation = torch.randperm(len(utterance.labels), generator=generator)
         labels = utterance.labels[permutation] if condition.scrambled else utterance.labels
-        logits, _ = run_model(
-            model, utterance.features.to(device), condition, permutation.to(device)
-        )
-        loss = F.cross_entropy(logits, labels.to(device))
+        logits, _ = run_model(model, utterance.features, condition, permutation)
+        loss = F.cross_entropy(logits, labels.to(logits.device))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         yield loss.item()
 
 
-def train(
-    folder: Path,
-    job: Job,
-    corpus: Corpus,
-    sizes: Sizes,
-    training: Training,
-    device: torch.device,
-) -> None:
-    """Trains a model; writes the weights of its best epoch on dev and ``history.csv``."""
-    condition = CONDITIONS[job.condition]
-    model = build(corpus, job.config, sizes, job.seed).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=training.learning_rate)
-    generator = torch.Generator().manual_seed(job.seed)
-    dev, best, history = corpus.splits["dev"], float("inf"), []
-    shown = long_utterance(dev)
-    utterances = corpus.splits["train"]
-    name = f"{job.name} {job.condition} seed {job.seed}"
-    with tqdm(total=training.epochs * len(utterances), desc=name, disable=None) as progress:
-        for epoch in range(training.epochs):
-            for group in optimizer.param_groups:
-                group["lr"] = training.rate(epoch)
-            losses = []
-            for loss in train_epoch(model, utterances, condition, optimizer, generator):
-                if not math.isfinite(loss):
-                    raise CommandError(
-                        f"{name}: the loss is {loss}; give a smaller --learning-rate than "
-                        f"{training.learning_rate}"
-                    )
-                losses.append(loss)
-                progress.update()
-            error = error_rate(targets(dev), predict(model, dev, condition))
-            near = near_attention(attention(model, shown, condition), NEAR)
-            history.append((epoch + 1, float(np.mean(losses)), error, near))
-            progress.set_postfix(loss=f"{history[-1][1]:.3f}", dev=f"{error:.2f} %")
-            if error < best:
-                best = error
-                torch.save(model.state_dict(), folder / "model.pt")
-    rows = (f"{epoch},{loss:.5f},{error:.3f},{near:.4f}" for epoch, loss, error, near in history)
-    write_lines(folder / "history.csv", ["epoch,train_loss,dev_per,near_attention", *rows])
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """What all models have in common; each has a position embedding with a name, the name of a
+    condition, and a seed of weights, dropout, draws, order of utterances and of frames."""
 
+    corpus: Corpus
+    sizes: Sizes
+    training: Training
+    work: Path
+    device: torch.device
 
-def trained(
-    work: Path,
-    job: Job,
-    corpus: Corpus,
-    sizes: Sizes,
-    training: Training,
-    device: torch.device,
-) -> tuple[PhoneClassifier, History]:
-    """The model of a job and its history, trained unless `work` has it.
+    def model(
+        self, name: str, config: PositionConfig, condition: str, seed: int
+    ) -> tuple[PhoneClassifier, History]:
+        """A trained model. Training without positions is the same for all position embeddings and
+        done once; for the tests the positions are put in."""
+        if CONDITIONS[condition].positions:
+            return self.trained(name, config, condition, seed)
+        model, history = self.trained(NO_POSITIONS.type, NO_POSITIONS, condition, seed)
+        return self.with_positions(config, model, seed), history
 
-    Raises:
-        CommandError: if `work` has a model of this name that was made otherwise.
-    """
-    settings = {
-        "condition": job.condition,
-        "position_embedding": job.config.to_dict(),
-        "seed": job.seed,
-        "data": corpus.fingerprint(),
-        **dataclasses.asdict(sizes),
-        **dataclasses.asdict(training),
-    }
-    folder = step(
-        work / f"{folder_name(job.name)}-{job.condition}-seed{job.seed}",
-        settings,
-        lambda partial: train(partial, job, corpus, sizes, training, device),
-    )
-    model = build(corpus, job.config, sizes, job.seed)
-    model.load_state_dict(torch.load(folder / "model.pt", map_location="cpu"))
-    with open(folder / "history.csv", encoding="utf-8") as file:
-        history = [
-            {key: float(value) for key, value in row.items()} | {"epoch": int(row["epoch"])}
-            for row in csv.DictReader(file)
-        ]
-    return model.to(device), history
+    def build(self, config: PositionConfig, seed: int) -> PhoneClassifier:
+        """A model with the random weights of `seed`; a learned table has a row for each frame of
+        the longest training utterance."""
+        torch.manual_seed(seed)
+        longest = max(len(utterance.labels) for utterance in self.corpus.splits["train"])
+        return PhoneClassifier(len(self.corpus.classes), config, self.sizes, table_size=longest)
 
+    def with_positions(
+        self, config: PositionConfig, model: PhoneClassifier, seed: int
+    ) -> PhoneClassifier:
+        """A model trained without positions, with positions put in: what was learned stays, learned
+        positions have their random initial values."""
+        other = self.build(config, seed)
+        missing, unexpected = other.load_state_dict(model.state_dict(), strict=False)
+        if unexpected or not all(name.startswith(POSITION_PARAMETERS) for name in missing):
+            raise ValueError(f"{unexpected} and {missing} of the two models do not fit")
+        return other.to(next(model.parameters()).device)
 
-def with_positions_of(
-    config: PositionConfig, model: PhoneClassifier, corpus: Corpus, sizes: Sizes, seed: int
-) -> PhoneClassifier:
-    """A model trained without positions, with positions of another type put in: what was learned
-    stays, learned positions have their random initial values."""
-    other = build(corpus, config, sizes, seed)
-    missing, unexpected = other.load_state_dict(model.state_dict(), strict=False)
-    if unexpected or not all(name.startswith(POSITION_PARAMETERS) for name in missing):
-        raise ValueError(f"{unexpected} and {missing} of the two models do not fit")
-    return other.to(next(model.parameters()).device)
+    def trained(
+        self, name: str, config: PositionConfig, condition: str, seed: int
+    ) -> tuple[PhoneClassifier, History]:
+        """A model and its history, trained unless `work` has it."""
+        settings = {
+            "condition": condition,
+            "position_embedding": config.to_dict(),
+            "seed": seed,
+            "data": self.corpus.fingerprint(),
+            **dataclasses.asdict(self.sizes),
+            **dataclasses.asdict(self.training),
+        }
+        folder = step(
+            self.work / f"{folder_name(name)}-{condition}-seed{seed}",
+            settings,
+            lambda partial: self._train(partial, name, config, condition, seed),
+        )
+        model = self.build(config, seed)
+        model.load_state_dict(torch.load(folder / "model.pt", map_location="cpu"))
+        with open(folder / "history.csv", encoding="utf-8") as file:
+            history = [
+                {key: float(value) for key, value in row.items()} | {"epoch": int(row["epoch"])}
+                for row in csv.DictReader(file)
+            ]
+        return model.to(self.device), history
+
+    def _train(
+        self, folder: Path, name: str, config: PositionConfig, condition: str, seed: int
+    ) -> None:
+        """Writes the weights of the best epoch on dev and ``history.csv``."""
+        given, title = CONDITIONS[condition], f"{name} {condition} seed {seed}"
+        model = self.build(config, seed).to(self.device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=self.training.learning_rate)
+        generator = torch.Generator().manual_seed(seed)
+        utterances, dev = self.corpus.splits["train"], self.corpus.splits["dev"]
+        shown, best = long_utterance(dev), float("inf")
+        history = ["epoch,train_loss,dev_per,near_attention"]
+        total = self.training.epochs * len(utterances)
+        with tqdm(total=total, desc=title, disable=None) as progress:
+            for epoch in range(self.training.epochs):
+                optimizer.param_groups[0]["lr"] = self.training.rate(epoch)
+                losses = []
+                for loss in train_epoch(model, utterances, given, optimizer, generator):
+                    if not math.isfinite(loss):
+                        raise CommandError(
+                            f"{title}: the loss is {loss}; give a smaller --learning-rate than "
+                            f"{self.training.learning_rate}"
+                        )
+                    losses.append(loss)
+                    progress.update()
+                error = error_rate(targets(dev), predict(model, dev, given))
+                near = near_attention(attention(model, shown, given), NEAR)
+                loss = float(np.mean(losses))
+                history.append(f"{epoch + 1},{loss:.5f},{error:.3f},{near:.4f}")
+                progress.set_postfix(loss=f"{loss:.3f}", dev=f"{error:.2f} %")
+                if error < best:
+                    best = error
+                    torch.save(model.state_dict(), folder / "model.pt")
+        write_lines(folder / "history.csv", history)

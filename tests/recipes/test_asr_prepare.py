@@ -231,7 +231,7 @@ def test_interruption_leaves_nothing(ted, tmp_path, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(prepare, "write_manifest", stop)  # after segments were written
+    monkeypatch.setattr(prepare.manifest, "write_manifest", stop)  # after segments were written
     with pytest.raises(KeyboardInterrupt):
         run("tedlium3", ted, "--output", tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["TEDLIUM_release-3"]

@@ -10,8 +10,8 @@ pytest.importorskip("soundfile")
 from cape_plugins import PositionConfig
 from cape_plugins.arguments import TYPE_ARG, given_settings
 from recipes.asr import evaluate, run
-from recipes.asr.catalog import BATCHES, RECIPES, STUDIES
 from recipes.asr.report import Text, by_duration, in_training, rates
+from recipes.asr.run import BATCHES, RECIPES, STUDIES
 from recipes.lab import runs
 from recipes.lab.steps import CommandError
 from tests.support.fairseq_speech import durations, write_manifest

@@ -12,20 +12,17 @@ from cape_plugins.pictures.views import similarity, similarity_by_distance
 from recipes.lab.steps import CommandError
 from recipes.phones.analysis import error_rate
 from recipes.phones.data import BANDS, Corpus, Example
-from recipes.phones.experiment import Experiment, run_type
 from recipes.phones.model import PhoneClassifier, Sizes
 from recipes.phones.report import COUNTS
+from recipes.phones.run import run_type
 from recipes.phones.train import (
     CONDITIONS,
-    Job,
+    Experiment,
     Training,
-    build,
     permutations,
     predict,
     run_model,
     train_epoch,
-    trained,
-    with_positions_of,
 )
 
 SIZES = Sizes(dim=8, layers=2, heads=4, ffn=16, dropout=0.0)
@@ -50,6 +47,10 @@ def make_corpus(seed=0, count=(6, 2, 3), length=20, classes=3):
             noise = torch.randn(length, BANDS, generator=generator)
             splits[split].append(Example(f"{split}{index}", centres[labels] + noise, labels))
     return Corpus(list("abcdefgh")[:classes], splits, "made up")
+
+
+def make_experiment(corpus, training=None, work=None):
+    return Experiment(corpus, SIZES, training or Training(1, 0.05, 0.001), work, "cpu")
 
 
 def make_model(name="sinpos", seed=1):
@@ -158,7 +159,7 @@ def test_predictions_of_scrambled_frames_stand_in_natural_order():
 @pytest.mark.parametrize("name", TYPES)
 def test_every_type_learns_under_every_condition(name, condition):
     corpus = make_corpus()
-    model = build(corpus, config(name), SIZES, 1)
+    model = make_experiment(corpus).build(config(name), 1)
     before = {key: value.clone() for key, value in model.named_parameters()}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     generator = torch.Generator().manual_seed(1)
@@ -179,7 +180,7 @@ def test_scrambled_labels_follow_their_frames():
     corpus = make_corpus()
     rates = {}
     for condition in ("exc", "exc-scram"):
-        model = build(corpus, config("nopos"), SIZES, 1)
+        model = make_experiment(corpus).build(config("nopos"), 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         generator = torch.Generator().manual_seed(1)
         for _ in range(8):
@@ -203,38 +204,38 @@ def test_learning_rate_falls_for_the_last_eighth():
 
 def test_the_optimizer_follows_the_learning_rate(tmp_path):
     """With a rate of nearly 0 the last of eight epochs changes nothing."""
-    job = Job("sinpos", "inc", config("sinpos"), 1)
-    _, still = trained(tmp_path / "a", job, make_corpus(), SIZES, Training(8, 0.1, 1e-9), "cpu")
-    _, moving = trained(tmp_path / "b", job, make_corpus(), SIZES, Training(8, 0.1, 0.1), "cpu")
+    job = ("sinpos", config("sinpos"), "inc", 1)
+    _, still = make_experiment(make_corpus(), Training(8, 0.1, 1e-9), tmp_path / "a").trained(*job)
+    _, moving = make_experiment(make_corpus(), Training(8, 0.1, 0.1), tmp_path / "b").trained(*job)
     assert still[:7] == moving[:7]
     assert still[7]["near_attention"] == still[6]["near_attention"]
     assert moving[7]["near_attention"] != moving[6]["near_attention"]
 
 
 def test_finished_models_are_reused_and_others_refused(tmp_path):
-    corpus, job = make_corpus(), Job("abspos", "inc", config("abspos"), 1)
+    corpus, job = make_corpus(), ("abspos", config("abspos"), "inc", 1)
     training = Training(3, 0.05, 0.001)
-    first, history = trained(tmp_path, job, corpus, SIZES, training, "cpu")
+    first, history = make_experiment(corpus, training, tmp_path).trained(*job)
     file = tmp_path / "abspos-inc-seed1" / "model.pt"
     stamp = file.stat().st_mtime_ns
-    again, same = trained(tmp_path, job, corpus, SIZES, training, "cpu")
+    again, same = make_experiment(corpus, training, tmp_path).trained(*job)
     assert file.stat().st_mtime_ns == stamp
     assert same == history
     assert [row["epoch"] for row in history] == [1, 2, 3]
-    anew, _ = trained(tmp_path / "elsewhere", job, corpus, SIZES, training, "cpu")
+    anew, _ = make_experiment(corpus, training, tmp_path / "elsewhere").trained(*job)
     for a, b, c in zip(first.parameters(), again.parameters(), anew.parameters(), strict=True):
         assert torch.equal(a, b)
         assert torch.equal(a, c)
     with pytest.raises(CommandError, match="other settings .*learning_rate 0.05, now 0.1"):
-        trained(tmp_path, job, corpus, SIZES, Training(3, 0.1, 0.001), "cpu")
+        make_experiment(corpus, Training(3, 0.1, 0.001), tmp_path).trained(*job)
     with pytest.raises(CommandError, match="other settings .*data"):
-        trained(tmp_path, job, make_corpus(1), SIZES, training, "cpu")
+        make_experiment(make_corpus(1), training, tmp_path).trained(*job)
 
 
 def test_the_best_epoch_on_dev_is_kept(tmp_path):
     corpus = make_corpus()
-    job = Job("nopos", "exc", config("nopos"), 1)
-    model, history = trained(tmp_path, job, corpus, SIZES, Training(8, 0.2, 0.2), "cpu")
+    job = ("nopos", config("nopos"), "exc", 1)
+    model, history = make_experiment(corpus, Training(8, 0.2, 0.2), tmp_path).trained(*job)
     dev = corpus.splits["dev"]
     rate = error_rate([u.labels.numpy() for u in dev], predict(model, dev, CONDITIONS["exc"]))
     assert rate == pytest.approx(min(row["dev_per"] for row in history), abs=1e-3)
@@ -244,17 +245,17 @@ def test_a_diverging_training_says_so(tmp_path):
     corpus = make_corpus()
     for utterance in corpus.splits["train"]:
         utterance.features[0] = torch.inf
-    job = Job("sinpos", "inc", config("sinpos"), 1)
+    job = ("sinpos", config("sinpos"), "inc", 1)
     with pytest.raises(CommandError, match="--learning-rate"):
-        trained(tmp_path, job, corpus, SIZES, Training(1, 0.05, 0.001), "cpu")
+        make_experiment(corpus, Training(1, 0.05, 0.001), tmp_path).trained(*job)
     assert not (tmp_path / "sinpos-inc-seed1").exists()
 
 
 @pytest.mark.parametrize("name", ["sinpos", "abspos", "relpos"])
 def test_positions_put_into_a_model_without(name):
     corpus = make_corpus()
-    without = build(corpus, config("nopos"), SIZES, 5)
-    model = with_positions_of(config(name), without, corpus, SIZES, 1)
+    without = make_experiment(corpus).build(config("nopos"), 5)
+    model = make_experiment(corpus).with_positions(config(name), without, 1)
     features = torch.randn(1, 20, BANDS)
     expected = without.eval()(features).logits
     assert torch.equal(model.eval()(features, positions=False).logits, expected)
