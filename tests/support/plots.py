@@ -4,7 +4,7 @@ import numpy as np
 from PIL import Image
 
 COLOURS = ((31, 119, 180), (255, 127, 14))  # the first of matplotlib
-LEGEND = 300  # a legend has fewer pixels of one of them
+LEGEND = 150  # a legend has fewer pixels of one of them
 
 
 def assert_lines(path, colours=COLOURS):
