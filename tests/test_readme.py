@@ -190,3 +190,32 @@ def test_paper_map_names_what_exists() -> None:
         last = name.removesuffix(".py").rpartition(".")[2]
         known = f"def {last}(" in code or f"class {last}(" in code or f'"{last}"' in code
         assert known or list(ROOT.rglob(f"{last}.py")) or (ROOT / last).is_dir(), name
+
+
+# ---- the table of files --------------------------------------------------------------------------
+
+
+def named_files(page: str) -> set[str]:
+    """Files in the first column of tables: ``| `a/b.py`, `c.py` | ...`` are a/b.py and a/c.py."""
+    named = set()
+    for row in re.findall(r"^\| (`[^|]*`) \|", page, re.MULTILINE):
+        folder = ""
+        for name in re.findall(r"`([\w/]+\.py)`", row):
+            folder = name.rpartition("/")[0] or folder
+            named.add(f"{folder}/{name.rpartition('/')[2]}")
+    return named
+
+
+def test_files_of_a_table_are_read() -> None:
+    page = "| file | purpose |\n| `a/b/c.py`, `d.py` | x `e.py` |\n| `f/` | g |\n"
+    assert named_files(page) == {"a/b/c.py", "a/b/d.py"}
+
+
+def test_architecture_names_every_file_of_the_library() -> None:
+    folders = ("cape_plugins", "fairseq_user_dir", "hf_models")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    own = {path.relative_to(ROOT).as_posix() for path in paths if path.name != "__init__.py"}
+    named = named_files(read(ROOT / "docs/architecture.md"))
+    assert len(own) > 60
+    assert [name for name in named if not (ROOT / name).is_file()] == []
+    assert own <= named

@@ -113,10 +113,10 @@ def tedlium(source: Path) -> Sets:
     talks = {}
     for name, part in TEDLIUM_SETS.items():
         options = [root / "legacy" / part, *([root / "data"] if name == "train" else [])]
-        found = (
+        present = (
             sorted((place / "stm").glob("*.stm")) for place in options if (place / "sph").is_dir()
         )
-        talks[name] = next(filter(None, found), None)
+        talks[name] = next(filter(None, present), None)
         if not talks[name]:
             raise CommandError(
                 f"{root}: no {part} data; looked for sph and stm/*.stm in "

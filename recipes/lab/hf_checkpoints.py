@@ -15,30 +15,32 @@ from recipes.lab.steps import CommandError, reason
 UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, SafetensorError)
 
 
-def make_config(kind: type[Any], sizes: Mapping[str, Any], **more: Any) -> Any:
+def make_config(config_class: type[Any], sizes: Mapping[str, Any], **more: Any) -> Any:
     """A configuration of a model from scratch."""
-    names = {field.name for field in dataclasses.fields(kind)} | set(kind.attribute_map)
+    names = {field.name for field in dataclasses.fields(config_class)} | set(
+        config_class.attribute_map
+    )
     unknown = sorted(set(sizes) - names - {"model_type", "architectures", "transformers_version"})
     if unknown:
-        raise CommandError(f"--model-config: {kind.__name__} has no {', '.join(unknown)}")
+        raise CommandError(f"--model-config: {config_class.__name__} has no {', '.join(unknown)}")
     try:
-        return kind(**{key: value for key, value in sizes.items() if key in names}, **more)
+        return config_class(**{key: value for key, value in sizes.items() if key in names}, **more)
     except (ValueError, StrictDataclassError) as error:
         raise CommandError(f"the configuration of the model is refused: {error}") from None
 
 
-def read_config(path: str, *kinds: type[Any]) -> Any:
+def read_config(path: str, *configs: type[Any]) -> Any:
     """The configuration of the checkpoint of ``--model``, read before there is any work.
 
     Args:
-        kinds: Configurations of this package that the recipe can train, from their own checkpoints
+        configs: Configurations of this package that the recipe trains, from their own checkpoints
             or from those of their stock models.
     """
     try:
         config = AutoConfig.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:
         raise CommandError(f"--model {path} cannot be loaded: {reason(error)}") from None
-    own = [kind.model_type for kind in kinds]
+    own = [config.model_type for config in configs]
     allowed = [name for name in (n.removeprefix("cape_") for n in own) if name in CONFIG_MAPPING]
     if config.model_type not in (*allowed, *own):
         every = ", ".join([*allowed, *own])
@@ -46,11 +48,11 @@ def read_config(path: str, *kinds: type[Any]) -> Any:
     return config
 
 
-def read_beside(kind: type[Any], path: str) -> Any:
+def read_beside(loader: type[Any], path: str) -> Any:
     """The tokenizer or processor in the folder of ``--model``, by an auto class of transformers."""
-    what = kind.__name__.removeprefix("Auto").lower()
+    what = loader.__name__.removeprefix("Auto").lower()
     try:
-        return kind.from_pretrained(path)
+        return loader.from_pretrained(path)
     except Exception as error:  # without its files each tokenizer fails in a way of its own
         raise CommandError(
             f"--model {path}: has no {what} that can be read ({reason(error)}); put its files "
@@ -58,11 +60,11 @@ def read_beside(kind: type[Any], path: str) -> Any:
         ) from None
 
 
-def load_model(kind: type[Any], path: str, settings: Mapping[str, Any], **more: Any) -> Any:
+def load_model(loader: type[Any], path: str, settings: Mapping[str, Any], **more: Any) -> Any:
     """The checkpoint of ``--model`` with another position embedding."""
     try:
         # weights stored in half precision are trained in single precision, with or without autocast
-        return kind.from_pretrained(
+        return loader.from_pretrained(
             path, position_embedding=dict(settings), dtype=torch.float32, **more
         )
     except UNREADABLE as error:

@@ -210,8 +210,10 @@ def train(
         trainer.save_model()
         trainer.save_metrics("train", {**result.metrics, **duration})
     trainer.accelerator.wait_for_everyone()
-    kind = type(trainer.accelerator.unwrap_model(trainer.model))
-    trainer.model = trainer.model_wrapped = kind.from_pretrained(folder).to(own.device).eval()
+    model_class = type(trainer.accelerator.unwrap_model(trainer.model))
+    trainer.model = trainer.model_wrapped = (
+        model_class.from_pretrained(folder).to(own.device).eval()
+    )
     # What wraps the model for several processes must go before their group does. Otherwise it
     # takes the group with it while it holds Python's lock, for which gloo's thread, that the group
     # waits for, may be waiting: a program that never ends.

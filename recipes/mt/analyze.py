@@ -37,9 +37,9 @@ ANALYSES = {
 
 def extrapolate(args: argparse.Namespace) -> None:
     encode = str
-    for kind, option in (("sentencepiece", "spm"), ("bpe", "bpe")):
+    for method, option in (("sentencepiece", "spm"), ("bpe", "bpe")):
         if path := getattr(args, option):
-            encode = open_subwords(kind, path, f"--{option}").encode
+            encode = open_subwords(method, path, f"--{option}").encode
     seen = 0
 
     def short(pairs: Iterable[Pair]) -> Iterator[Pair]:

@@ -163,7 +163,7 @@ def make_tokenizer(folder: Path, pairs: Sequence[tuple[str, str]], size: int) ->
     texts = [text for pair in pairs for text in pair]
     step(folder, {"vocab_size": size, "text": fingerprint(texts)}, make)
     files = {"source_spm": "source.spm", "target_spm": "target.spm", "vocab": "vocab.json"}
-    return MarianTokenizer(**{kind: str(folder / name) for kind, name in files.items()})
+    return MarianTokenizer(**{argument: str(folder / name) for argument, name in files.items()})
 
 
 # ---- models ------------------------------------------------------------------------------------

@@ -211,8 +211,8 @@ class Progress:
         folder, target = self.corpus.folder, self.corpus.languages[1]
         texts = list(map(SentencePiece(folder / "sentencepiece.model").decode, pieces))
         groups, references, reference_pieces = (
-            list(read_lines(folder / f"test.{kind}", "--test"))
-            for kind in ("group", target, f"pieces.{target}")
+            list(read_lines(folder / f"test.{ending}", "--test"))
+            for ending in ("group", target, f"pieces.{target}")
         )
         tokens = pieces, reference_pieces
         scores = score_groups(texts, references, groups, self.corpus.labels, tokens)

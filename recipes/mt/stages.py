@@ -70,9 +70,9 @@ class Experiment:
         """The segmentation model."""
         return SEGMENTATIONS[self.recipe.segmentation](self.work / "subwords" / "model")
 
-    def lines(self, split: str, kind: str) -> list[str]:
+    def lines(self, split: str, ending: str) -> list[str]:
         """Of prepared text: in the subwords of a language, or the ``reference``."""
-        return read_written(self.work / "subwords" / f"{split}.{kind}")
+        return read_written(self.work / "subwords" / f"{split}.{ending}")
 
 
 # ---- train and select --------------------------------------------------------------------------

@@ -161,15 +161,15 @@ def _pairs(folder: Path) -> tuple[list[list[Path]], list[str]]:
         while stem.suffix.lower() in AUDIO + LABELS:  # SA1.WAV.wav belongs to SA1.PHN
             stem = stem.with_suffix("")
         if stem != path and path.is_file():
-            kind = "recording" if path.suffix.lower() in AUDIO else "labels"
-            by_name[path.parent, stem.name.lower()][kind].append(path)
+            sort = "recording" if path.suffix.lower() in AUDIO else "labels"
+            by_name[path.parent, stem.name.lower()][sort].append(path)
     pairs, skipped = [], []
     for files in by_name.values():
         pair = [paths[0] for paths in files.values() if paths]
         if len(pair) == 2:
             pairs.append(pair)
         else:
-            lacking = next(kind for kind, paths in files.items() if not paths)
+            lacking = next(sort for sort, paths in files.items() if not paths)
             skipped.append(f"{pair[0].relative_to(folder)}: no {lacking} of this name")
     return pairs, skipped
 

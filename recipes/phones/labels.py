@@ -110,16 +110,20 @@ def parse_text_grid(text: str) -> list[Tier]:
 
 def _parse_tier(tokens: Iterator[str | float]) -> Tier | None:
     """The next tier; None for a tier of points."""
-    kind, name, _, _, count = [next(tokens) for _ in range(5)]
-    if kind not in _ROW_SIZES:
-        raise LabelError(f"a tier of the unknown class {kind!r}")
+    tier_class, name, _, _, count = [next(tokens) for _ in range(5)]
+    if tier_class not in _ROW_SIZES:
+        raise LabelError(f"a tier of the unknown class {tier_class!r}")
     rows = []
     for _ in range(int(count)):
-        row = [next(tokens) for _ in range(_ROW_SIZES[kind])]
-        if kind == _INTERVALS and [isinstance(cell, str) for cell in row] != [False, False, True]:
+        row = [next(tokens) for _ in range(_ROW_SIZES[tier_class])]
+        if tier_class == _INTERVALS and [isinstance(cell, str) for cell in row] != [
+            False,
+            False,
+            True,
+        ]:
             raise LabelError(f"tier {name!r}: {', '.join(map(repr, row))} is no interval")
         rows.append(row)
-    return Tier(name, [Phone(*row) for row in rows]) if kind == _INTERVALS else None
+    return Tier(name, [Phone(*row) for row in rows]) if tier_class == _INTERVALS else None
 
 
 def choose_tier(tiers: Sequence[Tier], name: str | None = None) -> Tier:

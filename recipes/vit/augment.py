@@ -95,8 +95,8 @@ def _affine(image: Image.Image, matrix: Sequence[float], fill: Color) -> Image.I
     )
 
 
-def _enhance(kind: Any) -> Callable:
-    return lambda image, rng, fill: kind(image).enhance(1 + 0.8 * _sign(rng))
+def _enhance(enhancer: Any) -> Callable:
+    return lambda image, rng, fill: enhancer(image).enhance(1 + 0.8 * _sign(rng))
 
 
 OPERATIONS: dict[str, Callable[[Image.Image, random.Random, Color], Image.Image]] = {

@@ -103,12 +103,12 @@ class Classifier:
     def check_gamma(self) -> None:
         """Only sinusoids know a factor on the grid."""
         settings = getattr(self.model.config, "position_embedding", None)
-        kind = settings["type"] if isinstance(settings, Mapping) else None
-        if kind is None or not applies("gamma", kind):
+        type_name = settings["type"] if isinstance(settings, Mapping) else None
+        if type_name is None or not applies("gamma", type_name):
             raise CommandError(
                 f"--gamma scales the grid of sinusoids, {self.path} has "
-                f"{f'position embedding {kind!r}' if kind else 'stock positions'}; leave --gamma "
-                "or this model out"
+                f"{f'position embedding {type_name!r}' if type_name else 'stock positions'}; leave "
+                "--gamma or this model out"
             )
 
 

@@ -171,30 +171,30 @@ def evaluate(
     args: argparse.Namespace, groups: Mapping[str, Sequence[Classifier]]
 ) -> dict[str, list[Row]]:
     """Rows of all tables by kind; everything is checked before the first is measured."""
-    every = [one for group in groups.values() for one in group]
-    data = {channels: load_data(args, channels) for channels in {one.channels for one in every}}
-    for one in every:
-        for part in data[one.channels]:
-            match_classes(part.images.names, one.labels)
-        with one.on(args.device):
-            check(one, args)
+    every = [model for group in groups.values() for model in group]
+    data = {channels: load_data(args, channels) for channels in {model.channels for model in every}}
+    for model in every:
+        for part in data[model.channels]:
+            match_classes(part.images.names, model.labels)
+        with model.on(args.device):
+            check(model, args)
     done = args.output / UNFINISHED
     if not args.resume:
         shutil.rmtree(done, ignore_errors=True)
     options = {key: str(value) for key, value in vars(args).items() if key not in UNIMPORTANT}
     rows: dict[str, list[Row]] = {}
     for name, group in groups.items():
-        for one in group:
-            files = fingerprint(one.path)
-            work = {part.name: partial(measure, one, part, args) for part in data[one.channels]}
-            if args.throughput and one is group[0]:  # seeds are equally fast
-                work[None] = partial(measure_speed, one, args)
-            with one.on(args.device):
+        for model in group:
+            files = fingerprint(model.path)
+            work = {part.name: partial(measure, model, part, args) for part in data[model.channels]}
+            if args.throughput and model is group[0]:  # seeds are equally fast
+                work[None] = partial(measure_speed, model, args)
+            with model.on(args.device):
                 for part, run in work.items():
-                    own = {"model": name, "checkpoint": one.path}
+                    own = {"model": name, "checkpoint": model.path}
                     own |= {} if part is None else {"data": part}
-                    for kind, measured in remembered(done, [options, files, part], run).items():
-                        rows.setdefault(kind, []).extend({**own, **row} for row in measured)
+                    for table, measured in remembered(done, [options, files, part], run).items():
+                        rows.setdefault(table, []).extend({**own, **row} for row in measured)
     shutil.rmtree(done, ignore_errors=True)
     return rows
 

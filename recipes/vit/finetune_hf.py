@@ -136,14 +136,16 @@ def build_model(
 ) -> CapeViTForImageClassification:
     """A model from a checkpoint, stock or cape, or from scratch. The learned table of one is
     resized to the image size once, so that it learns at that size."""
-    kind = CapeViTForImageClassification
+    model_class = CapeViTForImageClassification
     more = {"id2label": dict(enumerate(names)), "label2id": {n: i for i, n in enumerate(names)}}
     if args.drop_path is not None:
         more["drop_path_rate"] = args.drop_path
     if not args.model:
-        return kind(make_config(CapeViTConfig, sizes, position_embedding=dict(settings), **more))
+        return model_class(
+            make_config(CapeViTConfig, sizes, position_embedding=dict(settings), **more)
+        )
     more |= {"ignore_mismatched_sizes": True, "output_loading_info": True}  # of the classifier
-    model, info = load_model(kind, args.model, settings, **more)
+    model, info = load_model(model_class, args.model, settings, **more)
     others = sorted({key for key, *_ in info["mismatched_keys"]} - set(CLASSIFIER))
     if others:
         raise CommandError(

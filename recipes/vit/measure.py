@@ -106,26 +106,26 @@ class View(NamedTuple):
     """One way to show an image ``[C, h, w]`` to a model.
 
     Attributes:
-        kind: "crop", the paper's protocol: the shorter side becomes ``int(size / 0.875)`` pixels,
-            the aspect is kept, then a square is cropped from the centre; "whole": the whole image
+        protocol: "crop", the paper's: the shorter side becomes ``int(size / 0.875)`` pixels, the
+            aspect is kept, then a square is cropped from the centre; "whole": the whole image
             becomes a square; "original": both sides are enlarged by 1 / 0.875 and the centre is
             cropped to the size that the image had; "untouched": the image as it is (the last two:
             CAPE Appendix B.2, strategies iv and v).
         size: Side of the square in pixels; 0 where the image keeps its own size.
     """
 
-    kind: str
+    protocol: str
     size: int = 0
 
     def __call__(self, image: torch.Tensor) -> torch.Tensor:
         sides = image.shape[1:]
-        if self.kind == "whole":
+        if self.protocol == "whole":
             return resize(image, self.size)
-        if self.kind == "crop":
+        if self.protocol == "crop":
             shorter = int(self.size / CENTRE)
             larger = resize(image, *(int(shorter * side / min(sides)) for side in sides))
             return _centre(larger, self.size, self.size)
-        if self.kind == "original":
+        if self.protocol == "original":
             return _centre(resize(image, *(int(side / CENTRE) for side in sides)), *sides)
         return image
 
@@ -202,8 +202,8 @@ def label_ranks(
     Args:
         classes: Number of the model's class for each label.
     """
-    passes = list(dict.fromkeys(one for column in columns.values() for one in column))
-    views = {one.view for one in passes}
+    passes = list(dict.fromkeys(look for column in columns.values() for look in column))
+    views = {look.view for look in passes}
     ranks: dict[Any, list[int]] = {name: [] for name in columns}
 
     def show(index: int) -> tuple[int, dict[View, torch.Tensor]]:
@@ -213,11 +213,11 @@ def label_ranks(
     for samples in data.read(show, f"{classifier.path}: {data.name}"):
         right = torch.tensor([label for label, _ in samples])
         scores = {
-            one: scores_of(classifier, [shown[one.view] for _, shown in samples], one.gamma)
-            for one in passes
+            look: scores_of(classifier, [shown[look.view] for _, shown in samples], look.gamma)
+            for look in passes
         }
         for name, column in columns.items():
-            ranks[name] += rank_of(sum(scores[one] for one in column), right).tolist()
+            ranks[name] += rank_of(sum(scores[look] for look in column), right).tolist()
     return {name: np.array(values) for name, values in ranks.items()}
 
 
@@ -229,7 +229,7 @@ def check(classifier: Classifier, args: argparse.Namespace) -> None:
     if args.gamma:
         classifier.check_gamma()
     columns = columns_of(args, classifier.size).values()
-    for size in sorted({one.view.size for column in columns for one in column}):
+    for size in sorted({look.view.size for column in columns for look in column}):
         if reason := classifier.refusal(size, size):
             raise CommandError(
                 f"{classifier.path} refuses images of {size} x {size} pixels ({reason}); its own "
@@ -244,9 +244,9 @@ def measure(classifier: Classifier, data: Data, args: argparse.Namespace) -> dic
         print(f"{classifier.path}, {data.name}: classes are matched {how}", flush=True)
     columns = columns_of(args, args.train_size or classifier.size)
     rows: dict[str, list[Row]] = {}
-    for (kind, size, rule), ranks in label_ranks(classifier, data, columns, classes).items():
-        more = {kind: rule} if rule else {}
-        rows.setdefault(kind, []).append({"size": size, **more, **accuracies(ranks)})
+    for (table, size, rule), ranks in label_ranks(classifier, data, columns, classes).items():
+        more = {table: rule} if rule else {}
+        rows.setdefault(table, []).append({"size": size, **more, **accuracies(ranks)})
     if args.bins:
         rows["bins"] = measure_bins(classifier, data, args, classes)
     return rows

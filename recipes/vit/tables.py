@@ -29,29 +29,29 @@ def write_all(
     Args:
         facts: What is needed to repeat the tables; one with the name of a kind belongs to it alone.
     """
-    for kind, measured in rows.items():
-        figure = folder / f"{kind}.png"
-        if kind == "bins":
+    for table, measured in rows.items():
+        figure = folder / f"{table}.png"
+        if table == "bins":
             tables = _write_bins(figure, measured)
-        elif kind == "throughput":
+        elif table == "throughput":
             tables = _write_throughput(figure, measured, rows["accuracy"])
         else:
-            tables = _write_sizes(figure, measured, kind)
-        lab.write_csv(folder / f"{kind}.csv", measured)
-        own = {name: text for name, text in facts.items() if name not in TITLES or name == kind}
-        yield lab.write_page(folder / f"{kind}.md", TITLES[kind], tables, own)
+            tables = _write_sizes(figure, measured, table)
+        lab.write_csv(folder / f"{table}.csv", measured)
+        own = {name: text for name, text in facts.items() if name not in TITLES or name == table}
+        yield lab.write_page(folder / f"{table}.md", TITLES[table], tables, own)
 
 
-def _write_sizes(path: Path, rows: Sequence[Row], kind: str) -> dict[str, list[str]]:
+def _write_sizes(path: Path, rows: Sequence[Row], table: str) -> dict[str, list[str]]:
     """Figure and tables of what has a value for each size."""
     lines = []
     for row in rows:
         name = row["model"] + (" TTA" if row.get("tta") == "+" else "")
-        name += f", gamma {row['gamma']}" if kind == "gamma" else ""
+        name += f", gamma {row['gamma']}" if table == "gamma" else ""
         lines.append({**row, "line": name})
     panels = [
         Panel(lab.pivot(group, "line", "size", "top1"), TOP["top1"], title)
-        for title, group in lab.grouped(lines, "data", *(["model"] * (kind == "gamma"))).items()
+        for title, group in lab.grouped(lines, "data", *(["model"] * (table == "gamma"))).items()
     ]
     write_lines_figure(path, panels, "size in pixels")
     return {
@@ -112,7 +112,7 @@ def _write_bins(path: Path, rows: Sequence[Row]) -> dict[str, list[str]]:
     panels, tables = [], {}
     for title, group in lab.grouped(rows, "data", "model").items():
         # each line has all bins, so that they keep their order
-        lines = {row["strategy"]: {one["bin"]: [] for one in group} for row in group}
+        lines = {row["strategy"]: {bin_row["bin"]: [] for bin_row in group} for row in group}
         for row in group:
             lines[row["strategy"]][row["bin"]].append(row["top1"])
         panels.append(Panel(lines, TOP["top1"], title))

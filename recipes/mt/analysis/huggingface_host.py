@@ -43,9 +43,9 @@ class HuggingFaceTranslator(Translator):
         words = ("Hugging Face", self.config.model_type, settings.get("type"))
         self.kind = " ".join(filter(None, words))
 
-    def _read(self, kind: Any) -> Any:
+    def _read(self, loader: Any) -> Any:
         try:
-            return kind.from_pretrained(self.path)
+            return loader.from_pretrained(self.path)
         except Exception as error:  # without its files each tokenizer fails in a way of its own
             raise CommandError(
                 f"--model {self.path}: cannot be read as a Hugging Face model ({reason(error)});"
@@ -73,11 +73,11 @@ class HuggingFaceTranslator(Translator):
         return getattr(model.config, "position_config", None)
 
     def load(self) -> nn.Module:
-        kind, more = AutoModelForSeq2SeqLM, {}
+        loader, more = AutoModelForSeq2SeqLM, {}
         if self.config.model_type in CapeMarianConfig.model_types()[1:]:  # stock
-            kind, more = CapeMarianMTModel, {"position_embedding": {"type": "sinpos"}}
+            loader, more = CapeMarianMTModel, {"position_embedding": {"type": "sinpos"}}
         try:
-            return kind.from_pretrained(self.path, dtype=torch.float32, **more)
+            return loader.from_pretrained(self.path, dtype=torch.float32, **more)
         except (OSError, ValueError) as error:
             raise CommandError(f"--model {self.path}: cannot be loaded ({reason(error)})") from None
 

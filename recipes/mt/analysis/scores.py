@@ -52,13 +52,13 @@ def compare(
         frequencies: Of the tokens of each sentence; their number is that of the tokens that count,
             so that an end of sentence is left out.
     """
-    found = np.zeros((2, len(frequency_edges) + 1, len(position_edges) + 1), int)
+    tally = np.zeros((2, len(frequency_edges) + 1, len(position_edges) + 1), int)
     for ours, theirs, often in zip(better, worse, frequencies, strict=True):
         column = np.searchsorted(position_edges, np.arange(len(often)))
         row = np.searchsorted(frequency_edges, often)
         higher = ours[: len(often)] > theirs[: len(often)]
-        np.add.at(found, (slice(None), row, column), [higher, np.ones_like(higher)])
-    return found
+        np.add.at(tally, (slice(None), row, column), [higher, np.ones_like(higher)])
+    return tally
 
 
 def run(args: argparse.Namespace) -> None:
@@ -81,15 +81,15 @@ def run(args: argparse.Namespace) -> None:
         counted = _tokens(ours[:1], list(read_lines(args.train_target, "--train-target")))
     known = Counter(token for line in counted for token in line)
     frequencies = [[known[token] for token in line] for line in tokens]
-    found = 0
+    tally = 0
     for number, seeds in enumerate(zip(ours, theirs, strict=True), 1):
         scores = [
             model.log_probabilities(pairs, f"{name} {number}")
             for name, model in zip(models, seeds, strict=True)
         ]
-        found = found + compare(*scores, frequencies, args.bins, args.frequency_bins)
-    kept = [np.flatnonzero(found[1].sum(axis)) for axis in (1, 0)]  # bins with tokens
-    wins, counts = (values[np.ix_(*kept)] for values in found)
+        tally = tally + compare(*scores, frequencies, args.bins, args.frequency_bins)
+    kept = [np.flatnonzero(tally[1].sum(axis)) for axis in (1, 0)]  # bins with tokens
+    wins, counts = (values[np.ix_(*kept)] for values in tally)
     often, places = (list(np.take(names, at)) for names, at in zip(labels, kept, strict=True))
     ratio = np.where(counts > 0, wins / np.maximum(counts, 1), np.nan)
     rows = [

@@ -70,13 +70,13 @@ class Segmented:
     plain = decode
 
 
-def open_subwords(kind: str, path: Path, option: str) -> SentencePiece | SubwordNMT:
+def open_subwords(method: str, path: Path, option: str) -> SentencePiece | SubwordNMT:
     """The subword model in a file."""
     try:
-        return SEGMENTATIONS[kind](path)
+        return SEGMENTATIONS[method](path)
     except Exception as error:  # each library has errors of its own for a file of another kind
         raise CommandError(
-            f"{option} {path}: cannot be read as a model of {kind} ({error}); give the file that"
+            f"{option} {path}: cannot be read as a model of {method} ({error}); give the file that"
             " the training text was segmented with"
         ) from None
 
