@@ -93,7 +93,10 @@ class EncodesSpeech:
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         asked, config._attn_implementation = config._attn_implementation, "eager"
-        super().__init__(config, *args, **kwargs)
+        try:
+            super().__init__(config, *args, **kwargs)
+        finally:  # the configuration is the caller's
+            config._attn_implementation = asked
         self.config._attn_implementation = self._check_and_adjust_attn_implementation(
             asked, is_init_check=True
         )

@@ -1,5 +1,9 @@
 """Switching the positions of a built stock model, and a family that no one has seen."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +12,7 @@ import hf_models
 from cape_plugins.binding import Bound
 from tests.support.hf import ALPHA, FAMILIES, VARIANTS, WITH_STOCK, batch
 
+ROOT = Path(__file__).resolve().parents[2]
 SWITCHED = [(family, name) for family in WITH_STOCK for name in VARIANTS[family]]
 
 
@@ -119,3 +124,36 @@ def test_nothing_stays_bound_after_a_call():
     with pytest.raises(ValueError, match="mask"):
         model(**{**batch("marian"), "attention_mask": torch.ones(3, 2)})
     assert all(m.bound is None for m in model.modules() if isinstance(m, Bound))
+
+
+@pytest.mark.parametrize("name", ["abspos", "relpos"])
+def test_new_tables_have_the_precision_of_the_model(name):
+    switched = hf_models.switch(FAMILIES["marian"].build_stock().bfloat16(), {"type": name})
+    assert {parameter.dtype for parameter in switched.parameters()} == {torch.bfloat16}
+
+
+def test_parts_that_are_not_split_over_devices_have_their_new_name():
+    switched = hf_models.switch(FAMILIES["vit"].build_stock(), {"type": "cape"})
+    embeddings = type(switched.vit.embeddings).__name__
+    assert embeddings == "CapeViTEmbeddings"
+    assert embeddings in switched._no_split_modules
+
+
+def test_recorded_states_are_those_of_the_switched_parts():
+    """transformers knows by the name of a class what a part records."""
+    code = (
+        "import hf_models; from tests.support.hf import FAMILIES, batch\n"
+        "model = hf_models.switch(FAMILIES['marian'].build_stock(), {'type': 'sinpos'})\n"
+        "output = model(**batch('marian'), output_hidden_states=True)\n"
+        "assert len(output.encoder_hidden_states) == len(output.decoder_hidden_states) == 3"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_refused_attention_leaves_the_configuration_alone():
+    row = FAMILIES["speech_to_text"]
+    config = row.config(**{**row.sizes, "conv_kernel_sizes": [4, 4]}, position_embedding={})
+    config._attn_implementation = "sdpa"
+    with pytest.raises(ValueError, match="kernel size 4"):
+        row.model(config)
+    assert config._attn_implementation == "sdpa"
