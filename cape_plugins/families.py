@@ -114,8 +114,21 @@ def _steps(settings: Settings) -> float:
     return _hop(settings) * 2 ** settings["num_conv_layers"]
 
 
-_MARIAN = Side("text", "seq2seq", frequencies="marian")
-register_family(Family("marian", {"encoder": _MARIAN, "decoder": _MARIAN}, "sinpos"))
+def _both(side: Side) -> dict[str, Side]:
+    return dict.fromkeys(SIDES, side)
+
+
+_MARIAN = _both(Side("text", "seq2seq", frequencies="marian"))
+_BART = _both(Side("text", "seq2seq", table="embed_positions.weight", table_first=2))
+_M2M100 = _both(Side("text", "seq2seq", start=_after_padding, frequencies="fairseq"))
+for _name, _sides, _stock in (
+    ("marian", _MARIAN, "sinpos"),
+    ("pegasus", _MARIAN, "sinpos"),
+    ("m2m_100", _M2M100, "sinpos"),
+    ("bart", _BART, "abspos"),
+    ("mbart", _BART, "abspos"),
+):
+    register_family(Family(_name, _sides, _stock))
 register_family(
     Family(
         "vit",

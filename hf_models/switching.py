@@ -13,10 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from transformers.models.auto import modeling_auto
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
+from cape_plugins import Positions
 from cape_plugins.binding import Bound
 from hf_models.settings import FIELD, require_own_config
 
@@ -26,8 +28,27 @@ class Addend(Bound, nn.Module):
     it is called with. Nothing bound means that nothing is added."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """``[B or 1, T, C]``, or zero."""
-        return 0.0 if self.bound is None else self.bound
+        """``[B or 1, T, C]``, or zero, a tensor in any case, as some stock forwards ask for."""
+        return torch.zeros(()) if self.bound is None else self.bound
+
+
+class LearnedTable(Addend):
+    """Over a stock table of learned positions, ``nn.Embedding`` with `offset` rows in front: it
+    stays where stock checkpoints have it. Texts longer than the table begin it anew, as all
+    learned tables of this package do (CAPE section 5.2)."""
+
+    offset: int
+
+    def look_up(self, positions: Positions, batch_size: int) -> Tensor:
+        """``[B, T, C]``, one row for each counted position."""
+        if positions.index is None:
+            length = positions.rows.shape[1]
+            number = torch.arange(length, device=self.weight.device) + positions.first
+            number = number.expand(batch_size, -1)
+        else:
+            number = (positions.index - 1).clamp(min=0)
+        rows = self.offset + number % (self.num_embeddings - self.offset)
+        return nn.Embedding.forward(self, rows)
 
 
 class Seam:

@@ -31,7 +31,7 @@ from hf_models.modeling import (
     embed_positions,
 )
 from hf_models.relative import add_relative_positions
-from hf_models.switching import Addend, Seam
+from hf_models.switching import PARTS, Addend, LearnedTable, Seam
 
 
 class TextStack(Bound, Seam, InitializesPositions):
@@ -40,24 +40,40 @@ class TextStack(Bound, Seam, InitializesPositions):
     Attributes:
         side: "encoder" or "decoder".
         limit: Attribute with the rows of the stock table.
+        padding_by_id: Whether padding tokens are not counted where a caller gives no mask, as in
+            the stock model; otherwise all tokens are.
     """
 
     side: str
     limit: str
+    padding_by_id = False
 
     def take_place(self, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.switching.Seam`."""
         rows = getattr(self, self.limit)
         self.positions = build_positions(config, self.side, rows, config.init_std)
-        self.embed_positions = Addend()
+        stock = PARTS.get(type(self.embed_positions), Addend)
+        if self.positions.config.encoding.counts and issubclass(stock, LearnedTable):
+            self.positions.encoding = None  # the stock table has the rows
+        else:
+            self.embed_positions = Addend()
         attentions = (layer.self_attn for layer in self.layers)
         add_relative_positions(attentions, self.positions.config)
 
     def embedding(
-        self, positions: Positions, inputs_embeds: Tensor | None, length: int, draw: Draw | None
+        self, positions: Positions, content: Tensor, length: int, draw: Draw | None
     ) -> Tensor | None:
-        """What is added to the last `length` tokens, in the precision of the content."""
-        content = self.embed_tokens.weight if inputs_embeds is None else inputs_embeds
+        """What is added to the last `length` tokens, in the precision of the content.
+
+        Args:
+            positions: Those of all tokens, or of the last.
+            content: Ids ``[B, T]`` or embeddings ``[B, T, C]``.
+            length: Number of tokens that are added to, of the last ones.
+            draw: From the caller; default the one that is bound.
+        """
+        if isinstance(self.embed_positions, LearnedTable):
+            return self.embed_positions.look_up(positions, len(content))[:, -length:]
+        content = content if content.is_floating_point() else self.embed_tokens.weight
         draw = self.bound if draw is None else draw
         addend = embed_positions(self.positions, positions, draw, content)
         return None if addend is None else addend[:, -length:]
@@ -115,9 +131,11 @@ class SourceStack(TextStack):
         length = expected[1] + self.has_hint
         valid = mask
         if mask is None or mask.dim() != 2:
-            valid = content.new_ones((expected[0], length))
+            valid = content.new_ones((expected[0], length), dtype=torch.bool)
+            if self.padding_by_id and input_ids is not None and mask is None:
+                valid = input_ids.ne(self.padding_idx)
         positions = token_positions(valid.bool())
-        with self.embed_positions.using(self.embedding(positions, inputs_embeds, length, draw)):
+        with self.embed_positions.using(self.embedding(positions, content, length, draw)):
             output = super().forward(
                 input_ids=input_ids,
                 attention_mask=mask,
@@ -158,8 +176,11 @@ class TargetStack(TextStack):
         content = input_ids if inputs_embeds is None else inputs_embeds
         length, device = content.shape[1], content.device
         past = past_key_values.get_seq_length() if past_key_values is not None else 0
-        positions = decoder_positions(length, past, attention_mask, device)
-        with self.embed_positions.using(self.embedding(positions, inputs_embeds, length, draw)):
+        valid = attention_mask
+        if valid is None and past_key_values is None and self.padding_by_id:
+            valid = input_ids.ne(self.padding_idx) if inputs_embeds is None else None
+        positions = decoder_positions(length, past, valid, device)
+        with self.embed_positions.using(self.embedding(positions, content, length, draw)):
             return super().forward(
                 input_ids=input_ids,
                 attention_mask=attention_mask,
@@ -223,6 +244,7 @@ class TranslationModel:
             cross_mask = extend_mask(attention_mask)
         with self.decoder.using(decoder_draw):
             output = super().forward(
+                input_ids=input_ids,  # some stock models make the decoder's of them
                 attention_mask=cross_mask,
                 decoder_input_ids=decoder_input_ids,
                 decoder_attention_mask=decoder_attention_mask,

@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
-from hf_models.families import marian, speech_ctc, speech_to_text, vit
+from hf_models.families import (
+    bart,
+    m2m_100,
+    marian,
+    mbart,
+    pegasus,
+    speech_ctc,
+    speech_to_text,
+    vit,
+)
 
-FAMILIES = [module.FAMILY for module in (marian, vit, speech_ctc, speech_to_text)]
+MODULES = (marian, m2m_100, bart, mbart, pegasus, vit, speech_ctc, speech_to_text)
+FAMILIES = [module.FAMILY for module in MODULES]

@@ -1,0 +1,82 @@
+"""BART with any position embedding, for texts of any length."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from huggingface_hub.dataclasses import strict
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    BartForSequenceClassification,
+    BartModel,
+)
+from transformers.models.bart.modeling_bart import (
+    BartDecoder,
+    BartEncoder,
+    BartLearnedPositionalEmbedding,
+)
+
+from hf_models.configuration import PositionEmbeddingMixin
+from hf_models.modeling import PositionModelMixin
+from hf_models.switching import FamilyClasses, LearnedTable, add_parts
+from hf_models.text import Generates, SourceStack, TargetStack, TranslationModel
+
+_TABLES = [r"embed_positions\.weight$"]  # of stock checkpoints, where the type has none
+
+
+@strict
+class CapeBartConfig(PositionEmbeddingMixin, BartConfig):
+    """Generation and classification. Positions count tokens from 0; a learned table keeps its stock
+    place, with two rows before the first position."""
+
+    model_type = "cape_bart"
+    position_embedding: dict | None = None
+
+
+class CapeBartLearnedPositionalEmbedding(LearnedTable, BartLearnedPositionalEmbedding):
+    """The stock table, where the type has one."""
+
+
+class CapeBartEncoder(SourceStack, BartEncoder):
+    """Source side: alpha scales the positions, the BOS hint marks the first."""
+
+
+class CapeBartDecoder(TargetStack, BartDecoder):
+    """Target side; uses the draw of the source if the two are synchronised."""
+
+
+class CapeBartModel(TranslationModel, PositionModelMixin, BartModel):
+    """Encoder and decoder; ``forward(..., draw=, decoder_draw=)``."""
+
+    config_class = CapeBartConfig
+    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
+
+
+class CapeBartForConditionalGeneration(Generates, PositionModelMixin, BartForConditionalGeneration):
+    """Translation and other generation; ``forward(..., draw=)`` and ``generate()`` as in stock."""
+
+    config_class = CapeBartConfig
+    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
+
+
+class CapeBartForSequenceClassification(PositionModelMixin, BartForSequenceClassification):
+    """Classifier on the decoder's state at the last EOS."""
+
+    config_class = CapeBartConfig
+    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
+
+
+FAMILY = add_parts(
+    FamilyClasses(
+        CapeBartConfig,
+        (
+            CapeBartLearnedPositionalEmbedding,
+            CapeBartEncoder,
+            CapeBartDecoder,
+            CapeBartModel,
+            CapeBartForConditionalGeneration,
+            CapeBartForSequenceClassification,
+        ),
+    )
+)

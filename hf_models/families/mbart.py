@@ -1,0 +1,84 @@
+"""mBART with any position embedding, for texts of any length."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from huggingface_hub.dataclasses import strict
+from transformers import (
+    MBartConfig,
+    MBartForConditionalGeneration,
+    MBartForSequenceClassification,
+    MBartModel,
+)
+from transformers.models.mbart.modeling_mbart import (
+    MBartDecoder,
+    MBartEncoder,
+    MBartLearnedPositionalEmbedding,
+)
+
+from hf_models.configuration import PositionEmbeddingMixin
+from hf_models.modeling import PositionModelMixin
+from hf_models.switching import FamilyClasses, LearnedTable, add_parts
+from hf_models.text import Generates, SourceStack, TargetStack, TranslationModel
+
+_TABLES = [r"embed_positions\.weight$"]  # of stock checkpoints, where the type has none
+
+
+@strict
+class CapeMBartConfig(PositionEmbeddingMixin, MBartConfig):
+    """Translation between many languages. Positions count tokens from 0; a learned table keeps its
+    stock place, with two rows before the first position."""
+
+    model_type = "cape_mbart"
+    position_embedding: dict | None = None
+
+
+class CapeMBartLearnedPositionalEmbedding(LearnedTable, MBartLearnedPositionalEmbedding):
+    """The stock table, where the type has one."""
+
+
+class CapeMBartEncoder(SourceStack, MBartEncoder):
+    """Source side: alpha scales the positions, the BOS hint marks the first."""
+
+
+class CapeMBartDecoder(TargetStack, MBartDecoder):
+    """Target side; uses the draw of the source if the two are synchronised."""
+
+
+class CapeMBartModel(TranslationModel, PositionModelMixin, MBartModel):
+    """Encoder and decoder; ``forward(..., draw=, decoder_draw=)``."""
+
+    config_class = CapeMBartConfig
+    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
+
+
+class CapeMBartForConditionalGeneration(
+    Generates, PositionModelMixin, MBartForConditionalGeneration
+):
+    """Translation and other generation; ``forward(..., draw=)`` and ``generate()`` as in stock."""
+
+    config_class = CapeMBartConfig
+    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
+
+
+class CapeMBartForSequenceClassification(PositionModelMixin, MBartForSequenceClassification):
+    """Classifier on the decoder's state at the last EOS."""
+
+    config_class = CapeMBartConfig
+    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
+
+
+FAMILY = add_parts(
+    FamilyClasses(
+        CapeMBartConfig,
+        (
+            CapeMBartLearnedPositionalEmbedding,
+            CapeMBartEncoder,
+            CapeMBartDecoder,
+            CapeMBartModel,
+            CapeMBartForConditionalGeneration,
+            CapeMBartForSequenceClassification,
+        ),
+    )
+)

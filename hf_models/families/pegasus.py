@@ -1,0 +1,65 @@
+"""Pegasus summarization models with any position embedding."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from huggingface_hub.dataclasses import strict
+from transformers import (
+    PegasusConfig,
+    PegasusForConditionalGeneration,
+    PegasusModel,
+)
+from transformers.models.pegasus.modeling_pegasus import PegasusDecoder, PegasusEncoder
+
+from hf_models.configuration import PositionEmbeddingMixin
+from hf_models.modeling import PositionModelMixin
+from hf_models.switching import FamilyClasses, add_parts
+from hf_models.text import Generates, SourceStack, TargetStack, TranslationModel
+
+_TABLES = [r"embed_positions\.weight$"]  # of stock checkpoints, where the type has none
+
+
+@strict
+class CapePegasusConfig(PositionEmbeddingMixin, PegasusConfig):
+    """Summarization. Positions count tokens from 0."""
+
+    model_type = "cape_pegasus"
+    position_embedding: dict | None = None
+
+
+class CapePegasusEncoder(SourceStack, PegasusEncoder):
+    """Source side: alpha scales the positions, the BOS hint marks the first."""
+
+
+class CapePegasusDecoder(TargetStack, PegasusDecoder):
+    """Target side; uses the draw of the source if the two are synchronised."""
+
+
+class CapePegasusModel(TranslationModel, PositionModelMixin, PegasusModel):
+    """Encoder and decoder; ``forward(..., draw=, decoder_draw=)``."""
+
+    config_class = CapePegasusConfig
+    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
+
+
+class CapePegasusForConditionalGeneration(
+    Generates, PositionModelMixin, PegasusForConditionalGeneration
+):
+    """Translation and other generation; ``forward(..., draw=)`` and ``generate()`` as in stock."""
+
+    config_class = CapePegasusConfig
+    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
+
+
+FAMILY = add_parts(
+    FamilyClasses(
+        CapePegasusConfig,
+        (
+            CapePegasusEncoder,
+            CapePegasusDecoder,
+            CapePegasusModel,
+            CapePegasusForConditionalGeneration,
+        ),
+    )
+)
