@@ -246,7 +246,9 @@ def wrapped_rows(table: Tensor, length: int, first: int | Tensor = 0) -> Tensor:
     return F.embedding(row % table.shape[0], table)
 
 
-def resize_grid(rows: Tensor, size: Sequence[int], new_size: Sequence[int]) -> Tensor:
+def resize_grid(
+    rows: Tensor, size: Sequence[int], new_size: Sequence[int], antialias: bool = False
+) -> Tensor:
     """Resize of one vector per patch, bicubic in the plane (CAPE section 5.1), linear elsewhere;
     itself at its own size.
 
@@ -254,6 +256,7 @@ def resize_grid(rows: Tensor, size: Sequence[int], new_size: Sequence[int]) -> T
         rows: ``[height * width, K]``, row by row; other grids likewise, the slowest axis first.
         size: (height, width) in patches.
         new_size: The same afterwards.
+        antialias: Smooths before a plane is made smaller; some stock models do.
 
     Returns:
         ``[new height * new width, K]`` in the dtype of `rows`.
@@ -266,7 +269,13 @@ def resize_grid(rows: Tensor, size: Sequence[int], new_size: Sequence[int]) -> T
     if len(size) not in RESIZES:
         raise ValueError(f"size={tuple(size)} has {len(size)} axes; allowed: 1 to {len(RESIZES)}.")
     image = rows.float().T.reshape(1, -1, *size)
-    image = F.interpolate(image, tuple(new_size), mode=RESIZES[len(size)], align_corners=False)
+    image = F.interpolate(
+        image,
+        tuple(new_size),
+        mode=RESIZES[len(size)],
+        align_corners=False,
+        antialias=antialias,
+    )
     return image.flatten(2)[0].T.to(rows.dtype)
 
 

@@ -73,6 +73,10 @@ class Family:
     stock: str | Callable[[Settings, str], str] | None = None
     parts: tuple[str, ...] = ()
 
+    def stock_type(self, settings: Settings, side: str) -> str | None:
+        """Type of position embedding of one side of the stock model with these settings."""
+        return self.stock(settings, side) if callable(self.stock) else self.stock
+
 
 FAMILIES: dict[str, Family] = {}
 
@@ -129,23 +133,31 @@ for _name, _sides, _stock in (
     ("mbart", _BART, "abspos"),
 ):
     register_family(Family(_name, _sides, _stock))
-register_family(
-    Family(
-        "vit",
-        {
-            "encoder": Side(
-                "image",
-                "encoder",
-                dim="hidden_size",
-                layout="cos_sin_interleaved",
-                table="position_embeddings",
-                table_first=1,
-                grid=_patches,
-            )
-        },
-        "abspos",
-    )
-)
+
+
+def _image(special_tokens: int, table: str = "position_embeddings") -> dict[str, Side]:
+    return {
+        "encoder": Side(
+            "image",
+            "encoder",
+            dim="hidden_size",
+            layout="cos_sin_interleaved",
+            table=table,
+            table_first=special_tokens,
+            grid=_patches,
+        )
+    }
+
+
+def _stock_beit(settings: Settings, side: str) -> str:
+    return "abspos" if settings.get("use_absolute_position_embeddings") else "nopos"
+
+
+register_family(Family("vit", _image(1), "abspos"))
+register_family(Family("deit", _image(2), "abspos"))
+register_family(Family("dinov2", _image(1), "abspos"))
+register_family(Family("dinov2_with_registers", _image(1), "abspos"))
+register_family(Family("beit", _image(1), _stock_beit))
 register_family(
     Family(
         "speech_ctc",

@@ -1,7 +1,8 @@
 """Hugging Face models whose position embedding is chosen by their configuration.
 
-Importing this package registers the model types ``cape_marian``, ``cape_vit``, ``cape_speech_ctc``
-and ``cape_speech_to_text`` with the Auto classes of transformers.
+Importing this package registers the model types of its families, such as ``cape_marian`` and
+``cape_vit``, with the Auto classes of transformers. Configurations and models have the names of the
+stock classes with ``Cape`` in front: ``hf_models.CapeMarianMTModel``.
 """
 
 from __future__ import annotations
@@ -19,39 +20,11 @@ from transformers import (
 
 from hf_models.callback import RankSeedCallback
 from hf_models.families import FAMILIES
-from hf_models.families.marian import CapeMarianConfig, CapeMarianModel, CapeMarianMTModel
-from hf_models.families.speech_ctc import CapeSpeechConfig, CapeSpeechForCTC, CapeSpeechModel
-from hf_models.families.speech_to_text import (
-    CapeSpeech2TextConfig,
-    CapeSpeech2TextForConditionalGeneration,
-    CapeSpeech2TextModel,
-)
-from hf_models.families.vit import CapeViTConfig, CapeViTForImageClassification, CapeViTModel
+from hf_models.families.speech_ctc import CapeSpeechConfig
 from hf_models.feature_extraction import CapeSpeechFeatureExtractor
 from hf_models.settings import refuse_misplaced
 from hf_models.switching import FamilyClasses, add_parts, switch
 from hf_models.tokenization import CapeSpeechTokenizer
-
-__all__ = [
-    "CapeMarianConfig",
-    "CapeMarianMTModel",
-    "CapeMarianModel",
-    "CapeSpeech2TextConfig",
-    "CapeSpeech2TextForConditionalGeneration",
-    "CapeSpeech2TextModel",
-    "CapeSpeechConfig",
-    "CapeSpeechFeatureExtractor",
-    "CapeSpeechForCTC",
-    "CapeSpeechModel",
-    "CapeSpeechTokenizer",
-    "CapeViTConfig",
-    "CapeViTForImageClassification",
-    "CapeViTModel",
-    "FamilyClasses",
-    "RankSeedCallback",
-    "register_family",
-    "switch",
-]
 
 # Configuration of each family to Auto class to the model that it loads.
 AUTO_CLASSES: dict[type, Any] = {}
@@ -69,7 +42,7 @@ def register_family(family: FamilyClasses) -> None:
     AutoConfig.register(family.model_type, family.config, exist_ok=True)
     for auto, model in family.auto.items():
         auto.register(family.config, model, exist_ok=True)
-        MODELS[model.__name__] = model
+    MODELS.update(family.models)
 
 
 def _register_processors() -> None:
@@ -120,3 +93,16 @@ for _family in FAMILIES:
     register_family(_family)
 _register_processors()
 AutoConfig.from_pretrained = _accept_position_embedding(AutoConfig.from_pretrained)
+
+_configs = {family.config.__name__: family.config for family in FAMILIES}
+globals().update({**_configs, **MODELS})
+__all__ = [
+    *_configs,
+    *MODELS,
+    "CapeSpeechFeatureExtractor",
+    "CapeSpeechTokenizer",
+    "FamilyClasses",
+    "RankSeedCallback",
+    "register_family",
+    "switch",
+]

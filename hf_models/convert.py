@@ -12,6 +12,7 @@ otherwise than before, until it is fine-tuned, is printed; with --neutral there 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shutil
 import sys
@@ -114,16 +115,18 @@ def _settings(config: Any) -> Settings:
     """What the model of a configuration computes, stock or cape, for each position embedding."""
     if not hasattr(config, "position_fields"):
         classes = hf_models.AUTO_CLASSES
-        return _stock_settings(
-            next(own for own in classes if config.model_type in own.model_types())
-        )
+        own = next(own for own in classes if config.model_type in own.model_types())
+        return _stock_settings(own, vars(config))
     return {field: config.position_settings(field) for field in config.position_fields}
 
 
-def _stock_settings(config: Any) -> Settings:
-    """What the stock model of a cape configuration computes."""
-    stock = find_family(config.model_type).stock
-    return {field: PositionConfig(stock, *place) for field, place in config.position_fields.items()}
+def _stock_settings(own: Any, saved: Mapping[str, Any]) -> Settings:
+    """What the stock model of a configuration with these settings computes."""
+    family = find_family(own.model_type)
+    return {
+        row.field: PositionConfig(family.stock_type(saved, side), row.domain, row.architecture)
+        for side, row in family.sides.items()
+    }
 
 
 def _changes(before: Settings, after: Settings) -> dict[str, str]:
@@ -229,7 +232,7 @@ def _stock_model(source: str, own: Any, config: Any) -> PreTrainedModel:
         raise ValueError(f"{source} holds a Cape{name}, which transformers has no stock model for.")
     cape = own.from_pretrained(source, dtype="auto").eval()
     embeddings = getattr(cape.base_model, "embeddings", None)
-    changes = _changes(_settings(cape.config), _stock_settings(cape.config))
+    changes = _changes(_settings(cape.config), _stock_settings(cape.config, vars(cape.config)))
     if embeddings is not None:  # the table of one image size can hold all that is added
         added = ("type", "gamma", "mean_normalize")
         changes = {key: text for key, text in changes.items() if key.split()[1] not in added}
@@ -242,9 +245,11 @@ def _stock_model(source: str, own: Any, config: Any) -> PreTrainedModel:
     settings = cape.config.to_dict()
     for field in (*own_fields, "model_type"):
         settings.pop(field, None)
+    if embeddings is not None and hasattr(cape.config, "use_absolute_position_embeddings"):
+        settings["use_absolute_position_embeddings"] = True
     model = stock(stock.config_class(**settings)).to(cape.dtype)
     weights = cape.state_dict()
-    if embeddings is not None and embeddings.position_embeddings is None:
+    if embeddings is not None and embeddings.table is None:
         weights[_name_of_table(model)] = _baked_table(embeddings)
     tables = {k: v for k, v in model.state_dict().items() if "embed_positions" in k}
     model.load_state_dict({**tables, **weights})
@@ -253,17 +258,15 @@ def _stock_model(source: str, own: Any, config: Any) -> PreTrainedModel:
 
 @torch.no_grad()
 def _baked_table(embeddings: Any) -> torch.Tensor:
-    """``[1, 1 + patches, C]``: the sinusoids of the image size of the configuration."""
+    """``[1, special tokens + patches, C]``: the sinusoids at the image size of the
+    configuration."""
     patches = embeddings.positions(patch_positions(*embeddings.table_size))
-    shape = (
-        1,
-        1 + embeddings.table_size[0] * embeddings.table_size[1],
-        embeddings.cls_token.shape[-1],
-    )
-    table = torch.zeros(shape)
+    special, like = len(embeddings.special_tokens), next(embeddings.parameters())
+    rows = special + math.prod(embeddings.table_size)
+    table = torch.zeros(1, rows, like.shape[-1])
     if patches is not None:
-        table[:, 1:] = patches
-    return table.to(embeddings.cls_token.dtype)
+        table[:, special:] = patches
+    return table.to(like.dtype)
 
 
 def _name_of_table(stock: PreTrainedModel) -> str:

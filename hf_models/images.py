@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,34 +25,58 @@ class PatchEmbeddings(Bound, Seam):
 
     Attributes:
         special_tokens: Names of the parameters of the special tokens, in the order of the rows.
+        has_flag: Whether the stock forward takes ``interpolate_pos_encoding``. One that does not
+            looks whether ``position_embeddings`` is None, and adds nothing then.
+        antialias: Whether the stock model smooths its table where it makes it smaller.
     """
 
     special_tokens: tuple[str, ...] = ("cls_token",)
+    has_flag = True
+    antialias = False
 
     def take_place(self, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.switching.Seam`. Where the table is dropped, its rows of special
         tokens are added to these if it is `trained`."""
-        self.patch_size = tuple(self.patch_embeddings.patch_size)
-        self.image_size = tuple(self.patch_embeddings.image_size)
+        self.patch_size, self.image_size = _pair(config.patch_size), _pair(config.image_size)
         self.table_size = self.patches(*self.image_size)
         self.positions = None
+        table = self.table
         if config.position_config.encoding.counts:
+            if table is None:  # a stock model with other positions, such as relative biases
+                rows = len(self.special_tokens) + self.table_size[0] * self.table_size[1]
+                special = getattr(self, self.special_tokens[0])
+                self.set_table(nn.Parameter(special.new_zeros(1, rows, special.shape[-1])))
             return
-        if trained:
+        if trained and table is not None:
             with torch.no_grad():
                 for row, name in enumerate(self.special_tokens):
-                    getattr(self, name).add_(self.position_embeddings[:, row : row + 1])
-        self.position_embeddings = None
+                    getattr(self, name).add_(table[:, row : row + 1])
+        self.set_table(None)
         self.positions = build_positions(config, "encoder")
+
+    @property
+    def table(self) -> Tensor | None:
+        """``[1, special tokens + patches, C]``; None where the type has none."""
+        return None if self.positions is not None else self.position_embeddings
+
+    def set_table(self, table: nn.Parameter | None) -> None:
+        """Changes the :attr:`table`."""
+        del self.position_embeddings
+        if table is not None or self.has_flag:
+            self.register_parameter("position_embeddings", table)
+        else:
+            self.register_buffer("position_embeddings", torch.empty(0), persistent=False)
 
     def forward(self, pixel_values: Tensor, *args: Any, **kwargs: Any) -> Any:
         """See transformers; every size is welcome, with or without the flag."""
-        return super().forward(pixel_values, *args, **{**kwargs, "interpolate_pos_encoding": True})
+        if self.has_flag:
+            kwargs["interpolate_pos_encoding"] = True
+        return super().forward(pixel_values, *args, **kwargs)
 
     def interpolate_pos_encoding(self, embeddings: Tensor, height: int, width: int) -> Any:
         """What is added to `embeddings`, ``[1 or B, special tokens + patches, C]``, or zero."""
         rows, columns = self.patches(height, width)
-        if self.position_embeddings is not None:
+        if self.positions is None:
             return self.resized_table(rows, columns)
         grid = patch_positions(rows, columns, device=embeddings.device)
         addend = embed_positions(self.positions, grid, self.bound, embeddings)
@@ -71,21 +96,28 @@ class PatchEmbeddings(Bound, Seam):
     def resize_images(self, height: int, width: int) -> None:
         """See :meth:`ImageModel.resize_images`."""
         size = self.patches(height, width)
-        if self.position_embeddings is not None:
+        if self.table is not None:
             with torch.no_grad():
                 table = self.resized_table(*size).clone()
-            self.position_embeddings = nn.Parameter(table, self.position_embeddings.requires_grad)
+            self.set_table(nn.Parameter(table, self.table.requires_grad))
         self.image_size, self.table_size = (height, width), size
         self.patch_embeddings.image_size = self.image_size
         self.patch_embeddings.num_patches = size[0] * size[1]
 
     def resized_table(self, height: int, width: int) -> Tensor:
         """``[1, special tokens + patches, C]`` for an image of so many rows and columns."""
-        table, special = self.position_embeddings, len(self.special_tokens)
+        table, special = self.table, len(self.special_tokens)
         if (height, width) == self.table_size:
             return table
-        rows = resize_grid(table[0, special:], self.table_size, (height, width))
+        rows = resize_grid(
+            table[0, special:], self.table_size, (height, width), antialias=self.antialias
+        )
         return torch.cat((table[:, :special], rows[None]), dim=1)
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    """Height and width of a size that is one number or two."""
+    return tuple(size) if isinstance(size, Sequence) else (size, size)
 
 
 class ImageModel(Seam):
@@ -96,7 +128,8 @@ class ImageModel(Seam):
         """See :class:`~hf_models.switching.Seam`."""
         settings = config.position_config
         self.has_relative_positions = settings.relative_context > 0
-        add_relative_positions((layer.attention for layer in self.layers), settings)
+        attentions = (module for module in self.modules() if hasattr(module, "q_proj"))
+        add_relative_positions(attentions, settings)
 
     def resize_images(self, height: int, width: int) -> None:
         """Makes `height` x `width` pixels the image size of the configuration.

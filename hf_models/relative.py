@@ -20,6 +20,7 @@ from cape_plugins import (
     build_relative_positions,
     relative_attention,
 )
+from cape_plugins.binding import Bound
 
 NAME = "cape_relative"
 
@@ -38,16 +39,25 @@ class _AttentionConfig:
         return getattr(self.model_config, name)
 
 
-class _RelativeAttention:
-    """Over an attention class: hands the number of cached positions to the attention function."""
+class _RelativeAttention(Bound):
+    """Over an attention class: binds the number of cached positions and the sizes of an image to
+    itself, for the attention function, to which not all stock modules hand on what they are
+    given."""
 
-    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        cache = kwargs.get("past_key_values")
+    def forward(
+        self,
+        hidden_states: Tensor,
+        *args: Any,
+        patches: tuple[int, int] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        cache, offset = kwargs.get("past_key_values"), 0
         if cache is not None:
             cache = getattr(cache, "self_attention_cache", cache)
             # a number of its own: a static cache counts in place
-            kwargs["query_offset"] = cache.get_seq_length(self.layer_idx) + 0
-        return super().forward(hidden_states, *args, **kwargs)
+            offset = cache.get_seq_length(self.layer_idx) + 0
+        with self.using((offset, patches)):
+            return super().forward(hidden_states, *args, **kwargs)
 
     def __reduce__(self) -> Any:  # the class is made at run time, so pickle cannot find it by name
         return _unpickled, (type(self).__mro__[2],), self.__dict__
@@ -85,12 +95,11 @@ def _relative_forward(
     value: Tensor,
     attention_mask: Tensor | None,
     dropout: float = 0.0,
-    query_offset: int | Tensor = 0,
-    patches: tuple[int, int] | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """In the signature of transformers' attention functions: ``[B, H, T, d]`` to ``[B, T, H, d]``
     and, with eager attention, the weights ``[B, H, T, S]``."""
+    query_offset, patches = module.bound
     length, num_keys = query.shape[2], key.shape[2]
     if attention_mask is None and getattr(module, "is_causal", False) and length > 1:
         attention_mask = torch.ones(length, num_keys, dtype=torch.bool, device=query.device)

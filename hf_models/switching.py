@@ -15,6 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.conversion_mapping import (
+    get_checkpoint_conversion_mapping,
+    register_checkpoint_conversion_mapping,
+)
 from transformers.models.auto import modeling_auto
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
@@ -96,13 +100,23 @@ class FamilyClasses:
         """That of the configuration."""
         return self.config.model_type
 
+    @property
+    def models(self) -> dict[str, type]:
+        """Models, by name."""
+        models = {*filter(is_model, self.parts), *self.auto.values()}
+        return {model.__name__: model for model in models}
+
 
 PARTS: dict[type, type] = {}  # stock class to the one that takes its place
 
 
 def add_parts(family: FamilyClasses) -> FamilyClasses:
-    """Makes the parts of a family known to :func:`install`."""
-    PARTS.update(family.stock_parts)
+    """Makes the parts of a family known to :func:`install`, and to transformers the older names in
+    checkpoints of the stock ones, which it translates by class name."""
+    for stock, part in family.stock_parts.items():
+        PARTS[stock] = part
+        if older_names := get_checkpoint_conversion_mapping(stock.__name__):
+            register_checkpoint_conversion_mapping(part.__name__, older_names, overwrite=True)
     return family
 
 
@@ -114,9 +128,11 @@ def _auto_classes(parts: Mapping[type, type]) -> dict[Any, type]:
         models = getattr(auto, "_model_mapping", None) if isinstance(auto, type) else None
         if models is None:
             continue
-        for config in configs:
-            if config in models and models[config] in parts:
-                loading[auto] = parts[models[config]]
+        for config in configs.intersection(models):
+            stock = models[config]
+            stock = stock[0] if isinstance(stock, tuple) else stock  # the one that is loaded
+            if stock in parts:
+                loading[auto] = parts[stock]
     return loading
 
 

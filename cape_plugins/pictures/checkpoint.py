@@ -82,9 +82,8 @@ def _read_folder(folder: Path, side: str | None) -> Stack:
         )
     side = choose_side(side, tuple(family.sides), folder)
     row = family.sides[side]
-    config = PositionConfig.from_dict(
-        saved.get(row.field) or {"type": family.stock}, row.domain, row.architecture
-    )
+    settings = saved.get(row.field) or {"type": family.stock_type(saved, side)}
+    config = PositionConfig.from_dict(settings, row.domain, row.architecture)
     readers = _safetensors(folder) if _is_learned(config) else {}
     return _stack(config, row, saved, readers, folder, side, tuple(family.sides))
 
@@ -178,7 +177,7 @@ def fairseq_config(
     row = family.sides[side]
     given = {option.name: arguments.get(PREFIX + option.name) for option in options("text")}
     given = given if row.field is None else arguments.get(row.field) or {}
-    type_name = arguments.get(TYPE_ARG) or family.stock(arguments, side)
+    type_name = arguments.get(TYPE_ARG) or family.stock_type(arguments, side)
     return PositionConfig(type_name, row.domain, row.architecture, **given)
 
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from hf_models.families import (
     bart,
+    beit,
+    deit,
+    dinov2,
+    dinov2_with_registers,
     m2m_100,
     marian,
     mbart,
@@ -13,5 +17,7 @@ from hf_models.families import (
     vit,
 )
 
-MODULES = (marian, m2m_100, bart, mbart, pegasus, vit, speech_ctc, speech_to_text)
-FAMILIES = [module.FAMILY for module in MODULES]
+_TEXT = (marian, m2m_100, bart, mbart, pegasus)
+_IMAGES = (vit, deit, dinov2, dinov2_with_registers, beit)
+_SPEECH = (speech_ctc, speech_to_text)
+FAMILIES = [module.FAMILY for module in (*_TEXT, *_IMAGES, *_SPEECH)]

@@ -10,10 +10,6 @@ from transformers import (
     ViTForImageClassification,
     ViTModel,
 )
-from transformers.conversion_mapping import (
-    get_checkpoint_conversion_mapping,
-    register_checkpoint_conversion_mapping,
-)
 from transformers.models.vit.modeling_vit import ViTEmbeddings
 
 from hf_models.configuration import PositionEmbeddingMixin
@@ -22,10 +18,7 @@ from hf_models.images import ImageModel, PatchEmbeddings
 from hf_models.modeling import PositionModelMixin
 from hf_models.switching import FamilyClasses, add_parts
 
-# Checkpoints of ViT are stored under older names, which transformers translates by class name.
-register_checkpoint_conversion_mapping(
-    "CapeViTModel", get_checkpoint_conversion_mapping("ViTModel"), overwrite=True
-)
+_TABLES = [r"embeddings\.position_embeddings$"]  # of stock checkpoints, where the type has none
 
 
 @strict
@@ -59,6 +52,7 @@ class CapeViTModel(ImageModel, PositionModelMixin, ViTModel):
     """See transformers' ViTModel; images of any size, no flag needed."""
 
     config_class = CapeViTConfig
+    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
 
     def take_place(self, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.switching.Seam`."""
@@ -70,8 +64,7 @@ class CapeViTForImageClassification(PositionModelMixin, ViTForImageClassificatio
     """Linear classifier on the class token."""
 
     config_class = CapeViTConfig
-    # the stock table, where the type has none
-    _keys_to_ignore_on_load_unexpected: ClassVar = [r"embeddings\.position_embeddings$"]
+    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
 
 
 FAMILY = add_parts(

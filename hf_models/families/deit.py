@@ -1,0 +1,71 @@
+"""DeiT for images of any height and width, with any position embedding."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from huggingface_hub.dataclasses import strict
+from transformers import (
+    DeiTConfig,
+    DeiTForImageClassification,
+    DeiTForImageClassificationWithTeacher,
+    DeiTModel,
+)
+from transformers.models.deit.modeling_deit import DeiTEmbeddings
+
+from hf_models.configuration import PositionEmbeddingMixin
+from hf_models.images import ImageModel, PatchEmbeddings
+from hf_models.modeling import PositionModelMixin
+from hf_models.switching import FamilyClasses, add_parts
+
+_TABLES = [r"embeddings\.position_embeddings$"]  # of stock checkpoints, where the type has none
+
+
+@strict
+class CapeDeiTConfig(PositionEmbeddingMixin, DeiTConfig):
+    """Images of any height and width; positions are patch centres in the [-1, 1] square."""
+
+    model_type = "cape_deit"
+    position_embedding: dict | None = None
+
+
+class CapeDeiTEmbeddings(PatchEmbeddings, DeiTEmbeddings):
+    """Patches, special tokens and positions."""
+
+    special_tokens = ("cls_token", "distillation_token")
+
+
+class CapeDeiTModel(ImageModel, PositionModelMixin, DeiTModel):
+    """Patches to hidden states; images of any size, no flag needed."""
+
+    config_class = CapeDeiTConfig
+    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
+
+
+class CapeDeiTForImageClassification(PositionModelMixin, DeiTForImageClassification):
+    """Linear classifier."""
+
+    config_class = CapeDeiTConfig
+    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
+
+
+class CapeDeiTForImageClassificationWithTeacher(
+    PositionModelMixin, DeiTForImageClassificationWithTeacher
+):
+    """Two linear classifiers, on the class token and on the distillation token."""
+
+    config_class = CapeDeiTConfig
+    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
+
+
+FAMILY = add_parts(
+    FamilyClasses(
+        CapeDeiTConfig,
+        (
+            CapeDeiTEmbeddings,
+            CapeDeiTModel,
+            CapeDeiTForImageClassification,
+            CapeDeiTForImageClassificationWithTeacher,
+        ),
+    )
+)

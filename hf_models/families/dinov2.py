@@ -1,0 +1,69 @@
+"""DINOv2 for images of any height and width, with any position embedding."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from huggingface_hub.dataclasses import strict
+from transformers import (
+    Dinov2Backbone,
+    Dinov2Config,
+    Dinov2ForImageClassification,
+    Dinov2Model,
+)
+from transformers.models.dinov2.modeling_dinov2 import Dinov2Embeddings
+
+from hf_models.configuration import PositionEmbeddingMixin
+from hf_models.images import ImageModel, PatchEmbeddings
+from hf_models.modeling import PositionModelMixin
+from hf_models.switching import FamilyClasses, add_parts
+
+_TABLES = [r"embeddings\.position_embeddings$"]  # of stock checkpoints, where the type has none
+
+
+@strict
+class CapeDinov2Config(PositionEmbeddingMixin, Dinov2Config):
+    """Images of any height and width; positions are patch centres in the [-1, 1] square."""
+
+    model_type = "cape_dinov2"
+    position_embedding: dict | None = None
+
+
+class CapeDinov2Embeddings(PatchEmbeddings, Dinov2Embeddings):
+    """Patches, special tokens and positions."""
+
+    has_flag = False
+
+
+class CapeDinov2Model(ImageModel, PositionModelMixin, Dinov2Model):
+    """Patches to hidden states; images of any size, no flag needed."""
+
+    config_class = CapeDinov2Config
+    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
+
+
+class CapeDinov2ForImageClassification(PositionModelMixin, Dinov2ForImageClassification):
+    """Linear classifier."""
+
+    config_class = CapeDinov2Config
+    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
+
+
+class CapeDinov2Backbone(ImageModel, PositionModelMixin, Dinov2Backbone):
+    """Feature maps for detection and segmentation."""
+
+    config_class = CapeDinov2Config
+    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
+
+
+FAMILY = add_parts(
+    FamilyClasses(
+        CapeDinov2Config,
+        (
+            CapeDinov2Embeddings,
+            CapeDinov2Model,
+            CapeDinov2ForImageClassification,
+            CapeDinov2Backbone,
+        ),
+    )
+)

@@ -1,0 +1,74 @@
+"""DINOv2 with registers for images of any height and width, with any position embedding."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from huggingface_hub.dataclasses import strict
+from transformers import (
+    Dinov2WithRegistersBackbone,
+    Dinov2WithRegistersConfig,
+    Dinov2WithRegistersForImageClassification,
+    Dinov2WithRegistersModel,
+)
+from transformers.models.dinov2_with_registers.modeling_dinov2_with_registers import (
+    Dinov2WithRegistersEmbeddings,
+)
+
+from hf_models.configuration import PositionEmbeddingMixin
+from hf_models.images import ImageModel, PatchEmbeddings
+from hf_models.modeling import PositionModelMixin
+from hf_models.switching import FamilyClasses, add_parts
+
+_TABLES = [r"embeddings\.position_embeddings$"]  # of stock checkpoints, where the type has none
+
+
+@strict
+class CapeDinov2WithRegistersConfig(PositionEmbeddingMixin, Dinov2WithRegistersConfig):
+    """Images of any height and width; positions are patch centres in the [-1, 1] square.
+    Registers are special tokens that get no position."""
+
+    model_type = "cape_dinov2_with_registers"
+    position_embedding: dict | None = None
+
+
+class CapeDinov2WithRegistersEmbeddings(PatchEmbeddings, Dinov2WithRegistersEmbeddings):
+    """Patches, special tokens and positions."""
+
+    has_flag, antialias = False, True
+
+
+class CapeDinov2WithRegistersModel(ImageModel, PositionModelMixin, Dinov2WithRegistersModel):
+    """Patches to hidden states; images of any size, no flag needed."""
+
+    config_class = CapeDinov2WithRegistersConfig
+    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
+
+
+class CapeDinov2WithRegistersForImageClassification(
+    PositionModelMixin, Dinov2WithRegistersForImageClassification
+):
+    """Linear classifier."""
+
+    config_class = CapeDinov2WithRegistersConfig
+    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
+
+
+class CapeDinov2WithRegistersBackbone(ImageModel, PositionModelMixin, Dinov2WithRegistersBackbone):
+    """Feature maps for detection and segmentation."""
+
+    config_class = CapeDinov2WithRegistersConfig
+    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
+
+
+FAMILY = add_parts(
+    FamilyClasses(
+        CapeDinov2WithRegistersConfig,
+        (
+            CapeDinov2WithRegistersEmbeddings,
+            CapeDinov2WithRegistersModel,
+            CapeDinov2WithRegistersForImageClassification,
+            CapeDinov2WithRegistersBackbone,
+        ),
+    )
+)
