@@ -133,6 +133,8 @@ for _name, _sides, _stock in (
     ("mbart", _BART, "abspos"),
 ):
     register_family(Family(_name, _sides, _stock))
+_BERT = Side("text", "encoder", dim="hidden_size", table="position_embeddings.weight")
+register_family(Family("bert", {"encoder": _BERT}, "abspos"))
 
 
 def _image(special_tokens: int, table: str = "position_embeddings") -> dict[str, Side]:

@@ -73,6 +73,11 @@ def _unpickled(stock: type[nn.Module]) -> nn.Module:
     return relative.__new__(relative)
 
 
+def _first(module: nn.Module, *names: str) -> Any:
+    """The attribute that has one of several names."""
+    return next(getattr(module, name) for name in names if hasattr(module, name))
+
+
 def add_relative_positions(attentions: Iterable[nn.Module], config: PositionConfig) -> None:
     """Gives self-attention modules relative positions, all of them or the first.
 
@@ -82,8 +87,9 @@ def add_relative_positions(attentions: Iterable[nn.Module], config: PositionConf
     """
     attentions = list(attentions)
     for attention in attentions[: config.relative_depth(len(attentions))]:
-        heads = attention.q_proj.out_features // attention.head_dim
-        attention.relative = build_relative_positions(config, attention.head_dim, heads)
+        heads = _first(attention, "num_heads", "num_attention_heads")
+        head_dim = _first(attention, "head_dim", "attention_head_size")
+        attention.relative = build_relative_positions(config, head_dim, heads)
         attention.config = _AttentionConfig(attention.config)
         attention.__class__ = _relative_class(type(attention))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import can_return_tuple
@@ -259,6 +259,91 @@ class TranslationModel:
             output.encoder_last_hidden_state = encoder_outputs.last_hidden_state
             output.cross_attentions = without_bos(output.cross_attentions, attention_mask)
         return output
+
+
+class TokenTable(LearnedTable, nn.Embedding):
+    """Over a table without rows in front."""
+
+    offset = 0
+
+
+class TokenEmbeddings(Bound, Seam):
+    """Over stock embeddings of tokens, their types and positions, as those of BERT; the mask and
+    the draw of this forward are bound to it."""
+
+    def take_place(self, config: Any, trained: bool) -> None:
+        """See :class:`~hf_models.switching.Seam`."""
+        self.positions = build_positions(config, "encoder")
+        if self.positions.config.encoding.counts:
+            self.positions.encoding = None  # the stock table has the rows
+            self.position_embeddings.__class__ = TokenTable
+        else:
+            self.position_embeddings = Addend()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        past_key_values_length: int = 0,
+    ) -> Tensor:
+        """See transformers; `position_ids` count as they are, of any size."""
+        content = input_ids if inputs_embeds is None else inputs_embeds
+        (batch, length), device = content.shape[:2], content.device
+        mask, draw = self.bound or (None, None)
+        if position_ids is None:
+            positions = decoder_positions(length, past_key_values_length, mask, device)
+        else:
+            positions = Positions(position_ids[..., None].float(), in_steps=True)
+        if isinstance(self.position_embeddings, LearnedTable):
+            addend = self.position_embeddings.look_up(positions, batch)
+        else:
+            content = self.word_embeddings.weight if inputs_embeds is None else inputs_embeds
+            addend = embed_positions(self.positions, positions, draw, content)
+        addend = None if addend is None else addend[:, -length:]
+        # stock buffers, which end with its table, stand in where these two are missing
+        numbers = torch.zeros(batch, length, dtype=torch.long, device=device)
+        token_type_ids = numbers if token_type_ids is None else token_type_ids
+        with self.position_embeddings.using(addend):
+            return super().forward(
+                input_ids, token_type_ids, numbers, inputs_embeds, past_key_values_length
+            )
+
+
+class TokenModel(Seam):
+    """Over a stock model of one stack, whose ``embeddings`` are :class:`TokenEmbeddings`."""
+
+    def take_place(self, config: Any, trained: bool) -> None:
+        """See :class:`~hf_models.switching.Seam`."""
+        layers = self.encoder.layer
+        add_relative_positions((layer.attention.self for layer in layers), config.position_config)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        *args: Any,
+        inputs_embeds: Tensor | None = None,
+        draw: Draw | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """See transformers.
+
+        Args:
+            input_ids: ``[B, T]``.
+            attention_mask: ``[B, T]``, 0 on padding, on whichever side: positions are counted from
+                the first token on.
+            inputs_embeds: ``[B, T, C]`` in the place of `input_ids`.
+            draw: Random numbers of this forward, to inject; default drawn in training.
+        """
+        content = input_ids if inputs_embeds is None else inputs_embeds
+        if draw is None and content is not None:
+            draw = draw_positions(self.embeddings.positions, content)
+        with self.embeddings.using((attention_mask, draw)):
+            return super().forward(
+                input_ids, attention_mask, *args, inputs_embeds=inputs_embeds, **kwargs
+            )
 
 
 class Generates:

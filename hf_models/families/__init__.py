@@ -5,6 +5,7 @@ from __future__ import annotations
 from hf_models.families import (
     bart,
     beit,
+    bert,
     deit,
     dinov2,
     dinov2_with_registers,
@@ -17,7 +18,7 @@ from hf_models.families import (
     vit,
 )
 
-_TEXT = (marian, m2m_100, bart, mbart, pegasus)
+_TEXT = (marian, m2m_100, bart, mbart, pegasus, bert)
 _IMAGES = (vit, deit, dinov2, dinov2_with_registers, beit)
 _SPEECH = (speech_ctc, speech_to_text)
 FAMILIES = [module.FAMILY for module in (*_TEXT, *_IMAGES, *_SPEECH)]

@@ -1,0 +1,74 @@
+"""BERT for texts of any length, with any position embedding."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from huggingface_hub.dataclasses import strict
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertModel,
+)
+from transformers.models.bert.modeling_bert import BertEmbeddings
+
+from hf_models.configuration import PositionEmbeddingMixin
+from hf_models.modeling import PositionModelMixin
+from hf_models.switching import FamilyClasses, add_parts
+from hf_models.text import TokenEmbeddings, TokenModel
+
+
+@strict
+class CapeBertConfig(PositionEmbeddingMixin, BertConfig):
+    """Texts of any length. Positions count tokens from 0, without padding on either side."""
+
+    model_type = "cape_bert"
+    position_embedding: dict | None = None
+
+
+class CapeBertEmbeddings(TokenEmbeddings, BertEmbeddings):
+    """Tokens, their types and positions."""
+
+
+class _Loads(PositionModelMixin):
+    config_class = CapeBertConfig
+    # the stock table, where the type has none
+    _keys_to_ignore_on_load_unexpected: ClassVar = [r"embeddings\.position_embeddings\.weight$"]
+
+
+class CapeBertModel(TokenModel, _Loads, BertModel):
+    """Tokens to hidden states; ``forward(..., draw=)``."""
+
+
+class CapeBertForMaskedLM(_Loads, BertForMaskedLM):
+    """Predicts masked tokens."""
+
+
+class CapeBertForSequenceClassification(_Loads, BertForSequenceClassification):
+    """Classifies texts."""
+
+
+class CapeBertForTokenClassification(_Loads, BertForTokenClassification):
+    """Classifies tokens."""
+
+
+class CapeBertForQuestionAnswering(_Loads, BertForQuestionAnswering):
+    """Finds the answer in a text."""
+
+
+FAMILY = add_parts(
+    FamilyClasses(
+        CapeBertConfig,
+        (
+            CapeBertEmbeddings,
+            CapeBertModel,
+            CapeBertForMaskedLM,
+            CapeBertForSequenceClassification,
+            CapeBertForTokenClassification,
+            CapeBertForQuestionAnswering,
+        ),
+    )
+)
