@@ -160,6 +160,7 @@ register_family(Family("deit", _image(2), "abspos"))
 register_family(Family("dinov2", _image(1), "abspos"))
 register_family(Family("dinov2_with_registers", _image(1), "abspos"))
 register_family(Family("beit", _image(1), _stock_beit))
+register_family(Family("siglip_vision_model", _image(0, "position_embedding.weight"), "abspos"))
 register_family(
     Family(
         "speech_ctc",

@@ -250,7 +250,8 @@ def _stock_model(source: str, own: Any, config: Any) -> PreTrainedModel:
     model = stock(stock.config_class(**settings)).to(cape.dtype)
     weights = cape.state_dict()
     if embeddings is not None and embeddings.table is None:
-        weights[_name_of_table(model)] = _baked_table(embeddings)
+        name = _name_of_table(model)
+        weights[name] = _baked_table(embeddings).view_as(model.state_dict()[name])
     tables = {k: v for k, v in model.state_dict().items() if "embed_positions" in k}
     model.load_state_dict({**tables, **weights})
     return model
@@ -270,7 +271,8 @@ def _baked_table(embeddings: Any) -> torch.Tensor:
 
 
 def _name_of_table(stock: PreTrainedModel) -> str:
-    return next(name for name in stock.state_dict() if name.endswith("position_embeddings"))
+    names = ("position_embeddings", "position_embedding.weight")
+    return next(name for name in stock.state_dict() if name.endswith(names))
 
 
 def _copy_other_files(source: str, target: Path) -> None:

@@ -16,6 +16,14 @@ from hf_models.relative import add_relative_positions
 from hf_models.switching import Seam
 
 
+class NoTable(nn.Module):
+    """In the place of a table that is dropped, where stock code initialises its `weight`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.empty(0), persistent=False)
+
+
 class PatchEmbeddings(Bound, Seam):
     """Over stock embeddings of patches and special tokens; the draw of this forward is bound to it.
 
@@ -101,8 +109,8 @@ class PatchEmbeddings(Bound, Seam):
                 table = self.resized_table(*size).clone()
             self.set_table(nn.Parameter(table, self.table.requires_grad))
         self.image_size, self.table_size = (height, width), size
-        self.patch_embeddings.image_size = self.image_size
-        self.patch_embeddings.num_patches = size[0] * size[1]
+        stock = getattr(self, "patch_embeddings", self)
+        stock.image_size, stock.num_patches = self.image_size, size[0] * size[1]
 
     def resized_table(self, height: int, width: int) -> Tensor:
         """``[1, special tokens + patches, C]`` for an image of so many rows and columns."""

@@ -13,12 +13,13 @@ from hf_models.families import (
     marian,
     mbart,
     pegasus,
+    siglip_vision_model,
     speech_ctc,
     speech_to_text,
     vit,
 )
 
 _TEXT = (marian, m2m_100, bart, mbart, pegasus, bert)
-_IMAGES = (vit, deit, dinov2, dinov2_with_registers, beit)
+_IMAGES = (vit, deit, dinov2, dinov2_with_registers, beit, siglip_vision_model)
 _SPEECH = (speech_ctc, speech_to_text)
 FAMILIES = [module.FAMILY for module in (*_TEXT, *_IMAGES, *_SPEECH)]

@@ -1,0 +1,55 @@
+"""The vision model of SigLIP for images of any height and width, with any position embedding."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from transformers import SiglipVisionConfig, SiglipVisionModel
+from transformers.models.siglip.modeling_siglip import SiglipVisionEmbeddings
+
+from hf_models.configuration import PositionEmbeddingMixin
+from hf_models.images import ImageModel, NoTable, PatchEmbeddings
+from hf_models.modeling import PositionModelMixin
+from hf_models.switching import FamilyClasses, add_parts
+
+
+@strict
+class CapeSiglipVisionConfig(PositionEmbeddingMixin, SiglipVisionConfig):
+    """Images of any height and width; positions are patch centres in the [-1, 1] square."""
+
+    model_type = "cape_siglip_vision_model"
+    position_embedding: dict | None = None
+
+
+class CapeSiglipVisionEmbeddings(PatchEmbeddings, SiglipVisionEmbeddings):
+    """Patches and positions; there is no special token."""
+
+    special_tokens = ()
+
+    @property
+    def table(self) -> Tensor | None:
+        """See :class:`~hf_models.images.PatchEmbeddings`."""
+        return None if self.positions is not None else self.position_embedding.weight[None]
+
+    def set_table(self, table: nn.Parameter | None) -> None:
+        """See :class:`~hf_models.images.PatchEmbeddings`."""
+        self.position_embedding = NoTable()
+        if table is not None:
+            self.position_embedding = nn.Embedding.from_pretrained(
+                table.data[0], freeze=not table.requires_grad
+            )
+
+
+class CapeSiglipVisionModel(ImageModel, PositionModelMixin, SiglipVisionModel):
+    """Patches to hidden states; images of any size, no flag needed."""
+
+    config_class = CapeSiglipVisionConfig
+    # the stock table, where the type has none
+    _keys_to_ignore_on_load_unexpected: ClassVar = [r"embeddings\.position_embedding\.weight$"]
+
+
+FAMILY = add_parts(
+    FamilyClasses(CapeSiglipVisionConfig, (CapeSiglipVisionEmbeddings, CapeSiglipVisionModel))
+)
