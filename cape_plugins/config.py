@@ -14,9 +14,20 @@ from fractions import Fraction
 from typing import Any
 
 from cape_plugins.domains import DOMAINS, each_domain
-from cape_plugins.registry import DEFAULT_TYPE, ENCODINGS, OF_DOMAIN, PRESETS, TYPES, Encoding
+from cape_plugins.registry import (
+    DEFAULT_TYPE,
+    ENCODINGS,
+    OF_DOMAIN,
+    PRESETS,
+    ROTARY,
+    ROTARY_TYPES,
+    TYPES,
+    Encoding,
+    PositionType,
+    types_of,
+)
 
-ARCHITECTURES = ("encoder", "decoder", "seq2seq")
+ARCHITECTURES = ("encoder", "decoder", "seq2seq", ROTARY)
 
 
 def _option(form: str, off: Any, unit: str | Callable[[], str], help: str, **limits: Any) -> Any:
@@ -52,10 +63,11 @@ class PositionConfig:
     option that the type does not have is refused, because it would silently do nothing.
 
     Args:
-        type: One of :data:`TYPES`.
+        type: One of :data:`TYPES`, or of :data:`~cape_plugins.registry.ROTARY_TYPES`.
         domain: One of :data:`~cape_plugins.domains.DOMAINS`: "text" (unit: tokens), "audio"
             (seconds) or "image" (the [-1, 1] square).
-        architecture: "encoder", "decoder" (causal) or "seq2seq" (both).
+        architecture: "encoder", "decoder" (causal), "seq2seq" (both) or "rotary" (queries and keys
+            are turned).
 
     Raises:
         ValueError: naming the option, its value, the allowed range and what to do.
@@ -170,9 +182,9 @@ class PositionConfig:
     )
 
     def __post_init__(self) -> None:
-        _choose("position_embedding", self.type, TYPES)
         _choose("domain", self.domain, DOMAINS)
         _choose("architecture", self.architecture, ARCHITECTURES)
+        self._check_type()
         for option in options():
             given = getattr(self, option.name)
             value = self._default(option) if given is None else parse_option(option.name, given)
@@ -180,8 +192,26 @@ class PositionConfig:
         self._check_applicable()
         self._check_combinations()
 
+    def _check_type(self) -> None:
+        if self.architecture == ROTARY and self.type in TYPES and self.type not in ROTARY_TYPES:
+            raise ValueError(
+                f"position_embedding={self.type!r} does nothing in a model that turns queries and "
+                "keys: such a model adds no embedding to the content, and a shift of all positions "
+                f"changes no distance. Allowed: {', '.join(ROTARY_TYPES)}. Choose one."
+            )
+        if self.architecture != ROTARY and self.type in ROTARY_TYPES.keys() - TYPES.keys():
+            raise ValueError(
+                f"position_embedding={self.type!r} needs a model that turns queries and keys, such "
+                f"as Llama; allowed here: {', '.join(TYPES)}. Choose one."
+            )
+        _choose("position_embedding", self.type, types_of(self.architecture))
+
+    @property
+    def _row(self) -> PositionType:
+        return types_of(self.architecture)[self.type]
+
     def _default(self, option: Any) -> Any:
-        row = TYPES[self.type]
+        row = self._row
         value = row.options.get(option.name, option.metadata["off"])
         if self.architecture == "seq2seq":
             value = row.seq2seq.get(option.name, value)
@@ -193,8 +223,16 @@ class PositionConfig:
     def _check_applicable(self) -> None:
         for option in options():
             value = getattr(self, option.name)
-            if value == option.metadata["off"] or applies(option.name, self.type):
+            if value == option.metadata["off"] or applies(
+                option.name, self.type, self.architecture
+            ):
                 continue
+            if self.architecture == ROTARY:
+                raise ValueError(
+                    f"{option.name}={value!r} has no effect on position embedding {self.type!r} "
+                    "where queries and keys are turned: only distances of positions count there, "
+                    f"and nothing is added; allowed: {option.metadata['off']!r}. Leave it out."
+                )
             having = [name for name in TYPES if applies(option.name, name)]
             raise ValueError(
                 f"{option.name}={value!r} has no effect on position embedding {self.type!r}; "
@@ -237,7 +275,7 @@ class PositionConfig:
     @property
     def encoding(self) -> Encoding:
         """What positions are turned into; ask it for capabilities, not for its name."""
-        return ENCODINGS[TYPES[self.type].encoding]
+        return ENCODINGS[self._row.encoding]
 
     def relative_depth(self, num_layers: int) -> int:
         """How many of the first layers have relative attention."""
@@ -269,8 +307,9 @@ class PositionConfig:
     def changes(self, other: PositionConfig) -> dict[str, tuple[Any, Any]]:
         """What `other` computes otherwise with the same weights, outside of training: option, or
         "type" where something else is added to the content, to its value here and there."""
-        added = [config.encoding if config.encoding.adds else None for config in (self, other)]
-        changed = {"type": (self.type, other.type)} if added[0] != added[1] else {}
+        rows = (config.encoding for config in (self, other))
+        here, there = (row if row.adds or row.turns else None for row in rows)
+        changed = {"type": (self.type, other.type)} if here != there else {}
         for option in options():
             here, there = getattr(self, option.name), getattr(other, option.name)
             if here != there and not option.metadata.get("training"):
@@ -330,9 +369,10 @@ def unit_of(metadata: Mapping[str, Any]) -> str:
     return unit() if callable(unit) else unit
 
 
-def applies(option: str, type_name: str) -> bool:
-    """True if position-embedding type `type_name` has this option."""
-    return option in _COMMON or option in TYPES[type_name].options
+def applies(option: str, type_name: str, architecture: str = "encoder") -> bool:
+    """True if position-embedding type `type_name` has this option in models of `architecture`."""
+    common = architecture != ROTARY and option in _COMMON
+    return common or option in types_of(architecture)[type_name].options
 
 
 def _choose(name: str, value: Any, allowed: Any) -> None:

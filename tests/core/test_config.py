@@ -17,10 +17,15 @@ from cape_plugins import ENCODINGS, PRESETS, TYPES, PositionConfig
 from cape_plugins.arguments import add_position_args, given_settings
 from cape_plugins.config import ARCHITECTURES, applies, options, parse_option
 from cape_plugins.domains import DOMAINS
+from cape_plugins.registry import ROTARY, ROTARY_TYPES, types_of
 
 OPTIONS = {option.name: option.metadata for option in options()}
 PAIRS = [(name, option) for name in TYPES for option in OPTIONS]
-COMBINATIONS = list(itertools.product(TYPES, DOMAINS, ARCHITECTURES))
+COMBINATIONS = [
+    (name, domain, architecture)
+    for domain, architecture in itertools.product(DOMAINS, ARCHITECTURES)
+    for name in types_of(architecture)
+]
 
 SEQ2SEQ_ONLY = {"source_scale", "source_bos", "synchronize"}
 
@@ -219,12 +224,12 @@ def test_defaults_of_the_design(name, domain, architecture, expected):
 def test_defaults_build_everywhere(name, domain, architecture):
     config = PositionConfig(name, domain, architecture)
     assert config.random == (name in ("shape", "cape"))
-    assert config.encoding is ENCODINGS[TYPES[name].encoding]
+    assert config.encoding is ENCODINGS[types_of(architecture)[name].encoding]
     for option in OPTIONS:
         value = getattr(config, option)
         assert value is not None
         assert parse_option(option, value) == value
-        if not applies(option, name):
+        if not applies(option, name, architecture):
             assert value == OPTIONS[option]["off"]
 
 
@@ -302,7 +307,7 @@ def test_every_accepted_scale_is_a_finite_positive_number(value):
 
 @pytest.mark.parametrize(("name", "domain", "architecture"), COMBINATIONS)
 def test_round_trip(name, domain, architecture):
-    causal = architecture != "encoder" and applies("mean_normalize", name)
+    causal = architecture != "encoder" and applies("mean_normalize", name, architecture)
     changes = {"mean_normalize": False} if causal else {}
     config = PositionConfig(name, domain, architecture, **changes)
     settings = config.to_dict()
@@ -312,6 +317,27 @@ def test_round_trip(name, domain, architecture):
     assert PositionConfig.from_dict(through_json, domain, architecture) == config
     assert pickle.loads(pickle.dumps(config)) == config == copy.deepcopy(config)
     assert hash(config) == hash(copy.copy(config))
+
+
+@pytest.mark.parametrize("name", sorted(TYPES.keys() - ROTARY_TYPES.keys()))
+def test_what_turns_queries_and_keys_refuses_what_does_nothing(name):
+    with pytest.raises(ValueError, match=rf"{name}.*turns queries and keys.*nopos, rope, cape"):
+        PositionConfig(name, "text", ROTARY)
+
+
+@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name != ROTARY])
+def test_rope_needs_a_model_that_turns_queries_and_keys(architecture):
+    with pytest.raises(ValueError, match=r"rope.*needs a model that turns.*nopos, sinpos"):
+        PositionConfig("rope", "text", architecture)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("max_global_shift", 5), ("max_offset", 9), ("relative_context", 4), ("source_bos", True)],
+)
+def test_options_that_change_no_distance_are_refused_where_queries_are_turned(option, value):
+    with pytest.raises(ValueError, match=rf"{option}=.*only distances of positions count"):
+        PositionConfig("cape", "text", ROTARY, **{option: value})
 
 
 def test_from_dict_completes_and_refuses():
