@@ -7,13 +7,13 @@ needs the standard library only.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any
 
 from cape_plugins.domains import DOMAINS, each_domain
+from cape_plugins.options import option_field, parse_value
 from cape_plugins.registry import (
     DEFAULT_TYPE,
     ENCODINGS,
@@ -28,31 +28,6 @@ from cape_plugins.registry import (
 )
 
 ARCHITECTURES = ("encoder", "decoder", "seq2seq", ROTARY)
-
-
-def _option(form: str, off: Any, unit: str | Callable[[], str], help: str, **limits: Any) -> Any:
-    """A field whose ``None`` means "the default of the type" and whose `off` has no effect.
-
-    Args:
-        form: "float", "int", "bool", "choice" or "ratio".
-        off: The value that leaves the model as if the option did not exist.
-        unit: Unit of the value, as shown to people; see :func:`unit_of`.
-        help: The consequence of the value.
-        limits: ``low``, ``high`` (inclusive) for numbers, ``choices`` for a choice; ``grid`` if
-            the option exists where positions are a grid only; ``training`` if it acts in training
-            only; ``architecture`` if other models refuse it.
-    """
-    if form == "bool":
-        allowed = "true or false"
-    elif form == "choice":
-        allowed = " or ".join(limits["choices"])
-    elif form == "ratio":
-        allowed = "auto, a number > 0 or TARGET/SOURCE"
-    else:
-        low, high = limits.get("low", 0), limits.get("high", math.inf)
-        allowed = f">= {low}" if high == math.inf else f"{low} to {high}"
-    metadata = {"form": form, "off": off, "unit": unit, "help": help, "range": allowed, **limits}
-    return field(default=None, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -76,14 +51,14 @@ class PositionConfig:
     type: str = DEFAULT_TYPE
     domain: str = "text"
     architecture: str = "encoder"
-    max_global_shift: float | None = _option(
+    max_global_shift: float | None = option_field(
         "float",
         0.0,
         lambda: each_domain("unit", named=True),
         "half-width D of the global shift U(-D, D) drawn per sample in training (CAPE Eq. 5)",
         training=True,
     )
-    max_local_shift: float | None = _option(
+    max_local_shift: float | None = option_field(
         "float",
         0.0,
         "grid steps",
@@ -92,7 +67,7 @@ class PositionConfig:
         high=0.5,
         training=True,
     )
-    max_global_scale: float | None = _option(
+    max_global_scale: float | None = option_field(
         "float",
         1.0,
         "factor",
@@ -100,21 +75,21 @@ class PositionConfig:
         low=1,
         training=True,
     )
-    max_offset: int | None = _option(
+    max_offset: int | None = option_field(
         "int",
         0,
         lambda: each_domain("steps"),
         "largest integer offset, drawn from U{0..max} per sample in training (SHAPE)",
         training=True,
     )
-    mean_normalize: bool | None = _option(
+    mean_normalize: bool | None = option_field(
         "bool",
         False,
         "",
         "subtract the mean position of the valid positions, also in evaluation (CAPE App. A); "
         "impossible where positions are causal",
     )
-    gamma: float | None = _option(
+    gamma: float | None = option_field(
         "float",
         1.0,
         "factor",
@@ -122,7 +97,7 @@ class PositionConfig:
         low=1e-6,
         grid=True,
     )
-    synchronize: bool | None = _option(
+    synchronize: bool | None = option_field(
         "bool",
         False,
         "",
@@ -131,7 +106,7 @@ class PositionConfig:
         training=True,
         architecture="seq2seq",
     )
-    source_scale: str | float | None = _option(
+    source_scale: str | float | None = option_field(
         "ratio",
         "1",
         "target tokens per source token",
@@ -139,7 +114,7 @@ class PositionConfig:
         "encoder-decoder models only",
         architecture="seq2seq",
     )
-    source_bos: bool | None = _option(
+    source_bos: bool | None = option_field(
         "bool",
         False,
         "",
@@ -147,7 +122,7 @@ class PositionConfig:
         "App. D); encoder-decoder models only",
         architecture="seq2seq",
     )
-    relative_context: int | None = _option(
+    relative_context: int | None = option_field(
         "int",
         0,
         lambda: each_domain("steps"),
@@ -155,17 +130,17 @@ class PositionConfig:
         "2 N + 1 rows in each layer; 0 switches relative attention off (Shaw et al.)",
         high=100_000,
     )
-    relative_layers: str | None = _option(
+    relative_layers: str | None = option_field(
         "choice",
         "all",
         "",
         "relative attention in all layers or in the first only",
         choices=("all", "first"),
     )
-    relative_values: bool | None = _option(
+    relative_values: bool | None = option_field(
         "bool", False, "", "relative embeddings also for values (Shaw et al. Eq. 3)"
     )
-    relative_beyond: str | None = _option(
+    relative_beyond: str | None = option_field(
         "choice",
         "clip",
         "",
@@ -173,7 +148,7 @@ class PositionConfig:
         "(as released with CAPE)",
         choices=("clip", "zero"),
     )
-    relative_heads: str | None = _option(
+    relative_heads: str | None = option_field(
         "choice",
         "shared",
         "",
@@ -193,18 +168,19 @@ class PositionConfig:
         self._check_combinations()
 
     def _check_type(self) -> None:
-        if self.architecture == ROTARY and self.type in TYPES and self.type not in ROTARY_TYPES:
+        _choose("position_embedding", self.type, {**ROTARY_TYPES, **TYPES})
+        if self.type in types_of(self.architecture):
+            return
+        if self.architecture == ROTARY:
             raise ValueError(
                 f"position_embedding={self.type!r} does nothing in a model that turns queries and "
                 "keys: such a model adds no embedding to the content, and a shift of all positions "
                 f"changes no distance. Allowed: {', '.join(ROTARY_TYPES)}. Choose one."
             )
-        if self.architecture != ROTARY and self.type in ROTARY_TYPES.keys() - TYPES.keys():
-            raise ValueError(
-                f"position_embedding={self.type!r} needs a model that turns queries and keys, such "
-                f"as Llama; allowed here: {', '.join(TYPES)}. Choose one."
-            )
-        _choose("position_embedding", self.type, types_of(self.architecture))
+        raise ValueError(
+            f"position_embedding={self.type!r} needs a model that turns queries and keys, such as "
+            f"Llama; allowed here: {', '.join(TYPES)}. Choose one."
+        )
 
     @property
     def _row(self) -> PositionType:
@@ -387,54 +363,11 @@ def parse_option(name: str, value: Any) -> Any:
         ValueError: naming the option, its value, the allowed range and its meaning.
     """
     meta = _BY_NAME[name].metadata
-    form = meta["form"]
     try:
-        if form == "bool":
-            return _parse_bool(value)
-        if form == "choice":
-            if value in meta["choices"]:
-                return value
-            raise ValueError
-        if form == "ratio":
-            return _parse_ratio(value)
-        return _parse_number(form, value, meta.get("low", 0), meta.get("high", math.inf))
+        return parse_value(meta, value)
     except (ValueError, TypeError, ZeroDivisionError, OverflowError):
         unit = f" {unit_of(meta)}".rstrip()
         raise ValueError(
             f"{name}={value!r} is not allowed; allowed: {meta['range']}{unit}. "
             f"Meaning: {meta['help']}."
         ) from None
-
-
-def _parse_bool(value: Any) -> bool:
-    text = str(value).lower()
-    if text not in ("true", "false"):
-        raise ValueError
-    return text == "true"
-
-
-def _parse_ratio(value: Any) -> str:
-    """ "auto", or the positive ratio as text: "470049/454234" stays two exact integers."""
-    if isinstance(value, bool):
-        raise ValueError
-    text = str(value).replace(" ", "")
-    if text == "auto":
-        return text
-    if len(text.lower().partition("e")[2]) > 4:
-        raise ValueError  # Fraction would write such a number out in full
-    if not 0 < float(Fraction(text)) < math.inf:
-        raise ValueError
-    return "1" if Fraction(text) == 1 else text
-
-
-def _parse_number(form: str, value: Any, low: float, high: float) -> float | int:
-    if isinstance(value, bool):
-        raise ValueError
-    number = float(value)
-    if not math.isfinite(number) or not low <= number <= high:
-        raise ValueError
-    if form == "float":
-        return number
-    if number != int(number):
-        raise ValueError
-    return int(number)

@@ -17,7 +17,7 @@ from cape_plugins import ENCODINGS, PRESETS, TYPES, PositionConfig
 from cape_plugins.arguments import add_position_args, given_settings
 from cape_plugins.config import ARCHITECTURES, applies, options, parse_option
 from cape_plugins.domains import DOMAINS
-from cape_plugins.registry import ROTARY, ROTARY_TYPES, types_of
+from cape_plugins.registry import types_of
 
 OPTIONS = {option.name: option.metadata for option in options()}
 PAIRS = [(name, option) for name in TYPES for option in OPTIONS]
@@ -317,27 +317,6 @@ def test_round_trip(name, domain, architecture):
     assert PositionConfig.from_dict(through_json, domain, architecture) == config
     assert pickle.loads(pickle.dumps(config)) == config == copy.deepcopy(config)
     assert hash(config) == hash(copy.copy(config))
-
-
-@pytest.mark.parametrize("name", sorted(TYPES.keys() - ROTARY_TYPES.keys()))
-def test_what_turns_queries_and_keys_refuses_what_does_nothing(name):
-    with pytest.raises(ValueError, match=rf"{name}.*turns queries and keys.*nopos, rope, cape"):
-        PositionConfig(name, "text", ROTARY)
-
-
-@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name != ROTARY])
-def test_rope_needs_a_model_that_turns_queries_and_keys(architecture):
-    with pytest.raises(ValueError, match=r"rope.*needs a model that turns.*nopos, sinpos"):
-        PositionConfig("rope", "text", architecture)
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("max_global_shift", 5), ("max_offset", 9), ("relative_context", 4), ("source_bos", True)],
-)
-def test_options_that_change_no_distance_are_refused_where_queries_are_turned(option, value):
-    with pytest.raises(ValueError, match=rf"{option}=.*only distances of positions count"):
-        PositionConfig("cape", "text", ROTARY, **{option: value})
 
 
 def test_from_dict_completes_and_refuses():
