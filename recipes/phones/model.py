@@ -6,6 +6,7 @@ Without positions the d channels are zero, and the model has the same size.
 """
 
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
@@ -74,8 +75,7 @@ class Layer(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         heads = self.query_key_value(x).unflatten(-1, (3, self.heads, -1))
         query, key, value = heads.permute(2, 0, 3, 1, 4)
-        dropout = self.dropout if self.training else 0.0
-        weights = None
+        dropout, weights = self.dropout if self.training else 0.0, None
         if relative is not None:
             mixed, weights = relative_attention(
                 query, key, value, relative, dropout=dropout, need_weights=need_weights
@@ -119,9 +119,8 @@ class PhoneClassifier(nn.Module):
 
     def embed(self, length: int, device: torch.device | str | None = None) -> Tensor | None:
         """``[1, T, d]`` embeddings of frames in natural order; None if the type has none."""
-        frames = frame_positions(
-            torch.tensor([length], device=device), HOP_SECONDS, max_frames=length
-        )
+        lengths = torch.tensor([length], device=device)
+        frames = frame_positions(lengths, HOP_SECONDS, max_frames=length)
         return self.positions(frames, self.positions.draw(1, device))
 
     def forward(
@@ -145,9 +144,9 @@ class PhoneClassifier(nn.Module):
         if moved:
             x = x[:, order.argsort()]
         all_weights = []
-        for number, layer in enumerate(self.layers):
-            has_table = positions and number < len(self.relative)
-            x, weights = layer(x, self.relative[number] if has_table else None, need_weights)
+        relative = self.relative if positions else ()
+        for layer, own in zip_longest(self.layers, relative):
+            x, weights = layer(x, own, need_weights)
             if weights is not None:
                 all_weights.append(weights[:, :, order][..., order] if moved else weights)
         return Output(self.classify(x[:, order] if moved else x), all_weights)

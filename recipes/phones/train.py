@@ -1,11 +1,10 @@
 """Training by SGD, one utterance per step, and tests, with positions in or out, frames scrambled or
 not."""
 
-import csv
-import dataclasses
 import math
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,12 +15,13 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from cape_plugins import PositionConfig
-from recipes.lab.steps import CommandError, step, write_lines
+from recipes.lab.steps import CommandError, read_written, step, write_lines
 from recipes.phones.analysis import error_rate, near_attention
 from recipes.phones.data import Corpus, Example
 from recipes.phones.model import POSITION_PARAMETERS, PhoneClassifier, Sizes
 
-History = list[dict[str, float]]  # epoch, train_loss, dev_per, near_attention
+HISTORY = ("epoch", "train_loss", "dev_per", "near_attention")
+History = list[dict[str, float]]
 NEAR = 5  # frames; attention that is not farther is followed from epoch to epoch
 
 
@@ -44,7 +44,7 @@ CONDITIONS = {
 NO_POSITIONS = PositionConfig("nopos", "audio")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Training:
     epochs: int
     learning_rate: float
@@ -73,10 +73,9 @@ def run_model(
     With scrambled frames, row i belongs to frame ``permutation[i]``.
     """
     device = next(model.parameters()).device
-    features, permutation, order = features.to(device), permutation.to(device), None
-    if condition.scrambled:
-        features = features[permutation]
-        order = permutation if condition.with_positions else None
+    features, permutation = features.to(device), permutation.to(device)
+    features = features[permutation] if condition.scrambled else features
+    order = permutation if condition.with_positions else None
     output = model(features[None], condition.positions, order, need_weights)
     return output.logits[0], [weights[0] for weights in output.weights]
 
@@ -146,10 +145,10 @@ def train_epoch(
         yield loss.item()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Experiment:
     """What all models have in common; each has a position embedding with a name, the name of a
-    condition, and a seed of weights, dropout, draws, order of utterances and of frames."""
+    condition, and a seed of all that is random."""
 
     corpus: Corpus
     sizes: Sizes
@@ -172,13 +171,12 @@ class Experiment:
         the longest training utterance."""
         torch.manual_seed(seed)
         longest = max(len(utterance.labels) for utterance in self.corpus.splits["train"])
-        return PhoneClassifier(len(self.corpus.classes), config, self.sizes, table_size=longest)
+        return PhoneClassifier(len(self.corpus.classes), config, self.sizes, longest)
 
     def with_positions(
         self, config: PositionConfig, model: PhoneClassifier, seed: int
     ) -> PhoneClassifier:
-        """A model trained without positions, with positions put in: what was learned stays, learned
-        positions have their random initial values."""
+        """`model`, trained without positions, with random initial ones put in."""
         other = self.build(config, seed)
         missing, unexpected = other.load_state_dict(model.state_dict(), strict=False)
         if unexpected or not all(name.startswith(POSITION_PARAMETERS) for name in missing):
@@ -194,21 +192,15 @@ class Experiment:
             "position_embedding": config.to_dict(),
             "seed": seed,
             "data": self.corpus.fingerprint(),
-            **dataclasses.asdict(self.sizes),
-            **dataclasses.asdict(self.training),
+            **vars(self.sizes),
+            **vars(self.training),
         }
-        folder = step(
-            self.work / f"{folder_name(name)}-{condition}-seed{seed}",
-            settings,
-            lambda partial: self._train(partial, name, config, condition, seed),
-        )
+        folder = self.work / f"{folder_name(name)}-{condition}-seed{seed}"
+        step(folder, settings, lambda new: self._train(new, name, config, condition, seed))
         model = self.build(config, seed)
         model.load_state_dict(torch.load(folder / "model.pt", map_location="cpu"))
-        with open(folder / "history.csv", encoding="utf-8") as file:
-            history = [
-                {key: float(value) for key, value in row.items()} | {"epoch": int(row["epoch"])}
-                for row in csv.DictReader(file)
-            ]
+        rows = [line.split(",") for line in read_written(folder / "history.csv")[1:]]
+        history = [dict(zip(HISTORY, (int(n), *map(float, row)), strict=True)) for n, *row in rows]
         return model.to(self.device), history
 
     def _train(
@@ -221,7 +213,7 @@ class Experiment:
         generator = torch.Generator().manual_seed(seed)
         utterances, dev = self.corpus.splits["train"], self.corpus.splits["dev"]
         shown, best = long_utterance(dev), float("inf")
-        history = ["epoch,train_loss,dev_per,near_attention"]
+        history = [",".join(HISTORY)]
         total = self.training.epochs * len(utterances)
         with tqdm(total=total, desc=title, disable=None) as progress:
             for epoch in range(self.training.epochs):
