@@ -1,8 +1,11 @@
-"""Corpora of read and spoken English: what is said in which recording.
+"""Corpora: what is said in which recording of LibriSpeech, TED-LIUM 3, WSJ, or any folder.
 
 Each function returns the sets of a corpus as utterances: ``train``, ``valid``, test sets.
 """
 
+import csv
+import io
+import json
 import re
 import shutil
 import subprocess
@@ -11,15 +14,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import soundfile
 
 from cape_plugins.speech.audio import AudioError, audio_seconds
-from cape_plugins.speech.manifest import Utterance
-from recipes.asr.manifest import ToWrite, ascii_words, files_below, write_audio
+from cape_plugins.speech.manifest import LeftOut, Utterance
+from recipes.asr.manifest import ToWrite, ascii_words, files_below, report_left_out, write_audio
 from recipes.lab.data import read_text
 from recipes.lab.steps import CommandError
 
 Sets = dict[str, list[Utterance]]
+AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
+TEXT_COLUMNS = ("text", "transcription", "transcript", "sentence")  # of a metadata file
+# Speech of espeak-ng: training has up to TRAIN_WORDS words, tests (how many of them) up to 16 times
+# as many.
+TRAIN_STRINGS, TRAIN_WORDS = 6000, 6
+TEST_WORDS = {(2, 4): 160, (4, 8): 120, (8, 16): 80, (16, 32): 40, (32, 64): 30, (64, 96): 20}
 
 
 def read_lines(path: Path) -> list[str]:
@@ -57,15 +67,17 @@ def librispeech(source: Path, train: Sequence[str] = ()) -> Sets:
             f"{source}: lacks {', '.join(missing) or 'every train-*'}; "
             f"there are {', '.join(subsets)}"
         )
-    sets = {"train": [line for name in train for line in _chapters(subsets[name])]}
-    sets["valid"] = list(_chapters(subsets[LIBRISPEECH_VALID]))
+    names = {"train": train, "valid": [LIBRISPEECH_VALID]}
     for subset in LIBRISPEECH_TESTS:
         name = subset.replace("-", "_")
         if subset in subsets:
-            sets[name] = list(_chapters(subsets[subset]))
+            names[name] = [subset]
         else:
             print(f"{subset} is not there, so there is no {name}.tsv", flush=True)
-    return sets
+    return {
+        name: [utterance for subset in own for utterance in _chapters(subsets[subset])]
+        for name, own in names.items()
+    }
 
 
 def _chapters(subset: Path) -> Iterator[Utterance]:
@@ -282,3 +294,86 @@ def _uncompress(source: Path, target: Path) -> None:
             reason = done.stderr.decode(errors="replace").strip()
             raise AudioError(f"{source}: {tool} failed ({reason}); repair or leave it out.")
         _cut(wav, 0, audio_seconds(wav), target)
+
+
+# ---- folders of recordings -----------------------------------------------------------------------
+
+
+def split_folder(folder: Path, names: Mapping[str, Sequence[str]]) -> Sets:
+    """Audio files with their texts, in subfolders, with these names for each set, or in one folder.
+
+    The texts stand in ``metadata.csv`` or ``metadata.jsonl`` with the columns file_name and text,
+    or in a file beside each recording, ``one.txt`` beside ``one.wav``. A tenth of the training
+    data, at most 1000 recordings, is split off for each set that is not there.
+    """
+    parts = {
+        split: next((folder / name for name in allowed if (folder / name).is_dir()), None)
+        for split, allowed in names.items()
+    }
+    if any(parts.values()) and not parts["train"]:
+        others = ", ".join(part.name for part in parts.values() if part)
+        raise CommandError(f"{folder}: no folder train beside {others}")
+    parts["train"] = parts["train"] or folder
+    sets = {split: utterances_in(part) for split, part in parts.items() if part}
+    missing = [split for split in names if split not in sets]
+    recordings = sets["train"]
+    size = min(1000, max(1, len(recordings) // 10))
+    if len(recordings) <= size * len(missing):
+        raise CommandError(
+            f"{folder}: {len(recordings)} recordings are too few to split off {', '.join(missing)}"
+        )
+    order = np.random.default_rng(0).permutation(len(recordings))
+    drawn = np.split(order, [size * (n + 1) for n in range(len(missing))])
+    for split, rows in zip((*missing, "train"), drawn, strict=True):
+        sets[split] = [recordings[n] for n in sorted(rows)]
+    return sets
+
+
+def recordings_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in AUDIO_SUFFIXES)
+
+
+def utterances_in(folder: Path) -> list[Utterance]:
+    table, lines = folder / "metadata.csv", folder / "metadata.jsonl"
+    if table.is_file() or lines.is_file():
+        table = table if table.is_file() else lines
+        rows = _metadata(table)
+        column = next((name for name in TEXT_COLUMNS if rows and name in rows[0]), None)
+        if column is None or "file_name" not in rows[0]:
+            raise CommandError(
+                f"{table}: needs the columns file_name and one of {', '.join(TEXT_COLUMNS)}"
+            )
+        pairs = [(folder / row["file_name"], row[column] or "") for row in rows]
+    else:
+        recordings = recordings_in(folder)
+        described = [path for path in recordings if path.with_suffix(".txt").is_file()]
+        if len(described) < 2:
+            raise CommandError(
+                f"{folder} holds {len(recordings)} recordings ({', '.join(AUDIO_SUFFIXES)}), "
+                f"{len(described)} of them with a text; at least 2 are needed. Give metadata.csv "
+                "with the columns file_name and text, or a text file beside each, one.txt beside "
+                "one.wav"
+            )
+        left_out = LeftOut()
+        left_out.reasons["without a text"] = len(recordings) - len(described)
+        report_left_out("folder", left_out, len(recordings))
+        pairs = [(path, read_text(path.with_suffix(".txt"))) for path in described]
+    return [Utterance(_id(path, folder), path, text.strip()) for path, text in pairs]
+
+
+def _id(path: Path, folder: Path) -> str:
+    relative = path.relative_to(folder) if path.is_relative_to(folder) else Path(path.name)
+    return re.sub(r"\s", "_", "-".join(relative.with_suffix("").parts))
+
+
+def _metadata(table: Path) -> list[dict[str, str]]:
+    text = read_text(table)
+    if table.suffix == ".csv":
+        return list(csv.DictReader(io.StringIO(text, newline="")))
+    rows = []
+    for number, line in enumerate(text.split("\n"), 1):
+        try:
+            rows += [json.loads(line)] if line.strip() else []
+        except json.JSONDecodeError as error:
+            raise CommandError(f"{table}, line {number} is no JSON ({error}); repair it") from None
+    return rows

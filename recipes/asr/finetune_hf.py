@@ -43,10 +43,9 @@ from hf_models import (
     CapeSpeechForCTC,
     CapeSpeechTokenizer,
 )
-from recipes.asr.data import Recordings, given, synthetic
+from recipes.asr.data import Collator, Labelled, Recordings, SpeechTrainer, given, synthetic
 from recipes.asr.manifest import report_left_out
 from recipes.asr.report import METRICS, Text, by_duration, in_training
-from recipes.asr.training import Collator, Labelled, SpeechTrainer
 from recipes.lab.data import add_data_args, fingerprint, has_data
 from recipes.lab.hf_checkpoints import load_model, make_config, read_beside, read_config
 from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all

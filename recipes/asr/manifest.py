@@ -5,7 +5,6 @@ separated by tabs, no quotes, the first line names the columns. ``audio`` is rel
 of the table for recordings under it, else an absolute path.
 """
 
-import contextlib
 import hashlib
 import os
 import re
@@ -39,9 +38,7 @@ class ToWrite(NamedTuple):
 
 
 def ascii_words(text: str) -> str:
-    """Lower-case words of the letters a to z and the apostrophe, separated by single spaces.
-
-    Accents are removed; everything else, digits too, separates words.
+    """Lower-case words of a to z and apostrophes; accents go, all else, digits too, separates.
 
     >>> ascii_words("It’s twenty-one, CAFÉ!")
     "it's twenty one cafe"
@@ -52,7 +49,7 @@ def ascii_words(text: str) -> str:
 
 
 def unicode_words(text: str) -> str:
-    """Words as by :func:`ascii_words`, with letters of any script, their accents, and digits.
+    """Lower-case words of letters of any script, with their accents, digits and apostrophes.
 
     >>> unicode_words("Größe: 21 – l’eau!")
     "größe 21 l'eau"
@@ -82,8 +79,8 @@ def write_audio(path: Path, samples: np.ndarray, sampling_rate: int) -> None:
 def usable(
     utterances: Iterable[T], total: int, name: str, measure: Callable[[T], Utterance] = measured
 ) -> list[Utterance]:
-    """Utterances that can be used; the others, for which `measure` raises Unusable, are counted and
-    reported as those of the set `name`."""
+    """What of the set `name` can be used; the others, for which `measure` raises Unusable, are
+    counted and reported."""
     kept, left_out = [], LeftOut()
     for utterance in progress(utterances, name, total=total, unit="recording"):
         with left_out.counting():
@@ -100,18 +97,16 @@ def report_left_out(name: str, left_out: LeftOut, total: int) -> None:
     """Says how many recordings are left out, and why; the first process alone does."""
     count = left_out.reasons.total()
     if count and os.environ.get("RANK", "0") == "0":
-        print(f"{name} data: {count} of {total} skipped ({left_out})", flush=True)
-        for reason, example in left_out.examples.items():
-            print(f"  {reason}: {example}", flush=True)
+        examples = (f"  {reason}: {example}" for reason, example in left_out.examples.items())
+        said = f"{name} data: {count} of {total} skipped ({left_out})"
+        print(said, *examples, sep="\n", flush=True)
 
 
 def collect(
     name: str, utterances: Sequence[Utterance], folder: Path, decode: bool = False
 ) -> list[Utterance]:
-    """The :func:`usable` utterances; recordings that are to be written go to ``folder/audio/name``.
-
-    With `decode` every recording is read to its end, not only its header.
-    """
+    """The :func:`usable` utterances, with `decode` those that can be read to their end; recordings
+    that are to be written go to ``folder/audio/name``."""
     ids = Counter(utterance.id for utterance in utterances if utterance.text)
     for id, count in ids.most_common(1):
         if count > 1:
@@ -153,8 +148,8 @@ def files_below(folder: Path) -> Iterator[Path]:
 
 
 def fingerprint(source: Path, output: Path) -> dict[str, Any]:
-    """Number of recordings, texts and lists below `source`, and a digest of their names, sizes and
-    times; without those in `output`, which may lie there."""
+    """Number of recordings, texts and lists below `source`, and a digest of names, sizes and times;
+    without those in `output`."""
     sha, count = hashlib.sha256(), 0
     for path in sorted(files_below(source)):
         if path.suffix.lower() in _SOURCE_SUFFIXES and not path.is_relative_to(output):
@@ -171,11 +166,8 @@ def make_folder(
     make: Callable[[Path], None],
     source: Path | None = None,
 ) -> None:
-    """A step of recipes/lab/steps.py that leaves nothing behind when it fails: speech fills disks.
-
-    Says so if a finished folder is reused. One whose recordings or texts in `source` have changed
-    is made again; what others have put into it since, such as dict.txt, stays.
-    """
+    """A step that leaves nothing behind when it fails: speech fills disks. A finished folder whose
+    `source` has changed is made again; what others put into it, such as dict.txt, stays."""
     old = steps.recorded(folder).get(SOURCES)
     expected = {**settings, SOURCES: old} if old else settings
     finished = steps.matches(folder, expected, "give another --output folder")
@@ -183,12 +175,12 @@ def make_folder(
     if finished and (old is None or now is None or now.items() <= old.items()):
         print(f"reused: {folder} {_why_reused(source, old, now)}", flush=True)
         return
+    new = folder.with_name(f"{folder.name}.new") if finished else folder
     if finished:
         counts = f"{now['files']} recordings, texts and lists, then {old['files']}"
         print(f"{source} has changed ({counts}): {folder} is made again", flush=True)
     else:
         shutil.rmtree(folder, ignore_errors=True)
-    new = folder.with_name(f"{folder.name}.new") if finished else folder
     try:
         with steps.building(new) as partial:
             make(partial)
@@ -228,22 +220,17 @@ def _replace_content(folder: Path, new: Path, tables: Sequence[str]) -> None:
 
 
 def write_manifest(path: Path, utterances: Iterable[Utterance]) -> None:
-    with refusing():
+    try:
         write_lines(path, manifest_lines(utterances, path.parent))
+    except ValueError as error:
+        raise CommandError(str(error)) from None
 
 
 def read_manifest(path: Path) -> list[Utterance]:
-    with refusing(" Give a manifest of recipes.asr.prepare."):
-        return manifest.read_manifest(path, progress=progress)
-
-
-@contextlib.contextmanager
-def refusing(remedy: str = "") -> Iterator[None]:
-    """What the library refuses in this block is a mistake of the caller."""
     try:
-        yield
+        return manifest.read_manifest(path, progress=progress)
     except ValueError as error:
-        raise CommandError(f"{error}{remedy}") from None
+        raise CommandError(f"{error} Give a manifest of recipes.asr.prepare.") from None
 
 
 def describe(sets: Mapping[str, Sequence[Utterance]]) -> str:
