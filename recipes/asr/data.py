@@ -110,17 +110,13 @@ def given(args: argparse.Namespace) -> dict[str, Recordings]:
 class Labelled(Dataset):
     """Recordings with token ids as labels, by index, or by hop, which is handed on with them."""
 
-    def __init__(self, recordings: Recordings, tokenizer: Any) -> None:
-        self.recordings = recordings
-        self.labels = [tokenizer(text=item.text).input_ids for item in recordings.items]
+    def __init__(self, recordings: Recordings, labels: Sequence[list[int]]) -> None:
+        self.recordings, self.labels = recordings, labels
+        self.seconds = [item.seconds for item in recordings.items]
         self._read = TolerantReader(recordings.__getitem__, self.seconds)
 
     def __len__(self) -> int:
         return len(self.labels)
-
-    @property
-    def seconds(self) -> list[float]:
-        return [item.seconds for item in self.recordings.items]
 
     def __getitem__(self, index: int | Hop) -> tuple[torch.Tensor, list[int], Hop | None]:
         hop = index if isinstance(index, Hop) else None

@@ -14,7 +14,7 @@ Without --model a CTC model is trained from scratch on letters, or on subwords b
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,31 +84,26 @@ def is_seq2seq(args: argparse.Namespace) -> bool:
     model_type = (args.model_config or {}).get("model_type", CapeSpeechConfig.model_type)
     seq2seq = {"cape_speech_ctc": False, "cape_speech_to_text": True, "speech_to_text": True}
     if model_type not in seq2seq:
-        raise CommandError(
-            f"--model-config: model_type {model_type!r} is not allowed; "
-            f"allowed: {', '.join(seq2seq)}"
-        )
+        why = f"model_type {model_type!r} is not allowed; allowed: {', '.join(seq2seq)}"
+        raise CommandError(f"--model-config: {why}")
     return seq2seq[model_type]
 
 
 def make_processor(
-    folder: Path,
-    texts: Sequence[str],
-    vocab_size: int | None,
-    seq2seq: bool,
-    sizes: Mapping[str, Any],
+    folder: Path, texts: Sequence[str], vocab_size: int | None, seq2seq: bool, sizes: Any
 ) -> Wav2Vec2Processor | Speech2TextProcessor:
     """Features with letters or, of a given number, sentencepiece subwords of the training text."""
     vocab_size = vocab_size or (1000 if seq2seq else None)
     made_of = {"vocab_size": vocab_size, "seq2seq": seq2seq, "text": fingerprint(texts)}
     step(folder, made_of, lambda partial: _vocabulary(partial, texts, vocab_size, seq2seq))
+    names, pieces = str(folder / "vocab.json"), str(folder / "spm.model")
     if seq2seq:
-        tokenizer = Speech2TextTokenizer(str(folder / "vocab.json"), str(folder / "spm.model"))
+        tokenizer = Speech2TextTokenizer(names, pieces)
         return Speech2TextProcessor(Speech2TextFeatureExtractor(), tokenizer)
     if vocab_size:
-        tokenizer = CapeSpeechTokenizer(str(folder / "spm.model"))
+        tokenizer = CapeSpeechTokenizer(pieces)
     else:
-        tokenizer = Wav2Vec2CTCTokenizer(str(folder / "vocab.json"), bos_token=None, eos_token=None)
+        tokenizer = Wav2Vec2CTCTokenizer(names, bos_token=None, eos_token=None)
     config = make_config(CapeSpeechConfig, sizes)
     extractor = CapeSpeechFeatureExtractor(
         config.num_mel_bins, config.sampling_rate, config.hop_seconds, config.window_seconds
@@ -149,21 +144,19 @@ def build_model(
 
 def fitting(data: Labelled, model: Any) -> Labelled:
     """Leaves out what CTC cannot align: more labels and blanks between equal ones than outputs."""
-    rate, kept, left_out = model.config.hop_seconds, [], LeftOut()
-    for index, (item, ids) in enumerate(zip(data.recordings.items, data.labels, strict=True)):
-        frames = int((item.seconds - model.config.window_seconds) / rate) + 1
+    config, kept, left_out = model.config, [], LeftOut()
+    for item, ids in zip(data.recordings.items, data.labels, strict=True):
+        frames = int((item.seconds - config.window_seconds) / config.hop_seconds) + 1
         labels = torch.tensor([ids], dtype=torch.long)
         with left_out.counting():
             if outputs_needed(labels, labels >= 0) > model._get_feat_extract_output_lengths(frames):
                 raise Unusable("with more labels than outputs of the model", item.text)
-            kept.append(index)
+            kept.append((item, ids))
     report_left_out("train", left_out, len(data))
     if not kept:
         raise CommandError("no recording has enough frames for its labels; is the text right?")
-    own = data.recordings
-    data.recordings = Recordings([own.items[index] for index in kept], own.rows, own.column)
-    data.labels = [data.labels[index] for index in kept]
-    return data
+    items, labels = zip(*kept, strict=True)
+    return Labelled(Recordings(items, data.recordings.rows, data.recordings.column), labels)
 
 
 # ---- evaluation ----------------------------------------------------------------------------------
@@ -289,7 +282,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             )
     if not seq2seq:
         ctc_decoder(processor.tokenizer, args)  # mistakes are found before the training
-    train_set = Labelled(splits["train"], processor.tokenizer)
+    labels = [processor.tokenizer(text=text).input_ids for text in texts]
+    train_set = Labelled(splits["train"], labels)
 
     def make_trainer(settings: Any, own: Seq2SeqTrainingArguments) -> SpeechTrainer:
         model = build_model(args.model, settings, sizes, processor.tokenizer, seq2seq)

@@ -175,16 +175,20 @@ def test_what_cannot_be_read_is_not_scored():
 
 
 def test_what_ctc_cannot_align_is_left_out(capsys):
-    class Letters:
-        def __call__(self, text):
-            return type("Ids", (), {"input_ids": [ord(letter) for letter in text]})
-
-    items = [(np.zeros(1600, "f"), text, 0.1) for text in ("abc", "aab", "abcd")]
-    data = Labelled(Recordings([Utterance("0", *item) for item in items]), Letters())
+    texts = ("aab", "abc", "abcd", "xyz")
+    items = [Utterance("0", np.full(1600, n, "f"), text, 0.1) for n, text in enumerate(texts)]
+    data = Labelled(Recordings(items), [list(map(ord, text)) for text in texts])
     model = asr.CapeSpeechForCTC(asr.CapeSpeechConfig(**TINY))  # 8 frames, 3 outputs
-    assert [item.text for item in asr.fitting(data, model).recordings.items] == ["abc"]
-    assert "2 of 3 skipped (2 with more labels than outputs" in capsys.readouterr().out
-    assert len(data) == 1
+    fitting = asr.fitting(data, model)
+    assert [item.text for item in fitting.recordings.items] == ["abc", "xyz"]
+    assert "2 of 4 skipped (2 with more labels than outputs" in capsys.readouterr().out
+    assert len(fitting) == 2
+    # labels stay with their recordings
+    pairs = [fitting[index][:2] for index in range(2)]
+    assert [(int(wave[0]), ids) for wave, ids in pairs] == [
+        (1, list(map(ord, "abc"))),
+        (3, list(map(ord, "xyz"))),
+    ]
 
 
 # ---- the command ---------------------------------------------------------------------------------
