@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -36,6 +36,10 @@ def read_lines(path: Path) -> list[str]:
     return [line.strip() for line in read_text(path).split("\n")]
 
 
+def gathered(read: Callable[[Path], Iterable[Utterance]], sets: Mapping[str, list[Path]]) -> Sets:
+    return {name: [item for path in paths for item in read(path)] for name, paths in sets.items()}
+
+
 # ---- LibriSpeech ---------------------------------------------------------------------------------
 
 LIBRISPEECH_VALID = "dev-clean"
@@ -56,28 +60,21 @@ def librispeech(source: Path, train: Sequence[str] = ()) -> Sets:
         if path.is_dir() and path.name.startswith(("train-", "dev-", "test-"))
     }
     if not subsets:
-        raise CommandError(
-            f"{source}: no LibriSpeech; looked for folders such as train-clean-100, dev-clean in "
-            f"{' and '.join(map(str, places))}"
-        )
+        tried = f"folders such as train-clean-100, dev-clean in {' and '.join(map(str, places))}"
+        raise CommandError(f"{source}: no LibriSpeech; looked for {tried}")
     train = list(dict.fromkeys(train)) or [name for name in subsets if name.startswith("train-")]
     missing = [name for name in (*train, LIBRISPEECH_VALID) if name not in subsets]
     if missing or not train:
-        raise CommandError(
-            f"{source}: lacks {', '.join(missing) or 'every train-*'}; "
-            f"there are {', '.join(subsets)}"
-        )
-    names = {"train": train, "valid": [LIBRISPEECH_VALID]}
+        lacking = ", ".join(missing) or "every train-*"
+        raise CommandError(f"{source}: lacks {lacking}; there are {', '.join(subsets)}")
+    sets = {"train": [subsets[name] for name in train], "valid": [subsets[LIBRISPEECH_VALID]]}
     for subset in LIBRISPEECH_TESTS:
         name = subset.replace("-", "_")
         if subset in subsets:
-            names[name] = [subset]
+            sets[name] = [subsets[subset]]
         else:
             print(f"{subset} is not there, so there is no {name}.tsv", flush=True)
-    return {
-        name: [utterance for subset in own for utterance in _chapters(subsets[subset])]
-        for name, own in names.items()
-    }
+    return gathered(_chapters, sets)
 
 
 def _chapters(subset: Path) -> Iterator[Utterance]:
@@ -118,28 +115,19 @@ def tedlium(source: Path) -> Sets:
     places = (source, source / "TEDLIUM_release-3")
     root = next((place for place in places if (place / "legacy").is_dir()), None)
     if root is None:
-        raise CommandError(
-            f"{source}: no TED-LIUM 3; looked for the folder legacy in "
-            f"{' and '.join(map(str, places))}"
-        )
+        tried = " and ".join(map(str, places))
+        raise CommandError(f"{source}: no TED-LIUM 3; looked for the folder legacy in {tried}")
     talks = {}
     for name, part in TEDLIUM_SETS.items():
         options = [root / "legacy" / part, *([root / "data"] if name == "train" else [])]
-        present = (
-            sorted((place / "stm").glob("*.stm")) for place in options if (place / "sph").is_dir()
-        )
+        present = (sorted(p.glob("stm/*.stm")) for p in options if (p / "sph").is_dir())
         talks[name] = next(filter(None, present), None)
         if not talks[name]:
-            raise CommandError(
-                f"{root}: no {part} data; looked for sph and stm/*.stm in "
-                f"{' and '.join(map(str, options))}"
-            )
+            tried = " and ".join(map(str, options))
+            raise CommandError(f"{root}: no {part} data; looked for sph and stm/*.stm in {tried}")
     held_out = {path.stem for path in (*talks["valid"], *talks["test"])}
     talks["train"] = [path for path in talks["train"] if path.stem not in held_out]
-    return {
-        name: [segment for path in paths for segment in _segments(path)]
-        for name, paths in talks.items()
-    }
+    return gathered(_segments, talks)
 
 
 def _segments(transcript: Path) -> Iterator[Utterance]:
@@ -167,16 +155,15 @@ def _segments(transcript: Path) -> Iterator[Utterance]:
 def _cut(source: Path, start: float, end: float, target: Path) -> None:
     """Copies the samples from `start` to `end`, in seconds."""
     audio_seconds(source)  # its errors say what to do
-    with soundfile.SoundFile(source) as file:
-        first, last = (round(time * file.samplerate) for time in (start, end))
-        if not 0 <= first < min(last, file.frames):
-            raise AudioError(f"{source}: no samples from {start} to {end} s; check the stm file")
-        try:
-            file.seek(first)
-            samples = file.read(last - first, dtype="int16")
-        except RuntimeError as error:
-            raise AudioError(f"{source}: {start} to {end} s cannot be decoded ({error})") from None
-        write_audio(target, samples, file.samplerate)
+    info = soundfile.info(source)
+    first, last = (round(time * info.samplerate) for time in (start, end))
+    if not 0 <= first < min(last, info.frames):
+        raise AudioError(f"{source}: no samples from {start} to {end} s; check the stm file")
+    try:
+        samples, _ = soundfile.read(source, last - first, first, dtype="int16")
+    except RuntimeError as error:
+        raise AudioError(f"{source}: {start} to {end} s cannot be decoded ({error})") from None
+    write_audio(target, samples, info.samplerate)
 
 
 # ---- Wall Street Journal -------------------------------------------------------------------------
@@ -319,9 +306,8 @@ def split_folder(folder: Path, names: Mapping[str, Sequence[str]]) -> Sets:
     recordings = sets["train"]
     size = min(1000, max(1, len(recordings) // 10))
     if len(recordings) <= size * len(missing):
-        raise CommandError(
-            f"{folder}: {len(recordings)} recordings are too few to split off {', '.join(missing)}"
-        )
+        why = f"{len(recordings)} recordings are too few to split off {', '.join(missing)}"
+        raise CommandError(f"{folder}: {why}")
     order = np.random.default_rng(0).permutation(len(recordings))
     drawn = np.split(order, [size * (n + 1) for n in range(len(missing))])
     for split, rows in zip((*missing, "train"), drawn, strict=True):
@@ -340,9 +326,8 @@ def utterances_in(folder: Path) -> list[Utterance]:
         rows = _metadata(table)
         column = next((name for name in TEXT_COLUMNS if rows and name in rows[0]), None)
         if column is None or "file_name" not in rows[0]:
-            raise CommandError(
-                f"{table}: needs the columns file_name and one of {', '.join(TEXT_COLUMNS)}"
-            )
+            needed = f"the columns file_name and one of {', '.join(TEXT_COLUMNS)}"
+            raise CommandError(f"{table}: needs {needed}")
         pairs = [(folder / row["file_name"], row[column] or "") for row in rows]
     else:
         recordings = recordings_in(folder)

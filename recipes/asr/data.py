@@ -99,12 +99,14 @@ def given(args: argparse.Namespace) -> dict[str, Recordings]:
     for name, part in parts.items():
         if isinstance(part.features[audio], Audio):
             part = part.cast_column(audio, Audio(decode=False))  # read by soundfile instead
-
         splits[name] = Recordings(usable(enumerate(part), len(part), name, measure), part, audio)
     return splits
 
 
 # ---- batches -------------------------------------------------------------------------------------
+
+
+Sample = tuple[torch.Tensor, list[int], Hop | None]  # waveform, labels
 
 
 class Labelled(Dataset):
@@ -118,7 +120,7 @@ class Labelled(Dataset):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, index: int | Hop) -> tuple[torch.Tensor, list[int], Hop | None]:
+    def __getitem__(self, index: int | Hop) -> Sample:
         hop = index if isinstance(index, Hop) else None
         place, waveform = self._read(hop.index if hop else index)
         return waveform, self.labels[place], hop
@@ -127,9 +129,8 @@ class Labelled(Dataset):
 class DurationSampler(Sampler[int]):
     """Recordings of similar duration follow each other, so that batches have little padding.
 
-    Durations are perturbed by a factor of U(0.85, 1.15) in each epoch, so that batches (of all
-    processes together) differ (CAPE Appendix C.3), and batches come in random order, a smaller last
-    one at the end. The order depends on the seed and the epoch alone.
+    Durations are perturbed by a factor of U(0.85, 1.15) in each epoch (CAPE Appendix C.3). Batches,
+    of all processes together, come in random order, a smaller one at the end.
     """
 
     def __init__(self, seconds: Sequence[float], batch_size: int, seed: int) -> None:
@@ -154,11 +155,8 @@ class DurationSampler(Sampler[int]):
 
 
 class SpeechTrainer(Trainer):
-    """Groups recordings by duration, or makes batches without padding, and masks features by
-    SpecAugment.
-
-    Masks are drawn here, after the batch was loaded: batches are loaded ahead, and a resumed
-    training must draw the same ones.
+    """Groups recordings by duration, or makes batches without padding, and masks features, after
+    the batch was loaded: batches are loaded ahead, and a resumed training must draw the same masks.
     """
 
     masks: Mapping[str, Any] | None = None  # settings of SpecAugment
@@ -173,16 +171,14 @@ class SpeechTrainer(Trainer):
         takes its own, so that accelerate must not share them out again."""
         if self.batch_seconds is None:
             return super().get_train_dataloader()
-        make = partial(
-            PaddingFreeBatches, self.train_dataset.seconds, self.batch_seconds, seed=self.args.seed
-        )
+        limits = (self.train_dataset.seconds, self.batch_seconds)
+        make = partial(PaddingFreeBatches, *limits, seed=self.args.seed)
         free, padded = make(shuffle=True), make(shuffle=False)
         if self.args.process_index == 0:
-            print(
-                f"{len(free)} batches without padding; sorted batches of {self.batch_seconds:g} s "
-                f"would have {100 * padded.padding():.1f} %",
-                flush=True,
+            said = (
+                f"{len(free)} batches without padding; sorted batches of {self.batch_seconds:g} s"
             )
+            print(f"{said} would have {100 * padded.padding():.1f} %", flush=True)
         # The Trainer takes it for granted that all epochs have the same number of batches.
         batches = make(
             num_batches=max(len(free), self.args.world_size),
@@ -210,10 +206,8 @@ class SpeechTrainer(Trainer):
 
 
 class Collator:
-    """Waveforms and labels to a batch of features, without padding where each has a hop.
-
-    In padded batches frames have the distance `hop_seconds`, by default that of the extractor.
-    """
+    """Waveforms and labels to a batch of features, without padding where each has a hop; padded
+    with frames of distance `hop_seconds`, by default that of the extractor."""
 
     def __init__(self, extractor: Any, hop_seconds: float | None = None) -> None:
         self.extractor = extractor
@@ -222,9 +216,8 @@ class Collator:
     def features(self, waveforms: Sequence[torch.Tensor]) -> Any:
         """``input_features`` and ``attention_mask``."""
         recordings = [waveform.numpy() for waveform in waveforms]
-        return self.extractor(
-            recordings, sampling_rate=SAMPLING_RATE, padding=True, return_tensors="pt", **self.more
-        )
+        more = {"padding": True, "return_tensors": "pt", **self.more}
+        return self.extractor(recordings, sampling_rate=SAMPLING_RATE, **more)
 
     def without_padding(
         self, waveforms: Sequence[torch.Tensor], hops: Sequence[Hop]
@@ -239,12 +232,9 @@ class Collator:
         times = frame_nanoseconds(kept, seconds, self.extractor.window_seconds)
         return {"input_features": features, "frame_nanoseconds": times}
 
-    def __call__(
-        self, samples: Sequence[tuple[torch.Tensor, list[int], Hop | None]]
-    ) -> dict[str, Any]:
+    def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
         waveforms, ids, hops = zip(*samples, strict=True)
-        batch = (
-            self.features(waveforms) if hops[0] is None else self.without_padding(waveforms, hops)
-        )
+        padded = hops[0] is None
+        batch = self.features(waveforms) if padded else self.without_padding(waveforms, hops)
         labels = [torch.tensor(labels) for labels in ids]
         return {**batch, "labels": torch.nn.utils.rnn.pad_sequence(labels, True, -100)}

@@ -177,12 +177,11 @@ def recognise(
                 waveforms[row] = data[row]
             except AudioError as error:
                 print(f"test data: skipped ({error})", flush=True)
-        texts = dict(zip(waveforms, recognised([*waveforms.values()]), strict=True))
-        return [texts.get(row) for row in rows]
+        texts = recognised([*waveforms.values()]) if waveforms else []
+        said = dict(zip(waveforms, texts, strict=True))
+        return [said.get(row) for row in rows]
 
     def recognised(waveforms: Sequence[torch.Tensor]) -> list[str]:
-        if not waveforms:
-            return []
         batch = collate.features(waveforms).to(model.device)
         if not ctc:
             out = model.generate(**batch, num_beams=args.beams, max_new_tokens=500)
@@ -245,12 +244,11 @@ def check_flags(args: argparse.Namespace, seq2seq: bool) -> None:
     ctc_flags = args.ctc_beam != 1 or args.ctc_lm or args.ctc_lexicon
     if ctc_flags if seq2seq else args.beams != 1:
         raise CommandError("--beams is for models with decoder, --ctc-beam for those without")
-    for option in ("padding_free", "hop_seconds"):
-        if seq2seq and getattr(args, option) is not None:
-            raise CommandError(
-                f"--{option.replace('_', '-')} {getattr(args, option)} is for a model trained by "
-                "CTC, whose features have any hop; leave it out"
-            )
+    ctc_alone = {"--padding-free": args.padding_free, "--hop-seconds": args.hop_seconds}
+    for option, value in ctc_alone.items():
+        if seq2seq and value is not None:
+            why = "is for a model trained by CTC, whose features have any hop; leave it out"
+            raise CommandError(f"{option} {value} {why}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -268,18 +266,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.max_seconds is not None:
         kept = [item for item in splits["train"].items if item.seconds <= args.max_seconds]
         if not kept:
-            raise CommandError(
-                f"--max-seconds {args.max_seconds}: no training recording is that short"
-            )
+            why = "no training recording is that short"
+            raise CommandError(f"--max-seconds {args.max_seconds}: {why}")
         splits["train"].items = kept
     texts = [item.text for item in splits["train"].items]
     sizes = dict(DIGIT_MODEL if builtin and not seq2seq else {}) | dict(args.model_config or {})
     if not args.model:
-        # one process writes its files, the others read them
-        with training.main_process_first():
-            processor = make_processor(
-                args.output / "processor", texts, args.vocab_size, seq2seq, sizes
-            )
+        folder = args.output / "processor"
+        with training.main_process_first():  # it writes files, the others read them
+            processor = make_processor(folder, texts, args.vocab_size, seq2seq, sizes)
     if not seq2seq:
         ctc_decoder(processor.tokenizer, args)  # mistakes are found before the training
     labels = [processor.tokenizer(text=text).input_ids for text in texts]
@@ -288,13 +283,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     def make_trainer(settings: Any, own: Seq2SeqTrainingArguments) -> SpeechTrainer:
         model = build_model(args.model, settings, sizes, processor.tokenizer, seq2seq)
         data = train_set if seq2seq else fitting(train_set, model)
-        collator = Collator(processor.feature_extractor)
-        trainer = SpeechTrainer(
-            model, own, data_collator=collator, train_dataset=data, processing_class=processor
-        )
+        collate = Collator(processor.feature_extractor)
+        trainer = SpeechTrainer(model, own, collate, data, processing_class=processor)
         trainer.batch_seconds = args.padding_free
-        if not args.no_spec_augment:
-            trainer.masks = DIGIT_MASKS if builtin else {}
+        masks = DIGIT_MASKS if builtin else {}
+        trainer.masks = None if args.no_spec_augment else masks
         return trainer
 
     test, rows = splits["test"].items, []
@@ -305,7 +298,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if training.process_index == 0:
             pairs = zip(test, hypotheses, strict=True)
             lines = (f"{item.text}\t{said or ''}" for item, said in pairs)
-            path = Path(trainer.args.output_dir) / "hypotheses.tsv"
+            path = Path(trainer.args.output_dir, "hypotheses.tsv")
             write_lines(path, ["reference\thypothesis", *lines])
     longest = max(item.seconds for item in splits["train"].items)
     trained = in_training(rows, SECONDS, longest)
