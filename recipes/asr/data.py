@@ -95,12 +95,11 @@ def given(args: argparse.Namespace) -> dict[str, Recordings]:
         # a path, or the number of the row, is enough to read it again
         return utterance._replace(audio=source if isinstance(source, Path) else index)
 
-    splits = {}
     for name, part in parts.items():
         if isinstance(part.features[audio], Audio):
             part = part.cast_column(audio, Audio(decode=False))  # read by soundfile instead
-        splits[name] = Recordings(usable(enumerate(part), len(part), name, measure), part, audio)
-    return splits
+        parts[name] = Recordings(usable(enumerate(part), len(part), name, measure), part, audio)
+    return parts
 
 
 # ---- batches -------------------------------------------------------------------------------------

@@ -105,14 +105,13 @@ def make_processor(
     else:
         tokenizer = Wav2Vec2CTCTokenizer(names, bos_token=None, eos_token=None)
     config = make_config(CapeSpeechConfig, sizes)
-    extractor = CapeSpeechFeatureExtractor(
-        config.num_mel_bins, config.sampling_rate, config.hop_seconds, config.window_seconds
-    )
+    times = (config.sampling_rate, config.hop_seconds, config.window_seconds)
+    extractor = CapeSpeechFeatureExtractor(config.num_mel_bins, *times)
     return Wav2Vec2Processor(extractor, tokenizer)
 
 
 def _vocabulary(folder: Path, texts: Sequence[str], vocab_size: int | None, seq2seq: bool) -> None:
-    names = ["<pad>", "<unk>", "|", *sorted({c for text in texts for c in text} - {" ", "|"})]
+    names = ["<pad>", "<unk>", "|", *sorted({*"".join(texts)} - {" ", "|"})]
     if vocab_size:
         special = ("bos", "eos", "pad", "unk") if seq2seq else ("pad", "unk")
         ids = {f"{name}_id": index for index, name in enumerate(special)}
@@ -125,15 +124,13 @@ def _vocabulary(folder: Path, texts: Sequence[str], vocab_size: int | None, seq2
         json.dump({name: index for index, name in enumerate(names)}, file)
 
 
-def build_model(
-    path: str | None, settings: dict[str, Any], sizes: dict[str, Any], tokenizer: Any, seq2seq: bool
-) -> Any:
+def build_model(path: str | None, settings: Any, sizes: Any, tokenizer: Any, seq2seq: bool) -> Any:
     model_class = CapeSpeech2TextForConditionalGeneration if seq2seq else CapeSpeechForCTC
     if path:
         return load_model(model_class, path, settings)
     own = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
     if seq2seq:
-        own |= {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id")}
+        own |= {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
         own["decoder_start_token_id"] = tokenizer.eos_token_id
     else:
         # batches without padding may have fewer outputs than labels
@@ -300,8 +297,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             lines = (f"{item.text}\t{said or ''}" for item, said in pairs)
             path = Path(trainer.args.output_dir, "hypotheses.tsv")
             write_lines(path, ["reference\thypothesis", *lines])
-    longest = max(item.seconds for item in splits["train"].items)
-    trained = in_training(rows, SECONDS, longest)
+    trained = in_training(rows, SECONDS, max(train_set.seconds))
     report(args.output, "Speech recognition", rows, "duration", METRICS, trained=trained)
 
 

@@ -87,9 +87,8 @@ def usable(
             kept.append(measure(utterance))
     report_left_out(name, left_out, total)
     if not kept:
-        raise CommandError(
-            f"{name} data: none of {total} recordings can be used. {left_out.example}".strip()
-        )
+        why = f"none of {total} recordings can be used. {left_out.example}".strip()
+        raise CommandError(f"{name} data: {why}")
     return kept
 
 
@@ -142,9 +141,9 @@ def files_below(folder: Path) -> Iterator[Path]:
         real = os.path.realpath(place)
         if real in visited:  # a link to a folder above
             folders.clear()
-            continue
-        visited.add(real)
-        yield from (Path(place, name) for name in names)
+        else:
+            visited.add(real)
+            yield from (Path(place, name) for name in names)
 
 
 def fingerprint(source: Path, output: Path) -> dict[str, Any]:
@@ -173,7 +172,14 @@ def make_folder(
     finished = steps.matches(folder, expected, "give another --output folder")
     now = fingerprint(source, folder) if source is not None and source.is_dir() else None
     if finished and (old is None or now is None or now.items() <= old.items()):
-        print(f"reused: {folder} {_why_reused(source, old, now)}", flush=True)
+        why = f"is finished, and {source} has not changed"
+        if source is None:
+            why = "was made with these settings"
+        elif now is None:
+            why = f"is finished, and {source} is not there any more"
+        elif old is None:
+            why = f"is finished; delete it if {source} has changed since, which it does not say"
+        print(f"reused: {folder} {why}", flush=True)
         return
     new = folder.with_name(f"{folder.name}.new") if finished else folder
     if finished:
@@ -191,16 +197,6 @@ def make_folder(
         raise
     if finished:
         _replace_content(folder, new, old["made"])
-
-
-def _why_reused(source: Path | None, old: Any, now: Any) -> str:
-    if source is None:
-        return "was made with these settings"
-    if now is None:
-        return f"is finished, and {source} is not there any more"
-    if old is None:
-        return f"is finished; delete it if {source} has changed since, which it does not say"
-    return f"is finished, and {source} has not changed"
 
 
 def _replace_content(folder: Path, new: Path, tables: Sequence[str]) -> None:
@@ -242,6 +238,5 @@ def describe(sets: Mapping[str, Sequence[Utterance]]) -> str:
         times = (sum(seconds) / 3600, sum(seconds) / len(seconds), max(seconds))
         rows.append((name, len(seconds), words, *(f"{time:.2f}" for time in times)))
     width = max(len(name) for name, *_ in rows)
-    return "\n".join(
-        "  ".join((f"{name:{width}}", *(f"{cell:>10}" for cell in cells))) for name, *cells in rows
-    )
+    lines = (f"{name:{width}}" + "".join(f"{x:>12}" for x in cells) for name, *cells in rows)
+    return "\n".join(lines)

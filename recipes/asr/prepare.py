@@ -56,7 +56,7 @@ def digits(source: Path, seed: int, test_takes: int, valid_takes: int, **strings
         raise CommandError(
             f"{source}: no recording for {', '.join(empty)}; looked for "
             f"{{digit}}_{{speaker}}_{{index}}.wav, index below {test_takes} for test, below "
-            f"{test_takes + valid_takes} for valid, the others for train"
+            f"{bounds['valid']} for valid, the others for train"
         )
     rng = np.random.default_rng(seed)
     lengths = {
@@ -101,13 +101,11 @@ def _join(paths: Sequence[Path], silences: Sequence[float], target: Path) -> Non
     rate = soundfile.info(paths[0]).samplerate
     parts = []
     for path, seconds in zip(paths, (0, *silences), strict=True):
-        parts += [np.zeros(round(seconds * rate), np.float32), _take(path, rate)]
+        parts += [np.zeros(round(seconds * rate), np.float32), _read(path, rate).numpy()]
     write_audio(target, np.concatenate(parts), rate)
 
 
-@lru_cache(maxsize=10_000)  # the same takes are in many strings
-def _take(path: Path, rate: int) -> np.ndarray:
-    return read_audio(path, rate).numpy()
+_read = lru_cache(maxsize=10_000)(read_audio)  # the same takes are in many strings
 
 
 # ---- synthetic speech, folders of recordings -----------------------------------------------------
@@ -118,10 +116,10 @@ def synthetic(seed: int, words: Sequence[str], **strings: int | None) -> Sets:
 
     There are `test_strings` for each range of lengths, by default those of :data:`TEST_WORDS`.
     """
-    tests = ((lengths, strings["test_strings"] or count) for lengths, count in TEST_WORDS.items())
+    own = strings["test_strings"]
     plan = [
         ("train", (1, TRAIN_WORDS), strings["train_strings"]),
-        *(("test", *row) for row in tests),
+        *(("test", lengths, own or count) for lengths, count in TEST_WORDS.items()),
         ("valid", (1, TRAIN_WORDS), strings["valid_strings"]),
     ]
     sets = defaultdict(list)
@@ -225,10 +223,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     settings = {"corpus": corpus, "decode": decode, **options}
     manifest.make_folder(output, settings, make, source)
-    tables = (recorded(output).get(manifest.SOURCES) or {}).get("made")
-    if tables is None:  # made before this was recorded
-        tables = [path.name for path in output.glob("*.tsv")]
-    names = (Path(name).stem for name in tables)  # people may have put others there
+    # people may have put others there; folders of earlier versions do not say what was made
+    there = [path.name for path in output.glob("*.tsv")]
+    tables = recorded(output).get(manifest.SOURCES, {}).get("made", there)
+    names = (Path(name).stem for name in tables)
     names = sorted(names, key=lambda name: (("train", "valid", name).index(name), name))
     print(manifest.describe({name: read_manifest(output / f"{name}.tsv") for name in names}))
 

@@ -65,18 +65,15 @@ def join(run: Sequence[Utterance], gap: float, left_out: LeftOut) -> tuple[np.nd
 
 def stretch(manifest: Path, output: Path, seconds: float, gap: float, any_group: bool) -> Path:
     """Makes the set ``{name}_{seconds}s.tsv`` in `output`, unless it is finished."""
-    name = f"{manifest.stem}_{seconds:g}s"
-    output = Path(os.path.abspath(output))
+    name, output = f"{manifest.stem}_{seconds:g}s", Path(os.path.abspath(output))
     table, audio = output / f"{name}.tsv", output / "audio" / name
     utterances = manifests.read_manifest(manifest)
     members = defaultdict(list)
     for utterance in utterances:
         members["" if any_group else group_of(utterance.id)].append(utterance)
     if len(members) == len(utterances) > 1:
-        raise CommandError(
-            f"{manifest}: every id is of another talk, such as {utterances[0].id} and "
-            f"{utterances[1].id}, so nothing can be joined; give --any-group"
-        )
+        why = f"every id is of another talk, such as {utterances[0].id} and {utterances[1].id}"
+        raise CommandError(f"{manifest}: {why}, so nothing can be joined; give --any-group")
     joined, left_out = [], LeftOut()
 
     def make(folder: Path) -> None:

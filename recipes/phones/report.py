@@ -140,9 +140,7 @@ def _section(result: Result, classes: Sequence[str]) -> list[str]:
     pictures += [f"{result.folder(name)}/attention-{name}" for name in result.confusions]
     pictures += [f"{result.folder()}/similarity"] if result.similarities else []
     first = [row for row in result.rows if row["seed"] == result.rows[0]["seed"]]
-    counts = (
-        [f"M-{row['trained']}", row["tested"], *(row[name] for name in COUNTS)] for row in first
-    )
+    counts = [[f"M-{r['trained']}", r["tested"], *(r[name] for name in COUNTS)] for r in first]
     tops = {f"M-{name}": top_confusions(m, classes, 8) for name, m in result.confusions.items()}
     confused = (
         [f"{target} as {predicted} {percent:.1f}" for target, predicted, percent in row]

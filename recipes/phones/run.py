@@ -12,7 +12,7 @@ The built-in data are random words read by espeak-ng. Your own are a folder of r
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +24,12 @@ from cape_plugins.pictures import plot
 from cape_plugins.pictures.views import similarity, similarity_by_distance
 from recipes.lab import options
 from recipes.lab.steps import CommandError, run_main, write_lines
-from recipes.lab.tables import Row, how_made, shown_command
+from recipes.lab.tables import how_made, shown_command
 from recipes.phones import report, train
 from recipes.phones.analysis import class_changes, confusions, error_rate, error_types, head_rows
-from recipes.phones.data import Corpus, Example, read_folder, synthetic
-from recipes.phones.model import PhoneClassifier, Sizes
-from recipes.phones.train import CONDITIONS, Experiment, Training, targets
+from recipes.phones.data import Corpus, read_folder, synthetic
+from recipes.phones.report import Result
+from recipes.phones.train import CONDITIONS, Experiment, PhoneClassifier, Sizes, Training, targets
 
 BUILTIN_SIZES = {"train_size": 2000, "dev_size": 60, "test_size": 200}  # utterances
 RATE = options.number(1e-9, 100)
@@ -61,30 +61,34 @@ def run_type(
     seeds: Sequence[int],
     output: Path,
     similarity_length: int,
-) -> report.Result:
+) -> Result:
     """Everything about one position embedding, with `models` of these conditions of training;
     pictures, of the first seed, go to ``output/NAME``."""
     classes, test = experiment.corpus.classes, experiment.corpus.splits["test"]
     models = [model for model in models if model in conditions_of(config)]
-    result = report.Result(name, class_changes(targets(test)))
+    result = Result(name, class_changes(targets(test)))
     folder = output / result.folder()
     for seed in seeds:
         for condition in models:
             model, history = experiment.model(name, config, condition, seed)
             columns = {"type": name, "trained": condition, "seed": seed}
-            result.rows += [columns | row for row in _measure(test, model, config)]
+            for tested in conditions_of(config):
+                pair = targets(test), train.predict(model, test, CONDITIONS[tested])
+                counts = (error_rate(*pair), class_changes(pair[1]), *error_types(*pair))
+                measured = dict(zip(report.COUNTS, counts, strict=True))
+                result.rows.append({**columns, "tested": tested, **measured})
+                if tested == condition and seed == seeds[0]:
+                    result.confusions[condition] = confusions(*pair, len(classes))
             if seed != seeds[0]:
                 continue
             result.histories[condition] = history
-            predictions = train.predict(model, test, CONDITIONS[condition])
-            result.confusions[condition] = confusions(targets(test), predictions, len(classes))
             utterance = train.long_utterance(test)
             weights = train.attention(model, utterance, CONDITIONS[condition])
             rows = head_rows(weights, train.NEAR)
             result.heads += [{"trained": condition, **row} for row in rows]
-            shared = result.folder(condition)
-            title = f"M-{condition}, {shared}: {utterance.name}"
-            report.draw_attention(output / shared / f"attention-{condition}.png", weights, title)
+            path = output / result.folder(condition) / f"attention-{condition}.png"
+            title = f"M-{condition}, {path.parent.name}: {utterance.name}"
+            report.draw_attention(path, weights, title)
             if condition == ("inc" if "inc" in models else models[0]):
                 _compare_positions(model, folder, result, similarity_length)
     titles = {f"M-{condition}": matrix for condition, matrix in result.confusions.items()}
@@ -99,25 +103,13 @@ def conditions_of(config: PositionConfig) -> list[str]:
     return [name for name, condition in CONDITIONS.items() if having or not condition.positions]
 
 
-def _measure(
-    test: Sequence[Example], model: PhoneClassifier, config: PositionConfig
-) -> Iterator[Row]:
-    for name in conditions_of(config):
-        pair = targets(test), train.predict(model, test, CONDITIONS[name])
-        counts = (error_rate(*pair), class_changes(pair[1]), *error_types(*pair))
-        yield {"tested": name, **dict(zip(report.COUNTS, counts, strict=True))}
-
-
-def _compare_positions(
-    model: PhoneClassifier, folder: Path, result: report.Result, length: int
-) -> None:
+@torch.no_grad()
+def _compare_positions(model: PhoneClassifier, folder: Path, result: Result, length: int) -> None:
     """Draws and tabulates similarities of the position embeddings, as used in tests."""
-    with torch.no_grad():
-        embeddings = model.eval().embed(length, next(model.parameters()).device)
+    embeddings = model.eval().embed(length, next(model.parameters()).device)
     if embeddings is None:
         return
-    rows = embeddings[0].cpu().numpy()
-    title = f"position embeddings of {result.name}"
+    rows, title = embeddings[0].cpu().numpy(), f"position embeddings of {result.name}"
     report.save(plot.similarity_figure({"": rows}, title, "frames"), folder / "similarity.png")
     farthest = min(BY_DISTANCE, length - 1)
     columns = [similarity_by_distance(matrix, farthest) for matrix in similarity(rows).values()]

@@ -12,12 +12,13 @@ from cape_plugins.pictures.views import similarity, similarity_by_distance
 from recipes.lab.steps import CommandError
 from recipes.phones.analysis import error_rate
 from recipes.phones.data import BANDS, Corpus, Example
-from recipes.phones.model import PhoneClassifier, Sizes
 from recipes.phones.report import COUNTS
 from recipes.phones.run import run_type
 from recipes.phones.train import (
     CONDITIONS,
     Experiment,
+    PhoneClassifier,
+    Sizes,
     Training,
     permutations,
     predict,
