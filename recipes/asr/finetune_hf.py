@@ -61,10 +61,8 @@ DIGIT_MODEL = {
     "encoder_layers": 3,
     "encoder_attention_heads": 4,
     "encoder_ffn_dim": 256,
-    "feature_dropout": 0.0,
-    "activation_dropout": 0.0,
-    "attention_dropout": 0.0,
     "layer_norm": "pre",
+    **dict.fromkeys(("feature_dropout", "activation_dropout", "attention_dropout"), 0.0),
 }
 DIGIT_TRAINING = (
     *("--max_steps", "800", "--per_device_train_batch_size", "32", "--learning_rate", "2e-3"),

@@ -145,14 +145,8 @@ def folder(source: Path) -> Sets:
 
 # ---- the command ---------------------------------------------------------------------------------
 
-CORPORA = {
-    "librispeech": corpora.librispeech,
-    "tedlium3": corpora.tedlium,
-    "wsj": corpora.wsj,
-    "digits": digits,
-    "synthetic": synthetic,
-    "folder": folder,
-}
+CORPORA = {"librispeech": corpora.librispeech, "tedlium3": corpora.tedlium, "wsj": corpora.wsj}
+CORPORA |= {"digits": digits, "synthetic": synthetic, "folder": folder}
 # How many recordings are made, those of the test for each range of lengths
 STRINGS = {
     "digits": {"train": 4000, "valid": 300, "test": 150},
