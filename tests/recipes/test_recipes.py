@@ -16,7 +16,7 @@ SCORE_ROW = re.compile(r"\| (test\d*) \| (\d+) \| (\d+\.\d+) \| (\d+\.\d+) \|")
 
 
 def recipe(run_cli, folder, *args, **options):
-    command = ("python", "-m", "recipes.mt.run", *args)
+    command = ("python", "-m", "recipes.mt.run", *args, "--threads", 1)
     return run_cli(*command, cwd=folder, timeout=1200, **options)  # a minute on a free machine
 
 
