@@ -67,6 +67,7 @@ def test_speech_refuses(bad):
         Synthesizer().speak(**{"text": "one", **bad})
 
 
+@pytest.mark.slow
 def test_training_speech_is_short_and_tests_are_long():
     splits = synthetic()
     longest = max(item.seconds for item in splits["train"].items)
