@@ -179,7 +179,8 @@ def next_command(address: str) -> list[str]:
     with connection:
         request = json.loads(connection.makefile().readline())
         if pid := os.fork():
-            connection.sendall(f"{pid}\n".encode())
+            with contextlib.suppress(BrokenPipeError):  # whoever asked may have ended already
+                connection.sendall(f"{pid}\n".encode())
             ended = os.pidfd_open(pid)
             if ended not in select.select([connection, ended], [], [])[0]:
                 os.kill(pid, signal.SIGKILL)  # nobody waits for it any more
