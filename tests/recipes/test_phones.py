@@ -266,6 +266,7 @@ def test_positions_put_into_a_model_without(name):
 # ---- everything about one type -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TYPES)
 def test_all_measurements_of_a_type(tmp_path, name):
     experiment = Experiment(make_corpus(), SIZES, Training(1, 0.05, 0.001), tmp_path / "w", "cpu")

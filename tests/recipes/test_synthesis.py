@@ -66,6 +66,7 @@ def test_speech_refuses(bad):
         Synthesizer().speak(**{"text": "one", **bad})
 
 
+@pytest.mark.slow
 def test_training_speech_is_short_and_tests_are_long():
     pytest.importorskip("transformers")
     from recipes.asr.data import synthetic
