@@ -5,10 +5,12 @@ import contextlib
 import io
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -18,8 +20,10 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 from transformers import ViTImageProcessor
 
-from recipes.lab.data import check_columns, open_dataset, train_and_test
+from recipes.lab.data import TEST_SPLITS, check_columns, open_dataset, train_and_test
 from recipes.lab.steps import CommandError, progress, reason
+
+T = TypeVar("T")
 
 # Where the caller names no columns, the first of these that the data have.
 COLUMNS = {
@@ -43,25 +47,15 @@ class Request(NamedTuple):
 @dataclass(eq=False)
 class Images(Dataset):
     """Images ``[channels, height, width]`` in 0 to 1 with labels, asked for by an index or, in
-    training, by a :class:`Request`.
+    training, by a :class:`Request`."""
 
-    Args:
-        items: One for each image.
-        load: From an item to image and label; images are float32 in 0 to 1, or uint8.
-        names: Names of the classes.
-        column: That of the images, where `items` are rows of a data set.
-        crop: Smallest and largest share of the image in a random crop; None for whole images.
-        augment: What else is done to an image of its final size, given a random generator.
-        seed: Of crops and augmentation.
-    """
-
-    items: Any
-    load: Callable
-    names: Sequence[str]
-    column: str = ""
-    crop: tuple[float, float] | None = None
-    augment: Callable[[torch.Tensor, random.Random], torch.Tensor] | None = None
-    seed: int = 0
+    items: Any  # one for each image
+    load: Callable  # from an item to image (float32 in 0 to 1, or uint8) and label
+    names: Sequence[str]  # of the classes
+    column: str = ""  # that of the images, where `items` are rows of a data set
+    crop: tuple[float, float] | None = None  # share of a random crop, least and most
+    augment: Callable[[torch.Tensor, random.Random], torch.Tensor] | None = None  # of final size
+    seed: int = 0  # of crops and augmentation
 
     def __len__(self) -> int:
         return len(self.items)
@@ -81,11 +75,7 @@ class Images(Dataset):
             self.load = _itself
 
     def read(self, index: int) -> tuple[torch.Tensor, int]:
-        """Image, as it is stored, and label.
-
-        Raises:
-            CommandError: naming the file or row of an image that cannot be read.
-        """
+        """Image, as it is stored, and label; an error names the file or row."""
         try:
             return self.load(self.items[index])
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
@@ -107,9 +97,7 @@ class Images(Dataset):
             image = random_crop(image, self.crop, rng)
         if request.size is not None:
             image = resize(image, request.size)
-        if self.augment is not None:
-            image = self.augment(image, rng)
-        return image, label
+        return image if self.augment is None else self.augment(image, rng), label
 
 
 def _itself(item: Any) -> Any:  # a lambda could not be sent to worker processes
@@ -154,14 +142,17 @@ def digits(channels: int = 1) -> tuple[Images, Images]:
     return tuple(Images(part, _itself, names) for part in (items[:cut], items[cut:]))
 
 
+# ---- data of the caller --------------------------------------------------------------------------
+
+
 def given_data(args: argparse.Namespace, channels: int) -> tuple[Images, Images]:
-    """A data set of the hub, a local folder of images or parquet, csv or json files. Small data
-    sets are decoded at once and held in memory."""
+    """Training and test of a data set of the hub, a local folder of images or parquet, csv or json
+    files. Small data sets are decoded at once and held in memory."""
     data = open_dataset(args.dataset, args.dataset_config)
     if args.test_split is None:
         data = labelled(args, data)
     parts = train_and_test(data, args.train_split, args.test_split)
-    read = tuple(read_images(args, parts["train"], parts[name], channels) for name in parts)
+    read = tuple(read_images(args, parts["train"], rows, channels) for rows in parts.values())
     for part in read:
         part.hold()
     return read
@@ -192,12 +183,10 @@ def read_images(args: argparse.Namespace, training: Any, rows: Any, channels: in
             f"--label-column {target}: the test has {min(unknown, key=str)!r}, which is none of "
             f"the {len(values)} classes; where a test has no labels, name another --test-split"
         )
-
     stored = not isinstance(rows.features[pixels], Feature) and len(rows) > 0
     first = rows[0][pixels] if stored else None
     if first is not None and not _has_bytes(first):
         raise CommandError(f"--image-column {pixels} has no images but {first!r:.40}; name another")
-
     load = partial(_load, pixels=pixels, target=target, channels=channels, classes=classes)
     return Images(rows, load, list(map(str, names or values)), pixels)
 
@@ -248,3 +237,74 @@ def make_processor(path: str | None, size: int, channels: int) -> ViTImageProces
             return ViTImageProcessor.from_pretrained(path, size=pixels)
     half = [0.5] * channels
     return ViTImageProcessor(size=pixels, image_mean=half, image_std=half)
+
+
+# ---- data to test any model on -------------------------------------------------------------------
+
+
+class Data(NamedTuple):
+    """Images to test on, those of `order`, by so many in a forward, read by `workers` threads."""
+
+    name: str
+    images: Images
+    order: Sequence[int]
+    batch_size: int = 64
+    workers: int = 1
+
+    def read(self, read: Callable[[int], T], what: str) -> Iterator[list[T]]:
+        """Batches of what `read` makes of the indices of the order, with progress; one is read
+        while the one before is in use."""
+        order, size = self.order, self.batch_size
+        chunks = [order[i : i + size] for i in range(0, len(order), size)]
+        # Decoding and resizing release Python's lock; processes would send every pixel through
+        # shared memory.
+        with ThreadPoolExecutor(self.workers) as pool:
+            waiting = pool.map(read, chunks[0])
+            for following in progress([*chunks[1:], ()], what, unit="batch"):
+                ready, waiting = waiting, pool.map(read, following)
+                yield list(ready)
+
+
+@cache  # the same for all models
+def shapes_of(data: Data) -> list[tuple[int, int]]:
+    """(height, width) of each image of the order, in pixels."""
+    shapes = data.read(lambda index: data.images[index][0].shape[1:], f"{data.name}: sizes")
+    return [tuple(shape) for batch in shapes for shape in batch]
+
+
+def load_data(args: argparse.Namespace, channels: int) -> list[Data]:
+    """All data sets of the command line, in the colours that the models take."""
+    by_name: dict[str, Data] = {}
+    for given in args.dataset:
+        name = "digits" if given is None else Path(given).name
+        name = str(given) if name in by_name else name
+        images = digits(channels)[1] if given is None else _test_images(given, args, channels)
+        if not len(images):
+            raise CommandError(f"--dataset {given} has no images in the split that is tested")
+        images.keep(args.limit or len(images))
+        images.hold()
+        by_name[name] = Data(name, images, range(len(images)), args.batch_size, args.workers)
+    return list(by_name.values())
+
+
+def _test_images(name: str, args: argparse.Namespace, channels: int) -> Images:
+    """The whole split that is named, the only one, or the first of a usual name that has labels; a
+    split of training is not tested unless it is named. Classes are those of the split itself, for
+    there may be no training."""
+    data = open_dataset(name, args.dataset_config)
+    said = f"{name} has the splits {', '.join(data)}"
+    split = args.test_split
+    if not split and len(data) == 1:
+        print(f"{name}: its only split is tested whole; is it new to the models?", flush=True)
+        (split,) = data
+    elif not split:
+        with_labels = labelled(args, data)
+        split = next((split for split in TEST_SPLITS if split in with_labels), None)
+        if split is None:
+            raise CommandError(
+                f"--test-split is missing: {said}, of which none with labels is called "
+                f"{', '.join(TEST_SPLITS)}; name the one to test"
+            )
+    if split not in data:
+        raise CommandError(f"--test-split {split}: {said}; name one")
+    return read_images(args, data[split], data[split], channels)

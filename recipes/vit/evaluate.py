@@ -37,7 +37,8 @@ from recipes.lab.steps import CommandError, digest, progress, run_main, write_li
 from recipes.lab.tables import Row, how_made, shown_command, started_as
 from recipes.vit import tables
 from recipes.vit.classifier import Classifier, match_classes, throughput
-from recipes.vit.measure import BIN_EDGES, GAMMA_RULES, check, load_data, measure
+from recipes.vit.data import load_data
+from recipes.vit.measure import BIN_EDGES, GAMMA_RULES, check, measure
 
 TTA_STEP, DIGIT_TTA_STEP = 32, 8  # two patches
 SIZE_RATIOS = (5 / 7, 1, 12 / 7, 3)  # 160, 224, 384 and 672 for a model trained at 224

@@ -23,35 +23,35 @@ BEST = "best of each bin"
 def write_all(
     folder: Path, rows: Mapping[str, Sequence[Row]], facts: Mapping[str, str]
 ) -> Iterator[list[str]]:
-    """Writes ``KIND.csv``, ``KIND.md`` and ``KIND.png`` for each kind of :data:`TITLES` that there
-    are rows of, and yields the lines of its tables.
+    """Writes ``TABLE.csv``, ``TABLE.md`` and ``TABLE.png`` for each of :data:`TITLES` that there
+    are rows of, and yields the lines of its page.
 
     Args:
-        facts: What is needed to repeat the tables; one with the name of a kind belongs to it alone.
+        facts: What is needed to repeat the tables; one with the name of a table belongs to it.
     """
     for table, measured in rows.items():
         figure = folder / f"{table}.png"
         if table == "bins":
-            tables = _write_bins(figure, measured)
+            sections = _write_bins(figure, measured)
         elif table == "throughput":
-            tables = _write_throughput(figure, measured, rows["accuracy"])
+            sections = _write_throughput(figure, measured, rows["accuracy"])
         else:
-            tables = _write_sizes(figure, measured, table)
+            sections = _write_sizes(figure, measured)
         lab.write_csv(folder / f"{table}.csv", measured)
         own = {name: text for name, text in facts.items() if name not in TITLES or name == table}
-        yield lab.write_page(folder / f"{table}.md", TITLES[table], tables, own)
+        yield lab.write_page(folder / f"{table}.md", TITLES[table], sections, own)
 
 
-def _write_sizes(path: Path, rows: Sequence[Row], table: str) -> dict[str, list[str]]:
-    """Figure and tables of what has a value for each size."""
-    lines = []
+def _write_sizes(path: Path, rows: Sequence[Row]) -> dict[str, list[str]]:
+    lines, panel = [], ["data"]
     for row in rows:
-        name = row["model"] + (" TTA" if row.get("tta") == "+" else "")
-        name += f", gamma {row['gamma']}" if table == "gamma" else ""
-        lines.append({**row, "line": name})
+        line = row["model"] + " TTA" * (row.get("tta") == "+")
+        if "gamma" in row:
+            line, panel = f"{line}, gamma {row['gamma']}", ["data", "model"]
+        lines.append({**row, "line": line})
     panels = [
         Panel(lab.pivot(group, "line", "size", "top1"), TOP["top1"], title)
-        for title, group in lab.grouped(lines, "data", *(["model"] * (table == "gamma"))).items()
+        for title, group in lab.grouped(lines, *panel).items()
     ]
     write_lines_figure(path, panels, "size in pixels")
     return {
@@ -66,59 +66,49 @@ def _write_sizes(path: Path, rows: Sequence[Row], table: str) -> dict[str, list[
 # ---- best size by bin, CAPE Table 5 --------------------------------------------------------------
 
 
-def summarise_bins(rows: Sequence[Row]) -> tuple[dict[str, str], dict[str, list[float]]]:
-    """Of one model on one data set, a row for each bin, strategy and seed: the best strategy of
-    each bin, by the mean over the seeds; and the values of all images by those strategies that were
-    tried in every bin, and by :data:`BEST`: means over the bins, weighted by their images."""
-    cells = lab.pivot(rows, "bin", "strategy", "top1")
-    images = {row["bin"]: row["images"] for row in rows}
-    best = {
-        label: max(tried, key=lambda name, tried=tried: mean(tried[name]))
-        for label, tried in cells.items()
-    }
-
-    def weighted(choice: Mapping[str, str]) -> list[float]:
-        seeds = zip(*(cells[label][name] for label, name in choice.items()), strict=True)
-        return [fmean(values, images.values()) for values in seeds]
-
-    names = dict.fromkeys(row["strategy"] for row in rows)
-    everywhere = [name for name in names if all(name in tried for tried in cells.values())]
-    overall = {name: weighted(dict.fromkeys(cells, name)) for name in everywhere}
-    return best, {**overall, BEST: weighted(best)}
-
-
-def bin_table(rows: Sequence[Row]) -> list[str]:
-    """A row for each bin with the best strategy in bold, then all images."""
-    cells = lab.pivot(rows, "bin", "strategy", "top1")
-    images = {row["bin"]: row["images"] for row in rows}
-    sizes = {(row["bin"], row["strategy"]): row["size"] for row in rows}
-    names = list(dict.fromkeys(row["strategy"] for row in rows))
-    best, overall = summarise_bins(rows)
-    lines = []
-    for label, tried in cells.items():
-        texts = []
-        for name in names:
-            text = lab.cell(tried.get(name, ()))
-            text = f"**{text}**" if name == best[label] else text
-            shown = name in (MIN, MAX) and name in tried
-            texts.append(f"{text} ({sizes[label, name]})" if shown else text)
-        lines.append([label, images[label], *texts, lab.cell(tried[best[label]])])
-    totals = [lab.cell(overall.get(name, ())) for name in [*names, BEST]]
-    lines.append([ALL, sum(images.values()), *totals])
-    return lab.markdown([f"shorter side ({lab.of_seeds(cells)})", "images", *names, BEST], lines)
-
-
 def _write_bins(path: Path, rows: Sequence[Row]) -> dict[str, list[str]]:
     panels, tables = [], {}
     for title, group in lab.grouped(rows, "data", "model").items():
+        labels = dict.fromkeys(row["bin"] for row in group)
         # each line has all bins, so that they keep their order
-        lines = {row["strategy"]: {bin_row["bin"]: [] for bin_row in group} for row in group}
-        for row in group:
-            lines[row["strategy"]][row["bin"]].append(row["top1"])
+        lines = {
+            name: {label: tried.get(label, []) for label in labels}
+            for name, tried in lab.pivot(group, "strategy", "bin", "top1").items()
+        }
         panels.append(Panel(lines, TOP["top1"], title))
         tables[f"{TOP['top1']} ({title})"] = bin_table(group)
     write_lines_figure(path, panels, "shorter side of the original in pixels")
     return tables
+
+
+def bin_table(rows: Sequence[Row]) -> list[str]:
+    """Of one model on one data set: a row for each bin with the best strategy, by the mean over the
+    seeds, in bold; then all images by those strategies that were tried in every bin, and by
+    :data:`BEST`: means over the bins, weighted by their images."""
+    cells = lab.pivot(rows, "bin", "strategy", "top1")
+    images = {row["bin"]: row["images"] for row in rows}
+    sizes = {(row["bin"], row["strategy"]): row["size"] for row in rows}
+    names = list(dict.fromkeys(row["strategy"] for row in rows))
+    lines, chosen = [], {name: [] for name in (*names, BEST)}
+    for label, tried in cells.items():
+        best = max(tried, key=lambda name, tried=tried: mean(tried[name]))
+        texts = []
+        for name in names:
+            text = lab.cell(tried.get(name, ()))
+            text = f"**{text}**" if name == best else text
+            shown = name in (MIN, MAX) and name in tried
+            texts.append(f"{text} ({sizes[label, name]})" if shown else text)
+        lines.append([label, images[label], *texts, lab.cell(tried[best])])
+        for name, values in (*tried.items(), (BEST, tried[best])):
+            chosen[name].append(values)
+    totals = [
+        [fmean(seeds, images.values()) for seeds in zip(*bins, strict=True)]
+        if len(bins) == len(cells)
+        else []
+        for bins in chosen.values()
+    ]
+    lines.append([ALL, sum(images.values()), *map(lab.cell, totals)])
+    return lab.markdown([f"shorter side ({lab.of_seeds(cells)})", "images", *chosen], lines)
 
 
 # ---- throughput --------------------------------------------------------------------------------
