@@ -33,8 +33,8 @@ def open_dataset(name: str, config: str | None = None) -> Mapping[str, Any]:
 
 @contextlib.contextmanager
 def reading(what: str, remedy: str) -> Iterator[None]:
-    """Turns every error of its block into a :class:`CommandError`: `what` is unknown, empty,
-    damaged, out of reach ..., and each reader of `datasets` has errors of its own for it."""
+    """Turns every error of its block into a :class:`CommandError`, for each reader of `datasets`
+    has errors of its own for what is unknown, empty, damaged, out of reach ..."""
     from datasets.exceptions import DatasetGenerationError
 
     try:

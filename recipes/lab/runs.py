@@ -1,7 +1,5 @@
-"""The fairseq commands of an experiment: binarise, train, decode.
-
-They are the very commands that a user would type, in child processes with the same interpreter.
-"""
+"""The fairseq commands of an experiment: binarise, train, decode. They are those that a user would
+type, in child processes with the same interpreter."""
 
 import argparse
 import json
@@ -116,10 +114,8 @@ def is_finished(run: Path) -> bool:
 
 
 def last_update(flags: Sequence[object]) -> int | None:
-    """The number of updates that fairseq-train is told to do; None without a limit.
-
-    The last --max-update wins, so that the command line replaces that of a recipe.
-    """
+    """The number of updates that fairseq-train is told to do, of the last --max-update, so that the
+    command line replaces that of a recipe; None without a limit."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--max-update", default="")
     text = parser.parse_known_args(list(map(str, flags)))[0].max_update

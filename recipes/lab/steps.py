@@ -38,11 +38,9 @@ def reason(error: BaseException) -> str:
 
 
 def run_main(main: Callable[[], None]) -> None:
-    """Run the `main` of a program; its own errors are shown without traceback.
-
-    Exit status 2 for a mistake of the caller, 1 for the failure of a command that was started.
-    A polite kill (SIGTERM) ends the program like Ctrl-C, so that child processes end with it.
-    """
+    """Run the `main` of a program; its own errors are shown without traceback: exit status 2 for a
+    mistake of the caller, 1 for the failure of a command that was started. A polite kill (SIGTERM)
+    ends the program like Ctrl-C, so that child processes end with it."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         return main()
@@ -123,12 +121,9 @@ def matches(
     remedy: str = "give another --work folder",
     unset: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Says whether `folder` was made: False if it does not exist; other settings raise.
-
-    Args:
-        remedy: What to do instead.
-        unset: Values of settings that a record may lack, because it was written before they came.
-    """
+    """Says whether `folder` was made: False if it does not exist; other settings raise, with a
+    `remedy`. A record may lack settings that came after it, whose values are then those of
+    `unset`."""
     if not (folder / RECORD).exists():
         return False
     old, new = {**_plain(unset or {}), **recorded(folder)}, _plain(settings)
@@ -148,7 +143,6 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _change(key: str, old: Any, new: Any) -> str:
-    """Says what is different, without what is the same."""
     if isinstance(old, list) and isinstance(new, list):
         old, new = _flags(old), _flags(new)
         gone = " ".join(flag for flag in old if flag not in new)
@@ -173,9 +167,8 @@ def _flags(words: Sequence[Any]) -> list[str]:
     for word in words:
         is_value = isinstance(word, str) and not word.startswith("--")
         if is_value and groups and groups[-1].startswith("--"):
-            groups[-1] += f" {word}"
-        else:
-            groups.append(str(word))
+            word = f"{groups.pop()} {word}"
+        groups.append(str(word))
     return groups
 
 
@@ -219,10 +212,8 @@ def run_module(
     env: Mapping[str, str] | None = None,
     on_line: Callable[[str], None] | None = None,
 ) -> None:
-    """Run ``python -m module args`` with this interpreter; its output is added to the file `log`.
-
-    `on_line` sees each line as it comes, for progress. A failure raises ChildError.
-    """
+    """Run ``python -m module args`` with this interpreter; its output is added to the file `log`,
+    and `on_line` sees each line as it comes. A failure raises ChildError."""
     command = [sys.executable, "-m", module, *map(str, args)]
     tail: deque[str] = deque(maxlen=25)
     log.parent.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,6 @@ Markdown) and plots (PNG) go to --output.
 """
 
 import argparse
-import hashlib
 import json
 import shutil
 import sys
@@ -24,6 +23,7 @@ if __name__ == "__main__":  # as a script, like finetune_hf.py
 
 import torch
 
+from recipes.lab.data import fingerprint
 from recipes.lab.options import (
     add_shared,
     available_cores,
@@ -49,6 +49,8 @@ NEEDED = {  # by what has no effect alone
     "train_size": "gamma",
     **dict.fromkeys(("runs", "warmup", "max_batch"), "throughput"),
 }
+SHOWN = {"crop": "shorter side to size / 0.875, centre crop", "whole": "whole image squeezed"}
+WEIGHTS = (".json", ".safetensors", ".bin")
 UNFINISHED = ".unfinished-evaluation"  # folder in --output, for --resume
 PACKAGES = ("torch", "transformers", "datasets", "scikit-learn")
 # options that change nothing of what is measured
@@ -155,23 +157,16 @@ def measure_speed(classifier: Classifier, args: argparse.Namespace) -> dict[str,
 
 def remembered(folder: Path, settings: Any, work: Callable[[], Any]) -> Any:
     """The result of `work`, from `folder` if an earlier run left it there."""
-    key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-    file = folder / f"{key.hexdigest()[:16]}.json"
+    file = folder / f"{fingerprint([json.dumps(settings, sort_keys=True)])}.json"
     if not file.exists():
         write_lines(file, [json.dumps(work())])
     return json.loads(file.read_text("utf-8"))
 
 
-def fingerprint(path: str) -> list[str]:
-    """Digests of the files of a checkpoint; of one on the hub the name alone."""
-    kinds = (".json", ".safetensors", ".bin")
-    return [path, *(digest(file) for file in sorted(Path(path).glob("*")) if file.suffix in kinds)]
-
-
 def evaluate(
     args: argparse.Namespace, groups: Mapping[str, Sequence[Classifier]]
 ) -> dict[str, list[Row]]:
-    """Rows of all tables by kind; everything is checked before the first is measured."""
+    """Rows of all tables by name; everything is checked before the first is measured."""
     every = [model for group in groups.values() for model in group]
     data = {channels: load_data(args, channels) for channels in {model.channels for model in every}}
     for model in every:
@@ -186,7 +181,9 @@ def evaluate(
     rows: dict[str, list[Row]] = {}
     for name, group in groups.items():
         for model in group:
-            files = fingerprint(model.path)
+            # of a checkpoint on the hub the name alone
+            files = [file for file in sorted(Path(model.path).glob("*")) if file.suffix in WEIGHTS]
+            made_with = [options, [model.path, *map(digest, files)]]
             work = {part.name: partial(measure, model, part, args) for part in data[model.channels]}
             if args.throughput and model is group[0]:  # seeds are equally fast
                 work[None] = partial(measure_speed, model, args)
@@ -194,15 +191,14 @@ def evaluate(
                 for part, run in work.items():
                     own = {"model": name, "checkpoint": model.path}
                     own |= {} if part is None else {"data": part}
-                    for table, measured in remembered(done, [options, files, part], run).items():
+                    for table, measured in remembered(done, [*made_with, part], run).items():
                         rows.setdefault(table, []).extend({**own, **row} for row in measured)
     shutil.rmtree(done, ignore_errors=True)
     return rows
 
 
 def facts_of(args: argparse.Namespace, argv: Sequence[str]) -> dict[str, str]:
-    shown = {"crop": "shorter side to size / 0.875, centre crop", "whole": "whole image squeezed"}
-    images = f"{shown[args.protocol]}, bilinear; {args.dtype}"
+    images = f"{SHOWN[args.protocol]}, bilinear; {args.dtype}"
     facts = how_made(shown_command(started_as(), argv), PACKAGES, args.device, images=images)
     return facts | {
         "gamma": f"train is {args.train_size or 'the image_size of each model'}",

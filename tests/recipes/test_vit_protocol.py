@@ -236,7 +236,8 @@ def limited(fitting, calls):
 
 @pytest.mark.parametrize("fitting", [*range(9), 37, 126, 127, 1000, 9999])
 def test_largest_batch_is_found(fitting, monkeypatch):
-    monkeypatch.setattr(speed.gc, "collect", lambda: None)  # slow in a process with many objects
+    # slow in a process with many objects
+    monkeypatch.setattr(speed, "clear_device_cache", lambda garbage_collection: None)
     for limit in (1, 100, 5000):
         calls = []
         found, known = speed.largest_batch(limited(fitting, calls), limit), min(fitting, limit)
