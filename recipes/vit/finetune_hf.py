@@ -23,21 +23,33 @@ if __name__ == "__main__":  # as a script, so that it also runs under `accelerat
 
 import numpy as np
 import torch
-from transformers import Seq2SeqTrainingArguments
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import Seq2SeqTrainingArguments, Trainer
 
 from hf_models import CapeViTConfig, CapeViTForImageClassification
 from recipes.lab.data import add_data_args, has_data
 from recipes.lab.hf_checkpoints import load_model, make_config, read_config
-from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
+from recipes.lab.hf_training import (
+    SetEpoch,
+    batches,
+    make_parser,
+    parse,
+    report,
+    share,
+    train_all,
+)
 from recipes.lab.options import number, positive, settings_to_compare
 from recipes.lab.steps import CommandError, run_main
-from recipes.vit.augment import Augment, rand_augment
+from recipes.vit.augment import Augment, Mixing, SizeSampler, rand_augment
 from recipes.vit.catalog import PRESETS, RECIPES, Recipe
 from recipes.vit.data import Images, Request, digits, given_data, make_processor
-from recipes.vit.training import ImageTrainer, Mixing
 
 COMPARED = ("abspos", "sinpos", "cape")
 CLASSIFIER = ("classifier.weight", "classifier.bias")  # new for other classes
+# Weight decay pulls to zero what is multiplied with inputs; what is added to them goes without:
+# biases and norms (the Trainer and DeiT), and these (DeiT and the released code of CAPE).
+WITHOUT_DECAY = ("cls_token", "mask_token", "position_embeddings", ".relative.")
 
 
 def make_options() -> argparse.ArgumentParser:
@@ -106,9 +118,8 @@ def read_options(
 
 
 def model_sizes(args: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
-    """Fields of the configuration: those of a new model, or ``image_size``, ``patch_size`` and
-    ``num_channels`` of the checkpoint. A model trained at one size is of that size, a new one
-    trained at many of the middle one: 224 of 128 to 320."""
+    """Fields of the configuration. A model trained at one size is of that size, a new one trained
+    at many of the middle one: 224 of 128 to 320."""
     pixels = sorted(args.train_sizes or ())
     middle = {"image_size": pixels[len(pixels) // 2]} if pixels else {}
     own = middle if len(pixels) == 1 else {}
@@ -123,9 +134,50 @@ def model_sizes(args: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
 def collate(
     samples: Sequence[tuple[torch.Tensor, int]], mean: torch.Tensor, std: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """A normalised batch of images of one size; `mean` and `std` are ``[C, 1, 1]``."""
     images, labels = zip(*samples, strict=True)
     return {"pixel_values": (torch.stack(images) - mean) / std, "labels": torch.tensor(labels)}
+
+
+class ImageTrainer(Trainer):
+    """Trainer with one size per update, Mixup and CutMix, and smoothed targets."""
+
+    sizes: Sequence[int] = ()
+    repeats: int = 1
+    # drawn after the batch was loaded: batches are loaded ahead, and a resumed training must draw
+    # the same
+    mixing: Mixing | None = None
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> SizeSampler:
+        args = self.args
+        update = self.get_total_train_batch_size(args)
+        if self.accelerator.split_batches:  # the batch is that of all processes
+            update //= args.world_size
+        # accelerate would fill the last step up with images of the first, of another size
+        fill = args.world_size > 1 and not args.dataloader_drop_last
+        multiple = update // args.gradient_accumulation_steps if fill else 1
+        sampler = SizeSampler(
+            len(self.train_dataset), self.sizes, update, multiple, args.seed, self.repeats
+        )
+        self.add_callback(SetEpoch(sampler))
+        return sampler
+
+    def get_decay_parameter_names(self, model: Any) -> list[str]:
+        names = super().get_decay_parameter_names(model)
+        return [name for name in names if not any(part in name for part in WITHOUT_DECAY)]
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any
+    ) -> Tensor | tuple[Tensor, Any]:
+        """Cross-entropy with smoothed targets. Smoothing what was mixed is the same as mixing what
+        was smoothed (DeiT), since both are linear."""
+        pixels, targets = inputs["pixel_values"], inputs["labels"]
+        if self.mixing is not None and model.training:
+            pixels, targets = self.mixing(pixels, targets)
+        outputs = model(pixel_values=pixels)
+        loss = F.cross_entropy(
+            outputs.logits.float(), targets, label_smoothing=self.args.label_smoothing_factor
+        )
+        return (loss, outputs) if return_outputs else loss
 
 
 def build_model(
@@ -141,9 +193,8 @@ def build_model(
     if args.drop_path is not None:
         more["drop_path_rate"] = args.drop_path
     if not args.model:
-        return model_class(
-            make_config(CapeViTConfig, sizes, position_embedding=dict(settings), **more)
-        )
+        more["position_embedding"] = dict(settings)
+        return model_class(make_config(CapeViTConfig, sizes, **more))
     more |= {"ignore_mismatched_sizes": True, "output_loading_info": True}  # of the classifier
     model, info = load_model(model_class, args.model, settings, **more)
     others = sorted({key for key, *_ in info["mismatched_keys"]} - set(CLASSIFIER))
@@ -161,7 +212,6 @@ def build_model(
 def accuracy(
     model: Any, data: Images, size: int, collate: Any, training: Seq2SeqTrainingArguments
 ) -> float:
-    """Share of images of `data`, resized to `size`, whose best class is right."""
     with ThreadPoolExecutor(max(1, training.dataloader_num_workers)) as pool:
 
         def run(rows: Sequence[int]) -> list[bool]:
@@ -176,7 +226,6 @@ def accuracy(
 
 
 def check_sizes(sizes: Sequence[int], patch: int) -> None:
-    """Before hours of training."""
     if patch < 1:
         raise CommandError(f"--model-config: patch_size {patch} is not allowed; allowed: >= 1")
     if min(sizes) < patch:
@@ -204,10 +253,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise CommandError(
             f"--dataset {args.dataset}: all images are of one class; give two or more"
         )
-    mean, std = (
-        torch.tensor(numbers)[:, None, None]
-        for numbers in (processor.image_mean, processor.image_std)
-    )
+    mean = torch.tensor(processor.image_mean)[:, None, None]
+    std = torch.tensor(processor.image_std)[:, None, None]
     normalised = partial(collate, mean=mean, std=std)
     pixels = rand_augment(args.rand_augment, processor.image_mean)
     train_set.crop = args.crop

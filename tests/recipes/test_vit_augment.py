@@ -19,9 +19,15 @@ from torch.utils.data import DataLoader
 
 from recipes.lab.steps import CommandError
 from recipes.vit import evaluate
-from recipes.vit.augment import OPERATIONS, Augment, from_pil, rand_augment, to_pil
+from recipes.vit.augment import (
+    OPERATIONS,
+    Augment,
+    SizeSampler,
+    from_pil,
+    rand_augment,
+    to_pil,
+)
 from recipes.vit.data import Images, Request, given_data, load_data, make_processor, resize
-from recipes.vit.training import SizeSampler
 
 ZERO, ONE = torch.zeros(3, 1, 1), torch.ones(3, 1, 1)
 
