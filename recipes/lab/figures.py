@@ -15,9 +15,7 @@ LEAST_SPAN = 0.05  # of all, on the vertical axis: less would make noise look la
 DASHES = ("-", "--", ":", "-.")
 
 
-class Panel(NamedTuple):
-    """A panel of a figure of lines."""
-
+class Panel(NamedTuple):  # of a figure of lines
     cells: Cells  # values by line and place; places are labels, or numbers on an axis
     ylabel: str
     title: str = ""

@@ -1,9 +1,7 @@
 """What the Hugging Face recipes share: options, training of one model after the other, evaluation.
 
-Training is transformers' Trainer, and so accelerate: any of its flags may be given (``--bf16``,
-``--gradient_accumulation_steps 4``, ``--fsdp full_shard``, ``--learning_rate 1e-4`` ...), under
-``python``, ``accelerate launch`` or ``torchrun`` alike. A run that was interrupted goes on at its
-last checkpoint.
+Training is transformers' Trainer, and so accelerate: any of its flags may be given, under
+``python``, ``accelerate launch`` or ``torchrun`` alike.
 """
 
 import argparse
@@ -125,9 +123,6 @@ def _read_sizes(text: str) -> dict[str, Any]:
     return sizes
 
 
-# ---- training ----------------------------------------------------------------------------------
-
-
 class SetEpoch(TrainerCallback):
     """Tells a sampler which epoch begins, also one that is resumed in its middle: accelerate does
     not reach the sampler of a resumed training of several processes."""
@@ -142,8 +137,8 @@ class SetEpoch(TrainerCallback):
 def recorded_options(
     settings: Mapping[str, Any], args: argparse.Namespace, own: Seq2SeqTrainingArguments
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Everything that may change a trained model, and the values where nothing is said, which hold
-    for records that were written before an option came."""
+    """Everything that may change a trained model, and the values where nothing is said, for records
+    that were written before an option came."""
     unrecorded = (*UNRECORDED_BEGINNINGS.split(), *DURATION)
     given = {
         name: value
@@ -192,7 +187,7 @@ def train(trainer: Trainer, folder: Path) -> None:
     """Trains the model, unless it is finished, and loads what is saved."""
     own = trainer.args
     duration = {key: getattr(own, key) for key in DURATION}
-    if not _finished(folder, duration):
+    if not _finished(folder, duration):  # resuming would train one more step
         resume = own.resume_from_checkpoint or _last_whole_checkpoint(folder)
         result = trainer.train(resume_from_checkpoint=resume)
         trainer.save_model()
@@ -208,8 +203,7 @@ def train(trainer: Trainer, folder: Path) -> None:
 
 
 def _finished(folder: Path, duration: Mapping[str, Any]) -> bool:
-    """The metrics are written after the model. Resuming would train one more step."""
-    path = folder / "train_results.json"
+    path = folder / "train_results.json"  # written after the model
     if not path.exists():
         return False
     done = json.loads(path.read_text("utf-8"))
@@ -223,8 +217,7 @@ def _finished(folder: Path, duration: Mapping[str, Any]) -> bool:
 
 
 def _last_whole_checkpoint(folder: Path) -> str | None:
-    """The state of the trainer is the last file that is written."""
-    states = folder.glob("checkpoint-*/trainer_state.json")
+    states = folder.glob("checkpoint-*/trainer_state.json")  # the last file that is written
     numbered = [(int(path.parent.name.rpartition("-")[2]), str(path.parent)) for path in states]
     return max(numbered)[1] if numbered else None
 
@@ -232,9 +225,6 @@ def _last_whole_checkpoint(folder: Path) -> str | None:
 def _init_fields(training: Seq2SeqTrainingArguments) -> dict[str, Any]:
     fields = dataclasses.fields(training)
     return {field.name: getattr(training, field.name) for field in fields if field.init}
-
-
-# ---- evaluation --------------------------------------------------------------------------------
 
 
 def share(
@@ -268,8 +258,7 @@ def batches(lengths: Sequence[float], batch_size: int) -> list[list[int]]:
 def report(
     folder: Path, title: str, rows: Sequence[Row], group: str, metrics: Any, **more: Any
 ) -> None:
-    """Writes scores as :func:`recipes.lab.scores.write_scores`, by the main process; the last thing
-    that the processes of a training do."""
+    """Writes scores by the main process; the last thing that the processes of a training do."""
     state = accelerate.PartialState()
     main_process = state.is_main_process
     state.destroy_process_group()

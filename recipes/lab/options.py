@@ -4,6 +4,7 @@ import argparse
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,6 @@ from cape_plugins.config import options, parse_option
 from recipes.lab.steps import CommandError, reason
 
 ARCHITECTURES = {"text": "seq2seq", "audio": "encoder", "image": "encoder"}
-
-
-# ---- values --------------------------------------------------------------------------------------
 
 
 def whole(text: str, least: int = 0) -> int:
@@ -37,7 +35,7 @@ def number(low: float, high: float, below: bool = False) -> Any:
         try:
             value = float(text)
         except ValueError:
-            value = float("nan")
+            value = nan
         if not low <= value <= high or (below and value == high):
             end = "less than " if below else ""
             raise argparse.ArgumentTypeError(
@@ -50,7 +48,7 @@ def number(low: float, high: float, below: bool = False) -> Any:
 
 def check_increasing(numbers: Sequence[float], option: str) -> None:
     """Refuses upper ends of bins that do not increase, or are not above 0."""
-    if list(numbers) != sorted(set(numbers)) or not all(0 < end < float("inf") for end in numbers):
+    if list(numbers) != sorted(set(numbers)) or not all(0 < end < inf for end in numbers):
         raise CommandError(
             f"{option} {' '.join(f'{end:g}' for end in numbers)}: the numbers must increase;"
             " allowed: increasing numbers above 0, such as 10 15 20"
@@ -66,7 +64,7 @@ def bins(edges: Sequence[int], option: str) -> list[tuple[str, int, float]]:
     check_increasing(edges, option)
     *lows, beyond = (0, *(edge + 1 for edge in edges))
     closed = [(f"{low}-{edge}", low, edge) for low, edge in zip(lows, edges, strict=True)]
-    return [*closed, (f"over {edges[-1]}", beyond, float("inf"))]
+    return [*closed, (f"over {edges[-1]}", beyond, inf)]
 
 
 def bin_of(value: float, labelled: Sequence[tuple[str, int, float]]) -> str:
@@ -101,8 +99,6 @@ def available_cores() -> int:
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
-
-# ---- command lines -------------------------------------------------------------------------------
 
 _COUNT, _FOLDER = {"type": positive, "metavar": "N"}, {"type": Path, "metavar": "FOLDER"}
 _DEVICE = "such as cpu or cuda:1 (default: cuda if there is one)"
@@ -160,23 +156,18 @@ def check_shared(args: argparse.Namespace) -> None:
             ) from None
 
 
-# ---- position types ------------------------------------------------------------------------------
-
-
 def settings_to_compare(
     args: argparse.Namespace,
     domain: str,
     default: Sequence[str],
     defaults: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """``{name: position_embedding}`` of what is to be trained, by ``--compare`` or the options of
-    :func:`cape_plugins.arguments.add_position_args`.
+    """``{name: position_embedding}`` of what is to be trained, by ``--compare`` (types, with their
+    defaults or as ``TYPE:option=value,...``) or by the options of one type.
 
     Args:
-        args: Has ``compare``: types, with their defaults or as ``TYPE:option=value,...``.
         default: Types that are compared where the caller names none.
-        defaults: Settings by type that hold where the caller gives none, such as a counted
-            source scale.
+        defaults: Settings by type that hold where the caller gives none, such as a source scale.
     """
     given, chosen = given_settings(args, domain), getattr(args, TYPE_ARG)
     if args.compare and (chosen or given):
@@ -200,7 +191,6 @@ def settings_to_compare(
 
 
 def _parse_type(text: str, domain: str) -> tuple[str, dict[str, Any]]:
-    """Reads ``TYPE`` or ``TYPE:option=value,...``."""
     type_name, colon, rest = text.partition(":")
     if type_name not in TYPES:
         raise CommandError(f"--compare {type_name} is unknown; allowed: {', '.join(TYPES)}")

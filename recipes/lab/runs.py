@@ -65,17 +65,13 @@ def train(
     until: int | None = None,
 ) -> float:
     """Run fairseq-train in the folder `run`, unless it is finished; an interrupted run goes on from
-    its last checkpoint.
-
-    Args:
-        remedy: What to do if the folder holds a run with other settings.
-        until: Stop after so many updates as if interrupted; the next call goes on.
+    its last checkpoint, as does one that was stopped after `until` updates.
 
     Returns:
         The seconds it took, also before `until`; else those after the last interruption.
     """
     updates = last_update(flags)
-    settings = {**settings, "flags": [str(flag) for flag in flags]}
+    settings = {**settings, "flags": list(map(str, flags))}
     if not matches(run, settings, remedy):
         record(run, settings)
     if is_finished(run):

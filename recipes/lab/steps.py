@@ -1,9 +1,6 @@
-"""Steps that are done once, atomic files, and child processes with progress.
-
-A *step* makes one folder. The folder gets its name only when it is complete and holds a record of
-the settings it was made with: a finished step is reused, a half-finished one is done again, and a
-step that was made with other settings is an error instead of a silently wrong reuse.
-"""
+"""Atomic files, child processes with progress, and *steps*, which are done once. A step makes one
+folder, which gets its name only when it is complete and holds a record of its settings: a finished
+step is reused, a half-finished one is done again, and one of other settings is an error."""
 
 import contextlib
 import hashlib
@@ -62,9 +59,6 @@ def progress(work: Iterable | None = None, title: str = "", **options: Any) -> t
     return tqdm(work, title, leave=False, disable=None, **options)
 
 
-# ---- files -------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def writing(path: Path, mode: str = "w") -> Iterator[Any]:
     """Open a temporary file that takes the name `path` when the block ends without an error."""
@@ -102,9 +96,6 @@ def digest(path: Path) -> str:
     return sha.hexdigest()[:16]
 
 
-# ---- steps -------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def building(folder: Path) -> Iterator[Path]:
     """Yield a fresh temporary folder that takes the name `folder` when the block ends well."""
@@ -137,8 +128,7 @@ def matches(
     )
 
 
-def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings as a record gives them back."""
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:  # as a record gives them back
     return json.loads(json.dumps(settings, default=str))
 
 

@@ -1,7 +1,5 @@
-"""Subword segmentation by sentencepiece, or by subword-nmt (the BPE of the papers).
-
-Both have ``train``, ``encode`` (text to pieces separated by spaces) and ``decode`` (the inverse).
-"""
+"""Subword segmentation by sentencepiece, or by subword-nmt (the BPE of the papers): ``train``,
+``encode`` (text to pieces separated by spaces) and ``decode`` (the inverse)."""
 
 import contextlib
 import io
@@ -20,6 +18,9 @@ from recipes.lab.steps import CommandError, writing
 
 WORD_START = "\u2581"  # before the first piece of a word, by sentencepiece
 CONTINUED = "@@"  # after all pieces of a word but the last, by subword-nmt
+SETTINGS = {"model_type": "bpe", "hard_vocab_limit": False, "character_coverage": 1.0}
+SETTINGS |= {"bos_id": -1, "eos_id": -1}  # fairseq brings its own special symbols
+SETTINGS |= {"input_sentence_size": 5_000_000, "num_threads": 1, "minloglevel": 2}
 
 
 class SentencePiece:
@@ -34,22 +35,10 @@ class SentencePiece:
     ) -> "SentencePiece":
         """Train a joint BPE model on `files` and write it to `model`; more `options` go to
         sentencepiece."""
-        settings = {
-            "input": [str(path) for path in files],
-            "vocab_size": vocab_size,
-            "model_type": "bpe",
-            "hard_vocab_limit": False,
-            "character_coverage": 1.0,
-            "bos_id": -1,  # fairseq brings its own special symbols
-            "eos_id": -1,
-            "input_sentence_size": 5_000_000,
-            "num_threads": 1,
-            "minloglevel": 2,
-        }
+        settings = {"input": list(map(str, files)), "vocab_size": vocab_size, **SETTINGS, **options}
         try:
             with writing(model, "wb") as file:
-                trainer = sentencepiece.SentencePieceTrainer
-                trainer.train(model_writer=file, **(settings | options))
+                sentencepiece.SentencePieceTrainer.train(model_writer=file, **settings)
         except RuntimeError as error:
             raise CommandError(
                 f"--vocab-size {vocab_size}: sentencepiece refuses it for this text ({error});"

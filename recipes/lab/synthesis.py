@@ -56,11 +56,9 @@ _Callback = ctypes.CFUNCTYPE(
 
 
 class Synthesizer:
-    """espeak-ng in its initial state.
-
-    The library keeps states (of random numbers, of the flutter of the voice) that no function
-    resets, so each synthesizer loads a copy of its own: the same calls give the same samples.
-    """
+    """espeak-ng in its initial state. The library keeps states (of random numbers, of the flutter
+    of the voice) that no function resets, so each synthesizer loads a copy of its own: the same
+    calls give the same samples."""
 
     def __init__(self) -> None:
         try:
@@ -112,11 +110,7 @@ class Synthesizer:
         starts = [sample / self.native_rate for sample, _ in self._phones]
         ends = [*starts[1:], len(native) / self.native_rate]
         names = [name.strip("',") for _, name in self._phones]  # without marks of stress
-        phones = [
-            Phone(start, end, name)
-            for start, end, name in zip(starts, ends, names, strict=True)
-            if end > start
-        ]
+        phones = [phone for phone in map(Phone, starts, ends, names) if phone.end > phone.start]
         waveform = resample(torch.from_numpy(native), self.native_rate, SAMPLING_RATE).numpy()
         return Speech(text, waveform, phones)
 

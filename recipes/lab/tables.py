@@ -1,8 +1,5 @@
-"""Tables as CSV and as Markdown, and the pages that hold them.
-
-Values of several seeds are shown as mean ± sample standard deviation, which the head of the table
-says; figures show the same as bands or bars.
-"""
+"""Tables as CSV and as Markdown, and the pages that hold them. Values of several seeds are shown as
+mean ± sample standard deviation, which the head of the table says."""
 
 import contextlib
 import csv
@@ -137,8 +134,7 @@ def how_made(
 
 
 def shown_command(program: str, argv: Sequence[str]) -> str:
-    """The command as it was typed, paths too: pasted into a shell in the same folder, it makes the
-    same report again.
+    """The command as it was typed: pasted into a shell in the same folder, it can be run again.
 
     >>> shown_command("python -m run", ["--model", "a=runs/*/last.pt", "--output", "my results"])
     "python -m run --model 'a=runs/*/last.pt' --output 'my results'"

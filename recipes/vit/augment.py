@@ -62,9 +62,6 @@ class SizeSampler(Sampler[Request]):
             yield Request(index, sizes[place // self.update], self.epoch, place)
 
 
-# ---- one image -----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Augment:
     """What is done to an image ``[C, H, W]`` in 0 to 1 that has been cropped and resized: mirror
@@ -196,9 +193,6 @@ def _seeded(transform: Callable, image: Image.Image, rng: random.Random) -> Imag
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
-
-
-# ---- a batch -------------------------------------------------------------------------------------
 
 
 class Mix(NamedTuple):

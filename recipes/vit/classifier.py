@@ -132,9 +132,6 @@ def scaled_grid(model: torch.nn.Module, gamma: float) -> Iterator[None]:
             encoder.config = config
 
 
-# ---- classes -----------------------------------------------------------------------------------
-
-
 def match_classes(names: Sequence[str], labels: Sequence[str]) -> tuple[list[int], str]:
     """Number of the model's class for each class of the data, and how it was found.
 

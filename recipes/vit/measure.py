@@ -82,9 +82,6 @@ def columns_of(args: argparse.Namespace, train: int) -> dict[tuple[str, int, str
     return columns
 
 
-# ---- ranks of the right classes ------------------------------------------------------------------
-
-
 def scores_of(classifier: Classifier, images: Sequence[torch.Tensor], gamma: float) -> torch.Tensor:
     """Log-probabilities ``[B, classes]``; images of one exact size share a forward."""
     scores = torch.empty(len(images), len(classifier.labels))
@@ -125,9 +122,6 @@ def label_ranks(
         for name, column in columns.items():
             ranks[name] += rank_of(sum(scores[view] for view in column), right).tolist()
     return {name: np.array(values) for name, values in ranks.items()}
-
-
-# ---- one checkpoint on one data set --------------------------------------------------------------
 
 
 def check(classifier: Classifier, args: argparse.Namespace) -> None:

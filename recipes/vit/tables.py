@@ -63,9 +63,6 @@ def _write_sizes(path: Path, rows: Sequence[Row]) -> dict[str, list[str]]:
     }
 
 
-# ---- best size by bin, CAPE Table 5 --------------------------------------------------------------
-
-
 def _write_bins(path: Path, rows: Sequence[Row]) -> dict[str, list[str]]:
     panels, tables = [], {}
     for title, group in lab.grouped(rows, "data", "model").items():
@@ -109,9 +106,6 @@ def bin_table(rows: Sequence[Row]) -> list[str]:
     ]
     lines.append([ALL, sum(images.values()), *map(lab.cell, totals)])
     return lab.markdown([f"shorter side ({lab.of_seeds(cells)})", "images", *chosen], lines)
-
-
-# ---- throughput --------------------------------------------------------------------------------
 
 
 def draw_throughput(path: Path, rates: Cells, accuracies: Cells) -> None:
