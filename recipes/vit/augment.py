@@ -1,5 +1,4 @@
-"""What training does to images, as DeiT and CAPE do it, without torchvision: the size of each
-update, augmentation, mixed targets.
+"""Training on images as DeiT and CAPE do it, without torchvision: sizes, augmentation, targets.
 
 Touvron et al., "Training data-efficient image transformers", 2021, is the recipe of the CAPE paper
 (section 5.1). Magnitudes are those of the released code of CAPE, which are DeiT's without their
@@ -19,12 +18,17 @@ from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Sampler
+from transformers import Trainer
 
+from recipes.lab.hf_training import SetEpoch
 from recipes.lab.steps import CommandError
 from recipes.vit.data import Request
 
 RANDAUGMENT_DRAWS, RANDAUGMENT_CHANCE = 2, 0.5
 ERASED_AREA, ERASED_ASPECT, ERASING_TRIES = (0.02, 1 / 3), 0.3, 10
+# Weight decay pulls to zero what is multiplied with inputs; what is added to them goes without:
+# biases and norms (the Trainer and DeiT), and these (DeiT and the released code of CAPE).
+WITHOUT_DECAY = ("cls_token", "mask_token", "position_embeddings", ".relative.")
 
 Color = int | tuple[int, ...]
 Pixels = Callable[[Image.Image, random.Random], Image.Image]
@@ -243,3 +247,45 @@ class Mixing:
             images = share * images + (1 - share) * others
         targets = F.one_hot(labels, self.classes).float()
         return images, share * targets + (1 - share) * targets.flip(0)
+
+
+class ImageTrainer(Trainer):
+    """Trainer with one size per update, Mixup and CutMix, and smoothed targets."""
+
+    sizes: Sequence[int] = ()
+    repeats: int = 1
+    # drawn after the batch was loaded: batches are loaded ahead, and a resumed training must draw
+    # the same
+    mixing: Mixing | None = None
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> SizeSampler:
+        args = self.args
+        update = self.get_total_train_batch_size(args)
+        if self.accelerator.split_batches:  # the batch is that of all processes
+            update //= args.world_size
+        # accelerate would fill the last step up with images of the first, of another size
+        fill = args.world_size > 1 and not args.dataloader_drop_last
+        multiple = update // args.gradient_accumulation_steps if fill else 1
+        sampler = SizeSampler(
+            len(self.train_dataset), self.sizes, update, multiple, args.seed, self.repeats
+        )
+        self.add_callback(SetEpoch(sampler))
+        return sampler
+
+    def get_decay_parameter_names(self, model: Any) -> list[str]:
+        names = super().get_decay_parameter_names(model)
+        return [name for name in names if not any(part in name for part in WITHOUT_DECAY)]
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any
+    ) -> Tensor | tuple[Tensor, Any]:
+        """Cross-entropy with smoothed targets. Smoothing what was mixed is the same as mixing what
+        was smoothed (DeiT), since both are linear."""
+        pixels, targets = inputs["pixel_values"], inputs["labels"]
+        if self.mixing is not None and model.training:
+            pixels, targets = self.mixing(pixels, targets)
+        outputs = model(pixel_values=pixels)
+        loss = F.cross_entropy(
+            outputs.logits.float(), targets, label_smoothing=self.args.label_smoothing_factor
+        )
+        return (loss, outputs) if return_outputs else loss

@@ -6,7 +6,7 @@ import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +19,6 @@ from cape_plugins.config import applies
 from recipes.lab.hf_checkpoints import UNREADABLE
 from recipes.lab.steps import CommandError, reason
 from recipes.lab.tables import Row
-
-T = TypeVar("T")
 
 # what torch, cuBLAS and cuDNN say besides torch.OutOfMemoryError
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
@@ -175,7 +173,7 @@ def _guesses(data: Sequence[str], count: int) -> Iterator[tuple[list[int], str]]
 # ---- images per second: the protocol of DeiT and CAPE (Appendix B.1) -----------------------------
 
 
-def attempt(run: Callable[[int], T], batch: int) -> T | None:
+def attempt(run: Callable[[int], Any], batch: int) -> Any:
     """What ``run(batch)`` returns; None if it runs out of memory, which is free again then."""
     try:
         return run(batch)

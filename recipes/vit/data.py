@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,8 +22,6 @@ from transformers import ViTImageProcessor
 
 from recipes.lab.data import TEST_SPLITS, check_columns, open_dataset, train_and_test
 from recipes.lab.steps import CommandError, progress, reason
-
-T = TypeVar("T")
 
 # Where the caller names no columns, the first of these that the data have.
 COLUMNS = {
@@ -251,7 +249,7 @@ class Data(NamedTuple):
     batch_size: int = 64
     workers: int = 1
 
-    def read(self, read: Callable[[int], T], what: str) -> Iterator[list[T]]:
+    def read(self, read: Callable[[int], Any], what: str) -> Iterator[list]:
         """Batches of what `read` makes of the indices of the order, with progress; one is read
         while the one before is in use."""
         order, size = self.order, self.batch_size

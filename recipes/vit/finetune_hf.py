@@ -23,33 +23,20 @@ if __name__ == "__main__":  # as a script, so that it also runs under `accelerat
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn import functional as F
-from transformers import Seq2SeqTrainingArguments, Trainer
+from transformers import Seq2SeqTrainingArguments
 
 from hf_models import CapeViTConfig, CapeViTForImageClassification
 from recipes.lab.data import add_data_args, has_data
 from recipes.lab.hf_checkpoints import load_model, make_config, read_config
-from recipes.lab.hf_training import (
-    SetEpoch,
-    batches,
-    make_parser,
-    parse,
-    report,
-    share,
-    train_all,
-)
+from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
 from recipes.lab.options import number, positive, settings_to_compare
 from recipes.lab.steps import CommandError, run_main
-from recipes.vit.augment import Augment, Mixing, SizeSampler, rand_augment
+from recipes.vit.augment import Augment, ImageTrainer, Mixing, rand_augment
 from recipes.vit.catalog import PRESETS, RECIPES, Recipe
 from recipes.vit.data import Images, Request, digits, given_data, make_processor
 
 COMPARED = ("abspos", "sinpos", "cape")
 CLASSIFIER = ("classifier.weight", "classifier.bias")  # new for other classes
-# Weight decay pulls to zero what is multiplied with inputs; what is added to them goes without:
-# biases and norms (the Trainer and DeiT), and these (DeiT and the released code of CAPE).
-WITHOUT_DECAY = ("cls_token", "mask_token", "position_embeddings", ".relative.")
 
 
 def make_options() -> argparse.ArgumentParser:
@@ -138,48 +125,6 @@ def collate(
     return {"pixel_values": (torch.stack(images) - mean) / std, "labels": torch.tensor(labels)}
 
 
-class ImageTrainer(Trainer):
-    """Trainer with one size per update, Mixup and CutMix, and smoothed targets."""
-
-    sizes: Sequence[int] = ()
-    repeats: int = 1
-    # drawn after the batch was loaded: batches are loaded ahead, and a resumed training must draw
-    # the same
-    mixing: Mixing | None = None
-
-    def _get_train_sampler(self, train_dataset: Any = None) -> SizeSampler:
-        args = self.args
-        update = self.get_total_train_batch_size(args)
-        if self.accelerator.split_batches:  # the batch is that of all processes
-            update //= args.world_size
-        # accelerate would fill the last step up with images of the first, of another size
-        fill = args.world_size > 1 and not args.dataloader_drop_last
-        multiple = update // args.gradient_accumulation_steps if fill else 1
-        sampler = SizeSampler(
-            len(self.train_dataset), self.sizes, update, multiple, args.seed, self.repeats
-        )
-        self.add_callback(SetEpoch(sampler))
-        return sampler
-
-    def get_decay_parameter_names(self, model: Any) -> list[str]:
-        names = super().get_decay_parameter_names(model)
-        return [name for name in names if not any(part in name for part in WITHOUT_DECAY)]
-
-    def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any
-    ) -> Tensor | tuple[Tensor, Any]:
-        """Cross-entropy with smoothed targets. Smoothing what was mixed is the same as mixing what
-        was smoothed (DeiT), since both are linear."""
-        pixels, targets = inputs["pixel_values"], inputs["labels"]
-        if self.mixing is not None and model.training:
-            pixels, targets = self.mixing(pixels, targets)
-        outputs = model(pixel_values=pixels)
-        loss = F.cross_entropy(
-            outputs.logits.float(), targets, label_smoothing=self.args.label_smoothing_factor
-        )
-        return (loss, outputs) if return_outputs else loss
-
-
 def build_model(
     args: argparse.Namespace,
     settings: Mapping[str, Any],
@@ -225,15 +170,6 @@ def accuracy(
     return sum(right) / len(right)
 
 
-def check_sizes(sizes: Sequence[int], patch: int) -> None:
-    if patch < 1:
-        raise CommandError(f"--model-config: patch_size {patch} is not allowed; allowed: >= 1")
-    if min(sizes) < patch:
-        raise CommandError(
-            f"size {min(sizes)} is smaller than a patch of {patch} pixels; give larger sizes"
-        )
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     args, training, recipe = read_options(argv)
     if not args.dataset:
@@ -245,7 +181,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     size = int(np.min(sizes.get("image_size", default.image_size)))
     trained = list(args.train_sizes or [size])
     tested = list(args.test_sizes or trained)
-    check_sizes([*trained, *tested], int(np.max(sizes.get("patch_size", default.patch_size))))
+    patch = int(np.max(sizes.get("patch_size", default.patch_size)))
+    if patch < 1:
+        raise CommandError(f"--model-config: patch_size {patch} is not allowed; allowed: >= 1")
+    if (least := min(*trained, *tested)) < patch:
+        raise CommandError(
+            f"size {least} is smaller than a patch of {patch} pixels; give larger sizes"
+        )
     compared = settings_to_compare(args, "image", COMPARED, recipe.settings)
     train_set, test_set = given_data(args, channels) if args.dataset else digits(channels)
     processor = make_processor(args.model, size, channels)
