@@ -39,8 +39,7 @@ def write_figure(path: Path, figure: Any) -> None:
 def write_lines_figure(
     path: Path, panels: Sequence[Panel], xlabel: str, trained: Collection[Any] = ()
 ) -> None:
-    """Writes a figure with a line for each row of each panel; `trained` places, which occur in
-    training, are grey."""
+    """Writes a figure with a line for each row of each panel; `trained` places are grey."""
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
     figure, grid = new_figure(max(7, 5.2 * columns), 4.4 * rows, rows, columns)

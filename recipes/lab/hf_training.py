@@ -155,16 +155,13 @@ def train_all(
     training: Seq2SeqTrainingArguments,
     make_trainer: Callable[[Mapping[str, Any], Seq2SeqTrainingArguments], Trainer],
 ) -> Iterator[tuple[dict[str, Any], Trainer]]:
-    """Trains each of the types that are compared, with each of ``--seeds``, in ``--output``, goes
-    on where one was interrupted, or takes what is finished; what else than letters, digits, dots
-    and underscores is a hyphen in the folder's name.
+    """Trains each of the types that are compared, with each of ``--seeds``, goes on where one was
+    interrupted, or takes what is finished. In the names of folders a hyphen stands for what is no
+    letter, digit, dot or underscore.
 
     Yields:
         The first columns of its scores: variant and seed; and the trainer. Its model is that of the
         saved folder, whole on each process also where training had it in shards.
-
-    Raises:
-        CommandError: if a folder has a model of other settings, or one trained for longer.
     """
     for (variant, settings), seed in product(compared.items(), args.seeds or [training.seed]):
         name = f"{variant}-seed{seed}" if args.seeds else variant
@@ -230,15 +227,8 @@ def _init_fields(training: Seq2SeqTrainingArguments) -> dict[str, Any]:
 def share(
     work: Sequence[Sequence[int]], run: Callable[[Sequence[int]], Sequence], what: str, size: int
 ) -> list[Any]:
-    """Runs batches of indices below `size`, each on one of the processes.
-
-    Args:
-        run: From a batch to a result for each of its indices.
-        what: Shown by the progress bar.
-
-    Returns:
-        The result of each of the `size` indices, the same list on every process.
-    """
+    """Runs batches of indices below `size`, each on one of the processes. Returns what `run` makes
+    of each index, the same list on every process."""
     state = accelerate.PartialState()
     own = work[state.process_index :: state.num_processes]
     results = []

@@ -73,8 +73,7 @@ def bin_of(value: float, labelled: Sequence[tuple[str, int, float]]) -> str:
 
 
 def check_model(path: str) -> None:
-    """Refuses a folder that does not exist, for which the hub would be asked. Names on the hub
-    have at most one slash."""
+    """Refuses a folder that does not exist. Names on the hub have at most one slash."""
     if (path.startswith((".", "/", "~")) or path.count("/") > 1) and not Path(path).is_dir():
         raise CommandError(f"--model {path}: no such folder")
 
@@ -116,8 +115,7 @@ SHARED: dict[str, dict[str, Any]] = {
 
 
 def new_parser(description: str | None, program: str | None = None, **more: Any) -> Any:
-    """A parser of the module `program` (default: what was started) whose help keeps the lines of
-    `description`, and that takes no abbreviations."""
+    """A parser of the module `program`, default what was started, without abbreviations."""
     return argparse.ArgumentParser(
         prog=program and f"python -m {program}",
         description=description,
@@ -140,8 +138,7 @@ def add_shared(parser: Any, name: str, *earlier: str, **more: Any) -> None:
 
 
 def check_shared(args: argparse.Namespace) -> None:
-    """Refuses folders that cannot be written to and a device that is not there, before there is
-    any work; ``args.device`` becomes a torch device."""
+    """Refuses folders and devices that cannot be used; makes ``args.device`` one of torch."""
     for name in ("work", "output"):
         if getattr(args, name, None):
             usable_folder(getattr(args, name), f"--{name}")

@@ -112,9 +112,8 @@ def matches(
     remedy: str = "give another --work folder",
     unset: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Says whether `folder` was made: False if it does not exist; other settings raise, with a
-    `remedy`. A record may lack settings that came after it, whose values are then those of
-    `unset`."""
+    """Says whether `folder` was made: False if it does not exist; other settings raise. `unset` has
+    values of settings that a record may lack, because it was written before they came."""
     if not (folder / RECORD).exists():
         return False
     old, new = {**_plain(unset or {}), **recorded(folder)}, _plain(settings)

@@ -90,8 +90,7 @@ class Synthesizer:
         return 0
 
     def speak(self, text: str, voice: str = "en-us", speed: int = 175, pitch: int = 50) -> Speech:
-        """Speaks words with a voice of espeak-ng at 80 to 450 words per minute and a pitch of 0 to
-        99; anything else is a ValueError."""
+        """Speaks words at 80 to 450 words per minute and a pitch of 0 to 99; else a ValueError."""
         if not 80 <= speed <= 450 or not 0 <= pitch <= 99:
             raise ValueError(
                 f"speed={speed}, pitch={pitch}: allowed: 80 to 450 words per minute and 0 to 99."
@@ -118,8 +117,7 @@ class Synthesizer:
 def make_speech(
     seed: int, count: int, lengths: tuple[int, int], words: Sequence[str] = DIGITS
 ) -> list[Speech]:
-    """Texts of `lengths` (fewest, most) random words, read by random voices at random speed and
-    pitch; the same seed gives the same speech."""
+    """Texts of `lengths` (fewest, most) words, read by random voices; a seed gives the same."""
     rng = random.Random(seed)
     synthesizer = Synthesizer()
     speech = []

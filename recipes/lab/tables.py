@@ -41,8 +41,7 @@ def grouped(rows: Iterable[Row], *keys: str) -> dict[str, list[Row]]:
 
 
 def write_csv(path: Path, rows: Iterable[Row], digits: int = 4) -> None:
-    """Writes a line for each row, with so many digits; rows may differ in their keys, and what a
-    row does not have, or is None, is left empty."""
+    """Writes a line for each row; what a row does not have, or is None, is left empty."""
     rows = [{key: _shown(value, digits) for key, value in row.items()} for row in rows]
     with writing(path) as file:
         columns = dict.fromkeys(key for row in rows for key in row)
@@ -116,8 +115,7 @@ def write_page(
 def how_made(
     command: str, packages: Sequence[str], device: torch.device | None = None, **more: str
 ) -> dict[str, str]:
-    """Facts to repeat and to judge numbers: command, machine, versions of the packages that are
-    installed, and `more` by name."""
+    """Facts to repeat and to judge numbers: command, machine, versions, and `more` by name."""
     model = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):  # not Linux
         described = Path("/proc/cpuinfo").read_text("utf-8")
@@ -143,7 +141,6 @@ def shown_command(program: str, argv: Sequence[str]) -> str:
 
 
 def started_as() -> str:
-    """How this process was started, without its options: ``python SCRIPT``, as it was typed, or
-    ``python -m MODULE``."""
+    """How this process was started, without options: ``python SCRIPT`` or ``python -m MODULE``."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return f"python -m {spec.name}" if spec else f"python {shlex.quote(sys.argv[0])}"

@@ -188,8 +188,7 @@ def attempt(run: Callable[[int], Any], batch: int) -> Any:
 
 def largest_batch(run: Callable[[int], object], limit: int) -> int:
     """The largest batch up to `limit` that fits, found by doubling, then by halving the gap until
-    it is below 1/64 (so exactly below 128); 0 if not even one image fits. `run` returns anything
-    but None."""
+    it is below 1/64 (so exactly below 128); 0 if not even one image fits."""
     batch, above = 0, 1
     while attempt(run, above) is not None:
         if above == limit:

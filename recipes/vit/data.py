@@ -44,8 +44,7 @@ class Request(NamedTuple):
 
 @dataclass(eq=False)
 class Images(Dataset):
-    """Images ``[channels, height, width]`` in 0 to 1 with labels, asked for by an index or, in
-    training, by a :class:`Request`."""
+    """Images ``[channels, height, width]`` in 0 to 1 with labels, by index or :class:`Request`."""
 
     items: Any  # one for each image
     load: Callable  # from an item to image (float32 in 0 to 1, or uint8) and label
@@ -116,8 +115,7 @@ def random_crop(
 
 
 def resize(image: torch.Tensor, height: int, width: int | None = None) -> torch.Tensor:
-    """``[C, height, width]``, by default a square, from ``[C, H, W]``, or a batch of such; bilinear
-    with antialiasing."""
+    """``[..., C, height, width]``, by default a square; bilinear with antialiasing."""
     size = (height, width or height)
     if image.shape[-2:] == size:
         return image
@@ -144,8 +142,7 @@ def digits(channels: int = 1) -> tuple[Images, Images]:
 
 
 def given_data(args: argparse.Namespace, channels: int) -> tuple[Images, Images]:
-    """Training and test of a data set of the hub, a local folder of images or parquet, csv or json
-    files. Small data sets are decoded at once and held in memory."""
+    """Training and test of the caller's data; small data sets are decoded at once and held."""
     data = open_dataset(args.dataset, args.dataset_config)
     if args.test_split is None:
         data = labelled(args, data)
@@ -168,8 +165,7 @@ def labelled(args: argparse.Namespace, data: Mapping[str, Any]) -> Mapping[str, 
 
 
 def read_images(args: argparse.Namespace, training: Any, rows: Any, channels: int) -> Images:
-    """The images of `rows`, with the classes of `training`; none is decoded before it is asked
-    for."""
+    """The images of `rows`, with the classes of `training`, decoded when they are asked for."""
     pixels, target = (_column(args, option, training) for option in COLUMNS)
     names = getattr(training.features[target], "names", None)
     # plain numbers or words have no names
@@ -227,8 +223,7 @@ def _column(args: argparse.Namespace, option: str, data: Any) -> str:
 
 
 def make_processor(path: str | None, size: int, channels: int) -> ViTImageProcessor:
-    """What images of `size` are normalised by, saved with the model: mean and standard deviation of
-    the checkpoint `path`, or 0.5 and 0.5."""
+    """What normalises images of `size`: the numbers of the checkpoint `path`, or 0.5 and 0.5."""
     pixels = {"height": size, "width": size}
     if path:
         with contextlib.suppress(OSError):  # a checkpoint without one
@@ -286,9 +281,8 @@ def load_data(args: argparse.Namespace, channels: int) -> list[Data]:
 
 
 def _test_images(name: str, args: argparse.Namespace, channels: int) -> Images:
-    """The whole split that is named, the only one, or the first of a usual name that has labels; a
-    split of training is not tested unless it is named. Classes are those of the split itself, for
-    there may be no training."""
+    """The whole split that is named, the only one, or the first of a usual name that has labels.
+    Classes are those of the split itself, for there may be no training."""
     data = open_dataset(name, args.dataset_config)
     said = f"{name} has the splits {', '.join(data)}"
     split = args.test_split

@@ -23,16 +23,8 @@ if __name__ == "__main__":  # as a script, like finetune_hf.py
 
 import torch
 
+from recipes.lab import options
 from recipes.lab.data import fingerprint
-from recipes.lab.options import (
-    add_shared,
-    available_cores,
-    check_increasing,
-    check_model,
-    check_shared,
-    new_parser,
-    positive,
-)
 from recipes.lab.steps import CommandError, digest, progress, run_main, write_lines
 from recipes.lab.tables import Row, how_made, shown_command, started_as
 from recipes.vit import tables
@@ -58,11 +50,11 @@ UNIMPORTANT = ("model", "models", "output", "resume", "workers")
 
 
 def make_options() -> argparse.ArgumentParser:
-    parser = new_parser(__doc__)
+    parser = options.new_parser(__doc__)
     add = parser.add_argument
     text = "checkpoints, folders or names on the hub; NAME=A,B,C are seeds of one model"
     add("--model", nargs="+", required=True, metavar="PATH", help=text)
-    add_shared(parser, "output", default=Path("results/vit-evaluation"))
+    options.add_shared(parser, "output", default=Path("results/vit-evaluation"))
     text = "hub names, folders of images by class, parquet, csv or json; default: built-in digits"
     add("--dataset", nargs="+", default=[None], metavar="NAME", help=text)
     add("--dataset-config", metavar="NAME", help="configuration of a data set of the hub")
@@ -70,8 +62,8 @@ def make_options() -> argparse.ArgumentParser:
     add("--test-split", metavar="NAME", help=text)
     add("--image-column", metavar="NAME", help="default: one of a usual name")
     add("--label-column", metavar="NAME", help="default: one of a usual name")
-    add_shared(parser, "limit", help="N images, evenly spread, for a first look")
-    pixels = {"type": positive, "metavar": "PIXELS"}
+    options.add_shared(parser, "limit", help="N images, evenly spread, for a first look")
+    pixels = {"type": options.positive, "metavar": "PIXELS"}
     text = "default: 5/7, 1, 12/7 and 3 times that of the first model, 160 224 384 672 for 224"
     add("--sizes", nargs="+", **pixels, help=text)
     text = "crop: shorter side to SIZE/0.875, centre square (paper; default); whole: squeezed"
@@ -84,17 +76,17 @@ def make_options() -> argparse.ArgumentParser:
     text = "size that --gamma takes for that of training; default: image_size of the model"
     add("--train-size", **pixels, help=text)
     text = f"also the best size by bins of shorter sides; default: {' '.join(map(str, BIN_EDGES))}"
-    add("--bins", nargs="*", type=positive, metavar="EDGE", help=text)
+    add("--bins", nargs="*", type=options.positive, metavar="EDGE", help=text)
     add("--throughput", action="store_true", help="also images per second at each size")
-    add("--runs", type=positive, help="timed runs of --throughput (default: 30)")
-    add("--warmup", type=positive, help="runs before these (default: 30)")
+    add("--runs", type=options.positive, help="timed runs of --throughput (default: 30)")
+    add("--warmup", type=options.positive, help="runs before these (default: 30)")
     text = f"largest batch of --throughput to try (default: {CPU_BATCH}, on cuda {CUDA_BATCH})"
-    add("--max-batch", type=positive, metavar="N", help=text)
-    add("--batch-size", type=positive, default=64, help="(default: 64)")
+    add("--max-batch", type=options.positive, metavar="N", help=text)
+    add("--batch-size", type=options.positive, default=64, help="(default: 64)")
     add("--dtype", choices=DTYPES, default=DTYPES[0], help=f"(default: {DTYPES[0]})")
-    add_shared(parser, "device")
+    options.add_shared(parser, "device")
     text = "threads that read images (default: 1 on cpu, else one for each core, at most 16)"
-    add("--workers", type=positive, metavar="N", help=text)
+    add("--workers", type=options.positive, metavar="N", help=text)
     add("--resume", action="store_true", help="keep what an interrupted run has measured")
     return parser
 
@@ -102,9 +94,9 @@ def make_options() -> argparse.ArgumentParser:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Options, complete and checked as far as no model is needed."""
     args = make_options().parse_args(argv)
-    check_shared(args)
+    options.check_shared(args)
     cpu = args.device.type == "cpu"
-    args.workers = args.workers or (1 if cpu else min(16, available_cores()))
+    args.workers = args.workers or (1 if cpu else min(16, options.available_cores()))
     for name, needed in NEEDED.items():
         if getattr(args, name) and not getattr(args, needed):
             raise CommandError(f"--{name.replace('_', '-')} has no effect without --{needed}")
@@ -114,7 +106,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     args.tta_step = args.tta_step or (DIGIT_TTA_STEP if builtin else TTA_STEP)
     if args.bins is not None:
         args.bins = args.bins or list(BIN_EDGES)
-        check_increasing(args.bins, "--bins")
+        options.check_increasing(args.bins, "--bins")
     if builtin and (args.dataset_config or args.test_split):
         raise CommandError("--dataset-config and --test-split need --dataset")
     args.models = model_groups(args.model)
@@ -122,8 +114,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def model_groups(words: Sequence[str]) -> dict[str, list[str]]:
-    """``{name: checkpoints}``; a model without a name has the last part of its path, or all of it
-    where two would have the same."""
+    """``{name: checkpoints}``; a name is the end of a path, all of it where two end alike."""
     named = []
     for word in words:
         name, equals, paths = word.partition("=")
@@ -139,7 +130,7 @@ def model_groups(words: Sequence[str]) -> dict[str, list[str]]:
                 "its own"
             )
         for path in paths:
-            check_model(path)
+            options.check_model(path)
         groups[name] = paths
     return groups
 
@@ -177,13 +168,13 @@ def evaluate(
     done = args.output / UNFINISHED
     if not args.resume:
         shutil.rmtree(done, ignore_errors=True)
-    options = {key: str(value) for key, value in vars(args).items() if key not in UNIMPORTANT}
+    given = {key: str(value) for key, value in vars(args).items() if key not in UNIMPORTANT}
     rows: dict[str, list[Row]] = {}
     for name, group in groups.items():
         for model in group:
             # of a checkpoint on the hub the name alone
             files = [file for file in sorted(Path(model.path).glob("*")) if file.suffix in WEIGHTS]
-            made_with = [options, [model.path, *map(digest, files)]]
+            made_with = [given, [model.path, *map(digest, files)]]
             work = {part.name: partial(measure, model, part, args) for part in data[model.channels]}
             if args.throughput and model is group[0]:  # seeds are equally fast
                 work[None] = partial(measure_speed, model, args)

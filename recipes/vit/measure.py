@@ -24,21 +24,18 @@ GAMMA_RULES = {"1": 0, "r/train": 1, "sqrt(r/train)": 0.5}  # powers of r/train,
 
 
 class View(NamedTuple):
-    """One way to show an image ``[C, h, w]`` to a model.
+    """One way to show an image ``[C, h, w]`` to a model, by one of the protocols:
 
-    Attributes:
-        protocol: "crop", the paper's: the shorter side becomes ``int(size / 0.875)`` pixels, the
-            aspect is kept, then a square is cropped from the centre; "whole": the whole image
-            becomes a square; "original": both sides are enlarged by 1 / 0.875 and the centre is
-            cropped to the size that the image had; "untouched": the image as it is (the last two:
-            CAPE Appendix B.2, strategies iv and v).
-        size: Side of the square in pixels; 0 where the image keeps its own size.
-        gamma: Factor on the grid of positions.
+    "crop", the paper's: the shorter side becomes ``int(size / 0.875)`` pixels, the aspect is kept,
+    then a square is cropped from the centre;
+    "whole": the whole image becomes a square;
+    "original": both sides are enlarged by 1 / 0.875 and the centre is cropped to the size that the
+    image had; "untouched": the image as it is (CAPE Appendix B.2, strategies iv and v).
     """
 
     protocol: str
-    size: int = 0
-    gamma: float = 1.0
+    size: int = 0  # side of the square in pixels; 0 where the image keeps its own size
+    gamma: float = 1.0  # factor on the grid of positions
 
     def __call__(self, image: torch.Tensor) -> torch.Tensor:
         sides = image.shape[1:]
@@ -57,25 +54,22 @@ class View(NamedTuple):
         return resize(image, *larger)[:, top : top + high, left : left + wide]
 
 
-def tta_sizes(size: int, step: int) -> tuple[int, ...]:
-    """Sizes whose log-probabilities are added up (CAPE section 5.1.3)."""
-    if step >= size:
-        raise CommandError(
-            f"--tta-step {step} is not allowed with size {size}; allowed: less than the smallest "
-            "of --sizes"
-        )
-    return tuple(sorted({size - step, size, size + step}))
-
-
 def columns_of(args: argparse.Namespace, train: int) -> dict[tuple[str, int, str], list[View]]:
-    """What is compared on all images: views by name of table, size and rule."""
+    """What is compared on all images: views whose log-probabilities are added up, by name of table,
+    size and rule."""
     columns = {}
     for size in args.sizes:
         view = View(args.protocol, size)
         columns["accuracy", size, ""] = [view]
-        if args.tta:
+        if args.tta:  # CAPE section 5.1.3
+            step = args.tta_step
+            if step >= size:
+                raise CommandError(
+                    f"--tta-step {step} is not allowed with size {size}; allowed: less than the "
+                    "smallest of --sizes"
+                )
             columns["tta", size, "-"] = [view]
-            together = tta_sizes(size, args.tta_step)
+            together = sorted({size - step, size, size + step})
             columns["tta", size, "+"] = [view._replace(size=other) for other in together]
         for rule, power in GAMMA_RULES.items() if args.gamma else ():
             columns["gamma", size, rule] = [view._replace(gamma=(size / train) ** power)]
@@ -185,8 +179,7 @@ def strategies(
 def measure_bins(
     classifier: Classifier, data: Data, args: argparse.Namespace, classes: Sequence[int]
 ) -> list[Row]:
-    """A row for each bin and strategy. A strategy is left out of a bin where the model refuses one
-    of its :func:`extremes`, which is said."""
+    """A row for each bin and strategy, but for those with a shape that the model refuses."""
     # images of one size follow each other, so that they share a forward
     members = sorted(zip(shapes_of(data), data.order, strict=True))
     rows = []

@@ -24,11 +24,8 @@ def write_all(
     folder: Path, rows: Mapping[str, Sequence[Row]], facts: Mapping[str, str]
 ) -> Iterator[list[str]]:
     """Writes ``TABLE.csv``, ``TABLE.md`` and ``TABLE.png`` for each of :data:`TITLES` that there
-    are rows of, and yields the lines of its page.
-
-    Args:
-        facts: What is needed to repeat the tables; one with the name of a table belongs to it.
-    """
+    are rows of, and yields the lines of its page. Of `facts` those with the name of a table belong
+    to it alone."""
     for table, measured in rows.items():
         figure = folder / f"{table}.png"
         if table == "bins":

@@ -107,7 +107,7 @@ def test_strategy_that_a_model_refuses_is_left_out(classifier, capsys):
 
 
 def test_augmentation_of_one_size_is_plain_evaluation(classifier, data):
-    one = [View("crop", size) for size in measure.tta_sizes(24, 0)]
+    one = measure.columns_of(options(tta=True, tta_step=0, sizes=[24]), 16)["tta", 24, "+"]
     columns = {"plain": [View("crop", 24)], "one": one}
     ranks = label_ranks(classifier, data, columns, range(7))
     assert np.array_equal(ranks["plain"], ranks["one"])
@@ -119,7 +119,8 @@ def test_augmentation_of_one_size_is_plain_evaluation(classifier, data):
 
 
 def test_augmentation_adds_log_probabilities_of_three_sizes(classifier, data):
-    assert measure.tta_sizes(224, 32) == (192, 224, 256)
+    paper = measure.columns_of(options(tta=True, tta_step=32, sizes=[224]), 224)
+    assert [view.size for view in paper["tta", 224, "+"]] == [192, 224, 256]
     args = options(tta=True, tta_step=8, sizes=[24])
     columns = measure.columns_of(args, 16)
     ranks = label_ranks(classifier, data, columns, range(7))
