@@ -173,11 +173,10 @@ def settings_to_compare(
             "cape:max_global_scale=1; leave it out to train one type with --position-... options"
         )
     names = [chosen or "cape"] if chosen or given else args.compare or default
-    twice = [name for name in names if list(names).count(name) > 1]
-    if twice:
-        raise CommandError(f"--compare {twice[0]} is given twice; give each type once")
     settings = {}
     for name in names:
+        if name in settings:
+            raise CommandError(f"--compare {name} is given twice; give each type once")
         type_name, own = _parse_type(name, domain)
         settings[name] = {"type": type_name, **(defaults or {}).get(type_name, {}), **own, **given}
         try:

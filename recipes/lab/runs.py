@@ -134,15 +134,13 @@ def generate(
 
 def run_all(jobs: Sequence[Callable[[], Any]], workers: int) -> list[Any]:
     """Run the jobs, `workers` at a time; the first failure stops all of them."""
-    pool = ThreadPoolExecutor(workers)
-    futures = [pool.submit(job) for job in jobs]
-    try:
-        for future in wait(futures, return_when=FIRST_EXCEPTION).done:
-            future.result()
-        return [future.result() for future in futures]
-    except BaseException:  # also Ctrl-C: start nothing more and leave no training behind
-        pool.shutdown(wait=False, cancel_futures=True)
-        steps.stop_children()
-        raise
-    finally:
-        pool.shutdown()
+    with ThreadPoolExecutor(workers) as pool:
+        futures = [pool.submit(job) for job in jobs]
+        try:
+            for future in wait(futures, return_when=FIRST_EXCEPTION).done:
+                future.result()
+            return [future.result() for future in futures]
+        except BaseException:  # also Ctrl-C: start nothing more and leave no training behind
+            pool.shutdown(wait=False, cancel_futures=True)
+            steps.stop_children()
+            raise

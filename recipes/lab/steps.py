@@ -183,8 +183,6 @@ def step(folder: Path, settings: Mapping[str, Any], make: Callable[[Path], None]
     return folder
 
 
-# ---- child processes ---------------------------------------------------------------------------
-
 _children: set[subprocess.Popen] = set()
 
 

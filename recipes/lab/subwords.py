@@ -2,11 +2,11 @@
 ``encode`` (text to pieces separated by spaces) and ``decode`` (the inverse)."""
 
 import contextlib
+import fileinput
 import io
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +64,13 @@ class SubwordNMT:
     @classmethod
     def train(cls, files: Sequence[Path], codes: Path, merges: int) -> "SubwordNMT":
         """Learn `merges` joint merge operations on `files` and write them to `codes`."""
-        with contextlib.ExitStack() as stack:
-            texts = [stack.enter_context(open(path, encoding="utf-8")) for path in files]
-            output = stack.enter_context(writing(codes))
+        with (
+            fileinput.FileInput(files, encoding="utf-8") as texts,
+            writing(codes) as output,
             # complains on standard error when there is less to merge, which is no problem
-            stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
-            learn_bpe(chain.from_iterable(texts), output, merges)
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            learn_bpe(texts, output, merges)
         return cls(codes)
 
     def encode(self, text: str) -> str:

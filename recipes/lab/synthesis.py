@@ -101,8 +101,7 @@ class Synthesizer:
         self._library.espeak_SetParameter(_PITCH, pitch, 0)
         if not text.strip():
             raise ValueError(f"text={text!r} has nothing to be spoken; give words.")
-        self._samples.clear()
-        self._phones.clear()
+        self._samples, self._phones = [], []
         words = text.encode()
         self._library.espeak_Synth(words, len(words) + 1, 0, 1, 0, _UTF8, None, None)
         native = np.concatenate(self._samples).astype(np.float32) / 32768

@@ -102,8 +102,7 @@ def seed_table(cells: Cells, corner: str, digits: int = 2) -> list[str]:
 def write_page(
     path: Path, title: str, sections: Mapping[str, Sequence[str]], facts: Mapping[str, str]
 ) -> list[str]:
-    """Writes a page: title, sections by heading ("" has none), and how it was made. Returns the
-    lines of the sections, for the screen."""
+    """Writes a page with sections by heading ("" has none); returns their lines, for the screen."""
     shown: list[str] = []
     for heading, lines in sections.items():
         shown += [*([f"## {heading}", ""] if heading else []), *lines, ""]

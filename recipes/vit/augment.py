@@ -209,9 +209,8 @@ class Mix(NamedTuple):
 
 @dataclass
 class Mixing:
-    """Mixup (Zhang et al., 2018) or CutMix (Yun et al., 2019), one of them for each batch with
-    equal probability, and one lambda for the batch: Beta(mixup, mixup) or Beta(cutmix, cutmix); 0
-    for none."""
+    """Mixup (Zhang et al., 2018) or CutMix (Yun et al., 2019), for each batch as likely as the
+    other, and one lambda: Beta(mixup, mixup) or Beta(cutmix, cutmix); 0 for none."""
 
     mixup: float
     cutmix: float
@@ -254,9 +253,7 @@ class ImageTrainer(Trainer):
 
     sizes: Sequence[int] = ()
     repeats: int = 1
-    # drawn after the batch was loaded: batches are loaded ahead, and a resumed training must draw
-    # the same
-    mixing: Mixing | None = None
+    mixing: Mixing | None = None  # drawn here, since batches are loaded ahead: resuming draws alike
 
     def _get_train_sampler(self, train_dataset: Any = None) -> SizeSampler:
         args = self.args

@@ -56,10 +56,8 @@ class Classifier:
     def on(self, device: torch.device) -> Iterator[None]:
         """The model is on `device` in this block, and its memory is free again afterwards."""
         self.model.to(device)
-        try:
-            yield
-        finally:
-            self.model.to("cpu")
+        yield
+        self.model.to("cpu")
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         """Logits ``[B, classes]`` of normalised pixels."""
@@ -145,7 +143,17 @@ def match_classes(names: Sequence[str], labels: Sequence[str]) -> tuple[list[int
     places = {name: place for place, name in enumerate(model) if model.count(name) == 1}
     if all(name in places for name in data):
         return [places[name] for name in data], "by name"
-    for numbers, how in _guesses(data, len(model)):
+    guesses = []
+    if all(name.isdecimal() for name in data):
+        numbers = [int(name) for name in data]
+        if max(numbers) < len(model):
+            guesses.append((numbers, "by number"))
+        elif len(numbers) == len(model):  # such as 1 to 1000
+            order = sorted(numbers)
+            guesses.append(([order.index(n) for n in numbers], "by order of their numbers"))
+    if len(data) == len(model):
+        guesses.append((list(range(len(model))), "by order, since their names differ"))
+    for numbers, how in guesses:
         if all(places.get(name, place) == place for name, place in zip(data, numbers, strict=True)):
             return numbers, how
     first, own = (
@@ -155,22 +163,6 @@ def match_classes(names: Sequence[str], labels: Sequence[str]) -> tuple[list[int
         f"the {len(names)} classes of the data ({first}) are not among the {len(labels)} classes "
         f"of the model ({own}); give data with the model's classes, by name or number"
     )
-
-
-def _guesses(data: Sequence[str], count: int) -> Iterator[tuple[list[int], str]]:
-    """Numbers of the model's `count` classes for names that it does not have."""
-    if all(name.isdecimal() for name in data):
-        numbers = [int(name) for name in data]
-        if max(numbers) < count:
-            yield numbers, "by number"
-        elif len(numbers) == count:  # such as 1 to 1000
-            order = sorted(numbers)
-            yield [order.index(number) for number in numbers], "by order of their numbers"
-    if len(data) == count:
-        yield list(range(count)), "by order, since their names differ"
-
-
-# ---- images per second: the protocol of DeiT and CAPE (Appendix B.1) -----------------------------
 
 
 def attempt(run: Callable[[int], Any], batch: int) -> Any:
@@ -212,7 +204,8 @@ def images_per_second(
     synchronize: Callable[[], object] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """``batch * runs / seconds``, the clock read only when the device has nothing left to do."""
+    """``batch * runs / seconds``, the clock read only when the device has nothing left to do: the
+    protocol of DeiT and CAPE (Appendix B.1)."""
     for _ in range(warmup):
         run()
     synchronize()

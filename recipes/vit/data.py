@@ -64,12 +64,13 @@ class Images(Dataset):
             held = isinstance(self.items, list)
             self.items = [self.items[n] for n in places] if held else self.items.select(places)
 
-    def hold(self, limit: int = HELD_BYTES) -> None:
+    def hold(self, limit: int = HELD_BYTES) -> "Images":
         """Decodes all images once, if they will take no more than `limit` bytes together."""
         sample = [self.read(index)[0] for index in range(min(16, len(self)))]
         if len(self) * sum(image.nbytes for image in sample) <= limit * len(sample):
             self.items = [self.read(n) for n in progress(range(len(self)), "decode", delay=1)]
-            self.load = _itself
+            self.load = tuple
+        return self
 
     def read(self, index: int) -> tuple[torch.Tensor, int]:
         """Image, as it is stored, and label; an error names the file or row."""
@@ -95,10 +96,6 @@ class Images(Dataset):
         if request.size is not None:
             image = resize(image, request.size)
         return image if self.augment is None else self.augment(image, rng), label
-
-
-def _itself(item: Any) -> Any:  # a lambda could not be sent to worker processes
-    return item
 
 
 def random_crop(
@@ -135,10 +132,7 @@ def digits(channels: int = 1) -> tuple[Images, Images]:
     items = list(zip(images, data.target[order].tolist(), strict=True))
     cut = len(items) * 4 // 5
     names = list(map(str, data.target_names))
-    return tuple(Images(part, _itself, names) for part in (items[:cut], items[cut:]))
-
-
-# ---- data of the caller --------------------------------------------------------------------------
+    return tuple(Images(part, tuple, names) for part in (items[:cut], items[cut:]))
 
 
 def given_data(args: argparse.Namespace, channels: int) -> tuple[Images, Images]:
@@ -147,10 +141,8 @@ def given_data(args: argparse.Namespace, channels: int) -> tuple[Images, Images]
     if args.test_split is None:
         data = labelled(args, data)
     parts = train_and_test(data, args.train_split, args.test_split)
-    read = tuple(read_images(args, parts["train"], rows, channels) for rows in parts.values())
-    for part in read:
-        part.hold()
-    return read
+    train = parts["train"]
+    return tuple(read_images(args, train, rows, channels).hold() for rows in parts.values())
 
 
 def labelled(args: argparse.Namespace, data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -177,8 +169,8 @@ def read_images(args: argparse.Namespace, training: Any, rows: Any, channels: in
             f"--label-column {target}: the test has {min(unknown, key=str)!r}, which is none of "
             f"the {len(values)} classes; where a test has no labels, name another --test-split"
         )
-    stored = not isinstance(rows.features[pixels], Feature) and len(rows) > 0
-    first = rows[0][pixels] if stored else None
+    declared = isinstance(rows.features[pixels], Feature)
+    first = None if declared or not len(rows) else rows[0][pixels]
     if first is not None and not _has_bytes(first):
         raise CommandError(f"--image-column {pixels} has no images but {first!r:.40}; name another")
     load = partial(_load, pixels=pixels, target=target, channels=channels, classes=classes)
@@ -232,9 +224,6 @@ def make_processor(path: str | None, size: int, channels: int) -> ViTImageProces
     return ViTImageProcessor(size=pixels, image_mean=half, image_std=half)
 
 
-# ---- data to test any model on -------------------------------------------------------------------
-
-
 class Data(NamedTuple):
     """Images to test on, those of `order`, by so many in a forward, read by `workers` threads."""
 
@@ -249,8 +238,7 @@ class Data(NamedTuple):
         while the one before is in use."""
         order, size = self.order, self.batch_size
         chunks = [order[i : i + size] for i in range(0, len(order), size)]
-        # Decoding and resizing release Python's lock; processes would send every pixel through
-        # shared memory.
+        # threads: decoding releases Python's lock; processes would send every pixel
         with ThreadPoolExecutor(self.workers) as pool:
             waiting = pool.map(read, chunks[0])
             for following in progress([*chunks[1:], ()], what, unit="batch"):
@@ -275,8 +263,8 @@ def load_data(args: argparse.Namespace, channels: int) -> list[Data]:
         if not len(images):
             raise CommandError(f"--dataset {given} has no images in the split that is tested")
         images.keep(args.limit or len(images))
-        images.hold()
-        by_name[name] = Data(name, images, range(len(images)), args.batch_size, args.workers)
+        order = range(len(images))
+        by_name[name] = Data(name, images.hold(), order, args.batch_size, args.workers)
     return list(by_name.values())
 
 

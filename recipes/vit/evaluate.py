@@ -13,9 +13,10 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import fmean, mean, stdev
 from typing import Any
 
 if __name__ == "__main__":  # as a script, like finetune_hf.py
@@ -23,14 +24,14 @@ if __name__ == "__main__":  # as a script, like finetune_hf.py
 
 import torch
 
-from recipes.lab import options
+from recipes.lab import options, tables
 from recipes.lab.data import fingerprint
+from recipes.lab.figures import Panel, new_figure, widen, write_figure, write_lines_figure
 from recipes.lab.steps import CommandError, digest, progress, run_main, write_lines
-from recipes.lab.tables import Row, how_made, shown_command, started_as
-from recipes.vit import tables
+from recipes.lab.tables import ALL, Cells, Row
 from recipes.vit.classifier import Classifier, match_classes, throughput
 from recipes.vit.data import load_data
-from recipes.vit.measure import BIN_EDGES, GAMMA_RULES, check, measure
+from recipes.vit.measure import BIN_EDGES, GAMMA_RULES, MAX, MIN, check, measure
 
 TTA_STEP, DIGIT_TTA_STEP = 32, 8  # two patches
 SIZE_RATIOS = (5 / 7, 1, 12 / 7, 3)  # 160, 224, 384 and 672 for a model trained at 224
@@ -47,6 +48,16 @@ UNFINISHED = ".unfinished-evaluation"  # folder in --output, for --resume
 PACKAGES = ("torch", "transformers", "datasets", "scikit-learn")
 # options that change nothing of what is measured
 UNIMPORTANT = ("model", "models", "output", "resume", "workers")
+
+TITLES = {
+    "accuracy": "Accuracy by size",
+    "tta": "Test-time augmentation",
+    "gamma": "Factor on the grid of positions",
+    "bins": "Best size by size of the original",
+    "throughput": "Accuracy against throughput",
+}
+TOP = {"top1": "Top-1 accuracy, %", "top5": "Top-5 accuracy, %"}
+BEST = "best of each bin"
 
 
 def make_options() -> argparse.ArgumentParser:
@@ -188,14 +199,121 @@ def evaluate(
     return rows
 
 
-def facts_of(args: argparse.Namespace, argv: Sequence[str]) -> dict[str, str]:
-    images = f"{SHOWN[args.protocol]}, bilinear; {args.dtype}"
-    facts = how_made(shown_command(started_as(), argv), PACKAGES, args.device, images=images)
-    return facts | {
-        "gamma": f"train is {args.train_size or 'the image_size of each model'}",
-        "bins": "sizes by centre crop; the best is chosen on these very images (CAPE Table 5)",
-        "throughput": f"largest batch that fits, at most {args.max_batch}; {args.warmup} runs to "
-        f"warm up, {args.runs} timed",
+def write_all(
+    folder: Path, rows: Mapping[str, Sequence[Row]], facts: Mapping[str, str]
+) -> Iterator[list[str]]:
+    """Writes ``TABLE.csv``, ``TABLE.md`` and ``TABLE.png``, and yields the lines of the page. Of
+    `facts` those with the name of a table belong to it alone."""
+    for table, measured in rows.items():
+        figure = folder / f"{table}.png"
+        if table == "bins":
+            sections = _write_bins(figure, measured)
+        elif table == "throughput":
+            sections = _write_throughput(figure, measured, rows["accuracy"])
+        else:
+            sections = _write_sizes(figure, measured)
+        tables.write_csv(folder / f"{table}.csv", measured)
+        own = {name: text for name, text in facts.items() if name not in TITLES or name == table}
+        yield tables.write_page(folder / f"{table}.md", TITLES[table], sections, own)
+
+
+def _write_sizes(path: Path, rows: Sequence[Row]) -> dict[str, list[str]]:
+    lines, panel = [], ["data"]
+    for row in rows:
+        line = row["model"] + " TTA" * (row.get("tta") == "+")
+        if "gamma" in row:
+            line, panel = f"{line}, gamma {row['gamma']}", ["data", "model"]
+        lines.append({**row, "line": line})
+    panels = [
+        Panel(tables.pivot(group, "line", "size", "top1"), TOP["top1"], title)
+        for title, group in tables.grouped(lines, *panel).items()
+    ]
+    write_lines_figure(path, panels, "size in pixels")
+    return {
+        f"{title} ({name}, {group[0]['images']} images)": tables.seed_table(
+            tables.pivot(group, "line", "size", metric), "model"
+        )
+        for name, group in tables.grouped(lines, "data").items()
+        for metric, title in TOP.items()
+    }
+
+
+def _write_bins(path: Path, rows: Sequence[Row]) -> dict[str, list[str]]:
+    panels, sections = [], {}
+    for title, group in tables.grouped(rows, "data", "model").items():
+        labels = dict.fromkeys(row["bin"] for row in group)
+        # each line has all bins, so that they keep their order
+        lines = {
+            name: {label: tried.get(label, []) for label in labels}
+            for name, tried in tables.pivot(group, "strategy", "bin", "top1").items()
+        }
+        panels.append(Panel(lines, TOP["top1"], title))
+        sections[f"{TOP['top1']} ({title})"] = bin_table(group)
+    write_lines_figure(path, panels, "shorter side of the original in pixels")
+    return sections
+
+
+def bin_table(rows: Sequence[Row]) -> list[str]:
+    """Of one model on one data set: a row for each bin with the best strategy, by the mean over the
+    seeds, in bold; then all images by those strategies that were tried in every bin, and by
+    :data:`BEST`: means over the bins, weighted by their images."""
+    cells = tables.pivot(rows, "bin", "strategy", "top1")
+    images = {row["bin"]: row["images"] for row in rows}
+    sizes = {(row["bin"], row["strategy"]): row["size"] for row in rows}
+    names = list(dict.fromkeys(row["strategy"] for row in rows))
+    lines, chosen = [], {name: [] for name in (*names, BEST)}
+    for label, tried in cells.items():
+        best = max(tried, key=lambda name, tried=tried: mean(tried[name]))
+        texts = []
+        for name in names:
+            text = tables.cell(tried.get(name, ()))
+            text = f"**{text}**" if name == best else text
+            shown = name in (MIN, MAX) and name in tried
+            texts.append(f"{text} ({sizes[label, name]})" if shown else text)
+        lines.append([label, images[label], *texts, tables.cell(tried[best])])
+        for name, values in (*tried.items(), (BEST, tried[best])):
+            chosen[name].append(values)
+    totals = {
+        name: [fmean(seeds, images.values()) for seeds in zip(*bins, strict=True)]
+        for name, bins in chosen.items()
+        if len(bins) == len(cells)
+    }
+    shown = [tables.cell(totals.get(name, ())) for name in chosen]
+    lines.append([ALL, sum(images.values()), *shown])
+    return tables.markdown([f"shorter side ({tables.of_seeds(cells)})", "images", *chosen], lines)
+
+
+def draw_throughput(path: Path, rates: Cells, accuracies: Cells) -> None:
+    """Accuracy against images per second, a line for each model through its sizes (CAPE Fig. 4)."""
+    figure, ((axes,),) = new_figure(7, 4.8)
+    for name, row in rates.items():
+        points = [(mean(row[size]), mean(accuracies[name][size])) for size in row]
+        spread = [stdev(v) if len(v) > 1 else 0.0 for v in map(accuracies[name].get, row)]
+        style = {"yerr": spread if any(spread) else None, "capsize": 2, "marker": "o", "ms": 4}
+        axes.errorbar(*zip(*points, strict=True), label=name, **style)
+        for size, point in zip(row, points, strict=True):
+            axes.annotate(str(size), point, (4, 4), textcoords="offset points", fontsize="small")
+    axes.set(xscale="log", xlabel="images per second (numbers: size in pixels)")
+    axes.set_ylabel(f"{TOP['top1']}\n({tables.of_seeds(accuracies)})")
+    widen(axes, 100)
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(fontsize="small")
+    write_figure(path, figure)
+
+
+def _write_throughput(
+    path: Path, rows: Sequence[Row], accuracies: Sequence[Row]
+) -> dict[str, list[str]]:
+    """Accuracy is that on the first data set."""
+    name, accuracies = next(iter(tables.grouped(accuracies, "data").items()))
+    title = f"{TOP['top1']} ({name}, {accuracies[0]['images']} images)"
+    rates = tables.pivot(rows, "model", "size", "images_per_second")
+    right = tables.pivot(accuracies, "model", "size", "top1")
+    draw_throughput(path, rates, right)
+    return {
+        "Images per second": tables.seed_table(rates, "model"),
+        "Batch size": tables.seed_table(tables.pivot(rows, "model", "size", "batch"), "model"),
+        title: tables.seed_table(right, "model"),
     }
 
 
@@ -209,7 +327,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     first = next(iter(groups.values()))[0]
     args.sizes = sorted(set(args.sizes or default_sizes(first.size, first.patch)))
     rows = evaluate(args, groups)
-    for lines in tables.write_all(args.output, rows, facts_of(args, argv)):
+    images = f"{SHOWN[args.protocol]}, bilinear; {args.dtype}"
+    command = tables.shown_command(tables.started_as(), argv)
+    facts = tables.how_made(command, PACKAGES, args.device, images=images)
+    facts |= {
+        "gamma": f"train is {args.train_size or 'the image_size of each model'}",
+        "bins": "sizes by centre crop; the best is chosen on these very images (CAPE Table 5)",
+        "throughput": f"largest batch that fits, at most {args.max_batch}; {args.warmup} runs to "
+        f"warm up, {args.runs} timed",
+    }
+    for lines in write_all(args.output, rows, facts):
         print("\n".join([*lines, ""]))
     print(f"tables and plots: {args.output}/{{{','.join(rows)}}}.{{md,csv,png}}")
 

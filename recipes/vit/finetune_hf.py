@@ -148,9 +148,8 @@ def build_model(
             f"--model {args.model}: the shapes of {', '.join(others[:3])} are not those of its "
             "config.json; give the folder as it was saved"
         )
-    size = sizes["image_size"]
-    if size != model.config.image_size:
-        model.base_model.resize_images(*np.broadcast_to(size, 2).tolist())
+    if sizes["image_size"] != model.config.image_size:
+        model.base_model.resize_images(*np.broadcast_to(sizes["image_size"], 2).tolist())
     return model
 
 

@@ -3,6 +3,7 @@ the protocols of CAPE (section 5.1 and Appendix B)."""
 
 import argparse
 from collections.abc import Mapping, Sequence
+from itertools import starmap
 from math import inf
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -27,10 +28,9 @@ class View(NamedTuple):
     """One way to show an image ``[C, h, w]`` to a model, by one of the protocols:
 
     "crop", the paper's: the shorter side becomes ``int(size / 0.875)`` pixels, the aspect is kept,
-    then a square is cropped from the centre;
-    "whole": the whole image becomes a square;
-    "original": both sides are enlarged by 1 / 0.875 and the centre is cropped to the size that the
-    image had; "untouched": the image as it is (CAPE Appendix B.2, strategies iv and v).
+    then a square is cropped from the centre; "whole": the whole image becomes a square; "original":
+    both sides are enlarged by 1 / 0.875 and the centre is cropped to the size that the image had;
+    "untouched": the image as it is (the last two: CAPE Appendix B.2, strategies iv and v).
     """
 
     protocol: str
@@ -151,9 +151,6 @@ def accuracies(ranks: np.ndarray) -> Row:
     return {"images": len(ranks), **{f"top{k}": 100 * float((ranks < k).mean()) for k in (1, 5)}}
 
 
-# ---- bins of image sizes -----------------------------------------------------------------------
-
-
 def size_bins(edges: Sequence[int]) -> list[tuple[str, int, float]]:
     """Label, lowest and highest shorter side of each bin: "101-150"; the last one is "385+"."""
     *closed, (_, low, high) = bins(edges, "--bins")
@@ -167,11 +164,10 @@ def strategies(
     (CAPE Appendix B.2). The bin without an upper end may have images of thousands of pixels: 500
     pixels (at the paper's edges) stand for its largest, and no image keeps its own size."""
     sides = [min(shape) for shape in shapes]
-    is_open = high == inf
-    largest = max(round(OPEN_BIN_MAX * (low - 1)), min(sides)) if is_open else max(sides)
+    largest = max(round(OPEN_BIN_MAX * (low - 1)), min(sides)) if high == inf else max(sides)
     views = {f"{size} px": View("crop", size) for size in sizes}
     views |= {MIN: View("crop", min(sides)), MAX: View("crop", largest)}
-    if not is_open:
+    if high < inf:
         views |= {"original": View("original"), "original (no crop)": View("untouched")}
     return views
 
@@ -191,8 +187,7 @@ def measure_bins(
         columns = {}
         for name, view in strategies(shapes, low, high, args.sizes).items():
             shown = [(view.size, view.size)] if view.size else extremes(shapes)
-            reason = next(filter(None, (classifier.refusal(*sides) for sides in shown)), None)
-            if reason:
+            if reason := next(filter(None, starmap(classifier.refusal, shown)), None):
                 print(f"{classifier.path}, {data.name} {label}: without {name!r}, since {reason}")
             else:
                 columns[name] = [view]

@@ -14,7 +14,7 @@ from recipes.lab import figures, scores
 from recipes.lab.steps import CommandError
 from recipes.lab.tables import cell
 from recipes.vit import classifier as speed
-from recipes.vit import measure, tables
+from recipes.vit import evaluate, measure
 from recipes.vit.classifier import match_classes
 from recipes.vit.measure import View, rank_of
 
@@ -87,7 +87,7 @@ def test_best_of_each_bin_is_weighted_by_images():
         row("0-9", "16 px", 10, 50.0), row("0-9", "min", 10, 70.0), row("0-9", "original", 10, 0.0),
         row("10+", "16 px", 30, 90.0), row("10+", "min", 30, 20.0),
     ]  # fmt: skip
-    lines = tables.bin_table(rows)
+    lines = evaluate.bin_table(rows)
     assert (
         lines[0]
         == "| shorter side (one seed) | images | 16 px | min | original | best of each bin |"
@@ -96,7 +96,7 @@ def test_best_of_each_bin_is_weighted_by_images():
     assert lines[3] == "| 10+ | 30 | **90.00** | 20.00 (9) | - | 90.00 |"
     assert lines[-1] == "| all | 40 | 80.00 | 32.50 | - | 85.00 |"
     rows += [{**one, "checkpoint": "b", "top1": 60.0} for one in rows]
-    assert f"| all | 40 | {cell([80.0, 60.0])} |" in tables.bin_table(rows)[-1]
+    assert f"| all | 40 | {cell([80.0, 60.0])} |" in evaluate.bin_table(rows)[-1]
 
 
 # ---- ranks and classes ---------------------------------------------------------------------------
@@ -131,10 +131,10 @@ def drawn(monkeypatch):
 )
 def test_plots_do_not_enlarge_small_differences(first, second, said, bands, tmp_path, drawn):
     table = {"a": {16: first, 24: first}, "b": {16: second, 24: second}}
-    panel = figures.Panel(table, tables.TOP["top1"], "digits")
+    panel = figures.Panel(table, evaluate.TOP["top1"], "digits")
     figures.write_lines_figure(tmp_path / "plot.png", [panel], "size")
     rates = {name: {16: [900.0], 24: [500.0]} for name in table}
-    tables.draw_throughput(tmp_path / "throughput.png", rates, table)
+    evaluate.draw_throughput(tmp_path / "throughput.png", rates, table)
     for figure in drawn:
         (axes,) = figure.axes
         low, high = axes.get_ylim()
