@@ -174,13 +174,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not args.dataset:
         torch.set_num_threads(1)  # so small a model gains nothing by more
     sizes = args.model_config = model_sizes(args, recipe)  # part of the record of a training
-    default = CapeViTConfig()
-    channels = sizes.get("num_channels", default.num_channels)
+    known = CapeViTConfig().to_dict() | sizes
     # a configuration may have one number per side
-    size = int(np.min(sizes.get("image_size", default.image_size)))
+    channels, size = known["num_channels"], int(np.min(known["image_size"]))
     trained = list(args.train_sizes or [size])
     tested = list(args.test_sizes or trained)
-    patch = int(np.max(sizes.get("patch_size", default.patch_size)))
+    patch = int(np.max(known["patch_size"]))
     if patch < 1:
         raise CommandError(f"--model-config: patch_size {patch} is not allowed; allowed: >= 1")
     if (least := min(*trained, *tested)) < patch:
