@@ -20,8 +20,14 @@ from recipes.lab.options import check_shared, new_parser, positive
 from recipes.lab.steps import CommandError, run_main
 from recipes.mt.analysis import length, scores, similarity, stack, swap
 from recipes.mt.analysis.options import add_model_options
-from recipes.mt.analysis.segmentation import open_subwords
-from recipes.mt.corpus import SEPARATOR, Pair, join_neighbours, read_pairs, write_columns
+from recipes.mt.corpus import (
+    SEPARATOR,
+    Pair,
+    join_neighbours,
+    open_subwords,
+    read_pairs,
+    write_columns,
+)
 
 ANALYSES = {
     "stack": (stack, "loss by position on stacked sentences (CAPE figure 8)"),

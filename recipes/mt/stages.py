@@ -210,7 +210,8 @@ def stack(experiment: Experiment) -> None:
             f"--work {work}: its test set has fewer than {length} target subwords, too few for"
             " one stacked sentence; prepare a larger one"
         )
-    losses = [-scores for scores in open_selected(experiment).log_probabilities(pieces, "stack")]
+    model = open_selected(experiment, "stack")
+    losses = [-scores for scores in model.log_probabilities(pieces)]
     rows = position_rows(losses, length)
     write_csv(experiment.run / "stacked.csv", rows)
     print(f"{len(losses)} stacked sentences; mean negative log likelihood (nats) by position")
@@ -236,9 +237,7 @@ def swap(experiment: Experiment) -> None:
     _, share, _, more = recipe.max_length.split()
     decoding = Decoding(recipe.beam, recipe.length_penalty, float(share), int(more))
 
-    def translate(lines: Sequence[str], order: str) -> list[str]:
-        return translations(model, lines, decoding, experiment.run / "swap", order)
-
+    translate = partial(translations, model, decoding, experiment.run / "swap")
     references = detokenise(experiment, list(map(model.plain, targets)))
     readable = partial(detokenise, experiment)
     bleu = swap_bleu(translate, sources, references, metric, readable)
@@ -248,9 +247,12 @@ def swap(experiment: Experiment) -> None:
     print("\n".join(page))
 
 
-def open_selected(experiment: Experiment) -> Translator:
+def open_selected(experiment: Experiment, title: str = "") -> Translator:
     """The selected checkpoint, for text in the subwords of the recipe."""
     torch.set_num_threads(experiment.threads)
     gpu = torch.cuda.is_available()
     running = Running(torch.device("cuda" if gpu else "cpu"), half=gpu)
-    return open_translator(experiment.selected, running, data=experiment.data, segmented=True)
+    files = {"data": experiment.data, "segmented": True}
+    model = open_translator(experiment.selected, running, **files)
+    model.title = title
+    return model

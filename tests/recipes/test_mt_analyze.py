@@ -107,16 +107,16 @@ def test_files_can_be_for_one_model():
 def test_translations_are_kept(work, tmp_path, monkeypatch):
     model = open_translator(work.fairseq("sinpos"), RUNNING)
     sources = work.sources()[:4]
-    found = translations(model, sources, GREEDY, tmp_path, "a 1")
+    found = translations(model, GREEDY, tmp_path, sources)
     model.translate = None
-    assert translations(model, sources, GREEDY, tmp_path, "a 1") == found
+    assert translations(model, GREEDY, tmp_path, sources) == found
     with pytest.raises(TypeError):  # other settings are not taken for the same
-        translations(model, sources, replace(GREEDY, max_len_b=3), tmp_path, "a 1")
+        translations(model, replace(GREEDY, max_len_b=3), tmp_path, sources)
     for what in ("source_ids", "target_ids"):  # another subword model
         with monkeypatch.context() as patch:
             patch.setattr(model, what, lambda text: [5, 2])
             with pytest.raises(TypeError):
-                translations(model, sources, GREEDY, tmp_path, "a 1")
+                translations(model, GREEDY, tmp_path, sources)
 
 
 # ---- data sets ---------------------------------------------------------------------------------

@@ -17,10 +17,8 @@ from torch import Tensor, nn
 import fairseq_user_dir  # noqa: F401 registers the architectures, lets torch load checkpoints
 from cape_plugins import PositionConfig
 from recipes.lab.steps import CommandError, reason
-from recipes.mt.analysis import segmentation
-from recipes.mt.analysis.segmentation import SOURCE, TARGET, Segmentation, Segmented
 from recipes.mt.analysis.translators import Decoding, Ids, Running, Translator, pad
-from recipes.mt.corpus import SEPARATOR
+from recipes.mt.corpus import SEPARATOR, Segmented, open_segmentation
 
 # fairseq's masks: of booleans for padding, of numbers for the future
 warnings.filterwarnings("ignore", "Support for mismatched key_padding_mask and attn_mask")
@@ -55,16 +53,16 @@ class FairseqTranslator(Translator):
         self.task = tasks.setup_task(cfg.task, from_checkpoint=True)
         self.source, self.target = self.task.source_dictionary, self.task.target_dictionary
         languages = cfg.task.source_lang, cfg.task.target_lang
-        chosen = Segmented(self.target.symbols) if segmented else None
-        chosen = chosen or segmentation.given(spm, bpe, languages)
-        chosen = chosen or segmentation.found_beside(Path(cfg.task.data), languages)
-        if chosen is None:
+        if segmented:
+            self.segmentation = Segmented(self.target.symbols)
+        else:
+            self.segmentation = open_segmentation(Path(cfg.task.data), languages, spm, bpe)
+        if self.segmentation is None:
             raise CommandError(
                 f"--model {path}: no subword model beside {cfg.task.data}; give --spm FILE or"
                 " --bpe FILE, or --segmented if the test text is in the subwords of the model"
             )
-        chosen.keeps_separator |= SEPARATOR in self.source.indices
-        self.segmentation: Segmentation | Segmented = chosen
+        self.segmentation.keeps_separator |= SEPARATOR in self.source.indices
         position = getattr(cfg.model, "position_embedding", None)
         self.kind = " ".join(filter(None, ("fairseq", _arch(cfg.model), position)))
 
@@ -72,13 +70,12 @@ class FairseqTranslator(Translator):
         return [self.path]
 
     def source_ids(self, text: str) -> Ids:
-        return self._ids(text, SOURCE, self.source)
+        return self._ids(self.segmentation.encode(text, 0), self.source)
 
     def target_ids(self, text: str) -> Ids:
-        return self._ids(text, TARGET, self.target)
+        return self._ids(self.segmentation.encode(text, 1), self.target)
 
-    def _ids(self, text: str, side: int, dictionary: Any) -> Ids:
-        pieces = self.segmentation.encode(text, side)
+    def _ids(self, pieces: str, dictionary: Any) -> Ids:
         return dictionary.encode_line(pieces, add_if_not_exist=False).tolist()
 
     def subwords(self, ids: Sequence[int]) -> list[str]:

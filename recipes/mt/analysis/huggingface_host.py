@@ -30,7 +30,7 @@ class HuggingFaceTranslator(Translator):
     length has no limit and its positions can be moved.
     """
 
-    def __init__(self, path: Path, running: Running):
+    def __init__(self, path: Path, running: Running, **_files: Any):
         super().__init__(path, running)
         self.config = self._read(AutoConfig)
         if type(self.config) not in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:

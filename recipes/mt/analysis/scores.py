@@ -82,11 +82,8 @@ def run(args: argparse.Namespace) -> None:
     known = Counter(token for line in counted for token in line)
     frequencies = [[known[token] for token in line] for line in tokens]
     tally = 0
-    for number, seeds in enumerate(zip(ours, theirs, strict=True), 1):
-        scores = [
-            model.log_probabilities(pairs, f"{name} {number}")
-            for name, model in zip(models, seeds, strict=True)
-        ]
+    for seeds in zip(ours, theirs, strict=True):
+        scores = [model.log_probabilities(pairs) for model in seeds]
         tally = tally + compare(*scores, frequencies, args.bins, args.frequency_bins)
     kept = [np.flatnonzero(tally[1].sum(axis)) for axis in (1, 0)]  # bins with tokens
     wins, counts = (values[np.ix_(*kept)] for values in tally)
