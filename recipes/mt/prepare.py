@@ -17,17 +17,8 @@ from typing import Any
 from recipes.lab.runs import binarise
 from recipes.lab.steps import CommandError, matches, progress, step
 from recipes.lab.subwords import SEGMENTATIONS
+from recipes.mt import corpus
 from recipes.mt.catalog import Text
-from recipes.mt.corpus import (
-    Moses,
-    Row,
-    fingerprint,
-    join_neighbours,
-    map_columns,
-    read_lines,
-    read_pairs,
-    write_columns,
-)
 from recipes.mt.number_lists import write_number_lists
 
 SAMPLE_SIZES = {"train": 600, "valid": 20, "test": 12}
@@ -39,7 +30,7 @@ LATER["text"] = ("lowercase", "aggressive_hyphens", "clean", "max_ratio", *LATER
 Files = Mapping[str, Sequence[tuple[Path, Path]]]
 
 
-def lengths_fit(pair: Row, low: int, high: int | None, max_ratio: float) -> bool:
+def lengths_fit(pair: corpus.Row, low: int, high: int | None, max_ratio: float) -> bool:
     """The filter of clean-corpus-n.perl: both sides have `low` to `high` tokens, in proportion."""
     short, long = sorted(len(text.split()) for text in pair)
     return low <= short and long <= (high or long) and long <= max_ratio * short
@@ -52,7 +43,7 @@ def split_files(folder: Path, split: str, options: Namespace) -> list[Path]:
 def prepare(recipe: Text, files: Files, work: Path, sample: bool, workers: int) -> None:
     """Make the four folders of this module in `work`; finished ones are reused."""
     given = {
-        split: [fingerprint(path, f"--{split}") for pair in pairs for path in pair]
+        split: [corpus.fingerprint(path, f"--{split}") for pair in pairs for path in pair]
         for split, pairs in files.items()
     }
     tests = [f"test{number or ''}" for number in range(max(1, len(files["test"])))]
@@ -86,8 +77,8 @@ def collect_text(options: Namespace, files: Files, sample: bool, folder: Path) -
         write_number_lists(folder, sizes=SAMPLE_SIZES, languages=options.languages)
         return
 
-    def read(split: str, pairs: Sequence[tuple[Path, Path]]) -> Iterator[Row]:
-        lines = chain.from_iterable(read_pairs(*pair, f"--{split}") for pair in pairs)
+    def read(split: str, pairs: Sequence[tuple[Path, Path]]) -> Iterator[corpus.Row]:
+        lines = chain.from_iterable(corpus.read_pairs(*pair, f"--{split}") for pair in pairs)
         return islice(lines, SAMPLE_SIZES[split] if sample else None)
 
     every = options.hold_out_every
@@ -96,14 +87,15 @@ def collect_text(options: Namespace, files: Files, sample: bool, folder: Path) -
     for split in ("train", *held_out.values()):
         lines = enumerate(read("train", files["train"]))
         pairs = (pair for n, pair in lines if held_out.get(n % every, "train") == split)
-        if write_columns(split_files(folder, split, options), pairs) == 0:
+        if corpus.write_columns(split_files(folder, split, options), pairs) == 0:
             raise CommandError(
                 f"--train: too few lines to hold out every {every}th for --{split}; give --{split}"
             )
     if files["valid"]:
-        write_columns(split_files(folder, "valid", options), read("valid", files["valid"]))
+        corpus.write_columns(split_files(folder, "valid", options), read("valid", files["valid"]))
     for number, pair in enumerate(files["test"]):
-        write_columns(split_files(folder, f"test{number or ''}", options), read("test", [pair]))
+        names = split_files(folder, f"test{number or ''}", options)
+        corpus.write_columns(names, read("test", [pair]))
 
 
 def tokenise_text(
@@ -111,14 +103,15 @@ def tokenise_text(
 ) -> None:
     """Moses tokens of all splits; training pairs of unfit lengths are dropped."""
     flags = options.aggressive_hyphens, options.lowercase
-    moses = [Moses(language, *flags).tokenise for language in options.languages]
+    moses = [corpus.Moses(language, *flags).tokenise for language in options.languages]
     for split in splits:
-        pairs = map_columns(moses, read_pairs(*split_files(text, split, options), split), workers)
+        pairs = corpus.read_pairs(*split_files(text, split, options), split)
+        pairs = corpus.map_columns(moses, pairs, workers)
         pairs = iter(progress(pairs, f"tokenise {split}", unit="pair"))
         if split == "train":
             limits = (*(options.clean or (1, None)), options.max_ratio)
             pairs = (pair for pair in pairs if lengths_fit(pair, *limits))
-        write_columns(split_files(folder, split, options), pairs)
+        corpus.write_columns(split_files(folder, split, options), pairs)
 
 
 def segment_text(
@@ -132,17 +125,17 @@ def segment_text(
     files = split_files(tokens, "train", options)
     model = SEGMENTATIONS[options.segmentation].train(files, folder / "model", options.vocab_size)
     for split in splits:
-        rows = read_pairs(*split_files(tokens, split, options), split)
-        rows = map_columns([model.encode, model.encode], rows, workers)
+        rows = corpus.read_pairs(*split_files(tokens, split, options), split)
+        rows = corpus.map_columns([model.encode, model.encode], rows, workers)
         names = split_files(folder, split, options)
         if split != "train":
             names.append(folder / f"{split}.reference")
-            plain = read_lines(split_files(text, split, options)[1], split)
+            plain = corpus.read_lines(split_files(text, split, options)[1], split)
             rows = ((*pair, reference) for pair, reference in zip(rows, plain, strict=True))
         rows = iter(progress(rows, f"segment {split}", unit="pair"))
         if split == "train" or (split == "valid" and options.filter_valid):
             limits = (1, options.max_subwords, options.max_ratio)
             rows = (row for row in rows if lengths_fit(row[:2], *limits))
         if options.join > 1:
-            rows = join_neighbours(rows, options.join)
-        write_columns(names, rows)
+            rows = corpus.join_neighbours(rows, options.join)
+        corpus.write_columns(names, rows)

@@ -9,7 +9,7 @@ from recipes.lab.options import bins, positive
 from recipes.lab.scores import write_scores
 from recipes.mt.analysis import options
 from recipes.mt.analysis.translators import Translator
-from recipes.mt.scoring import METRICS, METRICS_ARE, Score, score_by_length
+from recipes.mt.scoring import METRICS, METRICS_ARE, Score, groups_by_length, score_groups
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -27,8 +27,10 @@ def run(args: argparse.Namespace) -> None:
 
     def measure(model: Translator) -> dict[str, Score]:
         hypotheses = options.translations(model, how, args.output / "translations", sources)
-        plain = [tuple(map(model.plain, pair)) for pair in pairs]
-        return score_by_length(plain, hypotheses, args.bins)
+        plain, references = (
+            [model.plain(text) for text in side] for side in zip(*pairs, strict=True)
+        )
+        return score_groups(hypotheses, references, *groups_by_length(plain, args.bins))
 
     metrics = {metric: METRICS[metric] for metric in ("bleu", "exact_match")}
     rows = [
