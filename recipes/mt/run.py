@@ -20,7 +20,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from math import ceil
@@ -44,23 +44,34 @@ from recipes.mt.catalog import RECIPES, Recipe, sampled
 from recipes.mt.corpus import Moses, by_sentence, read_pairs
 from recipes.mt.prepare import prepare
 
+STAGES, PROBES = ("prepare", "train", "select", "decode", "score"), ("stack", "swap")
 SELECTED = "checkpoint_selected.pt"
 SWAPPED_SENTENCES = 10_000
 GPU_FLAGS = ["--fp16", "--fp16-scale-window", "256"]
 GPU_TRAIN_FLAGS = ["--threshold-loss-scale", "0.03125"]
 
 
-@dataclass(frozen=True)
 class Experiment:
-    """One training on prepared data: where it is, and how it is run."""
+    """One training on prepared data, and its stages as methods."""
 
-    recipe: Recipe
-    work: Path  # of prepare()
-    run: Path  # checkpoints and results
-    train_flags: Sequence[str]
-    device_flags: Sequence[str]  # of every fairseq command
-    decode_flags: Sequence[str]
-    threads: int
+    def __init__(self, args: argparse.Namespace, extra: Sequence[str]):
+        recipe = self.recipe = settle_recipe(args)
+        position, gpus = args.position_embedding or recipe.position, torch.cuda.device_count()
+        sample = "-sample" if args.sample else ""
+        self.args, self.work = args, args.work or Path("build") / f"{args.recipe}{sample}"
+        self.run = self.work / "runs" / (args.name or position)  # checkpoints and results
+        flags = train_flags(recipe, position, args.devices or max(1, gpus))
+        self.train_flags = [*flags, *(GPU_TRAIN_FLAGS if gpus else []), *extra]
+        self.device_flags = GPU_FLAGS if gpus else ["--cpu"]  # of every fairseq command
+        decoding = f"--beam {recipe.beam} --lenpen {recipe.length_penalty} --batch-size 128"
+        self.decode_flags = [*shlex.split(f"{decoding} {recipe.max_length}"), *runs.LIMITS]
+        self.threads = args.threads
+
+    def prepare(self) -> None:
+        """Make the data, or take those that are finished."""
+        files = {split: getattr(self.args, split) for split in ("train", "valid", "test")}
+        workers = 1 if self.args.sample else self.args.workers
+        prepare(self.recipe, files, self.work, self.args.sample, workers)
 
     @property
     def data(self) -> Path:
@@ -85,187 +96,168 @@ class Experiment:
 
     @property
     def subwords(self) -> SentencePiece | SubwordNMT:
-        """The segmentation model."""
         return SEGMENTATIONS[self.recipe.segmentation](self.work / "subwords" / "model")
 
     def lines(self, split: str, ending: str) -> list[str]:
         """Of prepared text: in the subwords of a language, or the ``reference``."""
         return read_written(self.work / "subwords" / f"{split}.{ending}")
 
+    # train and select
 
-# ---- train and select --------------------------------------------------------------------------
-
-
-def train(experiment: Experiment) -> None:
-    """Train, or go on with a training that was interrupted."""
-    runs.train(
-        experiment.data,
-        experiment.run,
-        [*experiment.train_flags, *experiment.device_flags],
-        {"data": recorded(experiment.data)},
-        threads=experiment.threads,
-        title=f"train {experiment.run.name}",
-        remedy="give this training another --name",
-    )
-
-
-def select(experiment: Experiment) -> None:
-    """Make ``checkpoint_selected.pt``: the average of the last checkpoints (SHAPE, table 4;
-    Transformer-Clinic), or the epoch with the best BLEU on the validation set (CAPE, section
-    5.3)."""
-    recipe, run = experiment.recipe, experiment.run
-    if recipe.select == "average":
-        run_module(
-            "fairseq_user_dir.average",
-            *("--inputs", run, "--output", run / SELECTED),
-            *(f"--num-{recipe.keep}-checkpoints", recipe.average),
-            log=run / "average.log",
+    def train(self) -> None:
+        """Train, or go on with a training that was interrupted."""
+        runs.train(
+            self.data,
+            self.run,
+            [*self.train_flags, *self.device_flags],
+            {"data": recorded(self.data)},
+            threads=self.threads,
+            title=f"train {self.run.name}",
+            remedy="give this training another --name",
         )
-        print(f"average of the last {recipe.average} checkpoints: {run / SELECTED}")
-        return
-    named = {path.stem.removeprefix("checkpoint"): path for path in run.glob("checkpoint*.pt")}
-    epochs = {int(name): path for name, path in named.items() if name.isdecimal()}
-    if not any(epoch >= recipe.first_epoch for epoch in epochs):
-        raise CommandError(
-            f"--first-epoch {recipe.first_epoch}: {run} has"
-            f" {f'epochs {min(epochs)} to {max(epochs)}' if epochs else 'no epoch checkpoint'};"
-            " train for longer or choose an earlier epoch"
+
+    def select(self) -> None:
+        """Make ``checkpoint_selected.pt``: the average of the last checkpoints (SHAPE, table 4;
+        Transformer-Clinic), or the epoch with the best BLEU on the validation set (CAPE, section
+        5.3)."""
+        recipe, run = self.recipe, self.run
+        if recipe.select == "average":
+            run_module(
+                "fairseq_user_dir.average",
+                *("--inputs", run, "--output", run / SELECTED),
+                *(f"--num-{recipe.keep}-checkpoints", recipe.average),
+                log=run / "average.log",
+            )
+            print(f"average of the last {recipe.average} checkpoints: {run / SELECTED}")
+            return
+        named = {path.stem.removeprefix("checkpoint"): path for path in run.glob("checkpoint*.pt")}
+        epochs = {int(name): path for name, path in named.items() if name.isdecimal()}
+        if not any(epoch >= recipe.first_epoch for epoch in epochs):
+            raise CommandError(
+                f"--first-epoch {recipe.first_epoch}: {run} has"
+                f" {f'epochs {min(epochs)} to {max(epochs)}' if epochs else 'no epoch checkpoint'};"
+                " train for longer or choose an earlier epoch"
+            )
+        scores = {}
+        for epoch in sorted(epoch for epoch in epochs if epoch >= recipe.first_epoch):
+            pieces = self.decode_split(epochs[epoch], "valid", f"valid-epoch{epoch}")
+            scores[epoch] = self.tokenised_bleu("valid", pieces)
+            print(f"epoch {epoch}: validation BLEU {scores[epoch]:.2f}", flush=True)
+        best = max(scores, key=scores.get)
+        rows = ({"epoch": epoch, "valid_bleu": bleu} for epoch, bleu in scores.items())
+        write_csv(run / "selection.csv", rows, digits=2)
+        shutil.copyfile(epochs[best], run / f".{SELECTED}")
+        os.replace(run / f".{SELECTED}", run / SELECTED)
+        print(f"best epoch {best}: {run / SELECTED}")
+
+    # decode and score
+
+    def decode_split(self, checkpoint: Path, split: str, name: str) -> list[str]:
+        """Hypotheses of a split as subwords, in the order of the corpus, kept in ``decoded``."""
+        return runs.generate(
+            self.data,
+            checkpoint,
+            self.run / "decoded" / name,
+            [*self.decode_flags, *self.device_flags, "--gen-subset", split],
+            count=len(self.lines(split, "reference")),
+            threads=self.threads,
         )
-    scores = {}
-    for epoch in sorted(epoch for epoch in epochs if epoch >= recipe.first_epoch):
-        pieces = decode_split(experiment, epochs[epoch], "valid", f"valid-epoch{epoch}")
-        scores[epoch] = tokenised_bleu(experiment, "valid", pieces)
-        print(f"epoch {epoch}: validation BLEU {scores[epoch]:.2f}", flush=True)
-    best = max(scores, key=scores.get)
-    rows = ({"epoch": epoch, "valid_bleu": bleu} for epoch, bleu in scores.items())
-    write_csv(run / "selection.csv", rows, digits=2)
-    shutil.copyfile(epochs[best], run / f".{SELECTED}")
-    os.replace(run / f".{SELECTED}", run / SELECTED)
-    print(f"best epoch {best}: {run / SELECTED}")
 
+    def decode(self) -> dict[str, list[str]]:
+        """Decode all test sets, by fairseq's names, with the selected checkpoint."""
+        checkpoint = self.selected
+        splits = sorted(path.stem for path in (self.work / "subwords").glob("test*.reference"))
+        return {split: self.decode_split(checkpoint, split, split) for split in splits}
 
-# ---- decode and score --------------------------------------------------------------------------
+    def detokenise(self, tokens: Sequence[str]) -> list[str]:
+        """Tokens to plain text; joined sentences one by one."""
+        recipe = self.recipe
+        if recipe.segmentation != "bpe":
+            return list(tokens)
+        moses = Moses(recipe.languages[1], recipe.aggressive_hyphens, recipe.lowercase)
+        return [by_sentence(moses.detokenise, line) for line in tokens]
 
+    def tokenised_bleu(self, split: str, pieces: Sequence[str]) -> float:
+        """BLEU of tokens without smoothing: what multi-bleu.perl computes, the papers' BLEU."""
+        target = self.lines(split, self.recipe.languages[1])
+        hypotheses, references = (list(map(self.subwords.decode, x)) for x in (pieces, target))
+        metric = BLEU(tokenize="none", smooth_method="none", force=True)
+        return metric.corpus_score(hypotheses, [references]).score
 
-def decode_split(experiment: Experiment, checkpoint: Path, split: str, name: str) -> list[str]:
-    """Hypotheses of a split as subwords, in the order of the corpus; kept in ``run/decoded``."""
-    return runs.generate(
-        experiment.data,
-        checkpoint,
-        experiment.run / "decoded" / name,
-        [*experiment.decode_flags, *experiment.device_flags, "--gen-subset", split],
-        count=len(experiment.lines(split, "reference")),
-        threads=experiment.threads,
-    )
+    def score(self) -> None:
+        """Print and write (``run/scores.md``) sacreBLEU of plain text and BLEU of tokens."""
+        metric = BLEU(lowercase=self.recipe.lowercase)
+        rows = []
+        for split, pieces in self.decode().items():
+            references = self.lines(split, "reference")
+            hypotheses = self.detokenise(list(map(self.subwords.decode, pieces)))
+            sacre = metric.corpus_score(hypotheses, [references]).score
+            rows.append((split, len(references), sacre, self.tokenised_bleu(split, pieces)))
+        if len(rows) > 1:
+            _, counts, *bleu = zip(*rows, strict=True)
+            rows.append(("mean", sum(counts), *map(fmean, bleu)))
+        table = markdown(["test set", "sentences", "sacreBLEU", "tokenised BLEU"], rows)
+        facts = {"sacreBLEU signature": str(metric.get_signature())}
+        facts["Tokenised BLEU"] = "Moses tokens, no smoothing (multi-bleu.perl)"
+        title = f"{self.recipe.title}: {self.run.name}"
+        print("\n".join(write_page(self.run / "scores.md", title, {"": table}, facts)))
 
+    # tests of the papers
 
-def decode(experiment: Experiment) -> dict[str, list[str]]:
-    """Decode all test sets, by fairseq's names, with the selected checkpoint."""
-    checkpoint = experiment.selected
-    splits = sorted(path.stem for path in (experiment.work / "subwords").glob("test*.reference"))
-    return {split: decode_split(experiment, checkpoint, split, split) for split in splits}
+    def stack(self) -> None:
+        """Loss by position on the stacked first test set: ``run/stacked.csv``, and a summary."""
+        recipe, work, encode = self.recipe, self.work, self.subwords.encode
+        length = recipe.stacked_length
+        tokens = work / ("tokenised" if recipe.segmentation == "bpe" else "text")
+        files = [tokens / f"test.{language}" for language in recipe.languages]
+        pairs = read_pairs(*files, "--test")
+        stacked = stack_pairs(pairs, lambda text: len(encode(text).split()), length)
+        pieces = [(encode(source), encode(target)) for source, target in stacked]
+        if not pieces:
+            raise CommandError(
+                f"--work {work}: its test set has fewer than {length} target subwords, too few for"
+                " one stacked sentence; prepare a larger one"
+            )
+        model = self.open_selected()
+        model.title = "stack"
+        losses = [-scores for scores in model.log_probabilities(pieces)]
+        rows = position_rows(losses, length)
+        write_csv(self.run / "stacked.csv", rows)
+        print(f"{len(losses)} stacked sentences; mean negative log likelihood (nats) by position")
+        for start in range(0, length, TABLE_BIN):
+            part = rows[start : min(start + TABLE_BIN, length)]
+            total = sum(row["count"] for row in part)
+            loss = sum(row["mean_nll"] * row["count"] for row in part) / total
+            print(f"{start:5d}-{start + len(part) - 1:<5d} {loss:8.3f}   {total} tokens")
+        print(f"not shown: from {length} on, the ends of the texts (tail 1 in stacked.csv)")
 
+    def swap(self) -> None:
+        """BLEU on training sentences in original and in swapped order: ``run/swap.md``."""
+        recipe = self.recipe
+        if recipe.join == 1:
+            raise CommandError(
+                "the stage swap needs joined sentences; choose the recipe wmt16_en_de_interpolate"
+            )
+        files = [self.work / "subwords" / f"train.{language}" for language in recipe.languages]
+        pairs = islice(read_pairs(*files, "--train"), SWAPPED_SENTENCES)
+        sources, targets = zip(*pairs, strict=True)
+        model, metric = self.open_selected(), BLEU(lowercase=recipe.lowercase)
+        _, share, _, more = recipe.max_length.split()
+        decoding = Decoding(recipe.beam, recipe.length_penalty, float(share), int(more))
+        translate = partial(translations, model, decoding, self.run / "swap")
+        references = self.detokenise(list(map(model.plain, targets)))
+        bleu = swap_bleu(translate, sources, references, metric, self.detokenise)
+        table = markdown(["model", *COLUMNS], [[self.run.name, *bleu.values()]])
+        facts = {"Sentences": f"{len(sources)} of training", "BLEU": str(metric.get_signature())}
+        page = write_page(self.run / "swap.md", "Swapped sentences", {"": table}, facts)
+        print("\n".join(page))
 
-def detokenise(experiment: Experiment, tokens: Sequence[str]) -> list[str]:
-    """Tokens to plain text; joined sentences one by one."""
-    recipe = experiment.recipe
-    if recipe.segmentation != "bpe":
-        return list(tokens)
-    moses = Moses(recipe.languages[1], recipe.aggressive_hyphens, recipe.lowercase)
-    return [by_sentence(moses.detokenise, line) for line in tokens]
-
-
-def tokenised_bleu(experiment: Experiment, split: str, pieces: Sequence[str]) -> float:
-    """BLEU of tokens without smoothing: what multi-bleu.perl computes, the papers' BLEU."""
-    target = experiment.lines(split, experiment.recipe.languages[1])
-    hypotheses, references = (list(map(experiment.subwords.decode, x)) for x in (pieces, target))
-    metric = BLEU(tokenize="none", smooth_method="none", force=True)
-    return metric.corpus_score(hypotheses, [references]).score
-
-
-def score(experiment: Experiment) -> None:
-    """Print and write (``run/scores.md``) sacreBLEU of plain text and BLEU of tokens."""
-    metric = BLEU(lowercase=experiment.recipe.lowercase)
-    rows = []
-    for split, pieces in decode(experiment).items():
-        references = experiment.lines(split, "reference")
-        hypotheses = detokenise(experiment, list(map(experiment.subwords.decode, pieces)))
-        sacre = metric.corpus_score(hypotheses, [references]).score
-        rows.append((split, len(references), sacre, tokenised_bleu(experiment, split, pieces)))
-    if len(rows) > 1:
-        _, counts, *bleu = zip(*rows, strict=True)
-        rows.append(("mean", sum(counts), *map(fmean, bleu)))
-    table = markdown(["test set", "sentences", "sacreBLEU", "tokenised BLEU"], rows)
-    facts = {"sacreBLEU signature": str(metric.get_signature())}
-    facts["Tokenised BLEU"] = "Moses tokens, no smoothing (multi-bleu.perl)"
-    title = f"{experiment.recipe.title}: {experiment.run.name}"
-    print("\n".join(write_page(experiment.run / "scores.md", title, {"": table}, facts)))
-
-
-# ---- tests of the papers -----------------------------------------------------------------------
-
-
-def stack(experiment: Experiment) -> None:
-    """Loss by position on the stacked first test set: ``run/stacked.csv``, and a summary."""
-    recipe, work, encode = experiment.recipe, experiment.work, experiment.subwords.encode
-    length = recipe.stacked_length
-    tokens = work / ("tokenised" if recipe.segmentation == "bpe" else "text")
-    pairs = read_pairs(*(tokens / f"test.{language}" for language in recipe.languages), "--test")
-    stacked = stack_pairs(pairs, lambda text: len(encode(text).split()), length)
-    pieces = [(encode(source), encode(target)) for source, target in stacked]
-    if not pieces:
-        raise CommandError(
-            f"--work {work}: its test set has fewer than {length} target subwords, too few for"
-            " one stacked sentence; prepare a larger one"
-        )
-    model = open_selected(experiment)
-    model.title = "stack"
-    losses = [-scores for scores in model.log_probabilities(pieces)]
-    rows = position_rows(losses, length)
-    write_csv(experiment.run / "stacked.csv", rows)
-    print(f"{len(losses)} stacked sentences; mean negative log likelihood (nats) by position")
-    for start in range(0, length, TABLE_BIN):
-        part = rows[start : min(start + TABLE_BIN, length)]
-        total = sum(row["count"] for row in part)
-        loss = sum(row["mean_nll"] * row["count"] for row in part) / total
-        print(f"{start:5d}-{start + len(part) - 1:<5d} {loss:8.3f}   {total} tokens")
-    print(f"not shown: from {length} on, the ends of the texts (tail 1 in stacked.csv)")
-
-
-def swap(experiment: Experiment) -> None:
-    """BLEU on training sentences in original and in swapped order: ``run/swap.md``."""
-    recipe = experiment.recipe
-    if recipe.join == 1:
-        raise CommandError(
-            "the stage swap needs joined sentences; choose the recipe wmt16_en_de_interpolate"
-        )
-    files = [experiment.work / "subwords" / f"train.{language}" for language in recipe.languages]
-    pairs = islice(read_pairs(*files, "--train"), SWAPPED_SENTENCES)
-    sources, targets = zip(*pairs, strict=True)
-    model, metric = open_selected(experiment), BLEU(lowercase=recipe.lowercase)
-    _, share, _, more = recipe.max_length.split()
-    decoding = Decoding(recipe.beam, recipe.length_penalty, float(share), int(more))
-
-    translate = partial(translations, model, decoding, experiment.run / "swap")
-    references = detokenise(experiment, list(map(model.plain, targets)))
-    readable = partial(detokenise, experiment)
-    bleu = swap_bleu(translate, sources, references, metric, readable)
-    table = markdown(["model", *COLUMNS], [[experiment.run.name, *bleu.values()]])
-    facts = {"Sentences": f"{len(sources)} of training", "BLEU": str(metric.get_signature())}
-    page = write_page(experiment.run / "swap.md", "Swapped sentences", {"": table}, facts)
-    print("\n".join(page))
-
-
-def open_selected(experiment: Experiment) -> Translator:
-    """The selected checkpoint, for text in the subwords of the recipe."""
-    torch.set_num_threads(experiment.threads)
-    gpu = torch.cuda.is_available()
-    running = Running(torch.device("cuda" if gpu else "cpu"), half=gpu)
-    return open_translator(experiment.selected, running, data=experiment.data, segmented=True)
-
-
-STAGES = {stage.__name__: stage for stage in (train, select, decode, score)}
-PROBES = {stage.__name__: stage for stage in (stack, swap)}
+    def open_selected(self) -> Translator:
+        """The selected checkpoint, for text in the subwords of the recipe."""
+        torch.set_num_threads(self.threads)
+        gpu = torch.cuda.is_available()
+        running = Running(torch.device("cuda" if gpu else "cpu"), half=gpu)
+        return open_translator(self.selected, running, data=self.data, segmented=True)
 
 
 # ---- command line ------------------------------------------------------------------------------
@@ -276,7 +268,7 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
     parser = new_parser(__doc__, "recipes.mt.run")
     add = parser.add_argument
     add("recipe", choices=RECIPES, metavar="RECIPE", help=", ".join(RECIPES))
-    stage_names = ["prepare", *STAGES, "all", *PROBES]
+    stage_names = [*STAGES, "all", *PROBES]
     add("stages", nargs="+", choices=stage_names, metavar="STAGE", help=", ".join(stage_names))
     texts = {
         "train": "training text, plain or .gz; may be given several times, files are concatenated",
@@ -306,7 +298,7 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
     add("--sample", action="store_true", help="check of the whole recipe at a tiny scale")
     args, extra = parser.parse_known_args(argv)
     if "all" in args.stages:
-        args.stages = ["prepare", *STAGES, *(name for name in PROBES if name in args.stages)]
+        args.stages = [*STAGES, *(name for name in PROBES if name in args.stages)]
     if "prepare" in args.stages and not args.train:
         if not args.sample:
             parser.error("--train: name the training text, or try the recipe with --sample")
@@ -347,27 +339,10 @@ def train_flags(recipe: Recipe, position: str, devices: int) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args, extra = parse_arguments(argv)
-    recipe = settle_recipe(args)
-    position = args.position_embedding or recipe.position
-    work = args.work or Path("build") / (f"{args.recipe}-sample" if args.sample else args.recipe)
-    if "prepare" in args.stages:
-        files = {split: getattr(args, split) for split in ("train", "valid", "test")}
-        prepare(recipe, files, work, args.sample, workers=1 if args.sample else args.workers)
-    gpus = torch.cuda.device_count()
-    flags = train_flags(recipe, position, args.devices or max(1, gpus))
-    decoding = f"--beam {recipe.beam} --lenpen {recipe.length_penalty} --batch-size 128"
-    experiment = Experiment(
-        recipe=recipe,
-        work=work,
-        run=work / "runs" / (args.name or position),
-        train_flags=[*flags, *(GPU_TRAIN_FLAGS if gpus else []), *extra],
-        device_flags=GPU_FLAGS if gpus else ["--cpu"],
-        decode_flags=[*shlex.split(f"{decoding} {recipe.max_length}"), *runs.LIMITS],
-        threads=args.threads,
-    )
-    for name, stage in (STAGES | PROBES).items():
-        if name in args.stages:
-            stage(experiment)
+    experiment = Experiment(args, extra)
+    for stage in (*STAGES, *PROBES):
+        if stage in args.stages:
+            getattr(experiment, stage)()
 
 
 if __name__ == "__main__":

@@ -7,12 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import (
-    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
-    AutoConfig,
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-)
+from transformers import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING as TRANSLATING
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from cape_plugins import PositionConfig
 from hf_models import CapeMarianConfig, CapeMarianMTModel
@@ -33,7 +29,7 @@ class HuggingFaceTranslator(Translator):
     def __init__(self, path: Path, running: Running, **_files: Any):
         super().__init__(path, running)
         self.config = self._read(AutoConfig)
-        if type(self.config) not in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:
+        if type(self.config) not in TRANSLATING:
             raise CommandError(
                 f"--model {path}: is of the type {self.config.model_type}, which cannot translate;"
                 " give a model with an encoder and a decoder of text, such as marian"

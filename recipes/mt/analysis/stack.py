@@ -152,7 +152,6 @@ def run(args: argparse.Namespace) -> None:
 
 
 def spread_of(losses: Mapping[str, Sequence[Losses]]) -> str:
-    """What the numbers are."""
     counts = sorted({len(group) for group in losses.values()})
     parts = ["mean ± standard error over sentences"] * (counts[0] == 1)
     parts += [f"mean ± sample standard deviation of {count} seeds" for count in counts if count > 1]
