@@ -31,9 +31,6 @@ ANALYSES = {
 }
 
 
-# ---- the training data of SHAPE from any corpus (section 3.1) ----------------------------------
-
-
 def extrapolate(args: argparse.Namespace) -> None:
     encode = str
     for method, option in (("sentencepiece", "spm"), ("bpe", "bpe")):
@@ -89,8 +86,6 @@ CORPORA = {
     extrapolate: "training pairs without the long ones (SHAPE section 3.1)",
     interpolate: "neighbouring training pairs joined (SHAPE section 3.1)",
 }
-
-# ---- command line ------------------------------------------------------------------------------
 
 
 def make_parser() -> argparse.ArgumentParser:

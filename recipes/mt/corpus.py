@@ -10,19 +10,13 @@ from pathlib import Path
 
 from sacremoses import MosesDetokenizer, MosesPunctNormalizer, MosesTokenizer
 
+from recipes.lab import subwords
 from recipes.lab.steps import CommandError, digest, recorded, writing
-from recipes.lab.subwords import (
-    CONTINUED,
-    SEGMENTATIONS,
-    WORD_START,
-    SentencePiece,
-    SubwordNMT,
-    segmentation_of,
-)
 
 Row = tuple[str, ...]  # aligned lines of several files
 Pair = tuple[str, str]  # source and target
 Functions = Sequence[Callable[[str], str]]  # one for each column
+Subwords = subwords.SentencePiece | subwords.SubwordNMT
 
 SEPARATOR = "<sep>"  # between joined sentences
 CHUNK = 500  # rows handed to a worker at a time
@@ -193,19 +187,19 @@ class Segmentation:
     """Text to the subwords of a model, separated by spaces, and back; `moses` tokenises source and
     target before it."""
 
-    def __init__(self, subwords: SentencePiece | SubwordNMT, moses: Sequence[Moses] = ()):
-        self.subwords, self.moses = subwords, moses
+    def __init__(self, model: Subwords, moses: Sequence[Moses] = ()):
+        self.model, self.moses = model, moses
         # Is the separator of joined sentences a word of its own? Set by who knows the vocabulary.
         self.keeps_separator = False
 
     def encode(self, text: str, side: int) -> str:
         """Subwords of a text in the source (0) or target (1) language."""
         tokenise = self.moses[side].tokenise if self.moses else str
-        return self._each_sentence(lambda part: self.subwords.encode(tokenise(part)), text)
+        return self._each_sentence(lambda part: self.model.encode(tokenise(part)), text)
 
     def decode(self, pieces: str) -> str:
         detokenise = self.moses[1].detokenise if self.moses else str
-        return self._each_sentence(lambda part: detokenise(self.subwords.decode(part)), pieces)
+        return self._each_sentence(lambda part: detokenise(self.model.decode(part)), pieces)
 
     def plain(self, text: str) -> str:
         """A line of the test text as it is scored."""
@@ -221,12 +215,13 @@ class Segmented:
 
     keeps_separator = True
 
-    def __init__(self, subwords: Sequence[str]):
-        segmentation = segmentation_of(subwords)
+    def __init__(self, vocabulary: Sequence[str]):
+        segmentation = subwords.segmentation_of(vocabulary)
         self.join: Callable[[str], str] = segmentation.decode if segmentation else str
         if not segmentation:
-            print(f"--segmented: no subword of the model is marked by {WORD_START} or {CONTINUED}; "
-                  "text is scored as it is", flush=True)  # fmt: skip
+            marks = f"{subwords.WORD_START} or {subwords.CONTINUED}"
+            print(f"--segmented: no subword of the model is marked by {marks}; text is scored as "
+                  "it is", flush=True)  # fmt: skip
 
     def encode(self, text: str, side: int) -> str:
         return text
@@ -237,10 +232,10 @@ class Segmented:
     plain = decode
 
 
-def open_subwords(method: str, path: Path, option: str) -> SentencePiece | SubwordNMT:
+def open_subwords(method: str, path: Path, option: str) -> Subwords:
     """The subword model in a file."""
     try:
-        return SEGMENTATIONS[method](path)
+        return subwords.SEGMENTATIONS[method](path)
     except Exception as error:  # each library has errors of its own for a file of another kind
         raise CommandError(
             f"{option} {path}: cannot be read as a model of {method} ({error}); give the file that"

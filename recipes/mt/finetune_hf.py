@@ -89,9 +89,6 @@ class Pairs(Dataset):
         return f"{sum(map(len, self.targets))}/{sum(map(len, self.sources))}"
 
 
-# ---- data --------------------------------------------------------------------------------------
-
-
 def number_lists() -> dict[str, list[Pair]]:
     """Lists of numbers written out in English and German, at most 4 in training, 12 in test."""
     lists = make_number_lists(0, {"train": 20000, "valid": 200, "test": 600})
@@ -153,9 +150,6 @@ def make_tokenizer(folder: Path, pairs: Sequence[Pair], size: int) -> transforme
     return transformers.MarianTokenizer(**{name: str(folder / files[name]) for name in files})
 
 
-# ---- models ------------------------------------------------------------------------------------
-
-
 def build_model(
     path: str | None, settings: Mapping[str, Any], sizes: Mapping[str, Any], tokenizer: Any
 ) -> CapeMarianMTModel:
@@ -170,10 +164,8 @@ def build_model(
         "forced_eos_token_id": None,
         "bos_token_id": None,
     }
-    config = {**sizes, **special}
-    return CapeMarianMTModel(
-        make_config(CapeMarianConfig, config, position_embedding=dict(settings))
-    )
+    more = {"position_embedding": dict(settings)}
+    return CapeMarianMTModel(make_config(CapeMarianConfig, {**sizes, **special}, **more))
 
 
 def translate(model: Any, tokenizer: Any, pairs: Pairs, beams: int, batch_size: int) -> list[str]:

@@ -68,9 +68,6 @@ def prepare(recipe: Text, files: Files, work: Path, sample: bool, workers: int) 
     make("binary", lambda options, folder: binarise(prefixes, options.languages, workers, folder))
 
 
-# ---- steps -------------------------------------------------------------------------------------
-
-
 def collect_text(options: Namespace, files: Files, sample: bool, folder: Path) -> None:
     """Write plain text ``{train,valid,test,test1...}.{language}``."""
     if not files["train"]:

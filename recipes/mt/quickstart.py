@@ -85,12 +85,7 @@ class Data(NamedTuple):
     trained: Sequence[str]  # those of them that occur in training
 
 
-def make_data(
-    folder: Path,
-    settings: Mapping[str, object],
-    languages: corpus.Pair,
-    write: Callable[[Path], None],
-) -> Path:
+def make_data(folder: Path, settings: Mapping, languages: corpus.Pair, write: Callable) -> Path:
     """A step, from the text ``{train,valid,test}.{language}`` and ``test.group`` of `write`."""
 
     def make(folder: Path) -> None:
@@ -218,21 +213,13 @@ class Comparison:
     ) -> None:
         """Decodes in `folder`, and scores in place of what was known of this variant and seed."""
         data, target = self.data.folder, self.data.languages[1]
-        groups, references, reference_pieces = (
-            read_written(data / f"test.{ending}")
-            for ending in ("group", target, f"pieces.{target}")
-        )
-        pieces = runs.generate(
-            data / "binary",
-            run / "checkpoint_last.pt",
-            folder / "decoded",
-            shlex.split(DECODING),
-            count=len(groups),
-            threads=self.args.threads,
-        )
+        endings = ("group", target, f"pieces.{target}")
+        groups, references, tokens = (read_written(data / f"test.{end}") for end in endings)
+        paths = data / "binary", run / "checkpoint_last.pt", folder / "decoded"
+        how = {"count": len(groups), "threads": self.args.threads}
+        pieces = runs.generate(*paths, shlex.split(DECODING), **how)
         texts = list(map(SentencePiece(data / "sentencepiece.model").decode, pieces))
-        tokens = pieces, reference_pieces
-        scores = score_groups(texts, references, groups, self.data.labels, tokens)
+        scores = score_groups(texts, references, groups, self.data.labels, (pieces, tokens))
         columns = {"variant": name, "seed": seed}
         with self.lock:
             self.rows[variant, seed] = [
@@ -252,18 +239,10 @@ class Comparison:
             [name, f"`{flags[name]}`", f"{mean(row['train_seconds'] for row in trained):.0f}"]
             for name, trained in grouped(rows, "variant").items()
         ]
-        write_scores(
-            self.args.output,
-            "Quickstart: scores by length",
-            rows,
-            "length",
-            METRICS,
-            self.facts,
-            groups_are=self.data.lengths,
-            trained=self.data.trained,
-            more={"Variants": markdown(["variant", "flags", "training time (s, mean)"], variants)},
-            shown=shown,
-        )
+        more = {"Variants": markdown(["variant", "flags", "training time (s, mean)"], variants)}
+        how = {"groups_are": self.data.lengths, "trained": self.data.trained, "shown": shown}
+        title, folder = "Quickstart: scores by length", self.args.output
+        write_scores(folder, title, rows, "length", METRICS, self.facts, **how, more=more)
 
 
 def in_order_of_contrast(variants: Sequence[str]) -> list[str]:

@@ -34,14 +34,14 @@ from cape_plugins.config import TYPES
 from recipes.lab import runs
 from recipes.lab.options import add_shared, available_cores, check_shared, new_parser, positive
 from recipes.lab.steps import CommandError, read_written, recorded, run_main, run_module
-from recipes.lab.subwords import SEGMENTATIONS, SentencePiece, SubwordNMT
+from recipes.lab.subwords import SEGMENTATIONS
 from recipes.lab.tables import markdown, write_csv, write_page
 from recipes.mt.analysis.options import open_translator, translations
 from recipes.mt.analysis.stack import TABLE_BIN, position_rows, stack_pairs
 from recipes.mt.analysis.swap import COLUMNS, swap_bleu
 from recipes.mt.analysis.translators import Decoding, Running, Translator
 from recipes.mt.catalog import RECIPES, Recipe, sampled
-from recipes.mt.corpus import Moses, by_sentence, read_pairs
+from recipes.mt.corpus import Moses, Subwords, by_sentence, read_pairs
 from recipes.mt.prepare import prepare
 
 STAGES, PROBES = ("prepare", "train", "select", "decode", "score"), ("stack", "swap")
@@ -95,14 +95,12 @@ class Experiment:
         return checkpoint
 
     @property
-    def subwords(self) -> SentencePiece | SubwordNMT:
+    def subwords(self) -> Subwords:
         return SEGMENTATIONS[self.recipe.segmentation](self.work / "subwords" / "model")
 
     def lines(self, split: str, ending: str) -> list[str]:
         """Of prepared text: in the subwords of a language, or the ``reference``."""
         return read_written(self.work / "subwords" / f"{split}.{ending}")
-
-    # train and select
 
     def train(self) -> None:
         """Train, or go on with a training that was interrupted."""
@@ -117,9 +115,8 @@ class Experiment:
         )
 
     def select(self) -> None:
-        """Make ``checkpoint_selected.pt``: the average of the last checkpoints (SHAPE, table 4;
-        Transformer-Clinic), or the epoch with the best BLEU on the validation set (CAPE, section
-        5.3)."""
+        """Make ``checkpoint_selected.pt``: the average of the last checkpoints (SHAPE, table 4), or
+        the epoch with the best BLEU on the validation set (CAPE, section 5.3)."""
         recipe, run = self.recipe, self.run
         if recipe.select == "average":
             run_module(
@@ -149,8 +146,6 @@ class Experiment:
         shutil.copyfile(epochs[best], run / f".{SELECTED}")
         os.replace(run / f".{SELECTED}", run / SELECTED)
         print(f"best epoch {best}: {run / SELECTED}")
-
-    # decode and score
 
     def decode_split(self, checkpoint: Path, split: str, name: str) -> list[str]:
         """Hypotheses of a split as subwords, in the order of the corpus, kept in ``decoded``."""
@@ -201,8 +196,6 @@ class Experiment:
         facts["Tokenised BLEU"] = "Moses tokens, no smoothing (multi-bleu.perl)"
         title = f"{self.recipe.title}: {self.run.name}"
         print("\n".join(write_page(self.run / "scores.md", title, {"": table}, facts)))
-
-    # tests of the papers
 
     def stack(self) -> None:
         """Loss by position on the stacked first test set: ``run/stacked.csv``, and a summary."""

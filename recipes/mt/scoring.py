@@ -9,8 +9,7 @@ from sacrebleu.metrics import BLEU
 from recipes.lab.options import bin_of, bins
 from recipes.lab.tables import ALL
 
-# Effective order: texts too short for a 4-gram, such as one number, are scored by shorter n-grams.
-# All other texts score as usual.
+# Texts too short for a 4-gram, such as one number, are scored by shorter n-grams; others as usual.
 _BLEU = BLEU(effective_order=True)
 
 

@@ -27,9 +27,6 @@ HOSTS = {
 }
 
 
-# ---- options -----------------------------------------------------------------------------------
-
-
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Models, test text, and how models are run."""
     add = parser.add_argument
@@ -77,9 +74,6 @@ def decoding(args: argparse.Namespace) -> Decoding:
 
 def test_pairs(args: argparse.Namespace) -> list[Pair]:
     return list(islice(read_pairs(*args.test, "--test"), args.limit))
-
-
-# ---- models ------------------------------------------------------------------------------------
 
 
 def open_models(args: argparse.Namespace) -> Models:
@@ -159,9 +153,8 @@ def open_translator(path: Path, how: Running, **files: Any) -> Translator:
     # The first to do so wins: an import of fairseq would let all libraries talk.
     logging.basicConfig(level=logging.WARNING)
     try:
-        return pkgutil.resolve_name(HOSTS["folder" if path.is_dir() else "file"])(
-            path, how, **files
-        )
+        host = pkgutil.resolve_name(HOSTS["folder" if path.is_dir() else "file"])
+        return host(path, how, **files)
     except ModuleNotFoundError as error:
         raise CommandError(
             f"--model {path}: needs {error.name}, which is not installed; `make setup` installs"
@@ -191,9 +184,6 @@ def translations(
 
     folder = step(folder / f"{title}-{digest_text([str(settings)])}", settings, make)
     return read_written(folder / "hypotheses")
-
-
-# ---- results -----------------------------------------------------------------------------------
 
 
 def each(measured: Mapping[str, Sequence[Any]]) -> Iterator[tuple[Row, Any]]:

@@ -33,9 +33,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--smooth", type=positive, default=10, metavar="N", help=text)
 
 
-# ---- text --------------------------------------------------------------------------------------
-
-
 def lower_first(text: str) -> str:
     """The first letter in lower case; sentencepiece may have put its mark before it."""
     place = int(text.startswith("\u2581"))
@@ -78,9 +75,6 @@ def stack_for(models: Iterable[Translator], pairs: Sequence[Pair], minimum: int)
     return stacked
 
 
-# ---- losses ------------------------------------------------------------------------------------
-
-
 def totals_by_bin(losses: Losses, width: int) -> np.ndarray:
     """Sums of losses, numbers of tokens: ``[2, sentences, bins]``, in bins of `width` positions."""
     number = -(-max(map(len, losses)) // width)
@@ -116,9 +110,6 @@ def estimate(
     with np.errstate(invalid="ignore", divide="ignore"):
         error = np.sqrt(squares * sentences / (sentences - 1)) / counts.sum(0)
     return mean, np.where(sentences > 1, error, np.nan)
-
-
-# ---- the command -------------------------------------------------------------------------------
 
 
 def run(args: argparse.Namespace) -> None:
