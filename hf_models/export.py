@@ -26,7 +26,7 @@ _COMMANDS = (
         "cape_plugins_pictures*",
     ),
     *("cape_plugins_speech", "cape_plugins_speech_audio", "cape_plugins_speech_batching"),
-    "cape_plugins_speech_ctc",
+    "cape_plugins_speech_ctc_decoder",
     *("hf_models_run", "hf_models_convert", "hf_models_counting", "hf_models_export"),
     "hf_models_loading",
 )

@@ -47,7 +47,7 @@ ALLOWED = {
 READERS = {
     "cape_plugins/speech/audio.py": {"scipy", "soundfile"},
     "cape_plugins/pictures/checkpoint.py": {"safetensors"},
-    "cape_plugins/speech/ctc.py": {"flashlight"},
+    "cape_plugins/speech/ctc_decoder.py": {"flashlight"},
     "cape_plugins/pictures/plot.py": {"PIL", "matplotlib"},
 }
 # Rooms of the core, and from which other rooms each may import; "" are the files of its own folder.

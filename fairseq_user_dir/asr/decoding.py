@@ -9,7 +9,7 @@ import torch
 from fairseq.data import Dictionary
 from torch import Tensor, nn
 
-from cape_plugins.speech.ctc import build_decoder
+from cape_plugins.speech.ctc_decoder import build_decoder
 from fairseq_user_dir.asr.text import SPACE
 
 
@@ -18,8 +18,8 @@ class CtcGenerator:
 
     Args:
         dictionary: Units; its ``<s>`` is the blank.
-        settings: Arguments of :func:`~cape_plugins.speech.ctc.build_decoder`: beam, lm, lexicon
-            and weights.
+        settings: Arguments of :func:`~cape_plugins.speech.ctc_decoder.build_decoder`: beam, lm,
+            lexicon and weights.
 
     Raises:
         ValueError: for a setting that is not allowed.

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import AutoModel, AutoModelForCTC, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 from transformers.models.marian.modeling_marian import MarianAttention, MarianEncoderLayer
@@ -20,6 +19,7 @@ from transformers.models.speech_to_text.modeling_speech_to_text import (
 from transformers.utils import can_return_tuple
 
 from cape_plugins import Draw
+from cape_plugins.speech.ctc import ctc_loss
 from hf_models.configuration import PositionEmbeddingMixin
 from hf_models.modeling import PositionModelMixin, build_positions, draw_positions
 from hf_models.speech import SpeechEncoder, Subsampler, encoder_lengths
@@ -261,17 +261,15 @@ class CapeSpeechForCTC(PositionModelMixin, PreTrainedModel):
         lengths = logits.new_full((len(logits),), logits.shape[1], dtype=torch.long)
         if mask is not None:
             lengths = encoder_lengths(self.config, mask.sum(-1)).long()
-        given = labels >= 0
-        with torch.backends.cudnn.flags(enabled=False):
-            return F.ctc_loss(
-                logits.log_softmax(-1, dtype=torch.float32).transpose(0, 1),
-                labels.masked_select(given),
-                lengths,
-                given.sum(-1),
-                blank=self.config.pad_token_id,
-                reduction=self.config.ctc_loss_reduction,
-                zero_infinity=self.config.ctc_zero_infinity,
-            )
+        return ctc_loss(
+            logits.log_softmax(-1, dtype=torch.float32),
+            lengths,
+            labels,
+            labels >= 0,
+            self.config.pad_token_id,
+            self.config.ctc_loss_reduction,
+            self.config.ctc_zero_infinity,
+        )
 
 
 FAMILY = add_parts(

@@ -33,7 +33,8 @@ from transformers import (
 )
 
 from cape_plugins.speech.audio import AudioError
-from cape_plugins.speech.ctc import build_decoder, outputs_needed
+from cape_plugins.speech.ctc import outputs_needed
+from cape_plugins.speech.ctc_decoder import build_decoder
 from cape_plugins.speech.manifest import LeftOut, Unusable, Utterance
 from hf_models import (
     CapeSpeech2TextConfig,

@@ -6,15 +6,8 @@ import re
 import pytest
 import torch
 
-from cape_plugins.speech.ctc import (
-    BeamDecoder,
-    best_path,
-    build_decoder,
-    collapse,
-    ctc_loss,
-    outputs_needed,
-    read_lexicon,
-)
+from cape_plugins.speech.ctc import best_path, collapse, ctc_loss, outputs_needed
+from cape_plugins.speech.ctc_decoder import BeamDecoder, build_decoder, read_lexicon
 
 TOKENS = ["<b>", "|", "o", "n", "e", "t", "w"]
 # "two" is likelier than "one" after "<s>", and never after "one"
