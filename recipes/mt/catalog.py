@@ -28,8 +28,7 @@ _SHAPE_PAPER = preset_flags("shape_wmt16", "relpos_wmt16", "cape_wmt14")
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """What is prepared. Lengths: `clean` counts words, `max_subwords` counts subwords, both per
-    side."""
+    """What is prepared. `clean` counts words, `max_subwords` counts subwords, of each side."""
 
     languages: tuple[str, str] = ("en", "de")
     segmentation: str = "bpe"  # "bpe": Moses tokens, then subword-nmt; or "sentencepiece"

@@ -50,8 +50,8 @@ class HuggingFaceTranslator(Translator):
             ) from None
 
     def files(self) -> list[Path]:
-        kinds = (".safetensors", ".bin", ".json")
-        return sorted(path for path in self.path.iterdir() if path.suffix in kinds)
+        endings = (".safetensors", ".bin", ".json")
+        return sorted(path for path in self.path.iterdir() if path.suffix in endings)
 
     def source_ids(self, text: str) -> Ids:
         return self._checked(self.tokenizer(text, verbose=False)["input_ids"])

@@ -114,8 +114,7 @@ def estimate(
 
 def run(args: argparse.Namespace) -> None:
     models, end = open_models(args), args.target_tokens
-    seeds = [translator for group in models.values() for translator in group]
-    stacked = stack_for(seeds, test_pairs(args), end)
+    stacked = stack_for([model for _, model in each(models)], test_pairs(args), end)
     for name, group in models.items():
         if len({tuple(seed.target_length(text) for _, text in stacked) for seed in group}) > 1:
             raise CommandError(

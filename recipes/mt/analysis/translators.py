@@ -28,9 +28,7 @@ class Running:
     device: torch.device
     half: bool = False  # in half precision
     max_tokens: int = 4000  # of a padded batch, per side
-    # added to all positions of source and target; 0 in the SHAPE paper, its maximum offset K in the
-    # code of its authors
-    offset: int = 0
+    offset: int = 0  # added to all positions of source and target
 
 
 @dataclass(frozen=True)
@@ -52,8 +50,7 @@ class Translator:
         source_ids(text), target_ids(text): Tokens.
         subwords(ids), text(ids): Target tokens as strings, and as text.
         load(): The model, with its weights in single precision, on the CPU.
-        position_config(model): Settings of the position embedding; None if it is not one of this
-            package.
+        position_config(model): Settings of the position embedding; None if it is not one of ours.
         score(model, sources, targets): ``[B, T]`` log probabilities (nats) of the target tokens
             given those before them.
         generate(model, sources, decoding): The best hypothesis for each source, as text.
@@ -154,9 +151,6 @@ def shifted(model: nn.Module, config: PositionConfig | None, offset: int) -> Ite
     The hosts hand a draw on in training only. The position encoder is where all their ways meet,
     incremental decoding included, so positions begin elsewhere there. Types that add nothing to the
     tokens ignore it, as it has no effect.
-
-    Raises:
-        CommandError: if the positions of this model cannot be moved.
     """
     if offset and (config is None or config.encoding.counts):
         what = "a learned table has" if config else "this architecture has"
