@@ -308,9 +308,9 @@ def test_wrappers_of_several_processes_go_before_their_group(run_cli, tmp_path):
         "    left = [one for one in gc.get_objects() if type(one) is DistributedDataParallel]\n"
         "    open('left' + os.environ['RANK'], 'w').write(str(len(left)))\n"
         "kept, train = [], hf_training.train\n"
-        "def keep(*args):\n"  # as recipes do that need more than its model
-        "    kept.append(train(*args))\n"
-        "    return kept[-1]\n"
+        "def keep(trainer, folder):\n"  # as recipes do that need more than its model
+        "    kept.append(trainer)\n"
+        "    train(trainer, folder)\n"
         "vit.ImageTrainer, vit.report, hf_training.train = Trainer, report, keep\n"
         "vit.main(['--use_cpu', '--max_steps', '2', '--compare', 'nopos', 'cape', '--test-sizes',\n"
         "    '16', '--per_device_train_batch_size', '2', '--model-config',\n"
