@@ -101,7 +101,7 @@ class FamilyClasses:
     @property
     def models(self) -> dict[str, type]:
         """Models, by name."""
-        models = {*filter(is_model, self.parts), *self.auto.values()}
+        models = (*filter(is_model, self.parts), *self.auto.values())
         return {model.__name__: model for model in models}
 
 
