@@ -102,9 +102,6 @@ def given(args: argparse.Namespace) -> dict[str, Recordings]:
     return parts
 
 
-# ---- batches -------------------------------------------------------------------------------------
-
-
 Sample = tuple[torch.Tensor, list[int], Hop | None]  # waveform, labels
 
 

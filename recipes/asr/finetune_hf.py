@@ -72,9 +72,6 @@ DIGIT_MASKS = {"frequency_width": 20, "time_masks": 2}
 SECONDS = (1, 2, 4, 8, 16, 32, 64)  # upper ends of bins of durations
 
 
-# ---- processors and models -----------------------------------------------------------------------
-
-
 def is_seq2seq(args: argparse.Namespace) -> bool:
     """True for models with a decoder, False for CTC; decided by checkpoint or sizes."""
     if args.model:
@@ -153,9 +150,6 @@ def fitting(data: Labelled, model: Any) -> Labelled:
         raise CommandError("no recording has enough frames for its labels; is the text right?")
     items, labels = zip(*kept, strict=True)
     return Labelled(Recordings(items, data.recordings.rows, data.recordings.column), labels)
-
-
-# ---- evaluation ----------------------------------------------------------------------------------
 
 
 def recognise(

@@ -34,9 +34,6 @@ class ToWrite(NamedTuple):
     write: Callable[[Path], None]  # may raise AudioError
 
 
-# ---- texts ---------------------------------------------------------------------------------------
-
-
 def ascii_words(text: str) -> str:
     """Lower-case words of a to z and apostrophes; accents go, all else, digits too, separates.
 
@@ -62,9 +59,6 @@ def unicode_words(text: str) -> str:
 
 def _spaced(text: str) -> str:
     return " ".join(word for word in text.split() if word.strip("'"))
-
-
-# ---- recordings ----------------------------------------------------------------------------------
 
 
 def write_audio(path: Path, samples: np.ndarray, sampling_rate: int) -> None:
@@ -125,8 +119,6 @@ def collect(
 
     return usable(utterances, len(utterances), name, measure)
 
-
-# ---- folders -------------------------------------------------------------------------------------
 
 SOURCES = "sources"  # in the record of a folder: what its sources were
 # What preparations read: recordings, texts, lists of them.
@@ -210,9 +202,6 @@ def _replace_content(folder: Path, new: Path, tables: Sequence[str]) -> None:
         place.parent.mkdir(exist_ok=True)
         os.replace(path, place)
     shutil.rmtree(new)
-
-
-# ---- tables --------------------------------------------------------------------------------------
 
 
 def write_manifest(path: Path, utterances: Iterable[Utterance]) -> None:

@@ -41,9 +41,6 @@ def top_confusions(
     return [(classes[a], classes[b], float(beside[a, b])) for a, b in pairs]
 
 
-# ---- types of errors -----------------------------------------------------------------------------
-
-
 def error_types(targets: Frames, predictions: Frames) -> tuple[int, ...]:
     """Numbers of wrong frames of types 1, 2 and 3, and in long runs."""
     types = Counter(np.concatenate([*map(frame_error_types, targets, predictions)]).tolist())
@@ -66,9 +63,6 @@ def frame_error_types(target: np.ndarray, prediction: np.ndarray) -> np.ndarray:
         if end - first > MAX_RUN:
             types[first:end] = -1
     return types
-
-
-# ---- attention -----------------------------------------------------------------------------------
 
 
 def attention_by_distance(weights: np.ndarray, farthest: int) -> np.ndarray:

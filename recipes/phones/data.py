@@ -108,9 +108,6 @@ def label(name: str, waveform: Tensor, phones: Sequence[Phone]) -> Example:
     return Example(name, features, frame_labels(phones, len(features)))
 
 
-# ---- labels --------------------------------------------------------------------------------------
-
-
 class LabelError(ValueError):
     """Labels that cannot be used; the message says why."""
 
@@ -229,9 +226,6 @@ def frame_labels(
     ]
 
 
-# ---- synthetic speech ----------------------------------------------------------------------------
-
-
 def add_noise(waveform: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """White noise at a random distance of :data:`NOISE_DB` to the speech, ``[samples]`` float32."""
     level = np.sqrt((waveform**2).mean()) * 10 ** (-rng.uniform(*NOISE_DB) / 20)
@@ -255,9 +249,6 @@ def synthetic(sizes: Sequence[int], seed: int = 0) -> Corpus:
             phones = [Phone(*times, ESPEAK.get(name, name)) for *times, name in speech.phones]
             splits[split].append(label(f"{split}{index} ({speech.text})", waveform, phones))
     return _corpus(splits, f"random words by espeak-ng, seed {seed}", [])
-
-
-# ---- a folder ------------------------------------------------------------------------------------
 
 
 def read_folder(folder: Path, tier: str | None = None, seed: int = 0) -> Corpus:

@@ -43,9 +43,6 @@ class Result:
         return folder_name(self.name) if own else NO_POSITIONS.type
 
 
-# ---- pictures ------------------------------------------------------------------------------------
-
-
 def draw_histories(path: Path, histories: Mapping[str, History]) -> None:
     """Writes loss, PER of dev and near attention of each model by epoch."""
     rows = [{**row, "model": name} for name, history in histories.items() for row in history]
@@ -93,9 +90,6 @@ def draw_attention(path: Path, weights: np.ndarray, title: str) -> None:
     figure.supylabel("query (frame)", fontsize=8)
     figure.suptitle(title, fontsize=9)
     save(figure, path)
-
-
-# ---- tables --------------------------------------------------------------------------------------
 
 
 def rate_table(results: Sequence[Result]) -> list[str]:

@@ -50,9 +50,6 @@ BY_DISTANCE = 50  # frames
 SIMILARITIES = ("distance", "dot", "dot_min", "dot_max", "cosine", "cosine_min", "cosine_max")
 
 
-# ---- all models of one position embedding --------------------------------------------------------
-
-
 def run_type(
     experiment: Experiment,
     name: str,
@@ -115,9 +112,6 @@ def _compare_positions(model: PhoneClassifier, folder: Path, result: Result, len
     columns = [similarity_by_distance(matrix, farthest) for matrix in similarity(rows).values()]
     for distance, values in enumerate(np.hstack(columns).tolist()):
         result.similarities.append(dict(zip(SIMILARITIES, (distance, *values), strict=True)))
-
-
-# ---- the command ---------------------------------------------------------------------------------
 
 
 def make_parser() -> argparse.ArgumentParser:
