@@ -13,7 +13,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import soundfile
@@ -23,8 +23,6 @@ from cape_plugins.speech.audio import AudioError, read_audio
 from cape_plugins.speech.manifest import LeftOut, Unusable, Utterance, manifest_lines, measured
 from recipes.lab import steps
 from recipes.lab.steps import CommandError, progress, write_lines
-
-T = TypeVar("T")
 
 
 class ToWrite(NamedTuple):
@@ -71,14 +69,14 @@ def write_audio(path: Path, samples: np.ndarray, sampling_rate: int) -> None:
 
 
 def usable(
-    utterances: Iterable[T], total: int, name: str, measure: Callable[[T], Utterance] = measured
+    items: Iterable[Any], total: int, name: str, measure: Callable[[Any], Utterance] = measured
 ) -> list[Utterance]:
     """What of the set `name` can be used; the others, for which `measure` raises Unusable, are
     counted and reported."""
     kept, left_out = [], LeftOut()
-    for utterance in progress(utterances, name, total=total, unit="recording"):
+    for item in progress(items, name, total=total, unit="recording"):
         with left_out.counting():
-            kept.append(measure(utterance))
+            kept.append(measure(item))
     report_left_out(name, left_out, total)
     if not kept:
         why = f"none of {total} recordings can be used. {left_out.example}".strip()

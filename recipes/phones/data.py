@@ -98,13 +98,10 @@ class Corpus:
         )
 
 
-def extract(waveform: Tensor) -> Tensor:
-    """``[samples]`` at 16 kHz to ``[T, 40]``, each band normalised over the utterance."""
-    return normalized(log_mel(waveform, SAMPLING_RATE, BANDS, HOP_SECONDS, normalize=False), 0)
-
-
 def label(name: str, waveform: Tensor, phones: Sequence[Phone]) -> Example:
-    features = extract(waveform)
+    """Features of ``[samples]`` at 16 kHz, each band normalised over the utterance, with labels."""
+    mel = log_mel(waveform, SAMPLING_RATE, BANDS, HOP_SECONDS, normalize=False)
+    features = normalized(mel, 0)
     return Example(name, features, frame_labels(phones, len(features)))
 
 
