@@ -171,10 +171,9 @@ class SpeechTrainer(Trainer):
         make = partial(PaddingFreeBatches, *limits, seed=self.args.seed)
         free, padded = make(shuffle=True), make(shuffle=False)
         if self.args.process_index == 0:
-            said = (
-                f"{len(free)} batches without padding; sorted batches of {self.batch_seconds:g} s"
-            )
-            print(f"{said} would have {100 * padded.padding():.1f} %", flush=True)
+            said = f"{len(free)} batches without padding; sorted batches of"
+            percent = f"{100 * padded.padding():.1f} %"
+            print(f"{said} {self.batch_seconds:g} s would have {percent}", flush=True)
         # The Trainer takes it for granted that all epochs have the same number of batches.
         batches = make(
             num_batches=max(len(free), self.args.world_size),
@@ -209,10 +208,10 @@ class Collator:
         self.extractor = extractor
         self.more = {} if hop_seconds is None else {"hop_seconds": hop_seconds}
 
-    def features(self, waveforms: Sequence[torch.Tensor]) -> Any:
-        """``input_features`` and ``attention_mask``."""
+    def features(self, waveforms: Sequence[torch.Tensor], **more: Any) -> Any:
+        """``input_features`` and ``attention_mask``; `more` goes to the extractor."""
         recordings = [waveform.numpy() for waveform in waveforms]
-        more = {"padding": True, "return_tensors": "pt", **self.more}
+        more = {"padding": True, "return_tensors": "pt", **self.more, **more}
         return self.extractor(recordings, sampling_rate=SAMPLING_RATE, **more)
 
     def without_padding(
@@ -220,11 +219,10 @@ class Collator:
     ) -> dict[str, torch.Tensor]:
         """``input_features`` and the times of the frames that were not skipped."""
         seconds = [hop.seconds for hop in hops]
-        frames = self.extractor(
-            [waveform.numpy() for waveform in waveforms], SAMPLING_RATE, seconds, padding=False
-        )["input_features"]
+        more = {"hop_seconds": seconds, "padding": False, "return_tensors": None}
+        frames = self.features(waveforms, **more)["input_features"]
         generator = torch.Generator().manual_seed(hops[0].seed)
-        features, kept = equal_length([torch.from_numpy(frame) for frame in frames], generator)
+        features, kept = equal_length(list(map(torch.from_numpy, frames)), generator)
         times = frame_nanoseconds(kept, seconds, self.extractor.window_seconds)
         return {"input_features": features, "frame_nanoseconds": times}
 

@@ -183,8 +183,7 @@ def make_parser() -> argparse.ArgumentParser:
             text = f"number of {split} recordings"
             text += " for each range of lengths" if split == "test" else ""
             text += f" (default: {count})" if count else ""
-            option = {"type": positive, "default": count, "metavar": "N", "help": text}
-            adding[name](f"--{split}-strings", **option)
+            adding[name](f"--{split}-strings", type=positive, default=count, metavar="N", help=text)
     text = "recordings with an index below are for the test (default: 5)"
     adding["digits"]("--test-takes", type=positive, default=5, metavar="N", help=text)
     text = "so many indices after these are for validation (default: 5)"
