@@ -1,7 +1,5 @@
-"""Corpora: what is said in which recording of LibriSpeech, TED-LIUM 3, WSJ, or any folder.
-
-Each function returns the sets of a corpus as utterances: ``train``, ``valid``, test sets.
-"""
+"""What is said in which recording of LibriSpeech, TED-LIUM 3, WSJ, or any folder, as sets of
+utterances: ``train``, ``valid``, test sets."""
 
 import csv
 import io
@@ -26,8 +24,7 @@ from recipes.lab.steps import CommandError
 Sets = dict[str, list[Utterance]]
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
 TEXT_COLUMNS = ("text", "transcription", "transcript", "sentence")  # of a metadata file
-# Speech of espeak-ng: training has up to TRAIN_WORDS words, tests (how many of them) up to 16 times
-# as many.
+# Speech of espeak-ng: most words in training; of the tests, how many have so many words
 TRAIN_STRINGS, TRAIN_WORDS = 6000, 6
 TEST_WORDS = {(2, 4): 160, (4, 8): 120, (8, 16): 80, (16, 32): 40, (32, 64): 30, (64, 96): 20}
 

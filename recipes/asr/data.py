@@ -23,6 +23,7 @@ from recipes.lab.hf_training import SetEpoch
 from recipes.lab.synthesis import make_speech
 
 FOLDERS = {"train": ("train",), "test": ("test", "validation", "valid", "dev")}
+Sample = tuple[torch.Tensor, list[int], Hop | None]  # waveform, labels
 
 
 class Recordings(Dataset):
@@ -78,9 +79,8 @@ def given(args: argparse.Namespace) -> dict[str, Recordings]:
     data = open_dataset(args.dataset, args.dataset_config) if args.dataset else given_tables(args)
     parts = train_and_test(data, args.train_split, args.test_split)
     check_columns(args, parts["train"], "audio_column", "text_column")
-    # paths in a table are relative to it
     table = Path(args.train_file or args.dataset)
-    base = table.parent if table.is_file() else Path()
+    base = table.parent if table.is_file() else Path()  # of the paths in a table
     audio, text = args.audio_column, args.text_column
 
     def measure(numbered: tuple[int, Mapping[str, Any]]) -> Utterance:
@@ -100,9 +100,6 @@ def given(args: argparse.Namespace) -> dict[str, Recordings]:
             part = part.cast_column(audio, Audio(decode=False))  # read by soundfile instead
         parts[name] = Recordings(usable(enumerate(part), len(part), name, measure), part, audio)
     return parts
-
-
-Sample = tuple[torch.Tensor, list[int], Hop | None]  # waveform, labels
 
 
 class Labelled(Dataset):
@@ -170,16 +167,14 @@ class SpeechTrainer(Trainer):
         limits = (self.train_dataset.seconds, self.batch_seconds)
         make = partial(PaddingFreeBatches, *limits, seed=self.args.seed)
         free, padded = make(shuffle=True), make(shuffle=False)
-        if self.args.process_index == 0:
+        processes, own = self.args.world_size, self.args.process_index
+        if own == 0:
             said = f"{len(free)} batches without padding; sorted batches of"
             percent = f"{100 * padded.padding():.1f} %"
             print(f"{said} {self.batch_seconds:g} s would have {percent}", flush=True)
         # The Trainer takes it for granted that all epochs have the same number of batches.
-        batches = make(
-            num_batches=max(len(free), self.args.world_size),
-            num_replicas=self.args.world_size,
-            rank=self.args.process_index,
-        )
+        count = max(len(free), processes)
+        batches = make(num_batches=count, num_replicas=processes, rank=own)
         self.add_callback(SetEpoch(batches))
         return DataLoader(
             self.train_dataset,

@@ -1,7 +1,4 @@
-"""What frames, predictions and attention tell: pure functions of arrays.
-
-Targets and predictions are lists of integer arrays ``[T]``, one for each utterance.
-"""
+"""What frames, predictions and attention tell: pure functions of arrays."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,7 +8,7 @@ import numpy as np
 from sklearn.metrics import confusion_matrix
 
 MAX_RUN = 3  # frames; the context of longer runs of wrong frames is wrong itself
-Frames = Sequence[np.ndarray]
+Frames = Sequence[np.ndarray]  # targets or predictions, integers [T] for each utterance
 
 
 def error_rate(targets: Frames, predictions: Frames) -> float:

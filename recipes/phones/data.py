@@ -272,9 +272,8 @@ def read_folder(folder: Path, tier: str | None = None, seed: int = 0) -> Corpus:
         )
     splits = _split(items, seed)
     if not splits["train"]:
-        raise CommandError(
-            f"--data {folder}: nothing is left for training; add recordings to train"
-        )
+        remedy = "add recordings to train"
+        raise CommandError(f"--data {folder}: nothing is left for training; {remedy}")
     return _corpus(splits, folder.name, skipped)
 
 

@@ -142,11 +142,6 @@ class PhoneClassifier(nn.Module):
         return Output(self.classify(x[:, order] if moved else x), all_weights)
 
 
-HISTORY = ("epoch", "train_loss", "dev_per", "near_attention")
-History = list[dict[str, float]]
-NEAR = 5  # frames; attention that is not farther is followed from epoch to epoch
-
-
 class Condition(NamedTuple):
     """What a model is given, in training or in a test."""
 
@@ -162,8 +157,10 @@ CONDITIONS = {
     "exc-scram": Condition(positions=False, scrambled=True),
     "inc-scram-both": Condition(positions=True, scrambled=True, with_positions=True),
 }
-
 NO_POSITIONS = PositionConfig("nopos", "audio")
+HISTORY = ("epoch", "train_loss", "dev_per", "near_attention")
+History = list[dict[str, float]]
+NEAR = 5  # frames; attention that is not farther is followed from epoch to epoch
 
 
 @dataclass(frozen=True)
