@@ -223,7 +223,7 @@ class Comparison:
         columns = {"variant": name, "seed": seed}
         with self.lock:
             self.rows[variant, seed] = [
-                {**columns, "length": label, "train_seconds": seconds, **vars(values)}
+                {**columns, "length": label, "train_seconds": seconds, **values}
                 for label, values in scores.items()
             ]
             self.write()

@@ -19,12 +19,6 @@ from recipes.mt.corpus import Pair, fingerprint, read_pairs
 
 PACKAGES = ("torch", "fairseq-fixed", "transformers", "sentencepiece", "sacrebleu")
 Models = dict[str, list[Translator]]  # by name; several are seeds
-# Whose models these are, by name: only what opens one is imported, as the other may not be
-# installed.
-HOSTS = {
-    "file": "recipes.mt.analysis.fairseq_host:FairseqTranslator",
-    "folder": "recipes.mt.analysis.huggingface_host:HuggingFaceTranslator",
-}
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -152,9 +146,13 @@ def open_translator(path: Path, how: Running, **files: Any) -> Translator:
         raise CommandError(f"--model {path}: no such file or folder")
     # The first to do so wins: an import of fairseq would let all libraries talk.
     logging.basicConfig(level=logging.WARNING)
-    try:
-        host = pkgutil.resolve_name(HOSTS["folder" if path.is_dir() else "file"])
-        return host(path, how, **files)
+    host = (
+        "huggingface_host:HuggingFaceTranslator"
+        if path.is_dir()
+        else "fairseq_host:FairseqTranslator"
+    )
+    try:  # imports this host alone, as the other may not be installed
+        return pkgutil.resolve_name(f"recipes.mt.analysis.{host}")(path, how, **files)
     except ModuleNotFoundError as error:
         raise CommandError(
             f"--model {path}: needs {error.name}, which is not installed; `make setup` installs"
