@@ -59,10 +59,7 @@ LENGTHS = (1, 2, 4, 8, 16, 32, 64)  # upper ends of bins of source words for oth
 def number_lists() -> dict[str, list[Pair]]:
     """Lists of numbers written out in English and German, at most 4 in training, 12 in test."""
     lists = make_number_lists(0, {"train": 20000, "valid": 200, "test": 600})
-    return {
-        split: [(spell(numbers, "en"), spell(numbers, "de")) for numbers in rows]
-        for split, rows in lists.items()
-    }
+    return {s: [(spell(n, "en"), spell(n, "de")) for n in rows] for s, rows in lists.items()}
 
 
 def given_data(args: argparse.Namespace) -> dict[str, list[Pair]]:
@@ -90,10 +87,8 @@ def _pair(row: Mapping[str, Any], source: str, target: str) -> Pair:
         raise CommandError(f"{problem} the columns {', '.join(texts)}; name two of them")
     for text in (texts[source], texts[target]):
         if not isinstance(text, str | None):
-            raise CommandError(
-                f"{problem} {text!r}, which is no text; name columns of texts (json keeps numbers"
-                " in quotes)"
-            )
+            remedy = "name columns of texts (json keeps numbers in quotes)"
+            raise CommandError(f"{problem} {text!r}, which is no text; {remedy}")
     return texts[source], texts[target]
 
 
@@ -123,14 +118,9 @@ def build_model(
     """Makes a model from a stock or cape checkpoint, or from scratch."""
     if path:
         return load_model(CapeMarianMTModel, path, settings)
-    special = {
-        "vocab_size": len(tokenizer),
-        "pad_token_id": tokenizer.pad_token_id,
-        "decoder_start_token_id": tokenizer.pad_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "forced_eos_token_id": None,
-        "bos_token_id": None,
-    }
+    pad, end = tokenizer.pad_token_id, tokenizer.eos_token_id
+    special = {"pad_token_id": pad, "decoder_start_token_id": pad, "eos_token_id": end}
+    special |= {"forced_eos_token_id": None, "bos_token_id": None, "vocab_size": len(tokenizer)}
     more = {"position_embedding": dict(settings)}
     return CapeMarianMTModel(make_config(CapeMarianConfig, {**sizes, **special}, **more))
 
@@ -189,18 +179,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     train_set = encode(splits["train"], tokenizer, args.max_length)
     sizes = {**(LIST_MODEL if lists else {}), **(args.model_config or {})}
     # target/source tokens (CAPE section 5.3), end-of-sentence tokens counted
-    target_tokens, source_tokens = (
-        sum(len(row[side]) for row in train_set) for side in ("labels", "input_ids")
-    )
-    alpha = f"{target_tokens}/{source_tokens}"
+    tokens = {side: sum(len(row[side]) for row in train_set) for side in ("input_ids", "labels")}
+    alpha = "{labels}/{input_ids}".format(**tokens)
     if training.process_index == 0:
         print(f"alpha = {alpha} = {float(Fraction(alpha)):.4f} target tokens per source token")
 
     def make_trainer(settings: Any, own: Any) -> transformers.Seq2SeqTrainer:
         model = build_model(args.model, settings, sizes, tokenizer)
         collator = transformers.DataCollatorForSeq2Seq(tokenizer, model=model)
-        more = {"processing_class": tokenizer}
-        return transformers.Seq2SeqTrainer(model, own, collator, train_set, **more)
+        trainer = transformers.Seq2SeqTrainer
+        return trainer(model, own, collator, train_set, processing_class=tokenizer)
 
     defaults = LIST_SETTINGS if lists else {}
     defaults = {**defaults, "cape": {"source_scale": alpha, **defaults.get("cape", {})}}

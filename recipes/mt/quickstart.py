@@ -75,9 +75,7 @@ MIN_PAIRS = 8  # fairseq drops a last batch that is no multiple of 8, and refuse
 
 
 class Data(NamedTuple):
-    """A corpus, segmented and binarised in `folder`, with the test sentences by length."""
-
-    folder: Path
+    folder: Path  # of a corpus, segmented and binarised
     settings: Mapping[str, object]
     languages: corpus.Pair
     lengths: str  # what the lengths count
@@ -115,7 +113,6 @@ def prepare_number_lists(args: argparse.Namespace) -> Data:
 
 
 def word_count(text: str) -> int:
-    """Length of a sentence as the user sees it, before segmentation."""
     return len(text.split())
 
 
@@ -127,8 +124,7 @@ def length_bins(limit: int) -> list[tuple[str, int, float]]:
 
 
 def read_splits(args: argparse.Namespace) -> dict[str, list[corpus.Pair]]:
-    """The user's pairs without those that are empty on one side; validation and test data are split
-    off the training data where they are not given."""
+    """The user's pairs without those that are empty on one side; missing splits are split off."""
     given = {}
     for split, option in (("train", "data"), ("valid", "valid"), ("test", "test")):
         if paths := getattr(args, option):
@@ -171,8 +167,7 @@ def prepare_files(args: argparse.Namespace) -> Data:
 
     def write(folder: Path) -> None:
         for split, pairs in splits.items():
-            names = [folder / f"{split}.{language}" for language in languages]
-            corpus.write_columns(names, pairs)
+            corpus.write_columns([folder / f"{split}.{code}" for code in languages], pairs)
         write_lines(folder / "test.group", groups)
 
     work = args.work / args.data[0].name.removesuffix(".gz")
@@ -261,9 +256,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--valid", **pair, help="validation text (default: split off --data)")
     add("--test", **pair, help="test text (default: split off --data)")
     for split in ("train", "test"):
-        size = number_lists.SPLIT_SIZES[split]
-        text = "number lists, without --data (default: %(default)s)"
-        add(f"--{split}-size", type=positive, default=size, help=text)
+        more = {"type": positive, "help": "number lists, without --data (default: %(default)s)"}
+        add(f"--{split}-size", default=number_lists.SPLIT_SIZES[split], **more)
     text = "keep pairs of --data with more words out of training (default: median of the source)"
     add("--max-train-length", type=positive, metavar="WORDS", help=text)
     add("--vocab-size", type=positive, help="subwords (default: 140; with --data 4000)")
@@ -309,11 +303,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         metrics=METRICS_ARE,
     )
     comparison = Comparison(args, data, facts)
-    jobs = [
-        partial(comparison.run, variant, seed)
-        for seed in args.seeds
-        for variant in in_order_of_contrast(args.compare)
-    ]
+    variants = in_order_of_contrast(args.compare)
+    jobs = [partial(comparison.run, name, seed) for seed in args.seeds for name in variants]
     print(f"{len(jobs)} trainings of {args.updates} updates, {args.jobs} side by side", flush=True)
     runs.run_all(jobs, args.jobs)
     comparison.write(shown=True)

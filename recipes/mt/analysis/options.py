@@ -146,13 +146,10 @@ def open_translator(path: Path, how: Running, **files: Any) -> Translator:
         raise CommandError(f"--model {path}: no such file or folder")
     # The first to do so wins: an import of fairseq would let all libraries talk.
     logging.basicConfig(level=logging.WARNING)
-    host = (
-        "huggingface_host:HuggingFaceTranslator"
-        if path.is_dir()
-        else "fairseq_host:FairseqTranslator"
-    )
+    host = "HuggingFace" if path.is_dir() else "Fairseq"
+    module = f"recipes.mt.analysis.{host.lower()}_host"
     try:  # imports this host alone, as the other may not be installed
-        return pkgutil.resolve_name(f"recipes.mt.analysis.{host}")(path, how, **files)
+        return pkgutil.resolve_name(f"{module}:{host}Translator")(path, how, **files)
     except ModuleNotFoundError as error:
         raise CommandError(
             f"--model {path}: needs {error.name}, which is not installed; `make setup` installs"
@@ -163,8 +160,7 @@ def open_translator(path: Path, how: Running, **files: Any) -> Translator:
 def translations(
     model: Translator, how: Decoding, folder: Path, sources: Sequence[str], order: str = ""
 ) -> list[str]:
-    """Hypotheses, kept in `folder` under a name made of all they depend on: a command that is
-    repeated, or was interrupted, translates nothing twice."""
+    """Hypotheses, kept in `folder` under a name made of all they depend on, for the next run."""
     settings = {
         "model": [digest(path) for path in model.files()],
         "text": digest_text(sources),

@@ -30,8 +30,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def similarities(model: Translator, sources: Sequence[str], offsets: Sequence[int]) -> np.ndarray:
-    """``[layers + 1, offsets, offsets]``: mean over all tokens of the cosine similarity of a state
-    at two offsets (SHAPE Eq. 3), of the sum of embeddings and after each encoder layer."""
+    """``[layers + 1, offsets, offsets]``: mean similarity of a token's states (SHAPE Eq. 3)."""
     ids = [model.source_ids(source) for source in sources]
 
     def measure(network: nn.Module, rows: list[int]) -> list[tuple[np.ndarray, int]]:
@@ -61,7 +60,6 @@ def run(args: argparse.Namespace) -> None:
     models = open_models(args)
     for first, *_ in models.values():
         first.check_offset(max(args.offsets))
-
     measured = {
         name: np.array([similarities(model, sources, args.offsets) for model in seeds])
         for name, seeds in models.items()
@@ -78,7 +76,6 @@ def run(args: argparse.Namespace) -> None:
         f" {', '.join(map(str, args.offsets))}: mean over all pairs of different offsets. Layer 0"
         " is the sum of the embeddings.",
     ]
-
     rows = [
         {**at, "layer": layer, "offset_a": args.offsets[i], "offset_b": args.offsets[j],
          "cosine_similarity": float(cosine)}
