@@ -125,8 +125,7 @@ def by_sentence(function: Callable[[str], str], text: str) -> str:
 
 
 class Moses:
-    """What tokenizer.perl and its companions do to WMT text, by sacremoses: normalise, clean of
-    control characters, and tokenise one language; and the way back."""
+    """Text of one language by sacremoses: normalised, without control characters, tokenised."""
 
     def __init__(self, language: str, aggressive_hyphens: bool, lowercase: bool):
         self.normalizer = MosesPunctNormalizer(lang=language, post_remove_control_chars=True)
@@ -174,8 +173,7 @@ def map_columns(functions: Functions, rows: Iterable[Row], workers: int) -> Iter
 
 
 class Segmentation:
-    """Text to the subwords of a model, separated by spaces, and back; `moses` tokenises source and
-    target before it."""
+    """Text to the subwords of a model, and back; `moses` tokenises source and target before."""
 
     def __init__(self, model: Subwords, moses: Sequence[Moses] = ()):
         self.model, self.moses = model, moses
@@ -235,8 +233,7 @@ def open_subwords(method: str, path: Path, option: str) -> Subwords:
 def open_segmentation(
     data: Path, languages: Pair, spm: Path | None = None, bpe: Path | None = None
 ) -> Segmentation | None:
-    """What the options ``--spm`` and ``--bpe`` ask for, else what recipes.mt.quickstart and
-    recipes.mt.run have left beside the binarised `data`."""
+    """What ``--spm`` or ``--bpe`` asks for, else what quickstart and run left beside `data`."""
     method, option, flags = "sentencepiece", "segmentation", ()
     if spm:
         path, option = spm, "--spm"

@@ -39,7 +39,6 @@ from recipes.mt.corpus import Pair
 from recipes.mt.number_lists import MAX_TRAIN_LENGTH, make_number_lists, spell
 from recipes.mt.scoring import METRICS, groups_by_length, score_groups
 
-COMPARED = ("sinpos", "cape")
 # As in the quickstart: shifts and offsets cover the longest test list.
 LIST_SETTINGS = {"cape": {"max_global_shift": 30}, "shape": {"max_offset": 60}}
 _SIDE = {"layers": 2, "attention_heads": 4, "ffn_dim": 384}
@@ -192,7 +191,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     defaults = LIST_SETTINGS if lists else {}
     defaults = {**defaults, "cape": {"source_scale": alpha, **defaults.get("cape", {})}}
-    compared = settings_to_compare(args, "text", COMPARED, defaults)
+    compared = settings_to_compare(args, "text", ("sinpos", "cape"), defaults)
     for settings in compared.values():
         if settings.get("source_scale") == "auto":
             settings["source_scale"] = alpha

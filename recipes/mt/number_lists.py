@@ -57,8 +57,7 @@ def draw_split(
 def make_number_lists(
     seed: int = 0, sizes: Mapping[str, int] = SPLIT_SIZES
 ) -> dict[str, list[NumberList]]:
-    """Three disjoint sets of lists, the same for the same seed: of 1..4 numbers for training and
-    validation, of 1..12 for the test."""
+    """Disjoint sets of lists: 1..4 numbers for training and validation, 1..12 for the test."""
     rng = random.Random(seed)
     test = draw_split(rng, sizes["test"], MAX_TEST_LENGTH, set(), distinct=True)
     valid = draw_split(rng, sizes["valid"], MAX_TRAIN_LENGTH, set(test), distinct=True)

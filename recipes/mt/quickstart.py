@@ -136,10 +136,8 @@ def read_splits(args: argparse.Namespace) -> dict[str, list[corpus.Pair]]:
     missing = {split: size for split, size in sizes.items() if split not in given}
     splits = given | corpus.split_pairs(given["train"], missing)
     if len(splits["train"]) < MIN_PAIRS:
-        raise CommandError(
-            f"{what} {len(splits['train'])} training pairs are not also in validation or test data;"
-            " give more, or more different sentences"
-        )
+        few = f"{len(splits['train'])} training pairs are not also in validation or test data"
+        raise CommandError(f"{what} {few}; give more, or more different sentences")
     return splits
 
 
@@ -151,10 +149,10 @@ def prepare_files(args: argparse.Namespace) -> Data:
     for split in ("train", "valid"):
         splits[split] = [pair for pair in splits[split] if max(map(word_count, pair)) <= limit]
         if len(splits[split]) < MIN_PAIRS:
-            raise CommandError(
-                f"--max-train-length {limit}: only {len(splits[split])} {split} pairs are that"
-                f" short, {MIN_PAIRS} are needed; choose a larger length"
+            short = (
+                f"only {len(splits[split])} {split} pairs are that short, {MIN_PAIRS} are needed"
             )
+            raise CommandError(f"--max-train-length {limit}: {short}; choose a larger length")
     bins = length_bins(limit)
     groups = [options.bin_of(word_count(source), bins) for source, _ in splits["test"]]
     files = [path for paths in (args.data, args.valid, args.test) for path in paths or ()]
@@ -243,9 +241,6 @@ class Comparison:
 def in_order_of_contrast(variants: Sequence[str]) -> list[str]:
     """First what the first picture compares: the first and the last variant."""
     return list(dict.fromkeys([variants[0], variants[-1], *variants]))
-
-
-# ---- command line ------------------------------------------------------------------------------
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -188,8 +188,8 @@ class Experiment:
             _, counts, *bleu = zip(*rows, strict=True)
             rows.append(("mean", sum(counts), *map(fmean, bleu)))
         table = markdown(["test set", "sentences", "sacreBLEU", "tokenised BLEU"], rows)
-        facts = {"sacreBLEU signature": str(metric.get_signature())}
-        facts["Tokenised BLEU"] = "Moses tokens, no smoothing (multi-bleu.perl)"
+        tokenised = "Moses tokens, no smoothing (multi-bleu.perl)"
+        facts = {"sacreBLEU signature": str(metric.get_signature()), "Tokenised BLEU": tokenised}
         title = f"{self.recipe.title}: {self.run.name}"
         print("\n".join(write_page(self.run / "scores.md", title, {"": table}, facts)))
 
@@ -244,9 +244,6 @@ class Experiment:
         gpu = torch.cuda.is_available()
         running = Running(torch.device("cuda" if gpu else "cpu"), half=gpu)
         return open_translator(self.selected, running, data=self.data, segmented=True)
-
-
-# ---- command line ------------------------------------------------------------------------------
 
 
 def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:

@@ -177,7 +177,5 @@ def find_data(checkpoint: Path, chosen: Path | None, task: Any) -> Path:
     for folder in candidates:
         if all(any(folder.glob(name)) for name in names):
             return folder
-    raise CommandError(
-        f"--model {checkpoint}: no dictionaries in {candidates[0]}; give --data FOLDER, the folder"
-        " that fairseq-preprocess has made"
-    )
+    remedy = "give --data FOLDER, the folder that fairseq-preprocess has made"
+    raise CommandError(f"--model {checkpoint}: no dictionaries in {candidates[0]}; {remedy}")

@@ -100,10 +100,8 @@ def _open_seeds(
         )
     for option, by_name in files.items():
         if name in by_name and all(path.is_dir() for path in paths):
-            raise CommandError(
-                f"--{option} {name}={by_name[name]} has no effect: {name} is a Hugging Face "
-                "model, which has its own tokenizer; leave it out"
-            )
+            why = f"{name} is a Hugging Face model, which has its own tokenizer; leave it out"
+            raise CommandError(f"--{option} {name}={by_name[name]} has no effect: {why}")
     own = {option: by_name.get(name, by_name.get("")) for option, by_name in files.items()}
     how = Running(args.device, args.fp16, args.max_tokens, args.inference_offset)
     seeds = [open_translator(path, how, segmented=args.segmented, **own) for path in paths]

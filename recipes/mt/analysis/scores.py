@@ -60,15 +60,12 @@ def run(args: argparse.Namespace) -> None:
     pairs = test_pairs(args)
     models = open_models(args)
     if len(models) != 2:
-        raise CommandError(
-            f"--model: {len(models)} given; scores compares two, as in shape=A.pt sinpos=B.pt"
-        )
+        remedy = "scores compares two, as in shape=A.pt sinpos=B.pt"
+        raise CommandError(f"--model: {len(models)} given; {remedy}")
     (first, ours), (second, theirs) = models.items()
     if len(ours) != len(theirs):
-        raise CommandError(
-            f"--model: {first} has {len(ours)} seeds, {second} has {len(theirs)}; give as many of"
-            " each"
-        )
+        counts = f"{first} has {len(ours)} seeds, {second} has {len(theirs)}"
+        raise CommandError(f"--model: {counts}; give as many of each")
     tokens = counted = _tokens([*ours, *theirs], [target for _, target in pairs])
     if args.train_target:
         counted = _tokens(ours[:1], list(read_lines(args.train_target, "--train-target")))

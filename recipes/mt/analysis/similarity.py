@@ -53,9 +53,8 @@ def similarities(model: Translator, sources: Sequence[str], offsets: Sequence[in
 
 def run(args: argparse.Namespace) -> None:
     if len(set(args.offsets)) != len(args.offsets) or len(args.offsets) < 2:
-        raise CommandError(
-            f"--offsets {' '.join(map(str, args.offsets))}: give two or more different numbers"
-        )
+        offsets = " ".join(map(str, args.offsets))
+        raise CommandError(f"--offsets {offsets}: give two or more different numbers")
     sources = [source for source, _ in test_pairs(args)]
     models = open_models(args)
     for first, *_ in models.values():
@@ -94,7 +93,6 @@ def plot(offsets: Sequence[int], models: Mapping[str, np.ndarray]) -> Any:
     width, height = size * depth + 1.2, size * len(models) + 0.6
     figure, panels = new_figure(width, height, len(models), depth)
     low = np.floor(10 * min(values.min() for values in models.values())) / 10
-    picture = None
     for row, (name, layers) in zip(panels, models.items(), strict=True):
         for axes in row[len(layers) :]:
             axes.set_axis_off()
