@@ -179,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     sizes = {**(LIST_MODEL if lists else {}), **(args.model_config or {})}
     # target/source tokens (CAPE section 5.3), end-of-sentence tokens counted
     tokens = {side: sum(len(row[side]) for row in train_set) for side in ("input_ids", "labels")}
-    alpha = "{labels}/{input_ids}".format(**tokens)
+    alpha = f"{tokens['labels']}/{tokens['input_ids']}"
     if training.process_index == 0:
         print(f"alpha = {alpha} = {float(Fraction(alpha)):.4f} target tokens per source token")
 

@@ -149,10 +149,8 @@ def prepare_files(args: argparse.Namespace) -> Data:
     for split in ("train", "valid"):
         splits[split] = [pair for pair in splits[split] if max(map(word_count, pair)) <= limit]
         if len(splits[split]) < MIN_PAIRS:
-            short = (
-                f"only {len(splits[split])} {split} pairs are that short, {MIN_PAIRS} are needed"
-            )
-            raise CommandError(f"--max-train-length {limit}: {short}; choose a larger length")
+            few = f"only {len(splits[split])} {split} pairs are that short, {MIN_PAIRS} are needed"
+            raise CommandError(f"--max-train-length {limit}: {few}; choose a larger length")
     bins = length_bins(limit)
     groups = [options.bin_of(word_count(source), bins) for source, _ in splits["test"]]
     files = [path for paths in (args.data, args.valid, args.test) for path in paths or ()]
