@@ -78,10 +78,10 @@ def test_scores_by_length():
     groups = groups_by_length(["a b", "a b c", "a " * 8], (2, 5, 7))
     found = score_groups(["das ist gut", "so ist", "ein Satz der lang ist"], references, *groups)
     assert list(found) == ["0-2", "3-5", "over 7", "all"]
-    assert [row.count for row in found.values()] == [1, 1, 1, 3]
-    assert [row.exact_match for row in found.values()] == pytest.approx([1, 0, 1, 2 / 3])
-    assert found["0-2"].bleu == pytest.approx(100)
-    assert 0 < found["3-5"].bleu < 90
+    assert [row["count"] for row in found.values()] == [1, 1, 1, 3]
+    assert [row["exact_match"] for row in found.values()] == pytest.approx([1, 0, 1, 2 / 3])
+    assert found["0-2"]["bleu"] == pytest.approx(100)
+    assert 0 < found["3-5"]["bleu"] < 90
 
 
 def test_share_of_tokens_scored_higher():
