@@ -33,6 +33,7 @@ from cape_plugins.families import find_family
 from cape_plugins.registry import DEFAULT_TYPE, ENCODINGS, ROTARY_TYPES, TYPES, types_of
 from hf_models.counting import count_texts
 from hf_models.export import make_self_contained
+from hf_models.images import PatchEmbeddings
 from hf_models.loading import clear_errors, load_whole
 from hf_models.settings import FIELD
 from hf_models.switching import stock_class
@@ -236,6 +237,7 @@ def _stock_model(source: str, own: Any, config: Any) -> PreTrainedModel:
         raise ValueError(f"{source} holds a Cape{name}, which transformers has no stock model for.")
     cape = own.from_pretrained(source, dtype="auto").eval()
     embeddings = getattr(cape.base_model, "embeddings", None)
+    embeddings = embeddings if isinstance(embeddings, PatchEmbeddings) else None
     changes = _changes(_settings(cape.config), _stock_settings(cape.config, vars(cape.config)))
     if embeddings is not None:  # the table of one image size can hold all that is added
         added = ("type", "gamma", "mean_normalize")
