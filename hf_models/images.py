@@ -71,7 +71,7 @@ class PatchEmbeddings(Bound, Seam):
     def set_table(self, table: nn.Parameter | None) -> None:
         """Changes the :attr:`table`."""
         del self.position_embeddings
-        if table is not None or self.has_flag:
+        if table is not None:
             self.register_parameter("position_embeddings", table)
         else:
             self.register_buffer("position_embeddings", torch.empty(0), persistent=False)

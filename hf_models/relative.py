@@ -60,7 +60,7 @@ class _RelativeAttention(Bound):
             return super().forward(hidden_states, *args, **kwargs)
 
     def __reduce__(self) -> Any:  # the class is made at run time, so pickle cannot find it by name
-        return _unpickled, (type(self).__mro__[2],), self.__dict__
+        return _unpickled, (type(self).__bases__[1],), self.__dict__
 
 
 @functools.cache

@@ -147,8 +147,8 @@ class SourceStack(TextStack):
 
     @property
     def bos_token(self) -> int:
-        """The hint; Marian has no BOS and takes EOS."""
-        token = self.config.bos_token_id
+        """The hint; Marian and Pegasus have no BOS and take EOS."""
+        token = getattr(self.config, "bos_token_id", None)
         token = self.config.eos_token_id if token is None else token
         return token[0] if isinstance(token, list) else token
 

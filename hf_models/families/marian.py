@@ -39,6 +39,7 @@ class CapeMarianModel(TranslationModel, PositionModelMixin, MarianModel):
     """Encoder and decoder; ``forward(..., draw=, decoder_draw=)``."""
 
     config_class = CapeMarianConfig
+    _keys_to_ignore_on_load_unexpected: ClassVar = [r"embed_positions\.weight"]
 
 
 class CapeMarianMTModel(Generates, PositionModelMixin, MarianMTModel):

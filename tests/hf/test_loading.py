@@ -11,16 +11,12 @@ from transformers import (
     AutoConfig,
     AutoModelForImageClassification,
     AutoModelForSeq2SeqLM,
-    BartConfig,
-    BartForConditionalGeneration,
-    DeiTConfig,
-    DeiTForImageClassification,
-    LlamaConfig,
-    LlamaForCausalLM,
-    M2M100Config,
-    M2M100ForConditionalGeneration,
-    WhisperConfig,
-    WhisperForConditionalGeneration,
+    BlenderbotConfig,
+    BlenderbotForConditionalGeneration,
+    GPT2Config,
+    GPT2LMHeadModel,
+    ViTMSNConfig,
+    ViTMSNForImageClassification,
 )
 
 import hf_models
@@ -32,7 +28,18 @@ from hf_models import (
     CapeViTConfig,
     CapeViTForImageClassification,
 )
-from tests.support.hf import FAMILIES, MARIAN, VARIANTS, VIT, WITH_STOCK, batch, make
+from tests.support.hf import (
+    FAMILIES,
+    MARIAN,
+    STACKS,
+    VARIANTS,
+    VIT,
+    WITH_STOCK,
+    answer,
+    batch,
+    loss,
+    make,
+)
 
 SEQ2SEQ = {
     "d_model": 16,
@@ -52,22 +59,16 @@ ENCODER = {
     "intermediate_size": 16,
 }
 FOREIGN = {
-    "m2m_100": (M2M100ForConditionalGeneration, M2M100Config, SEQ2SEQ),
-    "bart": (BartForConditionalGeneration, BartConfig, SEQ2SEQ),
-    "whisper": (
-        WhisperForConditionalGeneration,
-        WhisperConfig,
-        {**SEQ2SEQ, "num_mel_bins": 8, "max_source_positions": 10, "bos_token_id": 0}
-        | {"eos_token_id": 0, "decoder_start_token_id": 2},
+    "blenderbot": (BlenderbotForConditionalGeneration, BlenderbotConfig, SEQ2SEQ),
+    "gpt2": (
+        GPT2LMHeadModel,
+        GPT2Config,
+        {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 60}
+        | {"bos_token_id": 1, "eos_token_id": 2},
     ),
-    "llama": (
-        LlamaForCausalLM,
-        LlamaConfig,
-        {**ENCODER, "vocab_size": 60, "bos_token_id": 1, "eos_token_id": 2},
-    ),
-    "deit": (
-        DeiTForImageClassification,
-        DeiTConfig,
+    "vit_msn": (
+        ViTMSNForImageClassification,
+        ViTMSNConfig,
         {**ENCODER, "image_size": 32, "patch_size": 8},
     ),
 }
@@ -93,12 +94,7 @@ def test_every_class_refuses_every_foreign_model_type(name, with_config, folders
     settings = {"position_embedding": {"type": "nopos"}}
     if with_config:
         settings = {"config": model.config_class(**settings)}
-    own = {
-        "cape_marian": ["marian"],
-        "cape_vit": ["vit"],
-        "cape_speech_to_text": ["speech_to_text"],
-    }
-    allowed = [model.config_class.model_type, *own.get(model.config_class.model_type, [])]
+    allowed = model.config_class.model_types()
     refused = [folder for folder in folders.iterdir() if folder.name not in allowed]
     assert len(refused) == len(list(folders.iterdir())) - len(allowed)
     for folder in refused:
@@ -161,7 +157,7 @@ def test_adapters_on_a_stock_base_are_saved_and_load_again(family, folders, tmp_
     def base():
         return row.model.from_pretrained(folders / family, position_embedding=settings)
 
-    adapted = get_peft_model(base(), LoraConfig(target_modules=["q_proj", "v_proj"]))
+    adapted = get_peft_model(base(), LoraConfig(target_modules=list(row.adapted)))
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
             if "lora_B" in name:
@@ -173,17 +169,17 @@ def test_adapters_on_a_stock_base_are_saved_and_load_again(family, folders, tmp_
         tmp_path, position_embedding=settings, import_allowlist=[module]
     ).eval()
     inputs = batch(family)
-    expected = adapted.eval()(**inputs).logits
-    assert torch.equal(again(**inputs).logits, expected)
-    assert torch.equal(by_name(**inputs).logits, expected)
-    assert not torch.equal(base().eval()(**inputs).logits, expected)
+    expected = answer(adapted.eval()(**inputs))
+    assert torch.equal(answer(again(**inputs)), expected)
+    assert torch.equal(answer(by_name(**inputs)), expected)
+    assert not torch.equal(answer(base().eval()(**inputs)), expected)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [name for name in STACKS if "relpos" in VARIANTS[name]])
 def test_adapters_train_new_relative_tables_if_told(family, tmp_path):
     settings = {"type": "relpos", "relative_context": 2}
     model = FAMILIES[family].build(settings)
-    lora = {"target_modules": ["q_proj"]}
+    lora = {"target_modules": list(FAMILIES[family].adapted[:1])}
     frozen = get_peft_model(copy.deepcopy(model), LoraConfig(**lora))
     adapted = get_peft_model(model, LoraConfig(**lora, modules_to_save=["relative"]))
 
@@ -193,7 +189,7 @@ def test_adapters_train_new_relative_tables_if_told(family, tmp_path):
 
     assert not trained(frozen)
     assert trained(adapted)
-    adapted(**batch(family)).loss.backward()
+    loss(adapted(**batch(family))).backward()
     parameters = dict(adapted.named_parameters())
     # not in the last layer of ViT, where the class token alone counts, which is no patch
     assert sum(parameters[name].grad.abs().sum() for name in trained(adapted)) > 0
@@ -202,7 +198,7 @@ def test_adapters_train_new_relative_tables_if_told(family, tmp_path):
     adapted.save_pretrained(tmp_path)
     again = PeftModel.from_pretrained(FAMILIES[family].build(settings), tmp_path)
     inputs = batch(family)
-    assert torch.equal(again.eval()(**inputs).logits, adapted.eval()(**inputs).logits)
+    assert torch.equal(answer(again.eval()(**inputs)), answer(adapted.eval()(**inputs)))
 
 
 # ---- settings that would be ignored --------------------------------------------------------------
@@ -236,7 +232,7 @@ def test_misplaced_settings_are_refused(settings, message, folders):
 @pytest.mark.parametrize("family", WITH_STOCK)
 def test_auto_classes_take_a_position_embedding_for_stock_checkpoints(family, folders):
     settings = {"type": "cape", "max_local_shift": 0.25}
-    if family == "marian":
+    if "source_scale" in VARIANTS[family]["cape"]:
         settings["source_scale"] = 2
     config = AutoConfig.from_pretrained(folders / family, position_embedding=settings)
     assert config.model_type == f"cape_{family}"
@@ -248,20 +244,17 @@ def test_auto_classes_take_a_position_embedding_for_stock_checkpoints(family, fo
     assert rest == {"foo": 1}
     plain = AutoConfig.from_pretrained(folders / family)
     assert type(plain) is FAMILIES[family].stock_config
-    auto = {
-        model: auto for models in hf_models.AUTO_CLASSES.values() for auto, model in models.items()
-    }[FAMILIES[family].model]
-    model = auto.from_pretrained(folders / family, position_embedding=settings)
+    model = FAMILIES[family].auto.from_pretrained(folders / family, position_embedding=settings)
     assert type(model) is FAMILIES[family].model
     direct = FAMILIES[family].model.from_pretrained(folders / family, position_embedding=settings)
     inputs = batch(family)
-    assert torch.equal(model(**inputs).logits, direct(**inputs).logits)
+    assert torch.equal(answer(model(**inputs)), answer(direct(**inputs)))
 
 
 def test_auto_classes_refuse_a_position_embedding_for_other_models(folders):
     for auto in (AutoConfig, AutoModelForSeq2SeqLM):
-        with pytest.raises(ValueError, match=r"'m2m_100'.*cape_marian.*marian"):
-            auto.from_pretrained(folders / "m2m_100", position_embedding={"type": "sinpos"})
+        with pytest.raises(ValueError, match=r"'blenderbot'.*cape_marian.*marian"):
+            auto.from_pretrained(folders / "blenderbot", position_embedding={"type": "sinpos"})
 
 
 def test_configuration_and_settings_beside_it_are_refused(folders):
@@ -274,15 +267,17 @@ def test_configuration_and_settings_beside_it_are_refused(folders):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_settings_of_a_built_model_cannot_be_changed(family, tmp_path):
-    model = make(family, "nopos")
+    model, alpha = make(family, "nopos"), {}
+    if "source_scale" in VARIANTS[family]["cape"]:
+        alpha["source_scale"] = 1
     with pytest.raises(ValueError, match="a model was built from this configuration"):
-        model.config.position_embedding = {"type": "sinpos"}
+        model.config.position_embedding = {"type": "cape", "max_local_shift": 0.25, **alpha}
     model.config.position_embedding = {"type": "nopos"}  # no change
     assert model.config.position_embedding == {"type": "nopos"}
     with pytest.raises(ValueError, match="cannot be changed one by one"):
-        model.config.position_embedding["type"] = "sinpos"
+        model.config.position_embedding["type"] = "cape"
     changed = copy.deepcopy(model.config)
-    changed.position_embedding = {"type": "sinpos"}
-    assert FAMILIES[family].model(changed).config.position_embedding["type"] == "sinpos"
+    changed.position_embedding = {"type": "cape", "max_local_shift": 0.25, **alpha}
+    assert FAMILIES[family].model(changed).config.position_embedding["max_local_shift"] == 0.25
     model.save_pretrained(tmp_path)
     assert AutoConfig.from_pretrained(tmp_path).position_embedding == {"type": "nopos"}

@@ -1,7 +1,6 @@
 """Folders that carry their own code, loaded by processes that do not have the package."""
 
 import json
-import shutil
 
 import pytest
 import sentencepiece
@@ -15,48 +14,60 @@ from transformers import (
 )
 
 import hf_models
+from hf_models.convert import main
 from hf_models.export import make_self_contained
-from tests.support.hf import FAMILIES, batch, sentences, targets
+from tests.support.hf import FAMILIES, WITH_STOCK, batch, targets
 
 LOADER = """
 import importlib.util, sys, torch
 for name in ("cape_plugins", "hf_models"):
     assert importlib.util.find_spec(name) is None, name
-from transformers import AutoConfig, AutoModel, {auto}
-folder = sys.argv[1]
-model = {auto}.from_pretrained(folder, trust_remote_code=True).eval()
-AutoModel.from_pretrained(folder, trust_remote_code=True)
-torch.save(model(**torch.load(sys.argv[2])).logits, sys.argv[3])
+import transformers
+for line in sys.argv[1:]:
+    folder, auto = line.split(":")
+    load = getattr(transformers, auto).from_pretrained
+    model = load(f"{folder}/cape", trust_remote_code=True).eval()
+    transformers.AutoModel.from_pretrained(f"{folder}/cape", trust_remote_code=True)
+    torch.save(model(**torch.load(f"{folder}/inputs.pt"))[0], f"{folder}/outputs.pt")
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "auto"),
-    [("marian", "AutoModelForSeq2SeqLM"), ("vit", "AutoModelForImageClassification")],
-)
-def test_folder_with_its_own_code(family, auto, run_cli, tmp_path, repo_root):
-    stock, target = tmp_path / "stock", tmp_path / "cape"
-    FAMILIES[family].build_stock(seed=1).save_pretrained(stock)
-    command = ("python", "-m", "hf_models.convert", stock, target, "--self-contained")
-    run_cli(*command, "--position-embedding", "sinpos")
-    folder = tmp_path / "elsewhere"
-    shutil.copytree(target, folder)
-    inputs = {"decoder_input_ids": targets(), **sentences()}
-    if family == "vit":
-        inputs = {"pixel_values": batch("vit")["pixel_values"]}
-    torch.save(inputs, tmp_path / "inputs.pt")
-    script = tmp_path / "load.py"
+@pytest.fixture(scope="module")
+def carried(run_cli, tmp_path_factory, repo_root):
+    """Converted folders with their own code, by family, each with inputs and the outputs of the
+    model that a process without the package has loaded."""
+    root = tmp_path_factory.mktemp("carried")
+    folders = {family: root / "elsewhere" / family for family in WITH_STOCK}
+    for family, folder in folders.items():
+        row = FAMILIES[family]
+        row.build_stock(seed=1).save_pretrained(root / family)
+        words = [str(root / family), str(folder / "cape"), "--self-contained"]
+        assert main([*words, "--position-embedding", row.stock_type]) == 0
+        inputs = batch(family)
+        if inputs.pop("labels", None) is not None and "decoder_layers" in row.sizes:
+            inputs["decoder_input_ids"] = targets() % 30 + 3
+        torch.save(inputs, folder / "inputs.pt")
+    script = root / "load.py"
     # the interpreter knows the package; hide it
     hide = "import sys\nsys.path = [p for p in sys.path if p not in ({root!r}, '')]\n"
     hide += "sys.meta_path = [f for f in sys.meta_path if 'editable' not in str(f).lower()]\n"
-    script.write_text(hide.format(root=str(repo_root)) + LOADER.format(auto=auto))
+    script.write_text(hide.format(root=str(repo_root)) + LOADER)
     run_cli(
-        "python", script, folder, tmp_path / "inputs.pt", tmp_path / "out.pt", cwd=tmp_path,
-        env={"HF_MODULES_CACHE": str(tmp_path / "modules"), "PYTHONPATH": ""},
+        "python", script, *(f"{folder}:{FAMILIES[family].auto.__name__}"
+                            for family, folder in folders.items()),
+        cwd=root, env={"HF_MODULES_CACHE": str(root / "modules"), "PYTHONPATH": ""},
     )  # fmt: skip
-    model = FAMILIES[family].model.from_pretrained(target).eval()
-    torch.testing.assert_close(torch.load(tmp_path / "out.pt"), model(**inputs).logits)
+    return folders
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", WITH_STOCK)
+def test_folder_with_its_own_code(family, carried):
+    folder = carried[family]
+    model = FAMILIES[family].model.from_pretrained(folder / "cape").eval()
+    with torch.no_grad():
+        expected = model(**torch.load(folder / "inputs.pt"))[0]
+    torch.testing.assert_close(torch.load(folder / "outputs.pt"), expected)
 
 
 RECOGNISER = """

@@ -1,10 +1,13 @@
 """The cape models in the form that transformers' common tests want; see run.py."""
 
+import importlib.util
 import os
 import unittest
+from pathlib import Path
 
 import torch
 
+import hf_models
 from hf_models import (
     CapeMarianConfig,
     CapeMarianModel,
@@ -23,6 +26,11 @@ from hf_models import (
 from ...generation.test_utils import GenerationTesterMixin
 from ...test_modeling_common import ModelTesterMixin, floats_tensor, ids_tensor
 
+# by its path: `tests` is here the package of transformers
+_place = Path(hf_models.__file__).parents[1] / "tests" / "support" / "hf.py"
+_spec = importlib.util.spec_from_file_location("cape_table", _place)
+TABLE = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(TABLE)
 TYPE = os.environ["POSITION_EMBEDDING"]
 SETTINGS = {"type": TYPE}
 TEXT = {**SETTINGS, "source_scale": 1} if TYPE == "cape" else SETTINGS
@@ -238,3 +246,98 @@ class Speech2TextTest(CapeModelTest, GenerationTesterMixin, unittest.TestCase):
     @left_out("frames have no embeddings of tokens")
     def test_inputs_embeds(self):
         pass
+
+
+# ---- families that have no class above, from the table of the tests ------------------------------
+
+
+class RowTester(Sizes):
+    """Sizes and inputs of a row of the table."""
+
+    vocab_size = 60
+    hidden_size = 32
+
+    def __init__(self, parent):
+        super().__init__(parent)
+        self.row, self.settings = parent.row, parent.settings
+        if "image_size" in self.row.sizes:
+            config = self.get_config()
+            special = {"deit": 2, "siglip_vision_model": 0}.get(parent.name, 1)
+            special += getattr(config, "num_register_tokens", 0)
+            self.seq_length = self.encoder_seq_length = self.key_length = 4 + special
+
+    def get_config(self):
+        sizes = {**self.row.sizes, "forced_eos_token_id": None}
+        for wide in ("init_std", "initializer_range"):  # in half precision, sums would differ
+            sizes.pop(wide, None)
+        if "image_size" in sizes:
+            sizes |= {"image_size": 16}
+        else:
+            sizes |= {"pad_token_id": 1, "eos_token_id": 2, "bos_token_id": 0}
+        return self.row.config(**sizes, position_embedding=self.settings)
+
+    def get_inputs(self):
+        if "image_size" in self.row.sizes:
+            return {"pixel_values": floats_tensor([self.batch_size, 3, 16, 16])}
+        ids = ids_tensor([self.batch_size, self.seq_length], 60).clamp(3)
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        if "decoder_layers" in self.row.sizes:
+            other = ids_tensor([self.batch_size, self.seq_length], 60).clamp(3)
+            inputs |= {"decoder_input_ids": other, "decoder_attention_mask": torch.ones_like(other)}
+        return inputs
+
+
+class RowTest(CapeModelTest):
+    """Of one row of the table."""
+
+    def setUp(self):
+        self.model_tester = RowTester(self)
+
+
+class TextRowTest(RowTest):
+    test_missing_keys = False
+
+
+class ImageRowTest(RowTest):
+    """What is left out of ViTTest."""
+
+    test_resize_embeddings = False
+    _labels = ViTTest._labels
+    test_model_get_set_embeddings = ViTTest.test_model_get_set_embeddings
+    test_reverse_loading_mapping = ViTTest.test_reverse_loading_mapping
+    test_inputs_embeds = ViTTest.test_inputs_embeds
+
+
+def add_tests(name):
+    """A class of tests for a family, with the type that is asked for if the family has it."""
+    row = TABLE.FAMILIES[name]
+    image, generates = "image_size" in row.sizes, row.model.can_generate()
+    bases = (ImageRowTest if image else TextRowTest,)
+    bases += (GenerationTesterMixin,) * generates + (unittest.TestCase,)
+    base = getattr(hf_models, f"{row.config.__name__.removesuffix('Config')}Model")
+    body = {
+        "name": name,
+        "row": row,
+        "settings": TABLE.OF_FAMILY[name][TYPE],
+        "all_model_classes": tuple(dict.fromkeys((base, row.model))),
+        "is_encoder_decoder": "decoder_layers" in row.sizes,
+    }
+    settings = row.config(position_embedding=body["settings"]).position_config
+    if settings.source_bos:
+        body["test_retain_grad_hidden_states_attentions"] = left_out(
+            "gradients at states and attentions, which with the BOS hint are parts of others"
+        )(lambda self: None)
+    if name.startswith("dinov2"):
+        reason = "gradients of the mask token, which only masked images have (stock skips it, too)"
+        body["check_training_gradient_checkpointing"] = left_out(reason)(
+            lambda self, **kwargs: None
+        )
+    title = f"{name.title().replace('_', '')}Test"
+    globals()[title] = type(title, bases, body)
+
+
+for _name in TABLE.FAMILIES:
+    if _name not in ("marian", "vit", "speech_ctc", "speech_to_text") and (
+        TYPE in TABLE.OF_FAMILY[_name]
+    ):
+        add_tests(_name)

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import (
-    MarianConfig,
-    MarianMTModel,
-    Speech2TextConfig,
-    Speech2TextForConditionalGeneration,
-    ViTConfig,
-    ViTForImageClassification,
-)
 
-from cape_plugins import TYPES
-from hf_models import (
-    CapeMarianConfig,
-    CapeMarianMTModel,
-    CapeSpeech2TextConfig,
-    CapeSpeech2TextForConditionalGeneration,
-    CapeSpeechConfig,
-    CapeSpeechForCTC,
-    CapeViTConfig,
-    CapeViTForImageClassification,
-)
+import hf_models
+from cape_plugins import TYPES, PositionEncoder
+from cape_plugins.registry import ROTARY_TYPES
 
 PAD, EOS = 59, 0
 ALPHA = "11/10"
@@ -33,142 +19,54 @@ ALPHA = "11/10"
 
 class Family(NamedTuple):
     """A model class, its configuration, their stock counterparts (None if there are none) and tiny
-    sizes."""
+    sizes.
+
+    Attributes:
+        stock_type: The type that is the stock model.
+        batch: Makes inputs, with labels where the model has a loss.
+        auto: Auto class that loads it.
+        noise: Settings of dropout, with which the stock model and ours draw the same masks.
+        stock_call: Arguments with which the stock model takes images of any size.
+        adapted: Ends of names of the layers that adapters change.
+        counts_items: Whether the loss is that of all items of a step, as the Trainer counts them.
+        reasons: Names of tests that leave the family out, and why.
+    """
 
     model: Any
     config: Any
     stock_model: Any
     stock_config: Any
     sizes: dict[str, Any]
-    stock_type: str | None  # the type that is the stock model
+    stock_type: str | None
+    batch: Callable[[], dict[str, Tensor]]
+    auto: Any
+    noise: dict[str, float] = {}  # noqa: RUF012
+    stock_call: dict[str, bool] = {}  # noqa: RUF012
+    adapted: tuple[str, ...] = ("q_proj", "v_proj")
+    counts_items: bool = False
+    reasons: dict[str, str] = {}  # noqa: RUF012
 
     def build(self, settings: dict[str, Any], seed: int = 0, **sizes: Any) -> Any:
         torch.manual_seed(seed)
-        return self.model(self.config(**self.sizes, **sizes, position_embedding=settings)).eval()
+        config = self.config(**{**self.sizes, **sizes}, position_embedding=settings)
+        return fill_empty_tables(self.model(config).eval())
 
     def build_stock(self, seed: int = 0, **sizes: Any) -> Any:
         torch.manual_seed(seed)
-        return self.stock_model(self.stock_config(**self.sizes, **sizes)).eval()
+        config = self.stock_config(**{**self.sizes, **sizes})
+        return fill_empty_tables(self.stock_model(config).eval())
 
 
-MARIAN = Family(
-    CapeMarianMTModel,
-    CapeMarianConfig,
-    MarianMTModel,
-    MarianConfig,
-    {
-        "vocab_size": 60,
-        "d_model": 32,
-        "encoder_layers": 2,
-        "decoder_layers": 2,
-        "encoder_attention_heads": 4,
-        "decoder_attention_heads": 4,
-        "encoder_ffn_dim": 64,
-        "decoder_ffn_dim": 64,
-        "max_position_embeddings": 40,
-        "pad_token_id": PAD,
-        "decoder_start_token_id": PAD,
-        "eos_token_id": EOS,
-        "dropout": 0.0,
-        "scale_embedding": True,
-        "init_std": 0.2,
-    },
-    "sinpos",
-)
-VIT = Family(
-    CapeViTForImageClassification,
-    CapeViTConfig,
-    ViTForImageClassification,
-    ViTConfig,
-    {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 64,
-        "image_size": 32,
-        "patch_size": 8,
-        "num_labels": 5,
-        "initializer_range": 0.2,
-    },
-    "abspos",
-)
-SPEECH = {
-    "d_model": 32,
-    "encoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "encoder_ffn_dim": 64,
-    "dropout": 0.0,
-    "attention_dropout": 0.0,
-    "activation_dropout": 0.0,
-    "init_std": 0.2,
-}
-CTC = Family(
-    CapeSpeechForCTC,
-    CapeSpeechConfig,
-    None,
-    None,
-    {
-        **SPEECH,
-        "initializer_range": 0.2,
-        "feature_dropout": 0.0,
-        "vocab_size": 12,
-        "num_mel_bins": 8,
-        "max_position_embeddings": 9,
-        "ctc_zero_infinity": True,
-    },
-    None,
-)
-SPEECH_TO_TEXT = Family(
-    CapeSpeech2TextForConditionalGeneration,
-    CapeSpeech2TextConfig,
-    Speech2TextForConditionalGeneration,
-    Speech2TextConfig,
-    {
-        **SPEECH,
-        "decoder_layers": 2,
-        "decoder_attention_heads": 4,
-        "decoder_ffn_dim": 64,
-        "conv_channels": 24,
-        "input_feat_per_channel": 8,
-        "vocab_size": 40,
-        "max_source_positions": 40,
-        "max_target_positions": 20,
-    },
-    "sinpos",
-)
-FAMILIES = {
-    "marian": MARIAN,
-    "vit": VIT,
-    "speech_ctc": CTC,
-    "speech_to_text": SPEECH_TO_TEXT,
-}
-WITH_STOCK = [name for name, family in FAMILIES.items() if family.stock_model]
-
-# One of each type, and combinations; alpha must be given.
-TEXT = {name: {"type": name} for name in TYPES}
-TEXT["cape"]["source_scale"] = ALPHA
-TEXT["cape+relative"] = {
-    "type": "cape",
-    "source_scale": ALPHA,
-    "relative_context": 3,
-    "relative_values": True,
-}
-TEXT["sinpos+bos"] = {"type": "sinpos", "source_bos": True, "source_scale": ALPHA}
-TEXT["relpos+first"] = {"type": "relpos", "relative_context": 2, "relative_layers": "first"}
-IMAGE = {name: {"type": name} for name in TYPES}
-IMAGE["cape+relative"] = {"type": "cape", "relative_context": 3}
-IMAGE["sinpos+gamma"] = {"type": "sinpos", "gamma": 0.5}
-AUDIO = {name: {"type": name} for name in TYPES}
-AUDIO["cape+relative"] = {"type": "cape", "relative_context": 3, "relative_beyond": "zero"}
-AUDIO["sinpos+mean"] = {"type": "cape", "max_global_shift": 0, "max_local_shift": 0}
-AUDIO["sinpos+mean"]["max_global_scale"] = 1
-VARIANTS = {"marian": TEXT, "vit": IMAGE, "speech_ctc": AUDIO, "speech_to_text": AUDIO}
-ALL = [(family, name) for family, variants in VARIANTS.items() for name in variants]
+@torch.no_grad()
+def fill_empty_tables(model: Any) -> Any:
+    """Draws the positions and special tokens that some models begin with zeros in."""
+    for name, table in model.named_parameters():
+        if table.dim() > 1 and not table.any() and "bias" not in name.split(".")[-1]:
+            table.normal_(std=0.2)
+    return model
 
 
-def make(family: str, name: str, **sizes: Any) -> Any:
-    """A model in evaluation mode, attention weights returned on request."""
-    return FAMILIES[family].build(VARIANTS[family][name], attn_implementation="eager", **sizes)
+# ---- batches -------------------------------------------------------------------------------------
 
 
 def sentences(left: bool = False, lengths: tuple[int, ...] = (9, 6, 4)) -> dict[str, Tensor]:
@@ -196,23 +94,277 @@ def frames(lengths: tuple[int, ...] = (50, 41, 22)) -> dict[str, Tensor]:
     return {"input_features": features * mask[..., None], "attention_mask": mask.long()}
 
 
+def translations() -> dict[str, Tensor]:
+    return {**sentences(), "labels": targets()}
+
+
+def labelled_tokens() -> dict[str, Tensor]:
+    """Sentences whose tokens are to be predicted."""
+    inputs = sentences()
+    labels = targets(3, 9).masked_fill(inputs["attention_mask"].eq(0), -100)
+    return {**inputs, "labels": labels}
+
+
+def images() -> dict[str, Tensor]:
+    """A batch of images that are not square, of another size than the stock table."""
+    generator = torch.Generator().manual_seed(3)
+    return {"pixel_values": torch.randn(3, 3, 24, 40, generator=generator)}
+
+
+def labelled_images() -> dict[str, Tensor]:
+    return {**images(), "labels": torch.tensor([0, 3, 1])}
+
+
+def transcribed() -> dict[str, Tensor]:
+    # neither blank nor padding
+    return {**frames(), "labels": targets(3, 4) % 9 + 3}
+
+
+def spelled() -> dict[str, Tensor]:
+    inputs = transcribed()
+    inputs["labels"][2, 2:] = -100
+    return inputs
+
+
+# ---- the table of families -----------------------------------------------------------------------
+
+SEQ2SEQ = {
+    "vocab_size": 60,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "max_position_embeddings": 40,
+    "pad_token_id": PAD,
+    "decoder_start_token_id": PAD,
+    "eos_token_id": EOS,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+    "encoder_layerdrop": 0.0,
+    "decoder_layerdrop": 0.0,
+    "scale_embedding": True,
+    "init_std": 0.2,
+}
+STACK = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "initializer_range": 0.2,
+}
+IMAGES = {**STACK, "image_size": 32, "patch_size": 8, "num_labels": 5}
+SPEECH = {
+    "d_model": 32,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+    "init_std": 0.2,
+}
+BEIT = {
+    "use_absolute_position_embeddings": True,
+    "use_relative_position_bias": True,
+    "drop_path_rate": 0.0,
+}
+FLAG = {"interpolate_pos_encoding": True}
+
+
+def row(
+    name: str, head: str, sizes: dict[str, Any], stock_type: str, auto: str, **more: Any
+) -> Any:
+    """A row of classes that are named as in transformers."""
+    classes = [f"{name}{head}", f"{name}Config"]
+    own = [getattr(hf_models, f"Cape{title}") for title in classes]
+    stock = [getattr(transformers, title) for title in classes]
+    return Family(*own, *stock, sizes, stock_type, auto=getattr(transformers, auto), **more)
+
+
+def translator(
+    name: str, stock_type: str, head: str = "ForConditionalGeneration", **sizes: Any
+) -> Any:
+    more = {"batch": translations, "noise": {"dropout": 0.1, "attention_dropout": 0.1}}
+    return row(name, head, {**SEQ2SEQ, **sizes}, stock_type, "AutoModelForSeq2SeqLM", **more)
+
+
+def classifier(name: str, sizes: dict[str, Any] | None = None, **more: Any) -> Any:
+    noise = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+    more = {"batch": labelled_images, "noise": noise, **more}
+    head, auto = "ForImageClassification", "AutoModelForImageClassification"
+    return row(name, head, {**IMAGES, **(sizes or {})}, "abspos", auto, **more)
+
+
+def language_model(name: str) -> Any:
+    more = {"batch": labelled_tokens, "noise": {"attention_dropout": 0.1}, "counts_items": True}
+    sizes = {**TOKENS, "num_key_value_heads": 2}
+    return row(name, "ForCausalLM", sizes, "rope", "AutoModelForCausalLM", **more)
+
+
+MARIAN = translator("Marian", "sinpos", "MTModel")
+VIT = classifier("ViT", stock_call=FLAG)
+CTC = Family(
+    hf_models.CapeSpeechForCTC,
+    hf_models.CapeSpeechConfig,
+    None,
+    None,
+    {
+        **SPEECH,
+        "initializer_range": 0.2,
+        "feature_dropout": 0.0,
+        "vocab_size": 12,
+        "num_mel_bins": 8,
+        "max_position_embeddings": 9,
+        "ctc_zero_infinity": True,
+    },
+    None,
+    spelled,
+    transformers.AutoModelForCTC,
+)
+SPEECH_TO_TEXT = row(
+    "Speech2Text",
+    "ForConditionalGeneration",
+    {
+        **SPEECH,
+        "decoder_layers": 2,
+        "decoder_attention_heads": 4,
+        "decoder_ffn_dim": 64,
+        "conv_channels": 24,
+        "input_feat_per_channel": 8,
+        "vocab_size": 40,
+        "max_source_positions": 40,
+        "max_target_positions": 20,
+    },
+    "sinpos",
+    "AutoModelForSpeechSeq2Seq",
+    batch=transcribed,
+)
+TOKENS = {**STACK, "vocab_size": 60, "pad_token_id": PAD, "bos_token_id": 1, "eos_token_id": EOS}
+ENDS = {"cls_token_id": 1, "sep_token_id": EOS, "local_attention": 6}
+ENDS["global_attn_every_n_layers"] = 2
+BERT_NOISE = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+FAMILIES = {
+    "marian": MARIAN,
+    "vit": VIT,
+    "speech_ctc": CTC,
+    "speech_to_text": SPEECH_TO_TEXT,
+    "bert": row(
+        *("Bert", "ForMaskedLM"),
+        {**TOKENS, **BERT_NOISE, "max_position_embeddings": 40},
+        *("abspos", "AutoModelForMaskedLM"),
+        batch=labelled_tokens,
+        noise=dict.fromkeys(BERT_NOISE, 0.1),
+        adapted=("query", "value"),
+    ),
+    "llama": language_model("Llama"),
+    "modernbert": row(
+        *("ModernBert", "ForMaskedLM", {**TOKENS, **ENDS}, "rope", "AutoModelForMaskedLM"),
+        batch=labelled_tokens,
+        noise={"attention_dropout": 0.1, "embedding_dropout": 0.1, "mlp_dropout": 0.1},
+        adapted=("Wqkv",),
+        counts_items=True,
+    ),
+    "m2m_100": translator(  # padding is told by its token, for which the table has a row
+        *("M2M100", "sinpos"), max_position_embeddings=60, decoder_start_token_id=EOS
+    ),
+    "bart": translator("Bart", "abspos"),
+    "mbart": translator("MBart", "abspos"),
+    "pegasus": translator("Pegasus", "sinpos"),
+    "qwen2": language_model("Qwen2"),
+    "deit": classifier("DeiT", stock_call=FLAG),
+    "dinov2": classifier("Dinov2"),
+    "dinov2_with_registers": classifier(
+        "Dinov2WithRegisters",
+        reasons={"pictures": "its table is smoothed where it gets smaller, in pictures it is not"},
+    ),
+    "beit": classifier("Beit", BEIT),
+    "siglip_vision_model": row(
+        *("SiglipVision", "Model", IMAGES, "abspos", "AutoModel"),
+        batch=images,
+        noise={"attention_dropout": 0.1},
+        stock_call=FLAG,
+    ),
+}
+# One family of each kind of stack has all types; the others, which share its code, have two.
+STACKS = ("marian", "vit", "speech_ctc", "speech_to_text", "bert", "llama", "modernbert")
+WITH_STOCK = [name for name, family in FAMILIES.items() if family.stock_model]
+
+# One of each type, and combinations; alpha must be given.
+TEXT = {name: {"type": name} for name in TYPES}
+TEXT["cape"]["source_scale"] = ALPHA
+TEXT["cape+relative"] = {
+    "type": "cape",
+    "source_scale": ALPHA,
+    "relative_context": 3,
+    "relative_values": True,
+}
+TEXT["sinpos+bos"] = {"type": "sinpos", "source_bos": True, "source_scale": ALPHA}
+TEXT["relpos+first"] = {"type": "relpos", "relative_context": 2, "relative_layers": "first"}
+IMAGE = {name: {"type": name} for name in TYPES}
+IMAGE["cape+relative"] = {"type": "cape", "relative_context": 3}
+IMAGE["sinpos+gamma"] = {"type": "sinpos", "gamma": 0.5}
+AUDIO = {name: {"type": name} for name in TYPES}
+AUDIO["cape+relative"] = {"type": "cape", "relative_context": 3, "relative_beyond": "zero"}
+AUDIO["sinpos+mean"] = {"type": "cape", "max_global_shift": 0, "max_local_shift": 0}
+AUDIO["sinpos+mean"]["max_global_scale"] = 1
+# An encoder has neither source nor target: no alpha, no BOS hint.
+ENCODER = {name: {"type": name} for name in TYPES}
+ENCODER["cape+relative"] = {"type": "cape", "relative_context": 3}
+ROTARY = {name: {"type": name} for name in ROTARY_TYPES}
+ROTARY["cape+scale"] = {"type": "cape", "max_global_scale": 1.4}
+OF_FAMILY = {"speech_ctc": AUDIO, "speech_to_text": AUDIO, "bert": ENCODER}
+for _name, _family in FAMILIES.items():
+    if "pixel_values" in _family.batch():
+        OF_FAMILY[_name] = IMAGE
+    elif _family.stock_type == "rope":
+        OF_FAMILY[_name] = ROTARY
+    else:
+        OF_FAMILY.setdefault(_name, TEXT)
+VARIANTS = {
+    name: OF_FAMILY[name]
+    if name in STACKS
+    else {key: OF_FAMILY[name][key] for key in (family.stock_type, "cape")}
+    for name, family in FAMILIES.items()
+}
+ALL = [(family, name) for family, variants in VARIANTS.items() for name in variants]
+
+
+def make(family: str, name: str, **sizes: Any) -> Any:
+    """A model in evaluation mode, attention weights returned on request."""
+    return FAMILIES[family].build(OF_FAMILY[family][name], attn_implementation="eager", **sizes)
+
+
 def batch(family: str) -> dict[str, Tensor]:
-    """Inputs with labels."""
-    if family == "marian":
-        return {**sentences(), "labels": targets()}
-    if family == "vit":
-        generator = torch.Generator().manual_seed(3)
-        images = torch.randn(3, 3, 24, 40, generator=generator)
-        return {"pixel_values": images, "labels": torch.tensor([0, 3, 1])}
-    labels = targets(3, 4) % 9 + 3  # neither blank nor padding
-    if family == "speech_ctc":
-        labels[2, 2:] = -100
-    return {**frames(), "labels": labels}
+    """Inputs, with labels where the model has a loss."""
+    return FAMILIES[family].batch()
 
 
-def seam(model: Any) -> Any:
+def left_out(family: str, test: str) -> str | None:
+    """Why a family is left out of a test; None if it is not."""
+    return FAMILIES[family].reasons.get(test)
+
+
+def answer(output: Any) -> Tensor:
+    """What a model says: logits, or pooled states where it has no head."""
+    return output.logits if "logits" in output else output.pooler_output
+
+
+def at_tokens(states: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+    """States of the tokens alone, where there is one for each; those of padding say nothing."""
+    mask = inputs.get("attention_mask")
+    return states[mask.bool()] if mask is not None and mask.shape == states.shape[:2] else states
+
+
+def loss(output: Any) -> Tensor:
+    """The loss; of a model without one, that of zeros as targets."""
+    return output.loss if "loss" in output else answer(output).square().mean()
+
+
+def seam(model: Any) -> PositionEncoder | None:
     """The position encoder of the first stack; None if a learned table stands elsewhere."""
-    if hasattr(model, "vit"):
-        return model.vit.embeddings.positions
-    encoder = model.get_encoder() if hasattr(model, "model") else model.encoder
-    return encoder.conv.positions if hasattr(encoder, "conv") else encoder.positions
+    encoders = (module for module in model.modules() if isinstance(module, PositionEncoder))
+    return next(encoders, None)

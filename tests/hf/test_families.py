@@ -1,0 +1,98 @@
+"""What holds for each family of models that transformers has: its checkpoints come and go."""
+
+import logging
+
+import pytest
+import torch
+
+import hf_models
+from cape_plugins import TYPES
+from cape_plugins.registry import ROTARY_TYPES
+from hf_models.convert import convert
+from hf_models.families import FAMILIES as MODULES
+from hf_models.switching import is_model
+from tests.support.hf import FAMILIES, VARIANTS, WITH_STOCK, answer, batch
+
+MODELS = [part for classes in MODULES for part in classes.parts if is_model(part)]
+
+
+def stock_batch(family):
+    """Inputs that the stock model takes: without padding, images of the size of its table."""
+    inputs = batch(family)
+    inputs.pop("attention_mask", None)
+    if "pixel_values" in inputs:
+        inputs["pixel_values"] = torch.randn(3, 3, 32, 32)
+    return inputs
+
+
+def output(model, inputs):
+    with torch.no_grad():
+        return answer(model.eval()(**inputs))
+
+
+def test_every_family_has_a_row():
+    assert {classes.model_type for classes in MODULES} == {f"cape_{name}" for name in FAMILIES}
+
+
+@pytest.mark.parametrize("family", WITH_STOCK)
+def test_converted_to_its_own_type_and_back_a_checkpoint_is_what_it_was(family, tmp_path):
+    row, inputs = FAMILIES[family], stock_batch(family)
+    stock = row.build_stock(seed=1, attn_implementation="eager")
+    stock.save_pretrained(tmp_path / "stock")
+    settings = stock.config.to_dict()  # a call with labels would add to them
+    convert(str(tmp_path / "stock"), tmp_path / "cape", {"type": row.stock_type})
+    ours = row.auto.from_pretrained(tmp_path / "cape", attn_implementation="eager")
+    assert type(ours) is row.model
+    assert torch.equal(output(ours, inputs), output(stock, inputs))
+    convert(str(tmp_path / "cape"), tmp_path / "back", None)
+    back, report = row.stock_model.from_pretrained(
+        tmp_path / "back", attn_implementation="eager", output_loading_info=True
+    )
+    assert not any(report.values())
+    loading = {"_name_or_path": None, "transformers_version": None, "dtype": None}
+    assert {**back.config.to_dict(), **loading} == {**settings, **loading}
+    for name, value in stock.state_dict().items():
+        assert torch.equal(back.state_dict()[name], value), name
+
+
+@pytest.mark.parametrize("family", WITH_STOCK)
+def test_every_type_is_taken_or_refused_with_the_reason(family):
+    row = FAMILIES[family]
+    rotary = row.stock_type == "rope"
+    for name in {**TYPES, **ROTARY_TYPES}:
+        if name in (ROTARY_TYPES if rotary else TYPES):
+            settings = VARIANTS[family].get(name, {"type": name})
+            assert row.config(position_embedding=settings).position_config.type == name
+        else:
+            reason = "turns queries and keys.*Allowed: nopos, rope, cape"
+            if not rotary:
+                reason = "needs a model that turns queries and keys.*allowed here: nopos, sinpos"
+            with pytest.raises(ValueError, match=f"'{name}'.*{reason}"):
+                row.config(position_embedding={"type": name})
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_every_model_takes_a_stock_checkpoint_without_a_word(model, tmp_path, caplog):
+    """And is what `switch` makes of the stock model."""
+    (row,) = (row for row in FAMILIES.values() if row.config is model.config_class)
+    if row.stock_model is None:
+        pytest.skip("transformers has no such model")
+    stock_class = model.__bases__[-1]
+    torch.manual_seed(1)
+    stock_class(row.stock_config(**row.sizes)).save_pretrained(tmp_path)
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
+    settings = {"type": row.stock_type}
+    try:
+        ours, report = model.from_pretrained(
+            tmp_path, position_embedding=settings, output_loading_info=True
+        )
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert not any(report.values())
+    assert [record.getMessage() for record in caplog.records] == []
+    switched = hf_models.switch(stock_class.from_pretrained(tmp_path), settings)
+    assert type(switched) is model
+    assert switched.state_dict().keys() == ours.state_dict().keys()
+    for name, value in switched.state_dict().items():
+        assert torch.equal(ours.state_dict()[name], value), name

@@ -1,0 +1,123 @@
+"""Text that models of all families generate, in the ways that generate() knows."""
+
+import pytest
+import torch
+
+from tests.support.hf import FAMILIES, PAD, VARIANTS, sentences, targets
+
+GENERATING = [
+    name
+    for name, row in FAMILIES.items()
+    if row.model.can_generate() and "input_ids" in row.batch() and name != "marian"
+]
+PAIRS = [(family, name) for family in GENERATING for name in VARIANTS[family]]
+TRANSLATORS = [name for name in GENERATING if FAMILIES[name].config().is_encoder_decoder]
+MODES = {
+    "greedy": {"num_beams": 1},
+    "beam": {"num_beams": 3},
+    "static cache": {"num_beams": 1, "cache_implementation": "static"},
+}
+ENDLESS = {"do_sample": False, "eos_token_id": None, "forced_eos_token_id": None}
+ENDLESS |= {"no_repeat_ngram_size": 1, "suppress_tokens": [PAD]}
+
+
+@pytest.fixture(scope="module")
+def models():
+    """Function of a family and a type that makes a model once, with a table of 12 positions."""
+    made = {}
+
+    def make(family, name):
+        if (family, name) not in made:
+            made[family, name] = FAMILIES[family].build(VARIANTS[family][name], **short(family))
+        return made[family, name].eval()
+
+    return make
+
+
+def short(family):
+    """Sizes with fewer positions than texts have; M2M100 needs a row for its padding."""
+    return {} if family == "m2m_100" else {"max_position_embeddings": 12}
+
+
+def prompts(family, left=None):
+    """Sources padded on the right, texts to go on with padded on the left, or as told."""
+    return sentences(family not in TRANSLATORS if left is None else left)
+
+
+@pytest.mark.parametrize("family", GENERATING)
+def test_stock_type_generates_what_stock_does(family):
+    row = FAMILIES[family]
+    stock = row.build_stock(seed=1)
+    ours = row.build({"type": row.stock_type}, seed=2)
+    ours.load_state_dict(stock.state_dict(), strict=False)
+    for mode in MODES.values():
+        options = {**prompts(family), **mode, **ENDLESS, "max_new_tokens": 10}
+        expected = stock.generate(**options)
+        assert len(set(expected.flatten().tolist())) > 4
+        assert torch.equal(ours.generate(**options), expected)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("family", "name"), PAIRS)
+def test_generation_equals_teacher_forcing(family, name, mode, models):
+    """Scores of the generated tokens, step by step from a cache, against one pass; beyond the last
+    position of the stock model."""
+    model, inputs = models(family, name), prompts(family)
+    out = model.generate(
+        **inputs, **MODES[mode], **ENDLESS, max_new_tokens=14,
+        return_dict_in_generate=True, output_logits=True, output_scores=True,
+    )  # fmt: skip
+    with torch.no_grad():
+        if family in TRANSLATORS:
+            forced = model(**inputs, decoder_input_ids=out.sequences[:, :-1]).logits
+        else:
+            forced = forced_continuation(model, inputs, out.sequences)
+    if out.get("beam_indices") is None:
+        torch.testing.assert_close(torch.stack(out.logits, dim=1), forced, atol=1e-4, rtol=1e-4)
+    else:
+        steps = out.sequences[:, -14:, None]
+        chosen = forced.log_softmax(-1).gather(-1, steps)[..., 0]
+        scores = model.compute_transition_scores(out.sequences, out.scores, out.beam_indices)
+        torch.testing.assert_close(chosen, scores, atol=1e-4, rtol=1e-4)
+
+
+def forced_continuation(model, inputs, sequences):
+    """Logits before each of the 14 new tokens."""
+    mask = torch.nn.functional.pad(inputs["attention_mask"], (0, 13), value=1)
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    output = model(sequences[:, :-1], attention_mask=mask, position_ids=positions)
+    return output.logits[:, -14:]
+
+
+@pytest.mark.parametrize(("family", "name"), PAIRS)
+def test_generation_does_not_depend_on_the_padding_side(family, name, models):
+    """Nor on the mates in the batch; a text that goes on is padded on the left only."""
+    model = models(family, name)
+    options = {**ENDLESS, "max_new_tokens": 10, "num_beams": 1}
+    together = model.generate(**prompts(family), **options)[:, -10:]
+    if family in TRANSLATORS:
+        other = model.generate(**prompts(family, left=True), **options)[:, -10:]
+        assert torch.equal(other, together)
+    for row, length in enumerate((9, 6, 4)):
+        alone = {key: value[row : row + 1, :length] for key, value in sentences().items()}
+        assert torch.equal(model.generate(**alone, **options)[0, -10:], together[row])
+
+
+@pytest.mark.parametrize("family", TRANSLATORS)
+def test_left_padded_sources_give_the_same_logits(family, models):
+    for name in VARIANTS[family]:
+        model = models(family, name)
+        with torch.no_grad():
+            right, left = (
+                model(**sentences(side), decoder_input_ids=targets()).logits
+                for side in (False, True)
+            )
+        torch.testing.assert_close(left, right, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", GENERATING)
+def test_generation_in_training_mode_equals_evaluation_mode(family, models):
+    model = models(family, "cape")
+    options = {**prompts(family), **ENDLESS, "max_new_tokens": 8, "num_beams": 2}
+    expected = model.generate(**options)
+    assert torch.equal(model.train().generate(**options), expected)
