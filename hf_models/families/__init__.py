@@ -17,9 +17,10 @@ from hf_models.families import (
     speech_ctc,
     speech_to_text,
     vit,
+    whisper,
 )
 
 _TEXT = (marian, m2m_100, bart, mbart, pegasus, bert)
 _IMAGES = (vit, deit, dinov2, dinov2_with_registers, beit, siglip_vision_model)
-_SPEECH = (speech_ctc, speech_to_text)
+_SPEECH = (speech_ctc, speech_to_text, whisper)
 FAMILIES = [module.FAMILY for module in (*_TEXT, *_IMAGES, *_SPEECH)]
