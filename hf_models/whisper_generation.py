@@ -65,7 +65,10 @@ class GeneratesAtNaturalLength:
                 )
             return super().generate(input_features, *args, **kwargs)
         batch, _, frames = input_features.shape
-        kwargs["attention_mask"] = _mask(input_features, kwargs.get("attention_mask"))
+        mask = kwargs.get("attention_mask")
+        if mask is None:
+            mask = input_features.new_ones(batch, frames)
+        kwargs["attention_mask"] = mask = mask.long()
         hop = hop_in_seconds(kwargs.get("hop_nanoseconds"), config.hop_seconds, batch)
         stock_hop = isinstance(hop, float | int) and math.isclose(hop, _STOCK_HOP)
         pieces = math.ceil(frames / (STRIDE * config.max_source_positions))
@@ -83,7 +86,7 @@ class GeneratesAtNaturalLength:
                 "10 ms, and timestamps end at 30 s. Give one_piece=True, return_timestamps=False, "
                 "or frames of 10 ms in segments."
             )
-        features = torch.cat((input_features, kwargs["attention_mask"][:, None]), dim=1)
+        features = torch.cat((input_features, mask[:, None].to(input_features)), dim=1)
         with self._limits(pieces if one_piece else 1, kwargs):
             return super().generate(features, *args, **kwargs)
 
@@ -102,6 +105,15 @@ class GeneratesAtNaturalLength:
             yield
         finally:
             config.max_source_positions, config.max_target_positions = source, target
+
+    def _set_return_timestamps(
+        self, return_timestamps: bool | None, is_shortform: bool, generation_config: Any
+    ) -> int:
+        """The first timestamp; without timestamps none, so that a recording is read once."""
+        first = super()._set_return_timestamps(return_timestamps, is_shortform, generation_config)
+        if self.config.at_natural_length and not generation_config.return_timestamps:
+            return self.config.vocab_size + 1
+        return first
 
     def _get_input_segment(
         self,
@@ -127,7 +139,7 @@ class GeneratesAtNaturalLength:
         is_shortform: bool,
     ) -> tuple[Tensor, Tensor]:
         if self.config.at_natural_length and attention_mask is not None:
-            lengths = attention_mask.sum(-1).long().cpu().clamp(min=1)
+            lengths = attention_mask.sum(-1).cpu().clamp(min=1)
             return lengths, torch.zeros_like(lengths)
         return _stock._retrieve_max_frames_and_seek(
             batch_size, attention_mask, total_input_frames, is_shortform
@@ -147,13 +159,6 @@ class GeneratesAtNaturalLength:
         return super()._prepare_decoder_input_ids_for_generation(
             batch_size, model_input_name, model_kwargs, *args, **kwargs
         )
-
-
-def _mask(features: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """``[B, T]`` in the precision of the features."""
-    if attention_mask is None:
-        return features.new_ones(features.shape[0], features.shape[2])
-    return attention_mask.to(features)
 
 
 def recognise_as_whisper(model_type: str) -> None:
