@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from cape_plugins.config import options, parse_option, unit_of
-from cape_plugins.registry import DEFAULT_TYPE, TYPES
+from cape_plugins.registry import DEFAULT_TYPE, TYPES, PositionType
 
 PREFIX = "position_"
 TYPE_ARG = "position_embedding"
@@ -21,6 +21,7 @@ def add_position_args(
     default: str = DEFAULT_TYPE,
     architecture: str = "seq2seq",
     without: Container[str] = (),
+    types: Mapping[str, PositionType] = TYPES,
 ) -> None:
     """Adds ``--position-embedding`` and one ``--position-...`` flag per option of `domain` (None:
     of any domain), but for those in `without`, which the caller adds. Help says that `default` is
@@ -30,7 +31,7 @@ def add_position_args(
     No flag has a default of its own: what is not given is None, the default of the type.
     """
     parser.add_argument(
-        flag(TYPE_ARG), choices=tuple(TYPES), help=f"{type_help()} (default: {default})"
+        flag(TYPE_ARG), choices=tuple(types), help=f"{type_help(types)} (default: {default})"
     )
     for option in options(domain):
         if option.name in without:
@@ -56,9 +57,9 @@ def given_settings(args: Any, domain: str | None = "text") -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def type_help() -> str:
+def type_help(types: Mapping[str, PositionType] = TYPES) -> str:
     """Meaning of each type, for argparse."""
-    return "position embedding: " + "; ".join(f"{k}: {row.summary}" for k, row in TYPES.items())
+    return "position embedding: " + "; ".join(f"{k}: {row.summary}" for k, row in types.items())
 
 
 def option_help(metadata: Any) -> str:

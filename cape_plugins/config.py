@@ -7,41 +7,27 @@ needs the standard library only.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any
 
 from cape_plugins.domains import DOMAINS, each_domain
-from cape_plugins.registry import DEFAULT_TYPE, ENCODINGS, OF_DOMAIN, PRESETS, TYPES, Encoding
+from cape_plugins.options import option_field, parse_value
+from cape_plugins.registry import (
+    DEFAULT_TYPE,
+    ENCODINGS,
+    OF_DOMAIN,
+    PRESETS,
+    ROTARY,
+    ROTARY_TYPES,
+    TYPES,
+    Encoding,
+    PositionType,
+    types_of,
+)
 
-ARCHITECTURES = ("encoder", "decoder", "seq2seq")
-
-
-def _option(form: str, off: Any, unit: str | Callable[[], str], help: str, **limits: Any) -> Any:
-    """A field whose ``None`` means "the default of the type" and whose `off` has no effect.
-
-    Args:
-        form: "float", "int", "bool", "choice" or "ratio".
-        off: The value that leaves the model as if the option did not exist.
-        unit: Unit of the value, as shown to people; see :func:`unit_of`.
-        help: The consequence of the value.
-        limits: ``low``, ``high`` (inclusive) for numbers, ``choices`` for a choice; ``grid`` if
-            the option exists where positions are a grid only; ``training`` if it acts in training
-            only; ``architecture`` if other models refuse it.
-    """
-    if form == "bool":
-        allowed = "true or false"
-    elif form == "choice":
-        allowed = " or ".join(limits["choices"])
-    elif form == "ratio":
-        allowed = "auto, a number > 0 or TARGET/SOURCE"
-    else:
-        low, high = limits.get("low", 0), limits.get("high", math.inf)
-        allowed = f">= {low}" if high == math.inf else f"{low} to {high}"
-    metadata = {"form": form, "off": off, "unit": unit, "help": help, "range": allowed, **limits}
-    return field(default=None, metadata=metadata)
+ARCHITECTURES = ("encoder", "decoder", "seq2seq", ROTARY)
 
 
 @dataclass(frozen=True)
@@ -52,10 +38,11 @@ class PositionConfig:
     option that the type does not have is refused, because it would silently do nothing.
 
     Args:
-        type: One of :data:`TYPES`.
+        type: One of :data:`TYPES`, or of :data:`~cape_plugins.registry.ROTARY_TYPES`.
         domain: One of :data:`~cape_plugins.domains.DOMAINS`: "text" (unit: tokens), "audio"
             (seconds) or "image" (the [-1, 1] square).
-        architecture: "encoder", "decoder" (causal) or "seq2seq" (both).
+        architecture: "encoder", "decoder" (causal), "seq2seq" (both) or "rotary" (queries and keys
+            are turned).
 
     Raises:
         ValueError: naming the option, its value, the allowed range and what to do.
@@ -64,14 +51,14 @@ class PositionConfig:
     type: str = DEFAULT_TYPE
     domain: str = "text"
     architecture: str = "encoder"
-    max_global_shift: float | None = _option(
+    max_global_shift: float | None = option_field(
         "float",
         0.0,
         lambda: each_domain("unit", named=True),
         "half-width D of the global shift U(-D, D) drawn per sample in training (CAPE Eq. 5)",
         training=True,
     )
-    max_local_shift: float | None = _option(
+    max_local_shift: float | None = option_field(
         "float",
         0.0,
         "grid steps",
@@ -80,7 +67,7 @@ class PositionConfig:
         high=0.5,
         training=True,
     )
-    max_global_scale: float | None = _option(
+    max_global_scale: float | None = option_field(
         "float",
         1.0,
         "factor",
@@ -88,21 +75,21 @@ class PositionConfig:
         low=1,
         training=True,
     )
-    max_offset: int | None = _option(
+    max_offset: int | None = option_field(
         "int",
         0,
         lambda: each_domain("steps"),
         "largest integer offset, drawn from U{0..max} per sample in training (SHAPE)",
         training=True,
     )
-    mean_normalize: bool | None = _option(
+    mean_normalize: bool | None = option_field(
         "bool",
         False,
         "",
         "subtract the mean position of the valid positions, also in evaluation (CAPE App. A); "
         "impossible where positions are causal",
     )
-    gamma: float | None = _option(
+    gamma: float | None = option_field(
         "float",
         1.0,
         "factor",
@@ -110,7 +97,7 @@ class PositionConfig:
         low=1e-6,
         grid=True,
     )
-    synchronize: bool | None = _option(
+    synchronize: bool | None = option_field(
         "bool",
         False,
         "",
@@ -119,7 +106,7 @@ class PositionConfig:
         training=True,
         architecture="seq2seq",
     )
-    source_scale: str | float | None = _option(
+    source_scale: str | float | None = option_field(
         "ratio",
         "1",
         "target tokens per source token",
@@ -127,7 +114,7 @@ class PositionConfig:
         "encoder-decoder models only",
         architecture="seq2seq",
     )
-    source_bos: bool | None = _option(
+    source_bos: bool | None = option_field(
         "bool",
         False,
         "",
@@ -135,7 +122,7 @@ class PositionConfig:
         "App. D); encoder-decoder models only",
         architecture="seq2seq",
     )
-    relative_context: int | None = _option(
+    relative_context: int | None = option_field(
         "int",
         0,
         lambda: each_domain("steps"),
@@ -143,17 +130,17 @@ class PositionConfig:
         "2 N + 1 rows in each layer; 0 switches relative attention off (Shaw et al.)",
         high=100_000,
     )
-    relative_layers: str | None = _option(
+    relative_layers: str | None = option_field(
         "choice",
         "all",
         "",
         "relative attention in all layers or in the first only",
         choices=("all", "first"),
     )
-    relative_values: bool | None = _option(
+    relative_values: bool | None = option_field(
         "bool", False, "", "relative embeddings also for values (Shaw et al. Eq. 3)"
     )
-    relative_beyond: str | None = _option(
+    relative_beyond: str | None = option_field(
         "choice",
         "clip",
         "",
@@ -161,7 +148,7 @@ class PositionConfig:
         "(as released with CAPE)",
         choices=("clip", "zero"),
     )
-    relative_heads: str | None = _option(
+    relative_heads: str | None = option_field(
         "choice",
         "shared",
         "",
@@ -170,9 +157,9 @@ class PositionConfig:
     )
 
     def __post_init__(self) -> None:
-        _choose("position_embedding", self.type, TYPES)
         _choose("domain", self.domain, DOMAINS)
         _choose("architecture", self.architecture, ARCHITECTURES)
+        self._check_type()
         for option in options():
             given = getattr(self, option.name)
             value = self._default(option) if given is None else parse_option(option.name, given)
@@ -180,8 +167,27 @@ class PositionConfig:
         self._check_applicable()
         self._check_combinations()
 
+    def _check_type(self) -> None:
+        _choose("position_embedding", self.type, {**ROTARY_TYPES, **TYPES})
+        if self.type in types_of(self.architecture):
+            return
+        if self.architecture == ROTARY:
+            raise ValueError(
+                f"position_embedding={self.type!r} does nothing in a model that turns queries and "
+                "keys: such a model adds no embedding to the content, and a shift of all positions "
+                f"changes no distance. Allowed: {', '.join(ROTARY_TYPES)}. Choose one."
+            )
+        raise ValueError(
+            f"position_embedding={self.type!r} needs a model that turns queries and keys, such as "
+            f"Llama; allowed here: {', '.join(TYPES)}. Choose one."
+        )
+
+    @property
+    def _row(self) -> PositionType:
+        return types_of(self.architecture)[self.type]
+
     def _default(self, option: Any) -> Any:
-        row = TYPES[self.type]
+        row = self._row
         value = row.options.get(option.name, option.metadata["off"])
         if self.architecture == "seq2seq":
             value = row.seq2seq.get(option.name, value)
@@ -193,8 +199,16 @@ class PositionConfig:
     def _check_applicable(self) -> None:
         for option in options():
             value = getattr(self, option.name)
-            if value == option.metadata["off"] or applies(option.name, self.type):
+            if value == option.metadata["off"] or applies(
+                option.name, self.type, self.architecture
+            ):
                 continue
+            if self.architecture == ROTARY:
+                raise ValueError(
+                    f"{option.name}={value!r} has no effect on position embedding {self.type!r} "
+                    "where queries and keys are turned: only distances of positions count there, "
+                    f"and nothing is added; allowed: {option.metadata['off']!r}. Leave it out."
+                )
             having = [name for name in TYPES if applies(option.name, name)]
             raise ValueError(
                 f"{option.name}={value!r} has no effect on position embedding {self.type!r}; "
@@ -237,7 +251,7 @@ class PositionConfig:
     @property
     def encoding(self) -> Encoding:
         """What positions are turned into; ask it for capabilities, not for its name."""
-        return ENCODINGS[TYPES[self.type].encoding]
+        return ENCODINGS[self._row.encoding]
 
     def relative_depth(self, num_layers: int) -> int:
         """How many of the first layers have relative attention."""
@@ -269,8 +283,9 @@ class PositionConfig:
     def changes(self, other: PositionConfig) -> dict[str, tuple[Any, Any]]:
         """What `other` computes otherwise with the same weights, outside of training: option, or
         "type" where something else is added to the content, to its value here and there."""
-        added = [config.encoding if config.encoding.adds else None for config in (self, other)]
-        changed = {"type": (self.type, other.type)} if added[0] != added[1] else {}
+        rows = (config.encoding for config in (self, other))
+        here, there = (row if row.adds or row.turns else None for row in rows)
+        changed = {"type": (self.type, other.type)} if here != there else {}
         for option in options():
             here, there = getattr(self, option.name), getattr(other, option.name)
             if here != there and not option.metadata.get("training"):
@@ -330,9 +345,10 @@ def unit_of(metadata: Mapping[str, Any]) -> str:
     return unit() if callable(unit) else unit
 
 
-def applies(option: str, type_name: str) -> bool:
-    """True if position-embedding type `type_name` has this option."""
-    return option in _COMMON or option in TYPES[type_name].options
+def applies(option: str, type_name: str, architecture: str = "encoder") -> bool:
+    """True if position-embedding type `type_name` has this option in models of `architecture`."""
+    common = architecture != ROTARY and option in _COMMON
+    return common or option in types_of(architecture)[type_name].options
 
 
 def _choose(name: str, value: Any, allowed: Any) -> None:
@@ -347,54 +363,11 @@ def parse_option(name: str, value: Any) -> Any:
         ValueError: naming the option, its value, the allowed range and its meaning.
     """
     meta = _BY_NAME[name].metadata
-    form = meta["form"]
     try:
-        if form == "bool":
-            return _parse_bool(value)
-        if form == "choice":
-            if value in meta["choices"]:
-                return value
-            raise ValueError
-        if form == "ratio":
-            return _parse_ratio(value)
-        return _parse_number(form, value, meta.get("low", 0), meta.get("high", math.inf))
+        return parse_value(meta, value)
     except (ValueError, TypeError, ZeroDivisionError, OverflowError):
         unit = f" {unit_of(meta)}".rstrip()
         raise ValueError(
             f"{name}={value!r} is not allowed; allowed: {meta['range']}{unit}. "
             f"Meaning: {meta['help']}."
         ) from None
-
-
-def _parse_bool(value: Any) -> bool:
-    text = str(value).lower()
-    if text not in ("true", "false"):
-        raise ValueError
-    return text == "true"
-
-
-def _parse_ratio(value: Any) -> str:
-    """ "auto", or the positive ratio as text: "470049/454234" stays two exact integers."""
-    if isinstance(value, bool):
-        raise ValueError
-    text = str(value).replace(" ", "")
-    if text == "auto":
-        return text
-    if len(text.lower().partition("e")[2]) > 4:
-        raise ValueError  # Fraction would write such a number out in full
-    if not 0 < float(Fraction(text)) < math.inf:
-        raise ValueError
-    return "1" if Fraction(text) == 1 else text
-
-
-def _parse_number(form: str, value: Any, low: float, high: float) -> float | int:
-    if isinstance(value, bool):
-        raise ValueError
-    number = float(value)
-    if not math.isfinite(number) or not low <= number <= high:
-        raise ValueError
-    if form == "float":
-        return number
-    if number != int(number):
-        raise ValueError
-    return int(number)

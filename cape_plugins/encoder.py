@@ -143,18 +143,40 @@ class PositionEncoder(nn.Module):
             )
         if config.encoding.counts:
             return positions.gather(self.encoding.lookup(positions), dtype)
-        rows, step = self.place(positions)
         local = config.max_local_shift if random and local_shift is None else 0.0
         moved = local or local_shift is not None or (draw is not None and draw.moves)
-        if positions.regular and rows.shape[0] == 1 and not (moved or config.mean_normalize):
-            return positions.gather(self.encoding.grid(rows[0]), dtype)
-        coords, valid = positions.elements(rows), positions.valid
+        if positions.regular and not (moved or config.mean_normalize):
+            rows, _ = self.place(positions)
+            if rows.shape[0] == 1:
+                return positions.gather(self.encoding.grid(rows[0]), dtype)
+        coords = self.coordinates(positions, draw, local_shift, generator, random)
+        embedding, valid = self.encoding(coords), positions.valid
+        if valid is not None:
+            # in place is several times faster on a CPU than masked_fill_; padding may become -0.0
+            same = embedding.shape[0] == valid.shape[0] and not embedding.requires_grad
+            embedding = embedding.mul_(valid[..., None]) if same else embedding * valid[..., None]
+        return embedding.to(dtype)
+
+    def coordinates(
+        self,
+        positions: Positions,
+        draw: Draw | None = None,
+        local_shift: Tensor | None = None,
+        generator: Generators = None,
+        random: bool = False,
+    ) -> Tensor:
+        """The coordinates ``[B or 1, T, D]`` float32 that are encoded, augmented where there is a
+        draw; see :meth:`forward` for the arguments."""
+        config, valid = self.config, positions.valid
+        rows, step = self.place(positions)
+        coords = positions.elements(rows)
+        local = config.max_local_shift if random and local_shift is None else 0.0
         if local:
             batch_size = _batch_size(coords, draw)
             local_shift = draw_local(
                 coords, step, local, batch_size, _made(generator, coords.device)
             )
-        coords = augment(
+        return augment(
             coords,
             valid,
             mean_normalize=config.mean_normalize,
@@ -162,12 +184,6 @@ class PositionEncoder(nn.Module):
             local_shift=local_shift,
             step=step,
         )
-        embedding = self.encoding(coords)
-        if valid is not None:
-            # in place is several times faster on a CPU than masked_fill_; padding may become -0.0
-            same = embedding.shape[0] == valid.shape[0] and not embedding.requires_grad
-            embedding = embedding.mul_(valid[..., None]) if same else embedding * valid[..., None]
-        return embedding.to(dtype)
 
 
 def build_position_encoder(

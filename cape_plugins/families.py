@@ -135,6 +135,10 @@ for _name, _sides, _stock in (
     register_family(Family(_name, _sides, _stock))
 _BERT = Side("text", "encoder", dim="hidden_size", table="position_embeddings.weight")
 register_family(Family("bert", {"encoder": _BERT}, "abspos"))
+_ROTARY = Side("text", "rotary", dim="hidden_size")
+register_family(Family("llama", {"decoder": _ROTARY}, "rope"))
+register_family(Family("qwen2", {"decoder": _ROTARY}, "rope"))
+register_family(Family("modernbert", {"encoder": _ROTARY}, "rope"))
 
 
 def _image(special_tokens: int, table: str = "position_embeddings") -> dict[str, Side]:

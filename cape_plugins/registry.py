@@ -30,7 +30,8 @@ class Encoding:
         learned: Has parameters.
         counts: Looks up the number of a position, whose coordinates do not matter.
         relative: Acts in attention by relative keys, and needs a relative context.
-        turns: Turns queries and keys in attention.
+        turns: The host turns queries and keys by their positions in attention; these are what it
+            asks a :meth:`~cape_plugins.encoder.PositionEncoder.coordinates` for.
     """
 
     build: Callable[..., Any] | None = None
@@ -45,6 +46,7 @@ class Encoding:
 ENCODINGS: dict[str, Encoding] = {
     "none": Encoding(adds=False),
     "relative": Encoding(adds=False, learned=True, relative=True),
+    "rotary": Encoding(adds=False, turns=True),
 }
 
 
@@ -97,6 +99,24 @@ TYPES: dict[str, PositionType] = {
     ),
 }
 DEFAULT_TYPE = "cape"
+
+ROTARY = "rotary"  # architecture of models that turn queries and keys
+# Types of such models. Only distances count there, so that a shift of all positions does nothing.
+ROTARY_TYPES: dict[str, PositionType] = {
+    "nopos": PositionType("none", {}, "queries and keys are not turned"),
+    "rope": PositionType("rotary", {}, "queries and keys turned by their positions (RoPE)"),
+    "cape": PositionType(
+        "rotary",
+        {"max_local_shift": 0.5, "max_global_scale": OF_DOMAIN},
+        "RoPE with local shift and scale in training",
+    ),
+}
+
+
+def types_of(architecture: str) -> dict[str, PositionType]:
+    """The types that a model of this architecture can have."""
+    return ROTARY_TYPES if architecture == ROTARY else TYPES
+
 
 PRESETS: dict[str, dict[str, Any]] = {
     # CAPE Table 2: WMT14, 6L-6L with shift 5 or 50, 18L-18L with shift 10

@@ -157,7 +157,7 @@ class PositionEmbeddingMixin:
         kept: dict[str, Any] = {"type": config.type}
         for option in options(config.domain):
             value = getattr(config, option.name)
-            if applies(option.name, config.type) and (
+            if applies(option.name, config.type, config.architecture) and (
                 value != option.metadata["off"] or option.name in (settings or ())
             ):
                 kept[option.name] = value

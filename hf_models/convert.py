@@ -30,7 +30,7 @@ from cape_plugins import PositionConfig, patch_positions
 from cape_plugins.arguments import TYPE_ARG, add_position_args, given_settings, in_flags
 from cape_plugins.config import applies, parse_option
 from cape_plugins.families import find_family
-from cape_plugins.registry import DEFAULT_TYPE, ENCODINGS, TYPES
+from cape_plugins.registry import DEFAULT_TYPE, ENCODINGS, ROTARY_TYPES, TYPES, types_of
 from hf_models.counting import count_texts
 from hf_models.export import make_self_contained
 from hf_models.loading import clear_errors, load_whole
@@ -165,7 +165,11 @@ def _cape_model(
         settings = {**stored, **settings}
     if neutral:
         kept = ("source_scale", "source_bos", "mean_normalize", "gamma")
-        here = {key: getattr(before[FIELD], key) for key in kept if applies(key, settings["type"])}
+        here = {
+            key: getattr(before[FIELD], key)
+            for key in kept
+            if applies(key, settings["type"], place[1])
+        }
         settings = {**here, **settings}
     if PositionConfig.from_dict(settings, *place).source_scale == "auto":
         raise ValueError(
@@ -186,7 +190,7 @@ def _cape_model(
         if changes:
             types = [
                 name
-                for name, row in TYPES.items()
+                for name, row in types_of(place[1]).items()
                 if ENCODINGS[row.encoding] == before[FIELD].encoding
                 and "relative_context" not in row.options
             ]
@@ -251,20 +255,22 @@ def _stock_model(source: str, own: Any, config: Any) -> PreTrainedModel:
     weights = cape.state_dict()
     if embeddings is not None and embeddings.table is None:
         name = _name_of_table(model)
-        weights[name] = _baked_table(embeddings).view_as(model.state_dict()[name])
+        weights[name] = _baked_table(embeddings, cape.config.hidden_size).view_as(
+            model.state_dict()[name]
+        )
     tables = {k: v for k, v in model.state_dict().items() if "embed_positions" in k}
     model.load_state_dict({**tables, **weights})
     return model
 
 
 @torch.no_grad()
-def _baked_table(embeddings: Any) -> torch.Tensor:
+def _baked_table(embeddings: Any, dim: int) -> torch.Tensor:
     """``[1, special tokens + patches, C]``: the sinusoids at the image size of the
     configuration."""
     patches = embeddings.positions(patch_positions(*embeddings.table_size))
     special, like = len(embeddings.special_tokens), next(embeddings.parameters())
     rows = special + math.prod(embeddings.table_size)
-    table = torch.zeros(1, rows, like.shape[-1])
+    table = torch.zeros(1, rows, dim)
     if patches is not None:
         table[:, special:] = patches
     return table.to(like.dtype)
@@ -332,7 +338,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="begin with a model that computes what SRC does: alpha, BOS hint and "
         "mean-normalisation are those of SRC unless given, relative embeddings begin at zero",
     )
-    add_position_args(parser, "image", without=("source_scale",))
+    add_position_args(parser, "image", without=("source_scale",), types={**ROTARY_TYPES, **TYPES})
     parser.add_argument(
         "--position-source-scale",
         metavar="X|SOURCE.txt,TARGET.txt",

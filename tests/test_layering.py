@@ -73,6 +73,7 @@ VAGUE_NAMES = {"found", "one", "kind", "thing", "tmp"}
 OTHER_MEANINGS = {
     ("fairseq_user_dir/asr/s2t_model.py", "s2t_transformer"),  # value of fairseq's --conv-version
     ("recipes/vit/augment.py", "none"),  # timm's name for no policy
+    ("recipes/vit/augment.py", "deit"),  # a recipe of augmentation
 }
 # split, so that this file does not break its own rule
 MACHINE_PATH = re.compile(r"(?<![\w.$}>~*-])/(?:home|root|tmp|Users|work)" + r"/\w")

@@ -9,10 +9,13 @@ from hf_models.families import (
     deit,
     dinov2,
     dinov2_with_registers,
+    llama,
     m2m_100,
     marian,
     mbart,
+    modernbert,
     pegasus,
+    qwen2,
     siglip_vision_model,
     speech_ctc,
     speech_to_text,
@@ -21,6 +24,7 @@ from hf_models.families import (
 )
 
 _TEXT = (marian, m2m_100, bart, mbart, pegasus, bert)
+_ROTARY = (llama, qwen2, modernbert)
 _IMAGES = (vit, deit, dinov2, dinov2_with_registers, beit, siglip_vision_model)
 _SPEECH = (speech_ctc, speech_to_text, whisper)
-FAMILIES = [module.FAMILY for module in (*_TEXT, *_IMAGES, *_SPEECH)]
+FAMILIES = [module.FAMILY for module in (*_TEXT, *_ROTARY, *_IMAGES, *_SPEECH)]

@@ -17,10 +17,15 @@ from cape_plugins import ENCODINGS, PRESETS, TYPES, PositionConfig
 from cape_plugins.arguments import add_position_args, given_settings
 from cape_plugins.config import ARCHITECTURES, applies, options, parse_option
 from cape_plugins.domains import DOMAINS
+from cape_plugins.registry import types_of
 
 OPTIONS = {option.name: option.metadata for option in options()}
 PAIRS = [(name, option) for name in TYPES for option in OPTIONS]
-COMBINATIONS = list(itertools.product(TYPES, DOMAINS, ARCHITECTURES))
+COMBINATIONS = [
+    (name, domain, architecture)
+    for domain, architecture in itertools.product(DOMAINS, ARCHITECTURES)
+    for name in types_of(architecture)
+]
 
 SEQ2SEQ_ONLY = {"source_scale", "source_bos", "synchronize"}
 
@@ -219,12 +224,12 @@ def test_defaults_of_the_design(name, domain, architecture, expected):
 def test_defaults_build_everywhere(name, domain, architecture):
     config = PositionConfig(name, domain, architecture)
     assert config.random == (name in ("shape", "cape"))
-    assert config.encoding is ENCODINGS[TYPES[name].encoding]
+    assert config.encoding is ENCODINGS[types_of(architecture)[name].encoding]
     for option in OPTIONS:
         value = getattr(config, option)
         assert value is not None
         assert parse_option(option, value) == value
-        if not applies(option, name):
+        if not applies(option, name, architecture):
             assert value == OPTIONS[option]["off"]
 
 
@@ -302,7 +307,7 @@ def test_every_accepted_scale_is_a_finite_positive_number(value):
 
 @pytest.mark.parametrize(("name", "domain", "architecture"), COMBINATIONS)
 def test_round_trip(name, domain, architecture):
-    causal = architecture != "encoder" and applies("mean_normalize", name)
+    causal = architecture != "encoder" and applies("mean_normalize", name, architecture)
     changes = {"mean_normalize": False} if causal else {}
     config = PositionConfig(name, domain, architecture, **changes)
     settings = config.to_dict()

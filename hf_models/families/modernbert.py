@@ -1,0 +1,85 @@
+"""ModernBERT with augmented rotary positions."""
+
+from __future__ import annotations
+
+from huggingface_hub.dataclasses import strict
+from transformers import (
+    ModernBertConfig,
+    ModernBertForMaskedLM,
+    ModernBertForQuestionAnswering,
+    ModernBertForSequenceClassification,
+    ModernBertForTokenClassification,
+    ModernBertModel,
+)
+from transformers.models.modernbert.modeling_modernbert import ModernBertRotaryEmbedding
+
+from hf_models.configuration import PositionEmbeddingMixin
+from hf_models.modeling import PositionModelMixin
+from hf_models.rotary import RotaryAngles, RotaryModel
+from hf_models.switching import FamilyClasses, add_parts
+
+
+@strict
+class CapeModernBertConfig(PositionEmbeddingMixin, ModernBertConfig):
+    """Texts of any length. Queries and keys are turned; local shift and scale move positions in
+    training."""
+
+    model_type = "cape_modernbert"
+    position_embedding: dict | None = None
+
+
+class CapeModernBertRotaryEmbedding(RotaryAngles, ModernBertRotaryEmbedding):
+    """Angles of augmented positions."""
+
+    side = "encoder"
+
+
+class CapeModernBertModel(RotaryModel, PositionModelMixin, ModernBertModel):
+    """Tokens to hidden states; ``forward(..., draw=)``."""
+
+    config_class = CapeModernBertConfig
+
+
+class CapeModernBertForMaskedLM(PositionModelMixin, ModernBertForMaskedLM):
+    """Predicts masked tokens."""
+
+    config_class = CapeModernBertConfig
+    accepts_loss_kwargs = True
+
+
+class CapeModernBertForSequenceClassification(
+    PositionModelMixin, ModernBertForSequenceClassification
+):
+    """Classifies texts."""
+
+    config_class = CapeModernBertConfig
+    accepts_loss_kwargs = False
+
+
+class CapeModernBertForTokenClassification(PositionModelMixin, ModernBertForTokenClassification):
+    """Classifies tokens."""
+
+    config_class = CapeModernBertConfig
+    accepts_loss_kwargs = False
+
+
+class CapeModernBertForQuestionAnswering(PositionModelMixin, ModernBertForQuestionAnswering):
+    """Finds the answer in a text."""
+
+    config_class = CapeModernBertConfig
+    accepts_loss_kwargs = False
+
+
+FAMILY = add_parts(
+    FamilyClasses(
+        CapeModernBertConfig,
+        (
+            CapeModernBertRotaryEmbedding,
+            CapeModernBertModel,
+            CapeModernBertForMaskedLM,
+            CapeModernBertForSequenceClassification,
+            CapeModernBertForTokenClassification,
+            CapeModernBertForQuestionAnswering,
+        ),
+    )
+)
