@@ -33,6 +33,7 @@ from cape_plugins.families import find_family
 from cape_plugins.registry import DEFAULT_TYPE, ENCODINGS, ROTARY_TYPES, TYPES, types_of
 from hf_models.counting import count_texts
 from hf_models.export import make_self_contained
+from hf_models.feature_extraction import choose_extractor
 from hf_models.loading import clear_errors, load_whole
 from hf_models.settings import FIELD
 from hf_models.switching import stock_class
@@ -88,6 +89,7 @@ def convert(
     partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         _copy_other_files(source, partial)
+        choose_extractor(partial, getattr(model.config, "at_natural_length", False))
         model.save_pretrained(partial)
         partial.chmod(0o755)
         partial.rename(target)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -253,6 +255,25 @@ class CapeWhisperFeatureExtractor(WhisperFeatureExtractor):
             [item.T for item in padded] if isinstance(padded, list) else padded.swapaxes(1, 2)
         )
         return batch
+
+
+def choose_extractor(folder: Path, at_natural_length: bool) -> None:
+    """Names the extractor that fits a model of Whisper, in the files of a folder that name one.
+
+    Args:
+        folder: With the files of a feature extractor or processor; other extractors stay.
+        at_natural_length: Whether it is that of natural lengths, or the stock one.
+    """
+    extractors = (WhisperFeatureExtractor, CapeWhisperFeatureExtractor)
+    for name in ("processor_config.json", "preprocessor_config.json"):
+        path = folder / name
+        saved = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        settings = saved.get("feature_extractor", saved)
+        if settings.get("feature_extractor_type") in {row.__name__ for row in extractors}:
+            settings["feature_extractor_type"] = extractors[at_natural_length].__name__
+            settings["return_attention_mask"] = at_natural_length
+            settings.pop("auto_map", None)
+            path.write_text(json.dumps(saved, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _waveforms(raw_speech: Any) -> list[np.ndarray]:
