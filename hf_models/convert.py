@@ -254,6 +254,8 @@ def _stock_model(source: str, own: Any, config: Any) -> PreTrainedModel:
     if embeddings is not None and hasattr(cape.config, "use_absolute_position_embeddings"):
         settings["use_absolute_position_embeddings"] = True
     model = stock(stock.config_class(**settings)).to(cape.dtype)
+    if cape.can_generate():
+        model.generation_config = cape.generation_config
     weights = cape.state_dict()
     if embeddings is not None and embeddings.table is None:
         name = _name_of_table(model)
