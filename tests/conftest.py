@@ -53,6 +53,7 @@ def run_cli() -> RunCli:
     The repository root is importable. With `check` (the default) a failing command fails the test
     and shows the command and the end of its output; a command that takes longer than `timeout`
     seconds always does. Its child processes are ended with it. Commands of a host run in forks of
-    an interpreter that has imported it (tests/support/warm_python.py), with `fresh` in a new one.
+    an interpreter that has imported it (tests/support/warm_python.py), with `fresh` in a new one;
+    with `warm_children` the commands of fairseq that the command starts do, too.
     """
     return run_command

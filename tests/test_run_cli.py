@@ -1,6 +1,7 @@
 """How the tests run command lines: in new interpreters, and in forks of warm ones."""
 
 import contextlib
+import subprocess
 
 import psutil
 import pytest
@@ -140,3 +141,52 @@ def test_module_says_the_same_as_in_a_new_interpreter(warm, run_cli, tmp_path):
 def test_interpreter_that_cannot_import_is_an_error():
     with pytest.raises(RuntimeError, match="no_such_module did not start"):
         WarmPython(["no_such_module"], environment())
+
+
+# ---- children of a command ---------------------------------------------------------------------
+
+STARTS = """
+import subprocess, sys
+words = [sys.executable, "-m", sys.argv[1], "--help"]
+done = subprocess.run(words, capture_output=True, text=True, input="text")
+print(done.returncode, "fork" if "fairseq" in done.stderr else "new", done.stdout.strip())
+"""
+SAYS = """
+import sys
+print("words", sys.argv[1:], input())
+print("fairseq" if "fairseq.trainer" in sys.modules else "", file=sys.stderr)
+sys.exit(3)
+"""
+
+
+def write_module(folder, name, source):
+    """One that goes for a command of fairseq, in a folder from which commands are run."""
+    (folder / "fairseq_user_dir").mkdir()
+    (folder / "fairseq_user_dir" / "__init__.py").touch()
+    (folder / "fairseq_user_dir" / f"{name}.py").write_text(source)
+
+
+@pytest.mark.slow
+def test_children_of_fairseq_are_forks_and_others_are_not(run_cli, tmp_path):
+    """They have their own words, input, output and exit status."""
+    write_module(tmp_path, "says", SAYS)
+    (tmp_path / "other.py").write_text(SAYS)
+    for module, how in (("fairseq_user_dir.says", "fork"), ("other", "new")):
+        words = ("python", "-c", STARTS, module)
+        done = run_cli(*words, cwd=tmp_path, warm_children=True)
+        assert done.stdout == f"3 {how} words ['--help'] text\n"
+
+
+def test_child_ends_with_its_client(tmp_path):
+    code = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    write_module(tmp_path, "waits", code)
+    python = WarmPython(["json"], environment())
+    try:
+        words = [python.client(), "-m", "fairseq_user_dir.waits"]
+        with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as client:
+            child = psutil.Process(int(client.stdout.readline()))
+            client.kill()
+        psutil.wait_procs([child], timeout=30)
+        assert not child.is_running()
+    finally:
+        python.close()

@@ -1,29 +1,43 @@
-"""Corpora of read and spoken English: what is said in which recording.
+"""Corpora: what is said in which recording of LibriSpeech, TED-LIUM 3, WSJ, or any folder.
 
 Each function returns the sets of a corpus as utterances: ``train``, ``valid``, test sets.
 """
 
+import csv
+import io
+import json
 import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import soundfile
 
 from cape_plugins.speech.audio import AudioError, audio_seconds
-from cape_plugins.speech.manifest import Utterance
-from recipes.asr.manifest import ToWrite, ascii_words, files_below, write_audio
+from cape_plugins.speech.manifest import LeftOut, Utterance
+from recipes.asr.manifest import ToWrite, ascii_words, files_below, report_left_out, write_audio
 from recipes.lab.data import read_text
 from recipes.lab.steps import CommandError
 
 Sets = dict[str, list[Utterance]]
+AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
+TEXT_COLUMNS = ("text", "transcription", "transcript", "sentence")  # of a metadata file
+# Speech of espeak-ng: training has up to TRAIN_WORDS words, tests (how many of them) up to 16 times
+# as many.
+TRAIN_STRINGS, TRAIN_WORDS = 6000, 6
+TEST_WORDS = {(2, 4): 160, (4, 8): 120, (8, 16): 80, (16, 32): 40, (32, 64): 30, (64, 96): 20}
 
 
 def read_lines(path: Path) -> list[str]:
     return [line.strip() for line in read_text(path).split("\n")]
+
+
+def gathered(read: Callable[[Path], Iterable[Utterance]], sets: Mapping[str, list[Path]]) -> Sets:
+    return {name: [item for path in paths for item in read(path)] for name, paths in sets.items()}
 
 
 # ---- LibriSpeech ---------------------------------------------------------------------------------
@@ -46,26 +60,21 @@ def librispeech(source: Path, train: Sequence[str] = ()) -> Sets:
         if path.is_dir() and path.name.startswith(("train-", "dev-", "test-"))
     }
     if not subsets:
-        raise CommandError(
-            f"{source}: no LibriSpeech; looked for folders such as train-clean-100, dev-clean in "
-            f"{' and '.join(map(str, places))}"
-        )
+        tried = f"folders such as train-clean-100, dev-clean in {' and '.join(map(str, places))}"
+        raise CommandError(f"{source}: no LibriSpeech; looked for {tried}")
     train = list(dict.fromkeys(train)) or [name for name in subsets if name.startswith("train-")]
     missing = [name for name in (*train, LIBRISPEECH_VALID) if name not in subsets]
     if missing or not train:
-        raise CommandError(
-            f"{source}: lacks {', '.join(missing) or 'every train-*'}; "
-            f"there are {', '.join(subsets)}"
-        )
-    sets = {"train": [line for name in train for line in _chapters(subsets[name])]}
-    sets["valid"] = list(_chapters(subsets[LIBRISPEECH_VALID]))
+        lacking = ", ".join(missing) or "every train-*"
+        raise CommandError(f"{source}: lacks {lacking}; there are {', '.join(subsets)}")
+    sets = {"train": [subsets[name] for name in train], "valid": [subsets[LIBRISPEECH_VALID]]}
     for subset in LIBRISPEECH_TESTS:
         name = subset.replace("-", "_")
         if subset in subsets:
-            sets[name] = list(_chapters(subsets[subset]))
+            sets[name] = [subsets[subset]]
         else:
             print(f"{subset} is not there, so there is no {name}.tsv", flush=True)
-    return sets
+    return gathered(_chapters, sets)
 
 
 def _chapters(subset: Path) -> Iterator[Utterance]:
@@ -106,28 +115,19 @@ def tedlium(source: Path) -> Sets:
     places = (source, source / "TEDLIUM_release-3")
     root = next((place for place in places if (place / "legacy").is_dir()), None)
     if root is None:
-        raise CommandError(
-            f"{source}: no TED-LIUM 3; looked for the folder legacy in "
-            f"{' and '.join(map(str, places))}"
-        )
+        tried = " and ".join(map(str, places))
+        raise CommandError(f"{source}: no TED-LIUM 3; looked for the folder legacy in {tried}")
     talks = {}
     for name, part in TEDLIUM_SETS.items():
         options = [root / "legacy" / part, *([root / "data"] if name == "train" else [])]
-        present = (
-            sorted((place / "stm").glob("*.stm")) for place in options if (place / "sph").is_dir()
-        )
+        present = (sorted(p.glob("stm/*.stm")) for p in options if (p / "sph").is_dir())
         talks[name] = next(filter(None, present), None)
         if not talks[name]:
-            raise CommandError(
-                f"{root}: no {part} data; looked for sph and stm/*.stm in "
-                f"{' and '.join(map(str, options))}"
-            )
+            tried = " and ".join(map(str, options))
+            raise CommandError(f"{root}: no {part} data; looked for sph and stm/*.stm in {tried}")
     held_out = {path.stem for path in (*talks["valid"], *talks["test"])}
     talks["train"] = [path for path in talks["train"] if path.stem not in held_out]
-    return {
-        name: [segment for path in paths for segment in _segments(path)]
-        for name, paths in talks.items()
-    }
+    return gathered(_segments, talks)
 
 
 def _segments(transcript: Path) -> Iterator[Utterance]:
@@ -155,16 +155,15 @@ def _segments(transcript: Path) -> Iterator[Utterance]:
 def _cut(source: Path, start: float, end: float, target: Path) -> None:
     """Copies the samples from `start` to `end`, in seconds."""
     audio_seconds(source)  # its errors say what to do
-    with soundfile.SoundFile(source) as file:
-        first, last = (round(time * file.samplerate) for time in (start, end))
-        if not 0 <= first < min(last, file.frames):
-            raise AudioError(f"{source}: no samples from {start} to {end} s; check the stm file")
-        try:
-            file.seek(first)
-            samples = file.read(last - first, dtype="int16")
-        except RuntimeError as error:
-            raise AudioError(f"{source}: {start} to {end} s cannot be decoded ({error})") from None
-        write_audio(target, samples, file.samplerate)
+    info = soundfile.info(source)
+    first, last = (round(time * info.samplerate) for time in (start, end))
+    if not 0 <= first < min(last, info.frames):
+        raise AudioError(f"{source}: no samples from {start} to {end} s; check the stm file")
+    try:
+        samples, _ = soundfile.read(source, last - first, first, dtype="int16")
+    except RuntimeError as error:
+        raise AudioError(f"{source}: {start} to {end} s cannot be decoded ({error})") from None
+    write_audio(target, samples, info.samplerate)
 
 
 # ---- Wall Street Journal -------------------------------------------------------------------------
@@ -282,3 +281,84 @@ def _uncompress(source: Path, target: Path) -> None:
             reason = done.stderr.decode(errors="replace").strip()
             raise AudioError(f"{source}: {tool} failed ({reason}); repair or leave it out.")
         _cut(wav, 0, audio_seconds(wav), target)
+
+
+# ---- folders of recordings -----------------------------------------------------------------------
+
+
+def split_folder(folder: Path, names: Mapping[str, Sequence[str]]) -> Sets:
+    """Audio files with their texts, in subfolders, with these names for each set, or in one folder.
+
+    The texts stand in ``metadata.csv`` or ``metadata.jsonl`` with the columns file_name and text,
+    or in a file beside each recording, ``one.txt`` beside ``one.wav``. A tenth of the training
+    data, at most 1000 recordings, is split off for each set that is not there.
+    """
+    parts = {
+        split: next((folder / name for name in allowed if (folder / name).is_dir()), None)
+        for split, allowed in names.items()
+    }
+    if any(parts.values()) and not parts["train"]:
+        others = ", ".join(part.name for part in parts.values() if part)
+        raise CommandError(f"{folder}: no folder train beside {others}")
+    parts["train"] = parts["train"] or folder
+    sets = {split: utterances_in(part) for split, part in parts.items() if part}
+    missing = [split for split in names if split not in sets]
+    recordings = sets["train"]
+    size = min(1000, max(1, len(recordings) // 10))
+    if len(recordings) <= size * len(missing):
+        why = f"{len(recordings)} recordings are too few to split off {', '.join(missing)}"
+        raise CommandError(f"{folder}: {why}")
+    order = np.random.default_rng(0).permutation(len(recordings))
+    drawn = np.split(order, [size * (n + 1) for n in range(len(missing))])
+    for split, rows in zip((*missing, "train"), drawn, strict=True):
+        sets[split] = [recordings[n] for n in sorted(rows)]
+    return sets
+
+
+def recordings_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in AUDIO_SUFFIXES)
+
+
+def utterances_in(folder: Path) -> list[Utterance]:
+    table, lines = folder / "metadata.csv", folder / "metadata.jsonl"
+    if table.is_file() or lines.is_file():
+        table = table if table.is_file() else lines
+        rows = _metadata(table)
+        column = next((name for name in TEXT_COLUMNS if rows and name in rows[0]), None)
+        if column is None or "file_name" not in rows[0]:
+            needed = f"the columns file_name and one of {', '.join(TEXT_COLUMNS)}"
+            raise CommandError(f"{table}: needs {needed}")
+        pairs = [(folder / row["file_name"], row[column] or "") for row in rows]
+    else:
+        recordings = recordings_in(folder)
+        described = [path for path in recordings if path.with_suffix(".txt").is_file()]
+        if len(described) < 2:
+            raise CommandError(
+                f"{folder} holds {len(recordings)} recordings ({', '.join(AUDIO_SUFFIXES)}), "
+                f"{len(described)} of them with a text; at least 2 are needed. Give metadata.csv "
+                "with the columns file_name and text, or a text file beside each, one.txt beside "
+                "one.wav"
+            )
+        left_out = LeftOut()
+        left_out.reasons["without a text"] = len(recordings) - len(described)
+        report_left_out("folder", left_out, len(recordings))
+        pairs = [(path, read_text(path.with_suffix(".txt"))) for path in described]
+    return [Utterance(_id(path, folder), path, text.strip()) for path, text in pairs]
+
+
+def _id(path: Path, folder: Path) -> str:
+    relative = path.relative_to(folder) if path.is_relative_to(folder) else Path(path.name)
+    return re.sub(r"\s", "_", "-".join(relative.with_suffix("").parts))
+
+
+def _metadata(table: Path) -> list[dict[str, str]]:
+    text = read_text(table)
+    if table.suffix == ".csv":
+        return list(csv.DictReader(io.StringIO(text, newline="")))
+    rows = []
+    for number, line in enumerate(text.split("\n"), 1):
+        try:
+            rows += [json.loads(line)] if line.strip() else []
+        except json.JSONDecodeError as error:
+            raise CommandError(f"{table}, line {number} is no JSON ({error}); repair it") from None
+    return rows

@@ -1,34 +1,28 @@
-"""Recordings with their texts: hub data sets, tables, folders of audio files, synthetic speech."""
+"""Recordings with their texts for transformers' Trainer: of hub data sets, tables, folders or
+espeak-ng; in batches that are padded or have no padding."""
 
 import argparse
-import csv
-import io
-import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
+from transformers import Trainer
 
-from cape_plugins.speech.audio import read_audio, resample
-from cape_plugins.speech.features import SAMPLING_RATE
-from cape_plugins.speech.manifest import LeftOut, Utterance, measured
-from recipes.asr.manifest import report_left_out, usable
-from recipes.lab.data import check_columns, given_tables, open_dataset, read_text, train_and_test
-from recipes.lab.steps import CommandError
+from cape_plugins.speech.audio import TolerantReader, read_audio, resample
+from cape_plugins.speech.batching import Hop, PaddingFreeBatches, equal_length, frame_nanoseconds
+from cape_plugins.speech.features import SAMPLING_RATE, spec_augment
+from cape_plugins.speech.manifest import Utterance, measured
+from recipes.asr.corpora import TEST_WORDS, TRAIN_STRINGS, TRAIN_WORDS, recordings_in, split_folder
+from recipes.asr.manifest import usable
+from recipes.lab.data import check_columns, given_tables, open_dataset, train_and_test
+from recipes.lab.hf_training import SetEpoch
 from recipes.lab.synthesis import make_speech
 
 FOLDERS = {"train": ("train",), "test": ("test", "validation", "valid", "dev")}
-AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
-TEXT_COLUMNS = ("text", "transcription", "transcript", "sentence")  # of a metadata file
-
-# Built-in speech: training has up to TRAIN_WORDS digits, tests (how many of them) up to 16
-# times as many.
-TRAIN_STRINGS, TRAIN_WORDS = 6000, 6
-TEST_WORDS = {(2, 4): 160, (4, 8): 120, (8, 16): 80, (16, 32): 40, (32, 64): 30, (64, 96): 20}
 
 
 class Recordings(Dataset):
@@ -78,7 +72,7 @@ def given(args: argparse.Namespace) -> dict[str, Recordings]:
     """The splits train and test of ``--dataset`` or ``--train-file``."""
     from datasets import Audio
 
-    if args.dataset and _recordings(Path(args.dataset)):
+    if args.dataset and recordings_in(Path(args.dataset)):
         sets = split_folder(Path(args.dataset), FOLDERS)
         return {name: Recordings(usable(rows, len(rows), name)) for name, rows in sets.items()}
     data = open_dataset(args.dataset, args.dataset_config) if args.dataset else given_tables(args)
@@ -101,93 +95,145 @@ def given(args: argparse.Namespace) -> dict[str, Recordings]:
         # a path, or the number of the row, is enough to read it again
         return utterance._replace(audio=source if isinstance(source, Path) else index)
 
-    splits = {}
     for name, part in parts.items():
         if isinstance(part.features[audio], Audio):
             part = part.cast_column(audio, Audio(decode=False))  # read by soundfile instead
+        parts[name] = Recordings(usable(enumerate(part), len(part), name, measure), part, audio)
+    return parts
 
-        splits[name] = Recordings(usable(enumerate(part), len(part), name, measure), part, audio)
-    return splits
+
+# ---- batches -------------------------------------------------------------------------------------
 
 
-def split_folder(folder: Path, names: Mapping[str, Sequence[str]]) -> dict[str, list[Utterance]]:
-    """Audio files with their texts, in subfolders or in one folder.
+Sample = tuple[torch.Tensor, list[int], Hop | None]  # waveform, labels
 
-    The texts stand in ``metadata.csv`` or ``metadata.jsonl`` with the columns file_name and text,
-    or in a file beside each recording, ``one.txt`` beside ``one.wav``. A tenth of the training
-    data, at most 1000 recordings, is split off for each set that is not there. `names` are the
-    allowed names of the subfolder for each set.
+
+class Labelled(Dataset):
+    """Recordings with token ids as labels, by index, or by hop, which is handed on with them."""
+
+    def __init__(self, recordings: Recordings, labels: Sequence[list[int]]) -> None:
+        self.recordings, self.labels = recordings, labels
+        self.seconds = [item.seconds for item in recordings.items]
+        self._read = TolerantReader(recordings.__getitem__, self.seconds)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int | Hop) -> Sample:
+        hop = index if isinstance(index, Hop) else None
+        place, waveform = self._read(hop.index if hop else index)
+        return waveform, self.labels[place], hop
+
+
+class DurationSampler(Sampler[int]):
+    """Recordings of similar duration follow each other, so that batches have little padding.
+
+    Durations are perturbed by a factor of U(0.85, 1.15) in each epoch (CAPE Appendix C.3). Batches,
+    of all processes together, come in random order, a smaller one at the end.
     """
-    parts = {
-        split: next((folder / name for name in allowed if (folder / name).is_dir()), None)
-        for split, allowed in names.items()
-    }
-    if any(parts.values()) and not parts["train"]:
-        others = ", ".join(part.name for part in parts.values() if part)
-        raise CommandError(f"{folder}: no folder train beside {others}")
-    parts["train"] = parts["train"] or folder
-    sets = {
-        split: [Utterance(_id(path, part), path, text) for path, text in pairs_in(part)]
-        for split, part in parts.items()
-        if part
-    }
-    missing = [split for split in names if split not in sets]
-    recordings = sets["train"]
-    size = min(1000, max(1, len(recordings) // 10))
-    if len(recordings) <= size * len(missing):
-        raise CommandError(
-            f"{folder}: {len(recordings)} recordings are too few to split off {', '.join(missing)}"
-        )
-    order = np.random.default_rng(0).permutation(len(recordings))
-    drawn = np.split(order, [size * (n + 1) for n in range(len(missing))])
-    for split, rows in zip((*missing, "train"), drawn, strict=True):
-        sets[split] = [recordings[n] for n in sorted(rows)]
-    return sets
+
+    def __init__(self, seconds: Sequence[float], batch_size: int, seed: int) -> None:
+        self.seconds, self.batch_size, self.seed = np.asarray(seconds), batch_size, seed
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        rng = np.random.default_rng((self.seed, self.epoch))
+        order = np.argsort(self.seconds * rng.uniform(0.85, 1.15, len(self.seconds)))
+        whole = len(order) // self.batch_size * self.batch_size
+        # Any recording may be left over, not always the longest.
+        left = rng.choice(len(order), len(order) - whole, replace=False)
+        rows = np.delete(order, left).reshape(-1, self.batch_size)
+        yield from rng.permutation(rows).flatten().tolist()
+        yield from order[left].tolist()
 
 
-def _id(path: Path, folder: Path) -> str:
-    relative = path.relative_to(folder) if path.is_relative_to(folder) else Path(path.name)
-    return re.sub(r"\s", "_", "-".join(relative.with_suffix("").parts))
+class SpeechTrainer(Trainer):
+    """Groups recordings by duration, or makes batches without padding, and masks features, after
+    the batch was loaded: batches are loaded ahead, and a resumed training must draw the same masks.
+    """
 
+    masks: Mapping[str, Any] | None = None  # settings of SpecAugment
+    batch_seconds: float | None = None  # of a batch without padding, per process; None: padded
 
-def _recordings(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.rglob("*") if p.suffix.lower() in AUDIO_SUFFIXES)
+    def _get_train_sampler(self, train_dataset: Any = None) -> DurationSampler:
+        size = self.args.train_batch_size * self.args.world_size
+        return DurationSampler(self.train_dataset.seconds, size, self.args.seed)
 
-
-def pairs_in(folder: Path) -> list[tuple[Path, str]]:
-    """Recordings of a folder with their texts."""
-    table, lines = folder / "metadata.csv", folder / "metadata.jsonl"
-    if table.is_file() or lines.is_file():
-        table = table if table.is_file() else lines
-        rows = _metadata(table)
-        column = next((name for name in TEXT_COLUMNS if rows and name in rows[0]), None)
-        if column is None or "file_name" not in rows[0]:
-            raise CommandError(
-                f"{table}: needs the columns file_name and one of {', '.join(TEXT_COLUMNS)}"
+    def get_train_dataloader(self) -> DataLoader:
+        """Padded batches of the Trainer; or those of PaddingFreeBatches, of which each process
+        takes its own, so that accelerate must not share them out again."""
+        if self.batch_seconds is None:
+            return super().get_train_dataloader()
+        limits = (self.train_dataset.seconds, self.batch_seconds)
+        make = partial(PaddingFreeBatches, *limits, seed=self.args.seed)
+        free, padded = make(shuffle=True), make(shuffle=False)
+        if self.args.process_index == 0:
+            said = (
+                f"{len(free)} batches without padding; sorted batches of {self.batch_seconds:g} s"
             )
-        return [(folder / row["file_name"], (row[column] or "").strip()) for row in rows]
-    recordings = _recordings(folder)
-    pairs = [(p, p.with_suffix(".txt")) for p in recordings if p.with_suffix(".txt").is_file()]
-    if len(pairs) < 2:
-        raise CommandError(
-            f"{folder} holds {len(recordings)} recordings ({', '.join(AUDIO_SUFFIXES)}), "
-            f"{len(pairs)} of them with a text; at least 2 are needed. Give metadata.csv with the "
-            "columns file_name and text, or a text file beside each, one.txt beside one.wav"
+            print(f"{said} would have {100 * padded.padding():.1f} %", flush=True)
+        # The Trainer takes it for granted that all epochs have the same number of batches.
+        batches = make(
+            num_batches=max(len(free), self.args.world_size),
+            num_replicas=self.args.world_size,
+            rank=self.args.process_index,
         )
-    left_out = LeftOut()
-    left_out.reasons["without a text"] = len(recordings) - len(pairs)
-    report_left_out("folder", left_out, len(recordings))
-    return [(path, read_text(text).strip()) for path, text in pairs]
+        self.add_callback(SetEpoch(batches))
+        return DataLoader(
+            self.train_dataset,
+            batch_sampler=batches,
+            collate_fn=self.data_collator,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory,
+        )
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.masks is not None and model.training:
+            features = inputs["input_features"].clone()
+            mask = inputs.get("attention_mask")
+            lengths = [features.shape[1]] * len(features) if mask is None else mask.sum(-1).tolist()
+            for row, length in zip(features, lengths, strict=True):
+                row[:length] = spec_augment(row[:length], **self.masks)
+            inputs = {**inputs, "input_features": features}
+        return super().compute_loss(model, inputs, *args, **kwargs)
 
 
-def _metadata(table: Path) -> list[dict[str, str]]:
-    text = read_text(table)
-    if table.suffix == ".csv":
-        return list(csv.DictReader(io.StringIO(text, newline="")))
-    rows = []
-    for number, line in enumerate(text.split("\n"), 1):
-        try:
-            rows += [json.loads(line)] if line.strip() else []
-        except json.JSONDecodeError as error:
-            raise CommandError(f"{table}, line {number} is no JSON ({error}); repair it") from None
-    return rows
+class Collator:
+    """Waveforms and labels to a batch of features, without padding where each has a hop; padded
+    with frames of distance `hop_seconds`, by default that of the extractor."""
+
+    def __init__(self, extractor: Any, hop_seconds: float | None = None) -> None:
+        self.extractor = extractor
+        self.more = {} if hop_seconds is None else {"hop_seconds": hop_seconds}
+
+    def features(self, waveforms: Sequence[torch.Tensor]) -> Any:
+        """``input_features`` and ``attention_mask``."""
+        recordings = [waveform.numpy() for waveform in waveforms]
+        more = {"padding": True, "return_tensors": "pt", **self.more}
+        return self.extractor(recordings, sampling_rate=SAMPLING_RATE, **more)
+
+    def without_padding(
+        self, waveforms: Sequence[torch.Tensor], hops: Sequence[Hop]
+    ) -> dict[str, torch.Tensor]:
+        """``input_features`` and the times of the frames that were not skipped."""
+        seconds = [hop.seconds for hop in hops]
+        frames = self.extractor(
+            [waveform.numpy() for waveform in waveforms], SAMPLING_RATE, seconds, padding=False
+        )["input_features"]
+        generator = torch.Generator().manual_seed(hops[0].seed)
+        features, kept = equal_length([torch.from_numpy(frame) for frame in frames], generator)
+        times = frame_nanoseconds(kept, seconds, self.extractor.window_seconds)
+        return {"input_features": features, "frame_nanoseconds": times}
+
+    def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        waveforms, ids, hops = zip(*samples, strict=True)
+        padded = hops[0] is None
+        batch = self.features(waveforms) if padded else self.without_padding(waveforms, hops)
+        labels = [torch.tensor(labels) for labels in ids]
+        return {**batch, "labels": torch.nn.utils.rnn.pad_sequence(labels, True, -100)}

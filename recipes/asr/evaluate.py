@@ -17,10 +17,9 @@ from typing import Any
 
 from cape_plugins.speech.manifest import Utterance
 from fairseq_user_dir.asr.manifest import read_config, read_manifest
-from recipes.asr.report import METRICS, SPEED, Text, by_duration, describe_models, rates, write_hops
+from recipes.asr.report import SPEED, Text, by_duration, rates, write_report
 from recipes.lab import options, steps
 from recipes.lab.runs import USER_DIR, child_environment
-from recipes.lab.scores import write_scores
 from recipes.lab.steps import ChildError, CommandError, run_main, run_module, write_lines
 from recipes.lab.tables import Row, how_made, shown_command, started_as
 
@@ -48,22 +47,17 @@ def decode(
     max_tokens: int = 20000,
     threads: int = 1,
 ) -> tuple[list[Text], float]:
-    """Runs fairseq-generate on the set `name` once, in a step below `folder`.
-
-    Returns:
-        What was understood of recordings with a text, and the throughput in seconds of audio per
-        second of computation, without the reading of recordings.
-    """
+    """Runs fairseq-generate on the set `name` once, in a step below `folder`. Returns what was
+    understood of recordings with a text, and the throughput in seconds of audio per second of
+    computation, without the reading of recordings."""
 
     def make(partial: Path) -> None:
         log = partial / "generate.log"
         root = read_config(str(data)).get("audio_root")
         utterances = read_manifest(str(data / f"{name}.tsv"), root, texts=False)
         if not any(utterance.text for utterance in utterances):
-            raise CommandError(
-                f"--data {data}: no recording of {name}.tsv has a text to compare with; "
-                "fairseq-generate transcribes it"
-            )
+            why = f"no recording of {name}.tsv has a text to compare with"
+            raise CommandError(f"--data {data}: {why}; fairseq-generate transcribes it")
         run_module(
             "fairseq_cli.generate",
             *(data, "--user-dir", USER_DIR, "--task", "cape_asr", "--path", checkpoint),
@@ -78,43 +72,42 @@ def decode(
     settings |= {"hop": hop_ms / 1000, "max_tokens": max_tokens, "flags": list(map(str, flags))}
     folder = steps.step(folder / f"hop-{hop_ms:g}ms", settings, make)
     seconds, *lines = steps.read_written(folder / DECODED)
-    rows = (line.split("\t") for line in lines)
-    texts = [Text(float(duration), *words) for duration, *words in rows]
+    texts = [Text(float(length), *said) for length, *said in (x.split("\t") for x in lines)]
     speed = sum(text.seconds for text in texts) / max(float(seconds), 1e-3)
     return [text for text in texts if text.reference], speed
 
 
 def _decoded(log: Path, utterances: Sequence[Utterance]) -> list[str]:
     """Seconds of computation; then duration, reference and hypothesis of each recording."""
-    texts: dict[str, dict[int, str]] = {"T": {}, "H": {}}
     with open(log, encoding="utf-8", newline="\n") as file:
         lines = file.read()
+    texts: dict[str, dict[int, str]] = {"T": {}, "H": {}}
     for letter, index, said in _SAID.findall(lines):
         texts[letter][int(index)] = said
     seconds = _TIMING.findall(lines)[-1:]
     scored = {index for index in texts["H"] if utterances[index].text}
     if not seconds or texts["T"].keys() != scored or not scored:
         raise ChildError(f"{log}: not a complete log of fairseq-generate")
-    return seconds + [
-        f"{utterances[index].seconds:.3f}\t{utterances[index].text}\t{hypothesis}"
-        for index, hypothesis in sorted(texts["H"].items())
-    ]
+    pairs = [(utterances[index], said) for index, said in sorted(texts["H"].items())]
+    return seconds + [f"{item.seconds:.3f}\t{item.text}\t{said}" for item, said in pairs]
 
 
-def hop_rows(
-    data: Path, name: str, checkpoint: Path, folder: Path, hops: Sequence[float], **decoding: Any
-) -> list[Row]:
-    """A row of word error rate and throughput for each hop in ms (CAPE Figure 17)."""
-    rows = []
+def measure(
+    columns: Row, place: Sequence[Any], bins: Sequence[float], hops: Sequence[float], **more: Any
+) -> tuple[list[Row], list[Row]]:
+    """Rows of error rates by duration, and of word error rate and throughput by hop in ms (CAPE
+    Figure 17), of the model of `columns`; `place` and `more` are arguments of :func:`decode`."""
+    texts, _ = decode(*place, **more)
+    rows, curve = [columns | row for row in by_duration(texts, bins)], []
     for hop in hops:
-        texts, speed = decode(data, name, checkpoint, folder, hop_ms=hop, **decoding)
-        shown = int(hop) if hop.is_integer() else hop
-        rows.append({"hop_ms": shown, "wer": rates(texts)["wer"], SPEED: speed})
-    return rows
+        texts, speed = decode(*place, hop_ms=hop, **more)
+        shown = {"model": columns["model"], "hop_ms": int(hop) if hop.is_integer() else hop}
+        curve.append({**shown, "wer": rates(texts)["wer"], SPEED: speed})
+    return rows, curve
 
 
 def calm_logging() -> None:
-    """Shows warnings only: importing fairseq makes every library log all it does."""
+    """Importing fairseq makes every library log all it does."""
     logging.getLogger().setLevel(logging.WARNING)
 
 
@@ -128,7 +121,7 @@ def make_parser() -> argparse.ArgumentParser:
     text = "upper ends of the bins of durations (default: 10 15 20)"
     add("--bins", nargs="+", type=float, default=BINS, metavar="SECONDS", help=text)
     text = "also decode at these hops, and plot word error rate against throughput"
-    add("--hops", nargs="+", type=MILLISECONDS, metavar="MS", help=text)
+    add("--hops", nargs="+", default=[], type=MILLISECONDS, metavar="MS", help=text)
     text = "frames of a batch (default: 20000)"
     add("--max-tokens", type=options.positive, default=20000, help=text)
     options.add_shared(parser, "device")
@@ -159,29 +152,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     calm_logging()
     args = parse_arguments(argv)
     decoding = {"flags": args.flags, "max_tokens": args.max_tokens, "threads": args.threads}
-    facts = how_made(
-        shown_command(started_as(), sys.argv[1:] if argv is None else argv),
-        PACKAGES,
-        args.device,
-        flags=f"`{' '.join(args.flags)}`",
-    )
+    command = shown_command(started_as(), sys.argv[1:] if argv is None else argv)
+    facts = how_made(command, PACKAGES, args.device, flags=f"`{' '.join(args.flags)}`")
     names = [path.parent.name for path in args.checkpoints]
     names = names if len(set(names)) == len(names) else list(map(str, args.checkpoints))
     models = dict(zip(names, args.checkpoints, strict=True))
     for name in args.sets:
-        rows, hops = [], []
+        parts = []
         for model, path in models.items():
-            folder = args.work / steps.digest(path) / name
-            texts, _ = decode(args.data, name, path, folder, **decoding)
             columns = {"model": model, "seed": None, "train_seconds": None}
-            rows += [columns | row for row in by_duration(texts, args.bins)]
-            curve = hop_rows(args.data, name, path, folder, args.hops or (), **decoding)
-            hops += [{"model": model, **row} for row in curve]
-        output = args.output / name
-        said = describe_models(rows, models)
-        write_scores(output, f"Set {name}", rows, "duration", METRICS, facts, more=said)
-        if hops:
-            write_hops(output, hops, facts)
+            place = (args.data, name, path, args.work / steps.digest(path) / name)
+            parts.append(measure(columns, place, args.bins, args.hops, **decoding))
+        write_report(args.output / name, f"Set {name}", parts, models, facts, args.bins)
 
 
 if __name__ == "__main__":

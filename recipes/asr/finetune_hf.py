@@ -14,7 +14,7 @@ Without --model a CTC model is trained from scratch on letters, or on subwords b
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +44,9 @@ from hf_models import (
     CapeSpeechForCTC,
     CapeSpeechTokenizer,
 )
-from recipes.asr.data import Recordings, given, synthetic
+from recipes.asr.data import Collator, Labelled, Recordings, SpeechTrainer, given, synthetic
 from recipes.asr.manifest import report_left_out
 from recipes.asr.report import METRICS, Text, by_duration, in_training
-from recipes.asr.training import Collator, Labelled, SpeechTrainer
 from recipes.lab.data import add_data_args, fingerprint, has_data
 from recipes.lab.hf_checkpoints import load_model, make_config, read_beside, read_config
 from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
@@ -62,10 +61,8 @@ DIGIT_MODEL = {
     "encoder_layers": 3,
     "encoder_attention_heads": 4,
     "encoder_ffn_dim": 256,
-    "feature_dropout": 0.0,
-    "activation_dropout": 0.0,
-    "attention_dropout": 0.0,
     "layer_norm": "pre",
+    **dict.fromkeys(("feature_dropout", "activation_dropout", "attention_dropout"), 0.0),
 }
 DIGIT_TRAINING = (
     *("--max_steps", "800", "--per_device_train_batch_size", "32", "--learning_rate", "2e-3"),
@@ -86,40 +83,34 @@ def is_seq2seq(args: argparse.Namespace) -> bool:
     model_type = (args.model_config or {}).get("model_type", CapeSpeechConfig.model_type)
     seq2seq = {"cape_speech_ctc": False, "cape_speech_to_text": True, "speech_to_text": True}
     if model_type not in seq2seq:
-        raise CommandError(
-            f"--model-config: model_type {model_type!r} is not allowed; "
-            f"allowed: {', '.join(seq2seq)}"
-        )
+        why = f"model_type {model_type!r} is not allowed; allowed: {', '.join(seq2seq)}"
+        raise CommandError(f"--model-config: {why}")
     return seq2seq[model_type]
 
 
 def make_processor(
-    folder: Path,
-    texts: Sequence[str],
-    vocab_size: int | None,
-    seq2seq: bool,
-    sizes: Mapping[str, Any],
+    folder: Path, texts: Sequence[str], vocab_size: int | None, seq2seq: bool, sizes: Any
 ) -> Wav2Vec2Processor | Speech2TextProcessor:
     """Features with letters or, of a given number, sentencepiece subwords of the training text."""
     vocab_size = vocab_size or (1000 if seq2seq else None)
     made_of = {"vocab_size": vocab_size, "seq2seq": seq2seq, "text": fingerprint(texts)}
     step(folder, made_of, lambda partial: _vocabulary(partial, texts, vocab_size, seq2seq))
+    names, pieces = str(folder / "vocab.json"), str(folder / "spm.model")
     if seq2seq:
-        tokenizer = Speech2TextTokenizer(str(folder / "vocab.json"), str(folder / "spm.model"))
+        tokenizer = Speech2TextTokenizer(names, pieces)
         return Speech2TextProcessor(Speech2TextFeatureExtractor(), tokenizer)
     if vocab_size:
-        tokenizer = CapeSpeechTokenizer(str(folder / "spm.model"))
+        tokenizer = CapeSpeechTokenizer(pieces)
     else:
-        tokenizer = Wav2Vec2CTCTokenizer(str(folder / "vocab.json"), bos_token=None, eos_token=None)
+        tokenizer = Wav2Vec2CTCTokenizer(names, bos_token=None, eos_token=None)
     config = make_config(CapeSpeechConfig, sizes)
-    extractor = CapeSpeechFeatureExtractor(
-        config.num_mel_bins, config.sampling_rate, config.hop_seconds, config.window_seconds
-    )
+    times = (config.sampling_rate, config.hop_seconds, config.window_seconds)
+    extractor = CapeSpeechFeatureExtractor(config.num_mel_bins, *times)
     return Wav2Vec2Processor(extractor, tokenizer)
 
 
 def _vocabulary(folder: Path, texts: Sequence[str], vocab_size: int | None, seq2seq: bool) -> None:
-    names = ["<pad>", "<unk>", "|", *sorted({c for text in texts for c in text} - {" ", "|"})]
+    names = ["<pad>", "<unk>", "|", *sorted({*"".join(texts)} - {" ", "|"})]
     if vocab_size:
         special = ("bos", "eos", "pad", "unk") if seq2seq else ("pad", "unk")
         ids = {f"{name}_id": index for index, name in enumerate(special)}
@@ -132,15 +123,13 @@ def _vocabulary(folder: Path, texts: Sequence[str], vocab_size: int | None, seq2
         json.dump({name: index for index, name in enumerate(names)}, file)
 
 
-def build_model(
-    path: str | None, settings: dict[str, Any], sizes: dict[str, Any], tokenizer: Any, seq2seq: bool
-) -> Any:
+def build_model(path: str | None, settings: Any, sizes: Any, tokenizer: Any, seq2seq: bool) -> Any:
     model_class = CapeSpeech2TextForConditionalGeneration if seq2seq else CapeSpeechForCTC
     if path:
         return load_model(model_class, path, settings)
     own = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
     if seq2seq:
-        own |= {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id")}
+        own |= {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
         own["decoder_start_token_id"] = tokenizer.eos_token_id
     else:
         # batches without padding may have fewer outputs than labels
@@ -151,21 +140,19 @@ def build_model(
 
 def fitting(data: Labelled, model: Any) -> Labelled:
     """Leaves out what CTC cannot align: more labels and blanks between equal ones than outputs."""
-    rate, kept, left_out = model.config.hop_seconds, [], LeftOut()
-    for index, (item, ids) in enumerate(zip(data.recordings.items, data.labels, strict=True)):
-        frames = int((item.seconds - model.config.window_seconds) / rate) + 1
+    config, kept, left_out = model.config, [], LeftOut()
+    for item, ids in zip(data.recordings.items, data.labels, strict=True):
+        frames = int((item.seconds - config.window_seconds) / config.hop_seconds) + 1
         labels = torch.tensor([ids], dtype=torch.long)
         with left_out.counting():
             if outputs_needed(labels, labels >= 0) > model._get_feat_extract_output_lengths(frames):
                 raise Unusable("with more labels than outputs of the model", item.text)
-            kept.append(index)
+            kept.append((item, ids))
     report_left_out("train", left_out, len(data))
     if not kept:
         raise CommandError("no recording has enough frames for its labels; is the text right?")
-    own = data.recordings
-    data.recordings = Recordings([own.items[index] for index in kept], own.rows, own.column)
-    data.labels = [data.labels[index] for index in kept]
-    return data
+    items, labels = zip(*kept, strict=True)
+    return Labelled(Recordings(items, data.recordings.rows, data.recordings.column), labels)
 
 
 # ---- evaluation ----------------------------------------------------------------------------------
@@ -186,12 +173,11 @@ def recognise(
                 waveforms[row] = data[row]
             except AudioError as error:
                 print(f"test data: skipped ({error})", flush=True)
-        texts = dict(zip(waveforms, recognised([*waveforms.values()]), strict=True))
-        return [texts.get(row) for row in rows]
+        texts = recognised([*waveforms.values()]) if waveforms else []
+        said = dict(zip(waveforms, texts, strict=True))
+        return [said.get(row) for row in rows]
 
     def recognised(waveforms: Sequence[torch.Tensor]) -> list[str]:
-        if not waveforms:
-            return []
         batch = collate.features(waveforms).to(model.device)
         if not ctc:
             out = model.generate(**batch, num_beams=args.beams, max_new_tokens=500)
@@ -254,12 +240,11 @@ def check_flags(args: argparse.Namespace, seq2seq: bool) -> None:
     ctc_flags = args.ctc_beam != 1 or args.ctc_lm or args.ctc_lexicon
     if ctc_flags if seq2seq else args.beams != 1:
         raise CommandError("--beams is for models with decoder, --ctc-beam for those without")
-    for option in ("padding_free", "hop_seconds"):
-        if seq2seq and getattr(args, option) is not None:
-            raise CommandError(
-                f"--{option.replace('_', '-')} {getattr(args, option)} is for a model trained by "
-                "CTC, whose features have any hop; leave it out"
-            )
+    ctc_alone = {"--padding-free": args.padding_free, "--hop-seconds": args.hop_seconds}
+    for option, value in ctc_alone.items():
+        if seq2seq and value is not None:
+            why = "is for a model trained by CTC, whose features have any hop; leave it out"
+            raise CommandError(f"{option} {value} {why}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -277,32 +262,28 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.max_seconds is not None:
         kept = [item for item in splits["train"].items if item.seconds <= args.max_seconds]
         if not kept:
-            raise CommandError(
-                f"--max-seconds {args.max_seconds}: no training recording is that short"
-            )
+            why = "no training recording is that short"
+            raise CommandError(f"--max-seconds {args.max_seconds}: {why}")
         splits["train"].items = kept
     texts = [item.text for item in splits["train"].items]
     sizes = dict(DIGIT_MODEL if builtin and not seq2seq else {}) | dict(args.model_config or {})
     if not args.model:
-        # one process writes its files, the others read them
-        with training.main_process_first():
-            processor = make_processor(
-                args.output / "processor", texts, args.vocab_size, seq2seq, sizes
-            )
+        folder = args.output / "processor"
+        with training.main_process_first():  # it writes files, the others read them
+            processor = make_processor(folder, texts, args.vocab_size, seq2seq, sizes)
     if not seq2seq:
         ctc_decoder(processor.tokenizer, args)  # mistakes are found before the training
-    train_set = Labelled(splits["train"], processor.tokenizer)
+    labels = [processor.tokenizer(text=text).input_ids for text in texts]
+    train_set = Labelled(splits["train"], labels)
 
     def make_trainer(settings: Any, own: Seq2SeqTrainingArguments) -> SpeechTrainer:
         model = build_model(args.model, settings, sizes, processor.tokenizer, seq2seq)
         data = train_set if seq2seq else fitting(train_set, model)
-        collator = Collator(processor.feature_extractor)
-        trainer = SpeechTrainer(
-            model, own, data_collator=collator, train_dataset=data, processing_class=processor
-        )
+        collate = Collator(processor.feature_extractor)
+        trainer = SpeechTrainer(model, own, collate, data, processing_class=processor)
         trainer.batch_seconds = args.padding_free
-        if not args.no_spec_augment:
-            trainer.masks = DIGIT_MASKS if builtin else {}
+        masks = DIGIT_MASKS if builtin else {}
+        trainer.masks = None if args.no_spec_augment else masks
         return trainer
 
     test, rows = splits["test"].items, []
@@ -313,10 +294,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         if training.process_index == 0:
             pairs = zip(test, hypotheses, strict=True)
             lines = (f"{item.text}\t{said or ''}" for item, said in pairs)
-            path = Path(trainer.args.output_dir) / "hypotheses.tsv"
+            path = Path(trainer.args.output_dir, "hypotheses.tsv")
             write_lines(path, ["reference\thypothesis", *lines])
-    longest = max(item.seconds for item in splits["train"].items)
-    trained = in_training(rows, SECONDS, longest)
+    trained = in_training(rows, SECONDS, max(train_set.seconds))
     report(args.output, "Speech recognition", rows, "duration", METRICS, trained=trained)
 
 

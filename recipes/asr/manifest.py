@@ -5,7 +5,6 @@ separated by tabs, no quotes, the first line names the columns. ``audio`` is rel
 of the table for recordings under it, else an absolute path.
 """
 
-import contextlib
 import hashlib
 import os
 import re
@@ -39,9 +38,7 @@ class ToWrite(NamedTuple):
 
 
 def ascii_words(text: str) -> str:
-    """Lower-case words of the letters a to z and the apostrophe, separated by single spaces.
-
-    Accents are removed; everything else, digits too, separates words.
+    """Lower-case words of a to z and apostrophes; accents go, all else, digits too, separates.
 
     >>> ascii_words("It’s twenty-one, CAFÉ!")
     "it's twenty one cafe"
@@ -52,7 +49,7 @@ def ascii_words(text: str) -> str:
 
 
 def unicode_words(text: str) -> str:
-    """Words as by :func:`ascii_words`, with letters of any script, their accents, and digits.
+    """Lower-case words of letters of any script, with their accents, digits and apostrophes.
 
     >>> unicode_words("Größe: 21 – l’eau!")
     "größe 21 l'eau"
@@ -82,17 +79,16 @@ def write_audio(path: Path, samples: np.ndarray, sampling_rate: int) -> None:
 def usable(
     utterances: Iterable[T], total: int, name: str, measure: Callable[[T], Utterance] = measured
 ) -> list[Utterance]:
-    """Utterances that can be used; the others, for which `measure` raises Unusable, are counted and
-    reported as those of the set `name`."""
+    """What of the set `name` can be used; the others, for which `measure` raises Unusable, are
+    counted and reported."""
     kept, left_out = [], LeftOut()
     for utterance in progress(utterances, name, total=total, unit="recording"):
         with left_out.counting():
             kept.append(measure(utterance))
     report_left_out(name, left_out, total)
     if not kept:
-        raise CommandError(
-            f"{name} data: none of {total} recordings can be used. {left_out.example}".strip()
-        )
+        why = f"none of {total} recordings can be used. {left_out.example}".strip()
+        raise CommandError(f"{name} data: {why}")
     return kept
 
 
@@ -100,18 +96,16 @@ def report_left_out(name: str, left_out: LeftOut, total: int) -> None:
     """Says how many recordings are left out, and why; the first process alone does."""
     count = left_out.reasons.total()
     if count and os.environ.get("RANK", "0") == "0":
-        print(f"{name} data: {count} of {total} skipped ({left_out})", flush=True)
-        for reason, example in left_out.examples.items():
-            print(f"  {reason}: {example}", flush=True)
+        examples = (f"  {reason}: {example}" for reason, example in left_out.examples.items())
+        said = f"{name} data: {count} of {total} skipped ({left_out})"
+        print(said, *examples, sep="\n", flush=True)
 
 
 def collect(
     name: str, utterances: Sequence[Utterance], folder: Path, decode: bool = False
 ) -> list[Utterance]:
-    """The :func:`usable` utterances; recordings that are to be written go to ``folder/audio/name``.
-
-    With `decode` every recording is read to its end, not only its header.
-    """
+    """The :func:`usable` utterances, with `decode` those that can be read to their end; recordings
+    that are to be written go to ``folder/audio/name``."""
     ids = Counter(utterance.id for utterance in utterances if utterance.text)
     for id, count in ids.most_common(1):
         if count > 1:
@@ -147,14 +141,14 @@ def files_below(folder: Path) -> Iterator[Path]:
         real = os.path.realpath(place)
         if real in visited:  # a link to a folder above
             folders.clear()
-            continue
-        visited.add(real)
-        yield from (Path(place, name) for name in names)
+        else:
+            visited.add(real)
+            yield from (Path(place, name) for name in names)
 
 
 def fingerprint(source: Path, output: Path) -> dict[str, Any]:
-    """Number of recordings, texts and lists below `source`, and a digest of their names, sizes and
-    times; without those in `output`, which may lie there."""
+    """Number of recordings, texts and lists below `source`, and a digest of names, sizes and times;
+    without those in `output`."""
     sha, count = hashlib.sha256(), 0
     for path in sorted(files_below(source)):
         if path.suffix.lower() in _SOURCE_SUFFIXES and not path.is_relative_to(output):
@@ -171,24 +165,28 @@ def make_folder(
     make: Callable[[Path], None],
     source: Path | None = None,
 ) -> None:
-    """A step of recipes/lab/steps.py that leaves nothing behind when it fails: speech fills disks.
-
-    Says so if a finished folder is reused. One whose recordings or texts in `source` have changed
-    is made again; what others have put into it since, such as dict.txt, stays.
-    """
+    """A step that leaves nothing behind when it fails: speech fills disks. A finished folder whose
+    `source` has changed is made again; what others put into it, such as dict.txt, stays."""
     old = steps.recorded(folder).get(SOURCES)
     expected = {**settings, SOURCES: old} if old else settings
     finished = steps.matches(folder, expected, "give another --output folder")
     now = fingerprint(source, folder) if source is not None and source.is_dir() else None
     if finished and (old is None or now is None or now.items() <= old.items()):
-        print(f"reused: {folder} {_why_reused(source, old, now)}", flush=True)
+        why = f"is finished, and {source} has not changed"
+        if source is None:
+            why = "was made with these settings"
+        elif now is None:
+            why = f"is finished, and {source} is not there any more"
+        elif old is None:
+            why = f"is finished; delete it if {source} has changed since, which it does not say"
+        print(f"reused: {folder} {why}", flush=True)
         return
+    new = folder.with_name(f"{folder.name}.new") if finished else folder
     if finished:
         counts = f"{now['files']} recordings, texts and lists, then {old['files']}"
         print(f"{source} has changed ({counts}): {folder} is made again", flush=True)
     else:
         shutil.rmtree(folder, ignore_errors=True)
-    new = folder.with_name(f"{folder.name}.new") if finished else folder
     try:
         with steps.building(new) as partial:
             make(partial)
@@ -199,16 +197,6 @@ def make_folder(
         raise
     if finished:
         _replace_content(folder, new, old["made"])
-
-
-def _why_reused(source: Path | None, old: Any, now: Any) -> str:
-    if source is None:
-        return "was made with these settings"
-    if now is None:
-        return f"is finished, and {source} is not there any more"
-    if old is None:
-        return f"is finished; delete it if {source} has changed since, which it does not say"
-    return f"is finished, and {source} has not changed"
 
 
 def _replace_content(folder: Path, new: Path, tables: Sequence[str]) -> None:
@@ -228,22 +216,17 @@ def _replace_content(folder: Path, new: Path, tables: Sequence[str]) -> None:
 
 
 def write_manifest(path: Path, utterances: Iterable[Utterance]) -> None:
-    with refusing():
+    try:
         write_lines(path, manifest_lines(utterances, path.parent))
+    except ValueError as error:
+        raise CommandError(str(error)) from None
 
 
 def read_manifest(path: Path) -> list[Utterance]:
-    with refusing(" Give a manifest of recipes.asr.prepare."):
-        return manifest.read_manifest(path, progress=progress)
-
-
-@contextlib.contextmanager
-def refusing(remedy: str = "") -> Iterator[None]:
-    """What the library refuses in this block is a mistake of the caller."""
     try:
-        yield
+        return manifest.read_manifest(path, progress=progress)
     except ValueError as error:
-        raise CommandError(f"{error}{remedy}") from None
+        raise CommandError(f"{error} Give a manifest of recipes.asr.prepare.") from None
 
 
 def describe(sets: Mapping[str, Sequence[Utterance]]) -> str:
@@ -255,6 +238,5 @@ def describe(sets: Mapping[str, Sequence[Utterance]]) -> str:
         times = (sum(seconds) / 3600, sum(seconds) / len(seconds), max(seconds))
         rows.append((name, len(seconds), words, *(f"{time:.2f}" for time in times)))
     width = max(len(name) for name, *_ in rows)
-    return "\n".join(
-        "  ".join((f"{name:{width}}", *(f"{cell:>10}" for cell in cells))) for name, *cells in rows
-    )
+    lines = (f"{name:{width}}" + "".join(f"{x:>12}" for x in cells) for name, *cells in rows)
+    return "\n".join(lines)

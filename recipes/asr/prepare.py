@@ -28,8 +28,7 @@ from cape_plugins.speech.audio import read_audio
 from cape_plugins.speech.features import SAMPLING_RATE
 from cape_plugins.speech.manifest import LeftOut, Utterance, measured
 from recipes.asr import corpora, manifest
-from recipes.asr.corpora import Sets
-from recipes.asr.data import TEST_WORDS, TRAIN_STRINGS, TRAIN_WORDS, split_folder
+from recipes.asr.corpora import TEST_WORDS, TRAIN_STRINGS, TRAIN_WORDS, Sets, split_folder
 from recipes.asr.manifest import ToWrite, read_manifest, write_audio
 from recipes.lab.data import read_text
 from recipes.lab.options import new_parser, positive, whole
@@ -45,16 +44,7 @@ SILENCE = (0.05, 0.2)  # seconds between two digits
 Takes = Mapping[str, Mapping[int, Sequence[Path]]]  # recordings of single digits by speaker, digit
 
 
-def digits(
-    source: Path,
-    *,
-    seed: int,
-    train_strings: int,
-    valid_strings: int,
-    test_strings: int,
-    test_takes: int,
-    valid_takes: int,
-) -> Sets:
+def digits(source: Path, seed: int, test_takes: int, valid_takes: int, **strings: int) -> Sets:
     """Strings of digits by one speaker each, joined from recordings of single digits.
 
     They are ``{digit}_{speaker}_{index}.wav``; of the indices the lowest are for the test, the next
@@ -66,13 +56,13 @@ def digits(
         raise CommandError(
             f"{source}: no recording for {', '.join(empty)}; looked for "
             f"{{digit}}_{{speaker}}_{{index}}.wav, index below {test_takes} for test, below "
-            f"{test_takes + valid_takes} for valid, the others for train"
+            f"{bounds['valid']} for valid, the others for train"
         )
     rng = np.random.default_rng(seed)
     lengths = {
-        "train": [TRAIN_DIGITS] * train_strings,
-        "valid": [TRAIN_DIGITS] * valid_strings,
-        "test": np.repeat(TEST_DIGITS, test_strings, axis=0),
+        "train": [TRAIN_DIGITS] * strings["train_strings"],
+        "valid": [TRAIN_DIGITS] * strings["valid_strings"],
+        "test": np.repeat(TEST_DIGITS, strings["test_strings"], axis=0),
     }
     return {
         name: [_string(takes[name], bounds, rng, n) for n, bounds in enumerate(ranges)]
@@ -111,34 +101,26 @@ def _join(paths: Sequence[Path], silences: Sequence[float], target: Path) -> Non
     rate = soundfile.info(paths[0]).samplerate
     parts = []
     for path, seconds in zip(paths, (0, *silences), strict=True):
-        parts += [np.zeros(round(seconds * rate), np.float32), _take(path, rate)]
+        parts += [np.zeros(round(seconds * rate), np.float32), _read(path, rate).numpy()]
     write_audio(target, np.concatenate(parts), rate)
 
 
-@lru_cache(maxsize=10_000)  # the same takes are in many strings
-def _take(path: Path, rate: int) -> np.ndarray:
-    return read_audio(path, rate).numpy()
+_read = lru_cache(maxsize=10_000)(read_audio)  # the same takes are in many strings
 
 
 # ---- synthetic speech, folders of recordings -----------------------------------------------------
 
 
-def synthetic(
-    *,
-    seed: int,
-    train_strings: int,
-    valid_strings: int,
-    test_strings: int | None,
-    words: Sequence[str],
-) -> Sets:
+def synthetic(seed: int, words: Sequence[str], **strings: int | None) -> Sets:
     """Random words read by espeak-ng, few in train and valid, up to 96 in test.
 
-    There are `test_strings` for each range of lengths, by default those of recipes/asr/data.py.
+    There are `test_strings` for each range of lengths, by default those of :data:`TEST_WORDS`.
     """
+    own = strings["test_strings"]
     plan = [
-        ("train", (1, TRAIN_WORDS), train_strings),
-        *(("test", lengths, test_strings or count) for lengths, count in TEST_WORDS.items()),
-        ("valid", (1, TRAIN_WORDS), valid_strings),
+        ("train", (1, TRAIN_WORDS), strings["train_strings"]),
+        *(("test", lengths, own or count) for lengths, count in TEST_WORDS.items()),
+        ("valid", (1, TRAIN_WORDS), strings["valid_strings"]),
     ]
     sets = defaultdict(list)
     for number, (name, lengths, count) in enumerate(plan):
@@ -154,29 +136,21 @@ FOLDERS = {"train": ("train",), "valid": ("valid", "validation", "dev"), "test":
 
 
 def folder(source: Path) -> Sets:
-    """Recordings with texts beside them or in ``metadata.csv`` or ``.jsonl``.
-
-    In subfolders, see :data:`FOLDERS`, or in one folder. A tenth of the training data, at most 1000
-    recordings, is split off for each set that is not there.
-    """
-    return {
-        split: [
-            utterance._replace(text=manifest.unicode_words(utterance.text))
-            for utterance in utterances
-        ]
-        for split, utterances in split_folder(source, FOLDERS).items()
-    }
+    """Recordings with texts beside them or in ``metadata.csv`` or ``.jsonl``."""
+    sets = split_folder(source, FOLDERS)
+    for utterances in sets.values():
+        utterances[:] = [u._replace(text=manifest.unicode_words(u.text)) for u in utterances]
+    return sets
 
 
 # ---- the command ---------------------------------------------------------------------------------
 
-CORPORA = {
-    "librispeech": corpora.librispeech,
-    "tedlium3": corpora.tedlium,
-    "wsj": corpora.wsj,
-    "digits": digits,
-    "synthetic": synthetic,
-    "folder": folder,
+CORPORA = {"librispeech": corpora.librispeech, "tedlium3": corpora.tedlium, "wsj": corpora.wsj}
+CORPORA |= {"digits": digits, "synthetic": synthetic, "folder": folder}
+# How many recordings are made, those of the test for each range of lengths
+STRINGS = {
+    "digits": {"train": 4000, "valid": 300, "test": 150},
+    "synthetic": {"train": TRAIN_STRINGS, "valid": 300, "test": None},
 }
 
 
@@ -197,43 +171,33 @@ def word_file(name: str) -> list[str]:
 def make_parser() -> argparse.ArgumentParser:
     parser = new_parser(__doc__, "recipes.asr.prepare")
     commands = parser.add_subparsers(dest="corpus", required=True, metavar="CORPUS")
-    parsers = {}
+    adding = {}
     for name, function in CORPORA.items():
         text = function.__doc__.partition("\n")[0]
-        command = parsers[name] = commands.add_parser(name, help=text, description=text)
+        add = adding[name] = commands.add_parser(name, help=text, description=text).add_argument
         if name != "synthetic":
-            command.add_argument(
-                "source", type=absolute, metavar="SOURCE", help="folder of the corpus"
-            )
-        command.add_argument("--output", type=absolute, required=True, metavar="FOLDER")
+            add("source", type=absolute, metavar="SOURCE", help="folder of the corpus")
+        add("--output", type=absolute, required=True, metavar="FOLDER")
         text = "read every recording to its end, not only its header; takes longer"
-        command.add_argument("--decode", action="store_true", help=text)
+        add("--decode", action="store_true", help=text)
     text = "subsets for training, such as train-clean-100 (default: all train-*)"
-    parsers["librispeech"].add_argument(
-        "--train", nargs="+", default=[], metavar="SUBSET", help=text
-    )
+    adding["librispeech"]("--train", nargs="+", default=[], metavar="SUBSET", help=text)
     text = "words in the prompts of validation and test (default: 20k)"
-    parsers["wsj"].add_argument("--vocabulary", choices=corpora.WSJ_TESTS, default="20k", help=text)
-    for name, (train, valid, test) in {
-        "digits": (4000, 300, 150),
-        "synthetic": (TRAIN_STRINGS, 300, None),
-    }.items():
-        add = parsers[name].add_argument
-        add("--seed", type=whole, default=0, metavar="N", help="(default: 0)")
-        for split, count in (("train", train), ("valid", valid), ("test", test)):
-            what = f"number of {split} recordings"
-            what += " for each range of lengths" if split == "test" else ""
-            what += f" (default: {count})" if count else ""
-            add(f"--{split}-strings", type=positive, default=count, metavar="N", help=what)
-    add = parsers["digits"].add_argument
+    adding["wsj"]("--vocabulary", choices=corpora.WSJ_TESTS, default="20k", help=text)
+    for name, counts in STRINGS.items():
+        adding[name]("--seed", type=whole, default=0, metavar="N", help="(default: 0)")
+        for split, count in counts.items():
+            text = f"number of {split} recordings"
+            text += " for each range of lengths" if split == "test" else ""
+            text += f" (default: {count})" if count else ""
+            option = {"type": positive, "default": count, "metavar": "N", "help": text}
+            adding[name](f"--{split}-strings", **option)
     text = "recordings with an index below are for the test (default: 5)"
-    add("--test-takes", type=positive, default=5, metavar="N", help=text)
+    adding["digits"]("--test-takes", type=positive, default=5, metavar="N", help=text)
     text = "so many indices after these are for validation (default: 5)"
-    add("--valid-takes", type=positive, default=5, metavar="N", help=text)
+    adding["digits"]("--valid-takes", type=positive, default=5, metavar="N", help=text)
     text = "text file of words to be spoken (default: zero to nine)"
-    parsers["synthetic"].add_argument(
-        "--words", type=word_file, default=list(DIGITS), metavar="FILE", help=text
-    )
+    adding["synthetic"]("--words", type=word_file, default=[*DIGITS], metavar="FILE", help=text)
     return parser
 
 
@@ -253,10 +217,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     settings = {"corpus": corpus, "decode": decode, **options}
     manifest.make_folder(output, settings, make, source)
-    tables = (recorded(output).get(manifest.SOURCES) or {}).get("made")
-    if tables is None:  # made before this was recorded
-        tables = [path.name for path in output.glob("*.tsv")]
-    names = (Path(name).stem for name in tables)  # people may have put others there
+    # people may have put others there; folders of earlier versions do not say what was made
+    there = [path.name for path in output.glob("*.tsv")]
+    tables = recorded(output).get(manifest.SOURCES, {}).get("made", there)
+    names = (Path(name).stem for name in tables)
     names = sorted(names, key=lambda name: (("train", "valid", name).index(name), name))
     print(manifest.describe({name: read_manifest(output / f"{name}.tsv") for name in names}))
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jiwer
 
 from recipes.lab.figures import draw_lines, new_figure, write_figure
+from recipes.lab.scores import write_scores
 from recipes.lab.tables import ALL, Row, grouped, pivot, seed_table, write_csv, write_page
 
 METRICS = {"wer": "Word error rate, %", "ler": "Letter error rate, %"}
@@ -58,14 +59,31 @@ def in_training(rows: Sequence[Row], bins: Sequence[float], longest: float) -> l
     return [name for name in dict.fromkeys(row["duration"] for row in rows) if name in lows]
 
 
-def describe_models(rows: Sequence[Row], models: Mapping[str, str]) -> dict[str, list[str]]:
-    """The section of a report that says what the models are, and how long they were trained."""
+def write_report(
+    output: Path,
+    title: str,
+    parts: Sequence[tuple[Sequence[Row], Sequence[Row]]],
+    models: Mapping[str, Any],
+    facts: Mapping[str, str],
+    bins: Sequence[float],
+    longest: float = 0.0,
+) -> None:
+    """Writes rows by duration, and by hop where there are, of `models`, which says what they are;
+    `longest` is the longest recording of their training, if it is known."""
+    names = list(models)
+    rows, hops = (
+        sorted((row for part in column for row in part), key=lambda row: names.index(row["model"]))
+        for column in zip(*parts, strict=True)
+    )
     lines = []
     for name, own in grouped(rows, "model").items():
         seconds = [row["train_seconds"] for row in own if row["train_seconds"] is not None]
-        trained = f", trained in {mean(seconds):.0f} s (mean)" if seconds else ""
-        lines.append(f"- **{name}**: `{models[name]}`{trained}")
-    return {"Models": lines}
+        lasted = f", trained in {mean(seconds):.0f} s (mean)" if seconds else ""
+        lines.append(f"- **{name}**: `{models[name]}`{lasted}")
+    more = {"trained": in_training(rows, bins, longest), "more": {"Models": lines}}
+    write_scores(output, title, rows, "duration", METRICS, facts, **more)
+    if hops:
+        write_hops(output, hops, facts)
 
 
 def write_hops(output: Path, rows: Sequence[Row], facts: Mapping[str, str]) -> None:

@@ -25,11 +25,10 @@ from cape_plugins import PRESETS, TYPES
 from cape_plugins.arguments import TYPE_ARG, flag
 from fairseq_user_dir.asr.manifest import read_manifest
 from recipes.asr import prepare
-from recipes.asr.evaluate import MILLISECONDS, PACKAGES, calm_logging, decode, hop_rows
-from recipes.asr.report import METRICS, by_duration, describe_models, in_training, write_hops
+from recipes.asr.evaluate import MILLISECONDS, PACKAGES, calm_logging, measure
+from recipes.asr.report import write_report
 from recipes.lab import options
 from recipes.lab.runs import run_all, train
-from recipes.lab.scores import write_scores
 from recipes.lab.steps import CommandError, digest, run_main
 from recipes.lab.tables import Row, how_made, shown_command
 
@@ -37,19 +36,17 @@ from recipes.lab.tables import Row, how_made, shown_command
 
 
 class Recipe(NamedTuple):
-    """How models are trained on a corpus."""
-
     train: str  # flags of fairseq-train
     updates: int
     bins: tuple[float, ...]  # upper ends of the bins of durations in seconds
     preset: str | None = None  # settings of CAPE for this corpus, among the types
 
 
-def position_flags(settings: Mapping[str, Any], more: str = "") -> str:
-    """Flags of fairseq-train for a position embedding, such as one of PRESETS, and `more`."""
+def position_flags(settings: Mapping[str, Any]) -> str:
+    """Flags of fairseq-train for a position embedding, such as one of PRESETS."""
     names = {"type": TYPE_ARG} | {name: f"position_{name}" for name in settings if name != "type"}
     words = (f"{flag(names[name])} {value}" for name, value in settings.items() if name != "domain")
-    return " ".join((*words, more)).strip()
+    return " ".join(words)
 
 
 SEED_STEP = 100003  # fairseq seeds update n with seed + n
@@ -60,8 +57,8 @@ SMALL = """--arch cape_ctc_transformer_tiny --optimizer adam --adam-betas (0.9,0
     --max-tokens 4000 --frequency-mask-width 20 --time-masks 2
     --cpu --num-workers 0 --disable-validation --no-epoch-checkpoints"""
 
-# The same for recordings of real speakers at 8 kHz, of which there are few: smaller batches, and no
-# SpecAugment, with which so short a training learns next to nothing.
+# The same for few recordings of real speakers at 8 kHz: smaller batches, and no SpecAugment, with
+# which so short a training learns next to nothing.
 DIGITS = SMALL.replace("--max-tokens 4000", "--max-tokens 1500").replace("0.003", "0.005")
 DIGITS = f"{DIGITS} --no-spec-augment"
 
@@ -85,7 +82,6 @@ RECIPES = {
     "librispeech": Recipe(TEDLIUM, 500000, (10, 15, 20), "cape_tedlium"),
 }
 
-NO_MASKS = "--no-spec-augment"
 SINPOS, CAPE = {"type": "sinpos"}, {"type": "cape"}
 # Each study is one figure of the paper; the flags of each of its models.
 STUDIES = {
@@ -97,8 +93,8 @@ STUDIES = {
         "cape": position_flags(CAPE),
     },
     "augmentation": {  # Figure 7
-        "baseline": position_flags(SINPOS, NO_MASKS),
-        "+CAPE": position_flags(CAPE, NO_MASKS),
+        "baseline": f"{position_flags(SINPOS)} --no-spec-augment",
+        "+CAPE": f"{position_flags(CAPE)} --no-spec-augment",
         "+SpecAug": position_flags(SINPOS),
         "+CAPE +SpecAug": position_flags(CAPE),
     },
@@ -115,7 +111,8 @@ STUDIES = {
         for scale in (1, 1.1, 1.4, 2, 3)
     },
 }
-BATCHES = {"padded": "", "padding-free": "--padding-free"}
+# What they add to a model's name, and to its flags
+BATCHES = {"padded": ("", ""), "padding-free": (" (padding-free)", " --padding-free")}
 
 
 # ---- one model -----------------------------------------------------------------------------------
@@ -132,11 +129,7 @@ def models(args: argparse.Namespace) -> list[Model]:
     if preset and study is STUDIES["types"]:
         study = {**study, preset["type"]: position_flags(preset)}
     return [
-        Model(
-            name if batches == "padded" else f"{name} ({batches})",
-            f"{study[name]} {BATCHES[batches]}".strip(),
-            seed,
-        )
+        Model(f"{name}{BATCHES[batches][0]}", study[name] + BATCHES[batches][1], seed)
         for seed in args.seeds
         for name in args.compare or study
         for batches in args.batches
@@ -144,7 +137,7 @@ def models(args: argparse.Namespace) -> list[Model]:
 
 
 def run_model(args: argparse.Namespace, model: Model) -> tuple[list[Row], list[Row]]:
-    """Trains one model, decodes the test set, scores it by duration; then at other hops."""
+    """Trains one model; scores it by duration and hop."""
     recipe = RECIPES[args.recipe]
     folder = args.work / "runs" / f"{model.name.replace(' ', '-')}-seed{model.seed}"
     flags = ["--task", "cape_asr", "--criterion", "cape_ctc", *shlex.split(recipe.train)]
@@ -158,14 +151,10 @@ def run_model(args: argparse.Namespace, model: Model) -> tuple[list[Row], list[R
     best = folder / "checkpoint_best.pt"
     checkpoint = best if best.is_file() else folder / "checkpoint_last.pt"
     shared = [word for word in ("--cpu", "--fp16") if word in flags]
-    decoding = {"flags": shared, "threads": args.threads}
-    decoded = folder / args.test
-    texts, _ = decode(args.data, args.test, checkpoint, decoded, **decoding)
     columns = {"model": model.name, "seed": model.seed, "train_seconds": seconds}
-    rows = [columns | row for row in by_duration(texts, args.bins)]
-    hops = args.hops if args.hops and model.seed == args.seeds[0] else ()
-    curve = hop_rows(args.data, args.test, checkpoint, decoded, hops, **decoding)
-    return rows, [{"model": model.name, **row} for row in curve]
+    place = (args.data, args.test, checkpoint, folder / args.test)
+    hops = args.hops if model.seed == args.seeds[0] else ()
+    return measure(columns, place, args.bins, hops, flags=shared, threads=args.threads)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -185,7 +174,7 @@ def make_parser() -> argparse.ArgumentParser:
     text = "upper ends of the bins of durations (default: those of the recipe)"
     add("--bins", nargs="+", type=float, metavar="SECONDS", help=text)
     text = "also decode at these hops, by the models of the first seed"
-    add("--hops", nargs="+", type=MILLISECONDS, metavar="MS", help=text)
+    add("--hops", nargs="+", default=[], type=MILLISECONDS, metavar="MS", help=text)
     options.add_shared(parser, "jobs", default=options.available_cores())
     options.add_shared(parser, "threads", default=1)
     text = "folder for data and checkpoints, reused (default: build/asr/STUDY)"
@@ -198,11 +187,10 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     place = [*argv, "--"].index("--")
     args = make_parser().parse_args(argv[:place])
     args.fairseq = argv[place + 1 :]
-    unknown = [name for name in args.compare or () if name not in STUDIES[args.study]]
-    if unknown:
-        names = ", ".join(STUDIES[args.study])
-        raise CommandError(f"--compare {unknown[0]}: study {args.study} has {names}")
-    recipe = RECIPES[args.recipe]
+    study, recipe = STUDIES[args.study], RECIPES[args.recipe]
+    if unknown := [name for name in args.compare or () if name not in study]:
+        why = f"study {args.study} has {', '.join(study)}"
+        raise CommandError(f"--compare {unknown[0]}: {why}")
     args.bins, args.updates = args.bins or recipe.bins, args.updates or recipe.updates
     options.check_increasing(args.bins, "--bins")
     args.work = args.work or Path("build/asr") / args.study
@@ -213,10 +201,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         prepare.main(["synthetic", "--output", str(args.data)])
     for name in ("train", args.test):
         if not (args.data / f"{name}.tsv").is_file():
-            raise CommandError(
-                f"--data {args.data}: there is no {name}.tsv; prepare a corpus by "
-                "python -m recipes.asr.prepare, and name other test sets by --test"
-            )
+            remedy = "prepare a corpus by python -m recipes.asr.prepare, and name other test sets"
+            raise CommandError(f"--data {args.data}: there is no {name}.tsv; {remedy} by --test")
     return args
 
 
@@ -224,36 +210,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     calm_logging()
     argv = sys.argv[1:] if argv is None else argv
     args = parse_arguments(argv)
-    wanted = models(args)
-    print(
-        f"{len(wanted)} trainings of {args.updates} updates, {args.jobs} side by side", flush=True
-    )
+    wanted, updates = models(args), f"{args.updates} updates"
+    print(f"{len(wanted)} trainings of {updates}, {args.jobs} side by side", flush=True)
     parts = run_all([partial(run_model, args, model) for model in wanted], args.jobs)
-    names = list(dict.fromkeys(model.name for model in wanted))
-    rows, hops = (
-        sorted((row for part in column for row in part), key=lambda row: names.index(row["model"]))
-        for column in zip(*parts, strict=True)
-    )
     longest = max(line.seconds for line in read_manifest(str(args.data / "train.tsv")))
     facts = how_made(
         shown_command("python -m recipes.asr.run", argv),
         PACKAGES,
         side_by_side=f"{args.jobs} trainings, threads {args.threads}",
         corpus=f"{args.data.name}; training recordings up to {longest:.1f} s",
-        training=f"{args.updates} updates; `{' '.join(RECIPES[args.recipe].train.split())}`",
+        training=f"{updates}; `{' '.join(RECIPES[args.recipe].train.split())}`",
     )
-    write_scores(
-        args.output,
-        f"Speech recognition, study {args.study}",
-        rows,
-        "duration",
-        METRICS,
-        facts,
-        trained=in_training(rows, args.bins, longest),
-        more=describe_models(rows, {model.name: model.flags for model in wanted}),
-    )
-    if hops:
-        write_hops(args.output, hops, facts)
+    flags = {model.name: model.flags for model in wanted}
+    title = f"Speech recognition, study {args.study}"
+    write_report(args.output, title, parts, flags, facts, args.bins, longest)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,8 @@
 
 makes ``test_clean_10s.tsv`` ... beside the manifest, with recordings at 16 kHz in ``audio``. Joined
 are utterances of the same talk, chapter or speaker, which is what stands before the last - or _ in
-their ids, in the order of the manifest, as long as they stay within the duration. An utterance that
-is longer by itself stays alone, and what is left of a talk is a shorter recording, so that no text
-is lost.
+their ids, in order, as long as they stay within the duration. No text is lost: longer utterances
+stay alone, and what is left of a talk is a shorter recording.
 """
 
 import argparse
@@ -23,7 +22,7 @@ from cape_plugins.speech.audio import AudioError
 from cape_plugins.speech.features import SAMPLING_RATE
 from cape_plugins.speech.manifest import LeftOut, Unusable, Utterance, load
 from recipes.asr import manifest as manifests
-from recipes.lab.options import new_parser, number
+from recipes.lab.options import add_shared, new_parser, number
 from recipes.lab.steps import CommandError, digest, progress, run_main
 
 
@@ -50,8 +49,7 @@ def pack(utterances: Sequence[Utterance], seconds: float, gap: float) -> Iterato
 
 
 def join(run: Sequence[Utterance], gap: float, left_out: LeftOut) -> tuple[np.ndarray, str]:
-    """Samples at 16 kHz and the text of a run, without utterances that cannot be read, which are
-    counted in `left_out`."""
+    """Samples at 16 kHz and the text of a run, without what cannot be read, which is counted."""
     parts, texts = [], []
     silence = np.zeros(round(gap * SAMPLING_RATE), np.float32)
     for utterance in run:
@@ -66,22 +64,16 @@ def join(run: Sequence[Utterance], gap: float, left_out: LeftOut) -> tuple[np.nd
 
 
 def stretch(manifest: Path, output: Path, seconds: float, gap: float, any_group: bool) -> Path:
-    """Makes one set of joined utterances in `output`, unless it is finished; returns its manifest,
-    ``{name}_{seconds}s.tsv``."""
-    name = f"{manifest.stem}_{seconds:g}s"
-    output = Path(os.path.abspath(output))
+    """Makes the set ``{name}_{seconds}s.tsv`` in `output`, unless it is finished."""
+    name, output = f"{manifest.stem}_{seconds:g}s", Path(os.path.abspath(output))
     table, audio = output / f"{name}.tsv", output / "audio" / name
     utterances = manifests.read_manifest(manifest)
     members = defaultdict(list)
     for utterance in utterances:
         members["" if any_group else group_of(utterance.id)].append(utterance)
     if len(members) == len(utterances) > 1:
-        raise CommandError(
-            f"{manifest}: every id is of another talk, such as {utterances[0].id} and "
-            f"{utterances[1].id}, so nothing can be joined; give --any-group"
-        )
-    settings = {"seconds": seconds, "gap": gap, "any_group": any_group}
-    settings |= {"manifest": digest(manifest)}
+        why = f"every id is of another talk, such as {utterances[0].id} and {utterances[1].id}"
+        raise CommandError(f"{manifest}: {why}, so nothing can be joined; give --any-group")
     joined, left_out = [], LeftOut()
 
     def make(folder: Path) -> None:
@@ -102,7 +94,8 @@ def stretch(manifest: Path, output: Path, seconds: float, gap: float, any_group:
 
     if not table.is_file():  # interrupted in between
         shutil.rmtree(audio, ignore_errors=True)
-    manifests.make_folder(audio, settings, make)
+    settings = {"seconds": seconds, "gap": gap, "any_group": any_group}
+    manifests.make_folder(audio, {**settings, "manifest": digest(manifest)}, make)
     if joined:
         manifests.write_manifest(table, joined)
     return table
@@ -114,8 +107,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("manifest", type=Path, metavar="MANIFEST.tsv", help="of recipes.asr.prepare")
     text = "longest durations of what is joined, one set for each"
     add("--seconds", type=number(0.1, 1e6), nargs="+", required=True, metavar="N", help=text)
-    text = "for the new manifests (default: that of the manifest)"
-    add("--output", type=Path, metavar="FOLDER", help=text)
+    add_shared(parser, "output", help="for the new manifests (default: that of the manifest)")
     text = "silence between two utterances (default: none)"
     add("--gap", type=number(0, 60), default=0.0, metavar="SECONDS", help=text)
     text = "join utterances of different talks or speakers, too"

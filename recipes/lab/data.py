@@ -16,8 +16,7 @@ TEST_SPLITS = ("test", "validation", "valid", "dev")  # the first that there is,
 
 
 def open_dataset(name: str, config: str | None = None) -> Mapping[str, Any]:
-    """Splits of a hub data set, of a folder that ``save_to_disk`` wrote, or of a folder or file of
-    tables or images."""
+    """Splits of a hub data set, a folder of ``save_to_disk``, or a folder or file of examples."""
     from datasets import Dataset, load_dataset, load_from_disk
 
     path = Path(name)
@@ -33,8 +32,7 @@ def open_dataset(name: str, config: str | None = None) -> Mapping[str, Any]:
 
 @contextlib.contextmanager
 def reading(what: str, remedy: str) -> Iterator[None]:
-    """Turns every error of its block into a :class:`CommandError`: `what` is unknown, empty,
-    damaged, out of reach ..., and each reader of `datasets` has errors of its own for it."""
+    """Turns all errors of its block into a :class:`CommandError`: each reader has its own."""
     from datasets.exceptions import DatasetGenerationError
 
     try:
@@ -123,8 +121,7 @@ def train_and_test(
 
 
 def read_text(path: Path) -> str:
-    """A text file in UTF-16 by its mark, as Praat writes what ASCII cannot hold, else UTF-8, else
-    Latin-1, as old corpora are."""
+    """A text file in UTF-16 by its mark, as Praat writes it, else UTF-8, else Latin-1."""
     data = path.read_bytes()
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-16", errors="replace")

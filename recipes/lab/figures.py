@@ -15,9 +15,7 @@ LEAST_SPAN = 0.05  # of all, on the vertical axis: less would make noise look la
 DASHES = ("-", "--", ":", "-.")
 
 
-class Panel(NamedTuple):
-    """A panel of a figure of lines."""
-
+class Panel(NamedTuple):  # of a figure of lines
     cells: Cells  # values by line and place; places are labels, or numbers on an axis
     ylabel: str
     title: str = ""
@@ -41,8 +39,7 @@ def write_figure(path: Path, figure: Any) -> None:
 def write_lines_figure(
     path: Path, panels: Sequence[Panel], xlabel: str, trained: Collection[Any] = ()
 ) -> None:
-    """Writes a figure with a line for each row of each panel; `trained` places, which occur in
-    training, are grey."""
+    """Writes a figure with a line for each row of each panel; `trained` places are grey."""
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
     figure, grid = new_figure(max(7, 5.2 * columns), 4.4 * rows, rows, columns)

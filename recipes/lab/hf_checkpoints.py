@@ -17,9 +17,8 @@ UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, SafetensorError)
 
 def make_config(config_class: type[Any], sizes: Mapping[str, Any], **more: Any) -> Any:
     """A configuration of a model from scratch."""
-    names = {field.name for field in dataclasses.fields(config_class)} | set(
-        config_class.attribute_map
-    )
+    names = {field.name for field in dataclasses.fields(config_class)}
+    names |= config_class.attribute_map.keys()
     unknown = sorted(set(sizes) - names - {"model_type", "architectures", "transformers_version"})
     if unknown:
         raise CommandError(f"--model-config: {config_class.__name__} has no {', '.join(unknown)}")
@@ -30,21 +29,19 @@ def make_config(config_class: type[Any], sizes: Mapping[str, Any], **more: Any) 
 
 
 def read_config(path: str, *configs: type[Any]) -> Any:
-    """The configuration of the checkpoint of ``--model``, read before there is any work.
-
-    Args:
-        configs: Configurations of this package that the recipe trains, from their own checkpoints
-            or from those of their stock models.
-    """
+    """The configuration of the checkpoint of ``--model``, read before there is any work: one of
+    these of this package, which the recipe trains, or of their stock models."""
     try:
         config = AutoConfig.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:
         raise CommandError(f"--model {path} cannot be loaded: {reason(error)}") from None
     own = [config.model_type for config in configs]
-    allowed = [name for name in (n.removeprefix("cape_") for n in own) if name in CONFIG_MAPPING]
-    if config.model_type not in (*allowed, *own):
-        every = ", ".join([*allowed, *own])
-        raise CommandError(f"--model {path}: is of the type {config.model_type}; allowed: {every}")
+    stock = [name.removeprefix("cape_") for name in own]
+    allowed = [*(name for name in stock if name in CONFIG_MAPPING), *own]
+    if config.model_type not in allowed:
+        raise CommandError(
+            f"--model {path}: is of the type {config.model_type}; allowed: {', '.join(allowed)}"
+        )
     return config
 
 

@@ -1,9 +1,7 @@
 """What the Hugging Face recipes share: options, training of one model after the other, evaluation.
 
-Training is transformers' Trainer, and so accelerate: any of its flags may be given (``--bf16``,
-``--gradient_accumulation_steps 4``, ``--fsdp full_shard``, ``--learning_rate 1e-4`` ...), under
-``python``, ``accelerate launch`` or ``torchrun`` alike. A run that was interrupted goes on at its
-last checkpoint.
+Training is transformers' Trainer, and so accelerate: any of its flags may be given, under
+``python``, ``accelerate launch`` or ``torchrun`` alike.
 """
 
 import argparse
@@ -12,6 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +95,8 @@ def parse(
             f"--seeds {' '.join(map(str, seeds))}: give each once, and no --seed besides"
         )
     check_shared(args)
-    args.defaults = {name: parser.get_default(name) for name in vars(args)}
     (unset,) = trainer_parser.parse_args_into_dataclasses(args=ours, look_for_args_file=False)
-    args.defaults |= _init_fields(unset)
+    args.defaults = {name: parser.get_default(name) for name in vars(args)} | _init_fields(unset)
     if args.model:
         check_model(args.model)
     if args.model_config:
@@ -109,7 +107,6 @@ def parse(
 
 
 def _read_sizes(text: str) -> dict[str, Any]:
-    """Reads ``--model-config``: an object, or a file with one."""
     try:
         if not text.lstrip().startswith("{"):
             text = Path(text).read_text(encoding="utf-8")
@@ -126,9 +123,6 @@ def _read_sizes(text: str) -> dict[str, Any]:
     return sizes
 
 
-# ---- training ----------------------------------------------------------------------------------
-
-
 class SetEpoch(TrainerCallback):
     """Tells a sampler which epoch begins, also one that is resumed in its middle: accelerate does
     not reach the sampler of a resumed training of several processes."""
@@ -137,23 +131,22 @@ class SetEpoch(TrainerCallback):
         self.sampler = sampler
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Before the first batch is loaded."""
         self.sampler.set_epoch(int(state.epoch or 0))
 
 
 def recorded_options(
     settings: Mapping[str, Any], args: argparse.Namespace, own: Seq2SeqTrainingArguments
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Everything that may change a trained model, and the values where nothing is said, which hold
-    for records that were written before an option came."""
+    """Everything that may change a trained model, and the values where nothing is said, for records
+    that were written before an option came."""
     unrecorded = (*UNRECORDED_BEGINNINGS.split(), *DURATION)
     given = {
         name: value
         for name, value in {**vars(args), **_init_fields(own)}.items()
         if name not in UNRECORDED.split() and not name.startswith(unrecorded)
     }
-    made_with = {"position_embedding": dict(settings), **given}
-    return made_with, {name: args.defaults[name] for name in given}
+    unset = {name: args.defaults[name] for name in given}
+    return {"position_embedding": dict(settings), **given}, unset
 
 
 def train_all(
@@ -162,69 +155,52 @@ def train_all(
     training: Seq2SeqTrainingArguments,
     make_trainer: Callable[[Mapping[str, Any], Seq2SeqTrainingArguments], Trainer],
 ) -> Iterator[tuple[dict[str, Any], Trainer]]:
-    """Trains each of the types that are compared, with each of ``--seeds``, one after the other.
+    """Trains each of the types that are compared, with each of ``--seeds``, goes on where one was
+    interrupted, or takes what is finished. In the names of folders a hyphen stands for what is no
+    letter, digit, dot or underscore.
 
     Yields:
-        The first columns of its scores: variant and seed; and the trainer of :func:`train`.
+        The first columns of its scores: variant and seed; and the trainer. Its model is that of the
+        saved folder, whole on each process also where training had it in shards.
     """
-    for name, settings in compared.items():
-        for seed in args.seeds or [training.seed]:
-            training.seed = seed
-            folder = f"{name}-seed{seed}" if args.seeds else name
-            trainer = train(folder, settings, args, training, make_trainer)
-            yield {"variant": name, "seed": seed}, trainer
+    for (variant, settings), seed in product(compared.items(), args.seeds or [training.seed]):
+        name = f"{variant}-seed{seed}" if args.seeds else variant
+        folder = Path(training.output_dir) / re.sub(r"[^\w.]", "-", name)
+        own = dataclasses.replace(training, seed=seed, output_dir=str(folder))
+        accelerate.utils.set_seed(seed)
+        made_with, unset = recorded_options(settings, args, own)
+        matches(folder, made_with, "give another --output folder", unset)
+        if own.process_index == 0:
+            print(f"{name}: {json.dumps(dict(settings))}", flush=True)
+        trainer = make_trainer(settings, own)
+        trainer.add_callback(RankSeedCallback())
+        if own.process_index == 0:
+            record(folder, made_with)
+        train(trainer, folder)
+        yield {"variant": variant, "seed": seed}, trainer
 
 
-def train(
-    name: str,
-    settings: Mapping[str, Any],
-    args: argparse.Namespace,
-    training: Seq2SeqTrainingArguments,
-    make_trainer: Callable[[Mapping[str, Any], Seq2SeqTrainingArguments], Trainer],
-) -> Trainer:
-    """Trains one variant in ``output/name``, goes on where it was interrupted, or takes what is
-    finished; what else than letters, digits, dots and underscores is a hyphen in the folder's name.
-
-    Returns:
-        The trainer. Its model is that of the saved folder, whole on each process also where
-        training had it in shards.
-
-    Raises:
-        CommandError: if the folder has a model of other settings, or one trained for longer.
-    """
-    folder = Path(training.output_dir) / re.sub(r"[^\w.]", "-", name)
-    own = Seq2SeqTrainingArguments(**{**_init_fields(training), "output_dir": str(folder)})
-    accelerate.utils.set_seed(own.seed)
-    made_with, unset = recorded_options(settings, args, own)
-    matches(folder, made_with, "give another --output folder", unset)
-    if own.process_index == 0:
-        print(f"{name}: {json.dumps(dict(settings))}", flush=True)
-    trainer = make_trainer(settings, own)
-    trainer.add_callback(RankSeedCallback())
-    if own.process_index == 0:
-        record(folder, made_with)
+def train(trainer: Trainer, folder: Path) -> None:
+    """Trains the model, unless it is finished, and loads what is saved."""
+    own = trainer.args
     duration = {key: getattr(own, key) for key in DURATION}
-    if not _finished(folder, duration):
-        resume = _last_whole_checkpoint(folder)
-        result = trainer.train(resume_from_checkpoint=own.resume_from_checkpoint or resume)
+    if not _finished(folder, duration):  # resuming would train one more step
+        resume = own.resume_from_checkpoint or _last_whole_checkpoint(folder)
+        result = trainer.train(resume_from_checkpoint=resume)
         trainer.save_model()
         trainer.save_metrics("train", {**result.metrics, **duration})
     trainer.accelerator.wait_for_everyone()
-    model_class = type(trainer.accelerator.unwrap_model(trainer.model))
-    trainer.model = trainer.model_wrapped = (
-        model_class.from_pretrained(folder).to(own.device).eval()
-    )
+    saved = type(trainer.accelerator.unwrap_model(trainer.model)).from_pretrained(folder)
+    trainer.model = trainer.model_wrapped = saved.to(own.device).eval()
     # What wraps the model for several processes must go before their group does. Otherwise it
     # takes the group with it while it holds Python's lock, for which gloo's thread, that the group
     # waits for, may be waiting: a program that never ends.
     trainer.callback_handler.model = trainer.model
     trainer.accelerator.free_memory()
-    return trainer
 
 
 def _finished(folder: Path, duration: Mapping[str, Any]) -> bool:
-    """The metrics are written after the model. Resuming would train one more step."""
-    path = folder / "train_results.json"
+    path = folder / "train_results.json"  # written after the model
     if not path.exists():
         return False
     done = json.loads(path.read_text("utf-8"))
@@ -238,8 +214,7 @@ def _finished(folder: Path, duration: Mapping[str, Any]) -> bool:
 
 
 def _last_whole_checkpoint(folder: Path) -> str | None:
-    """The state of the trainer is the last file that is written."""
-    states = folder.glob("checkpoint-*/trainer_state.json")
+    states = folder.glob("checkpoint-*/trainer_state.json")  # the last file that is written
     numbered = [(int(path.parent.name.rpartition("-")[2]), str(path.parent)) for path in states]
     return max(numbered)[1] if numbered else None
 
@@ -249,25 +224,11 @@ def _init_fields(training: Seq2SeqTrainingArguments) -> dict[str, Any]:
     return {field.name: getattr(training, field.name) for field in fields if field.init}
 
 
-# ---- evaluation --------------------------------------------------------------------------------
-
-
 def share(
-    work: Sequence[Sequence[int]],
-    run: Callable[[Sequence[int]], Sequence[Any]],
-    what: str,
-    size: int,
+    work: Sequence[Sequence[int]], run: Callable[[Sequence[int]], Sequence], what: str, size: int
 ) -> list[Any]:
-    """Runs batches, each on one of the processes, and puts their results together.
-
-    Args:
-        work: Batches of indices below `size`.
-        run: From a batch to a result for each of its indices.
-        what: Shown by the progress bar.
-
-    Returns:
-        The result of each of the `size` indices, the same list on every process.
-    """
+    """Runs batches of indices below `size`, each on one of the processes. Returns what `run` makes
+    of each index, the same list on every process."""
     state = accelerate.PartialState()
     own = work[state.process_index :: state.num_processes]
     results = []
@@ -287,8 +248,7 @@ def batches(lengths: Sequence[float], batch_size: int) -> list[list[int]]:
 def report(
     folder: Path, title: str, rows: Sequence[Row], group: str, metrics: Any, **more: Any
 ) -> None:
-    """Writes scores as :func:`recipes.lab.scores.write_scores`, by the main process; the last thing
-    that the processes of a training do."""
+    """Writes scores by the main process; the last thing that the processes of a training do."""
     state = accelerate.PartialState()
     main_process = state.is_main_process
     state.destroy_process_group()

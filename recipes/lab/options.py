@@ -4,6 +4,7 @@ import argparse
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,6 @@ from cape_plugins.config import options, parse_option
 from recipes.lab.steps import CommandError, reason
 
 ARCHITECTURES = {"text": "seq2seq", "audio": "encoder", "image": "encoder"}
-
-
-# ---- values --------------------------------------------------------------------------------------
 
 
 def whole(text: str, least: int = 0) -> int:
@@ -37,7 +35,7 @@ def number(low: float, high: float, below: bool = False) -> Any:
         try:
             value = float(text)
         except ValueError:
-            value = float("nan")
+            value = nan
         if not low <= value <= high or (below and value == high):
             end = "less than " if below else ""
             raise argparse.ArgumentTypeError(
@@ -50,7 +48,7 @@ def number(low: float, high: float, below: bool = False) -> Any:
 
 def check_increasing(numbers: Sequence[float], option: str) -> None:
     """Refuses upper ends of bins that do not increase, or are not above 0."""
-    if list(numbers) != sorted(set(numbers)) or not all(0 < end < float("inf") for end in numbers):
+    if list(numbers) != sorted(set(numbers)) or not all(0 < end < inf for end in numbers):
         raise CommandError(
             f"{option} {' '.join(f'{end:g}' for end in numbers)}: the numbers must increase;"
             " allowed: increasing numbers above 0, such as 10 15 20"
@@ -66,7 +64,7 @@ def bins(edges: Sequence[int], option: str) -> list[tuple[str, int, float]]:
     check_increasing(edges, option)
     *lows, beyond = (0, *(edge + 1 for edge in edges))
     closed = [(f"{low}-{edge}", low, edge) for low, edge in zip(lows, edges, strict=True)]
-    return [*closed, (f"over {edges[-1]}", beyond, float("inf"))]
+    return [*closed, (f"over {edges[-1]}", beyond, inf)]
 
 
 def bin_of(value: float, labelled: Sequence[tuple[str, int, float]]) -> str:
@@ -75,8 +73,7 @@ def bin_of(value: float, labelled: Sequence[tuple[str, int, float]]) -> str:
 
 
 def check_model(path: str) -> None:
-    """Refuses a folder that does not exist, for which the hub would be asked. Names on the hub
-    have at most one slash."""
+    """Refuses a folder that does not exist. Names on the hub have at most one slash."""
     if (path.startswith((".", "/", "~")) or path.count("/") > 1) and not Path(path).is_dir():
         raise CommandError(f"--model {path}: no such folder")
 
@@ -102,8 +99,6 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-# ---- command lines -------------------------------------------------------------------------------
-
 _COUNT, _FOLDER = {"type": positive, "metavar": "N"}, {"type": Path, "metavar": "FOLDER"}
 _DEVICE = "such as cpu or cuda:1 (default: cuda if there is one)"
 # What argparse is told of each shared option
@@ -120,8 +115,7 @@ SHARED: dict[str, dict[str, Any]] = {
 
 
 def new_parser(description: str | None, program: str | None = None, **more: Any) -> Any:
-    """A parser of the module `program` (default: what was started) whose help keeps the lines of
-    `description`, and that takes no abbreviations."""
+    """A parser of the module `program`, default what was started, without abbreviations."""
     return argparse.ArgumentParser(
         prog=program and f"python -m {program}",
         description=description,
@@ -144,8 +138,7 @@ def add_shared(parser: Any, name: str, *earlier: str, **more: Any) -> None:
 
 
 def check_shared(args: argparse.Namespace) -> None:
-    """Refuses folders that cannot be written to and a device that is not there, before there is
-    any work; ``args.device`` becomes a torch device."""
+    """Refuses folders and devices that cannot be used; makes ``args.device`` one of torch."""
     for name in ("work", "output"):
         if getattr(args, name, None):
             usable_folder(getattr(args, name), f"--{name}")
@@ -160,23 +153,18 @@ def check_shared(args: argparse.Namespace) -> None:
             ) from None
 
 
-# ---- position types ------------------------------------------------------------------------------
-
-
 def settings_to_compare(
     args: argparse.Namespace,
     domain: str,
     default: Sequence[str],
     defaults: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """``{name: position_embedding}`` of what is to be trained, by ``--compare`` or the options of
-    :func:`cape_plugins.arguments.add_position_args`.
+    """``{name: position_embedding}`` of what is to be trained, by ``--compare`` (types, with their
+    defaults or as ``TYPE:option=value,...``) or by the options of one type.
 
     Args:
-        args: Has ``compare``: types, with their defaults or as ``TYPE:option=value,...``.
         default: Types that are compared where the caller names none.
-        defaults: Settings by type that hold where the caller gives none, such as a counted
-            source scale.
+        defaults: Settings by type that hold where the caller gives none, such as a source scale.
     """
     given, chosen = given_settings(args, domain), getattr(args, TYPE_ARG)
     if args.compare and (chosen or given):
@@ -185,11 +173,10 @@ def settings_to_compare(
             "cape:max_global_scale=1; leave it out to train one type with --position-... options"
         )
     names = [chosen or "cape"] if chosen or given else args.compare or default
-    twice = [name for name in names if list(names).count(name) > 1]
-    if twice:
-        raise CommandError(f"--compare {twice[0]} is given twice; give each type once")
     settings = {}
     for name in names:
+        if name in settings:
+            raise CommandError(f"--compare {name} is given twice; give each type once")
         type_name, own = _parse_type(name, domain)
         settings[name] = {"type": type_name, **(defaults or {}).get(type_name, {}), **own, **given}
         try:
@@ -200,7 +187,6 @@ def settings_to_compare(
 
 
 def _parse_type(text: str, domain: str) -> tuple[str, dict[str, Any]]:
-    """Reads ``TYPE`` or ``TYPE:option=value,...``."""
     type_name, colon, rest = text.partition(":")
     if type_name not in TYPES:
         raise CommandError(f"--compare {type_name} is unknown; allowed: {', '.join(TYPES)}")

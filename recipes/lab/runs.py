@@ -1,7 +1,5 @@
-"""The fairseq commands of an experiment: binarise, train, decode.
-
-They are the very commands that a user would type, in child processes with the same interpreter.
-"""
+"""The fairseq commands of an experiment: binarise, train, decode. They are those that a user would
+type, in child processes with the same interpreter."""
 
 import argparse
 import json
@@ -16,18 +14,7 @@ from typing import Any
 from tqdm import tqdm
 
 import cape_plugins
-from recipes.lab.steps import (
-    ChildError,
-    digest,
-    matches,
-    read_written,
-    record,
-    run_module,
-    step,
-    stop_children,
-    write_lines,
-    writing,
-)
+from recipes.lab import steps
 
 USER_DIR = Path(cape_plugins.__file__).resolve().parent
 LIMITS = ("--max-source-positions", "100000", "--max-target-positions", "100000")  # none
@@ -41,7 +28,7 @@ def binarise(
     prefixes: Mapping[str, object], languages: tuple[str, str], workers: int, folder: Path
 ) -> None:
     """Run fairseq-preprocess with a joined dictionary on the files ``{prefix}.{language}``."""
-    run_module(
+    steps.run_module(
         "fairseq_cli.preprocess",
         *("--source-lang", languages[0], "--target-lang", languages[1]),
         *(arg for split, prefix in prefixes.items() for arg in (f"--{split}pref", prefix)),
@@ -67,19 +54,12 @@ def train(
     until: int | None = None,
 ) -> float:
     """Run fairseq-train in the folder `run`, unless it is finished; an interrupted run goes on from
-    its last checkpoint.
-
-    Args:
-        remedy: What to do if the folder holds a run with other settings.
-        until: Stop after so many updates as if interrupted; the next call goes on.
-
-    Returns:
-        The seconds it took, also before `until`; else those after the last interruption.
-    """
+    its last checkpoint, as does one that was stopped after `until` updates. Returns the seconds it
+    took, also before `until`; else those after the last interruption."""
     updates = last_update(flags)
-    settings = {**settings, "flags": [str(flag) for flag in flags]}
-    if not matches(run, settings, remedy):
-        record(run, settings)
+    settings = {**settings, "flags": list(map(str, flags))}
+    if not steps.matches(run, settings, remedy):
+        steps.record(run, settings)
     if is_finished(run):
         return json.loads((run / SECONDS).read_text())
     first_part = run / FIRST_SECONDS
@@ -93,7 +73,7 @@ def train(
                 bar.set_postfix_str(f"epoch {values['epoch']} loss {values['loss']}", refresh=False)
                 bar.update(int(values["num_updates"]) - bar.n)
 
-        run_module(
+        steps.run_module(
             "fairseq_cli.train",
             *(data, "--user-dir", USER_DIR, "--save-dir", run),
             *("--log-format", "json", "--log-interval", min(50, max(1, (updates or 500) // 10))),
@@ -105,7 +85,7 @@ def train(
         )
         bar.update((until or updates or bar.n) - bar.n)
     seconds = round(time.monotonic() - started, 1)
-    with writing(first_part if until else run / SECONDS) as file:
+    with steps.writing(first_part if until else run / SECONDS) as file:
         json.dump(seconds, file)
     return seconds
 
@@ -116,10 +96,7 @@ def is_finished(run: Path) -> bool:
 
 
 def last_update(flags: Sequence[object]) -> int | None:
-    """The number of updates that fairseq-train is told to do; None without a limit.
-
-    The last --max-update wins, so that the command line replaces that of a recipe.
-    """
+    """The last --max-update, which replaces that of a recipe; None without a limit."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--max-update", default="")
     text = parser.parse_known_args(list(map(str, flags)))[0].max_update
@@ -129,12 +106,11 @@ def last_update(flags: Sequence[object]) -> int | None:
 def generate(
     data: Path, checkpoint: Path, folder: Path, flags: Sequence[object], *, count: int, threads: int
 ) -> list[str]:
-    """Run fairseq-generate in a step `folder`, which keeps its result: the best hypothesis for each
-    of `count` sentences as subwords, in the order of the corpus."""
+    """Run fairseq-generate in a step: the best hypotheses as subwords, in the corpus' order."""
 
     def make(partial: Path) -> None:
         log = partial / "generate.log"
-        run_module(
+        steps.run_module(
             "fairseq_cli.generate",
             *(data, "--user-dir", USER_DIR, "--path", checkpoint, *flags),
             *("--required-batch-size-multiple", 1),  # else the last few sentences are dropped
@@ -148,25 +124,23 @@ def generate(
                 if name.startswith("H-") and fields:
                     best.setdefault(int(name[2:]), fields[-1])
         if len(best) != count:
-            raise ChildError(f"{log}: {len(best)} H- lines for {count} sentences")
-        write_lines(partial / HYPOTHESES, (text for _, text in sorted(best.items())))
+            raise steps.ChildError(f"{log}: {len(best)} H- lines for {count} sentences")
+        steps.write_lines(partial / HYPOTHESES, (text for _, text in sorted(best.items())))
 
-    settings = {"checkpoint": digest(checkpoint), "flags": [str(flag) for flag in flags]}
-    step(folder, settings, make)
-    return read_written(folder / HYPOTHESES)
+    settings = {"checkpoint": steps.digest(checkpoint), "flags": [str(flag) for flag in flags]}
+    steps.step(folder, settings, make)
+    return steps.read_written(folder / HYPOTHESES)
 
 
 def run_all(jobs: Sequence[Callable[[], Any]], workers: int) -> list[Any]:
     """Run the jobs, `workers` at a time; the first failure stops all of them."""
-    pool = ThreadPoolExecutor(workers)
-    futures = [pool.submit(job) for job in jobs]
-    try:
-        for future in wait(futures, return_when=FIRST_EXCEPTION).done:
-            future.result()
-        return [future.result() for future in futures]
-    except BaseException:  # also Ctrl-C: start nothing more and leave no training behind
-        pool.shutdown(wait=False, cancel_futures=True)
-        stop_children()
-        raise
-    finally:
-        pool.shutdown()
+    with ThreadPoolExecutor(workers) as pool:
+        futures = [pool.submit(job) for job in jobs]
+        try:
+            for future in wait(futures, return_when=FIRST_EXCEPTION).done:
+                future.result()
+            return [future.result() for future in futures]
+        except BaseException:  # also Ctrl-C: start nothing more and leave no training behind
+            pool.shutdown(wait=False, cancel_futures=True)
+            steps.stop_children()
+            raise

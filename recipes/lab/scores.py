@@ -1,7 +1,4 @@
-"""Scores of trained models by group (length, duration, size ...): table, page and figure at once.
-
-A score is a row: the name of the model, its seed, its group, and a value for each metric.
-"""
+"""Scores of trained models by group (length, duration, size ...): table, page and figure."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,7 +29,6 @@ def write_scores(
         rows: Have the name of the model in their first column, mostly ``seed``, the column
             `group`, and the columns of `metrics`. The group "all" is left out of the figure.
         metrics: Titles of columns with values.
-        facts: How it was made, see :func:`recipes.lab.tables.how_made`.
         groups_are: What the groups are; default the name of their column.
         trained: Groups that occur in training, grey in the figure.
         more: Sections of the page after the tables, by heading.

@@ -1,9 +1,6 @@
-"""Steps that are done once, atomic files, and child processes with progress.
-
-A *step* makes one folder. The folder gets its name only when it is complete and holds a record of
-the settings it was made with: a finished step is reused, a half-finished one is done again, and a
-step that was made with other settings is an error instead of a silently wrong reuse.
-"""
+"""Atomic files, child processes with progress, and *steps*, which are done once. A step makes one
+folder, which gets its name only when it is complete and holds a record of its settings: a finished
+step is reused, a half-finished one is done again, and one of other settings is an error."""
 
 import contextlib
 import hashlib
@@ -38,11 +35,9 @@ def reason(error: BaseException) -> str:
 
 
 def run_main(main: Callable[[], None]) -> None:
-    """Run the `main` of a program; its own errors are shown without traceback.
-
-    Exit status 2 for a mistake of the caller, 1 for the failure of a command that was started.
-    A polite kill (SIGTERM) ends the program like Ctrl-C, so that child processes end with it.
-    """
+    """Run the `main` of a program; its own errors are shown without traceback: exit status 2 for a
+    mistake of the caller, 1 for the failure of a command that was started. A polite kill (SIGTERM)
+    ends the program like Ctrl-C, so that child processes end with it."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         return main()
@@ -62,9 +57,6 @@ def run_main(main: Callable[[], None]) -> None:
 def progress(work: Iterable | None = None, title: str = "", **options: Any) -> tqdm:
     """A progress bar, on terminals only: a file that keeps the output would be full of it."""
     return tqdm(work, title, leave=False, disable=None, **options)
-
-
-# ---- files -------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -104,9 +96,6 @@ def digest(path: Path) -> str:
     return sha.hexdigest()[:16]
 
 
-# ---- steps -------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def building(folder: Path) -> Iterator[Path]:
     """Yield a fresh temporary folder that takes the name `folder` when the block ends well."""
@@ -123,12 +112,8 @@ def matches(
     remedy: str = "give another --work folder",
     unset: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Says whether `folder` was made: False if it does not exist; other settings raise.
-
-    Args:
-        remedy: What to do instead.
-        unset: Values of settings that a record may lack, because it was written before they came.
-    """
+    """Says whether `folder` was made: False if it does not exist; other settings raise. `unset` has
+    values of settings that a record may lack, because it was written before they came."""
     if not (folder / RECORD).exists():
         return False
     old, new = {**_plain(unset or {}), **recorded(folder)}, _plain(settings)
@@ -142,13 +127,11 @@ def matches(
     )
 
 
-def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings as a record gives them back."""
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:  # as a record gives them back
     return json.loads(json.dumps(settings, default=str))
 
 
 def _change(key: str, old: Any, new: Any) -> str:
-    """Says what is different, without what is the same."""
     if isinstance(old, list) and isinstance(new, list):
         old, new = _flags(old), _flags(new)
         gone = " ".join(flag for flag in old if flag not in new)
@@ -173,9 +156,8 @@ def _flags(words: Sequence[Any]) -> list[str]:
     for word in words:
         is_value = isinstance(word, str) and not word.startswith("--")
         if is_value and groups and groups[-1].startswith("--"):
-            groups[-1] += f" {word}"
-        else:
-            groups.append(str(word))
+            word = f"{groups.pop()} {word}"
+        groups.append(str(word))
     return groups
 
 
@@ -201,8 +183,6 @@ def step(folder: Path, settings: Mapping[str, Any], make: Callable[[Path], None]
     return folder
 
 
-# ---- child processes ---------------------------------------------------------------------------
-
 _children: set[subprocess.Popen] = set()
 
 
@@ -219,10 +199,8 @@ def run_module(
     env: Mapping[str, str] | None = None,
     on_line: Callable[[str], None] | None = None,
 ) -> None:
-    """Run ``python -m module args`` with this interpreter; its output is added to the file `log`.
-
-    `on_line` sees each line as it comes, for progress. A failure raises ChildError.
-    """
+    """Run ``python -m module args`` with this interpreter; its output is added to the file `log`,
+    and `on_line` sees each line as it comes. A failure raises ChildError."""
     command = [sys.executable, "-m", module, *map(str, args)]
     tail: deque[str] = deque(maxlen=25)
     log.parent.mkdir(parents=True, exist_ok=True)

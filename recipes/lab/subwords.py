@@ -1,14 +1,12 @@
-"""Subword segmentation by sentencepiece, or by subword-nmt (the BPE of the papers).
-
-Both have ``train``, ``encode`` (text to pieces separated by spaces) and ``decode`` (the inverse).
-"""
+"""Subword segmentation by sentencepiece, or by subword-nmt (the BPE of the papers): ``train``,
+``encode`` (text to pieces separated by spaces) and ``decode`` (the inverse)."""
 
 import contextlib
+import fileinput
 import io
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,9 @@ from recipes.lab.steps import CommandError, writing
 
 WORD_START = "\u2581"  # before the first piece of a word, by sentencepiece
 CONTINUED = "@@"  # after all pieces of a word but the last, by subword-nmt
+SETTINGS = {"model_type": "bpe", "hard_vocab_limit": False, "character_coverage": 1.0}
+SETTINGS |= {"bos_id": -1, "eos_id": -1}  # fairseq brings its own special symbols
+SETTINGS |= {"input_sentence_size": 5_000_000, "num_threads": 1, "minloglevel": 2}
 
 
 class SentencePiece:
@@ -34,22 +35,10 @@ class SentencePiece:
     ) -> "SentencePiece":
         """Train a joint BPE model on `files` and write it to `model`; more `options` go to
         sentencepiece."""
-        settings = {
-            "input": [str(path) for path in files],
-            "vocab_size": vocab_size,
-            "model_type": "bpe",
-            "hard_vocab_limit": False,
-            "character_coverage": 1.0,
-            "bos_id": -1,  # fairseq brings its own special symbols
-            "eos_id": -1,
-            "input_sentence_size": 5_000_000,
-            "num_threads": 1,
-            "minloglevel": 2,
-        }
+        settings = {"input": list(map(str, files)), "vocab_size": vocab_size, **SETTINGS, **options}
         try:
             with writing(model, "wb") as file:
-                trainer = sentencepiece.SentencePieceTrainer
-                trainer.train(model_writer=file, **(settings | options))
+                sentencepiece.SentencePieceTrainer.train(model_writer=file, **settings)
         except RuntimeError as error:
             raise CommandError(
                 f"--vocab-size {vocab_size}: sentencepiece refuses it for this text ({error});"
@@ -75,12 +64,13 @@ class SubwordNMT:
     @classmethod
     def train(cls, files: Sequence[Path], codes: Path, merges: int) -> "SubwordNMT":
         """Learn `merges` joint merge operations on `files` and write them to `codes`."""
-        with contextlib.ExitStack() as stack:
-            texts = [stack.enter_context(open(path, encoding="utf-8")) for path in files]
-            output = stack.enter_context(writing(codes))
+        with (
+            fileinput.FileInput(files, encoding="utf-8") as texts,
+            writing(codes) as output,
             # complains on standard error when there is less to merge, which is no problem
-            stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
-            learn_bpe(chain.from_iterable(texts), output, merges)
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            learn_bpe(texts, output, merges)
         return cls(codes)
 
     def encode(self, text: str) -> str:

@@ -56,11 +56,9 @@ _Callback = ctypes.CFUNCTYPE(
 
 
 class Synthesizer:
-    """espeak-ng in its initial state.
-
-    The library keeps states (of random numbers, of the flutter of the voice) that no function
-    resets, so each synthesizer loads a copy of its own: the same calls give the same samples.
-    """
+    """espeak-ng in its initial state. The library keeps states (of random numbers, of the flutter
+    of the voice) that no function resets, so each synthesizer loads a copy of its own: the same
+    calls give the same samples."""
 
     def __init__(self) -> None:
         try:
@@ -92,8 +90,7 @@ class Synthesizer:
         return 0
 
     def speak(self, text: str, voice: str = "en-us", speed: int = 175, pitch: int = 50) -> Speech:
-        """Speaks words with a voice of espeak-ng at 80 to 450 words per minute and a pitch of 0 to
-        99; anything else is a ValueError."""
+        """Speaks words at 80 to 450 words per minute and a pitch of 0 to 99; else a ValueError."""
         if not 80 <= speed <= 450 or not 0 <= pitch <= 99:
             raise ValueError(
                 f"speed={speed}, pitch={pitch}: allowed: 80 to 450 words per minute and 0 to 99."
@@ -104,19 +101,14 @@ class Synthesizer:
         self._library.espeak_SetParameter(_PITCH, pitch, 0)
         if not text.strip():
             raise ValueError(f"text={text!r} has nothing to be spoken; give words.")
-        self._samples.clear()
-        self._phones.clear()
+        self._samples, self._phones = [], []
         words = text.encode()
         self._library.espeak_Synth(words, len(words) + 1, 0, 1, 0, _UTF8, None, None)
         native = np.concatenate(self._samples).astype(np.float32) / 32768
         starts = [sample / self.native_rate for sample, _ in self._phones]
         ends = [*starts[1:], len(native) / self.native_rate]
         names = [name.strip("',") for _, name in self._phones]  # without marks of stress
-        phones = [
-            Phone(start, end, name)
-            for start, end, name in zip(starts, ends, names, strict=True)
-            if end > start
-        ]
+        phones = [phone for phone in map(Phone, starts, ends, names) if phone.end > phone.start]
         waveform = resample(torch.from_numpy(native), self.native_rate, SAMPLING_RATE).numpy()
         return Speech(text, waveform, phones)
 
@@ -124,8 +116,7 @@ class Synthesizer:
 def make_speech(
     seed: int, count: int, lengths: tuple[int, int], words: Sequence[str] = DIGITS
 ) -> list[Speech]:
-    """Texts of `lengths` (fewest, most) random words, read by random voices at random speed and
-    pitch; the same seed gives the same speech."""
+    """Texts of `lengths` (fewest, most) words, read by random voices; a seed gives the same."""
     rng = random.Random(seed)
     synthesizer = Synthesizer()
     speech = []

@@ -1,8 +1,5 @@
-"""Tables as CSV and as Markdown, and the pages that hold them.
-
-Values of several seeds are shown as mean ± sample standard deviation, which the head of the table
-says; figures show the same as bands or bars.
-"""
+"""Tables as CSV and as Markdown, and the pages that hold them. Values of several seeds are shown as
+mean ± sample standard deviation, which the head of the table says."""
 
 import contextlib
 import csv
@@ -44,8 +41,7 @@ def grouped(rows: Iterable[Row], *keys: str) -> dict[str, list[Row]]:
 
 
 def write_csv(path: Path, rows: Iterable[Row], digits: int = 4) -> None:
-    """Writes a line for each row, with so many digits; rows may differ in their keys, and what a
-    row does not have, or is None, is left empty."""
+    """Writes a line for each row; what a row does not have, or is None, is left empty."""
     rows = [{key: _shown(value, digits) for key, value in row.items()} for row in rows]
     with writing(path) as file:
         columns = dict.fromkeys(key for row in rows for key in row)
@@ -106,8 +102,7 @@ def seed_table(cells: Cells, corner: str, digits: int = 2) -> list[str]:
 def write_page(
     path: Path, title: str, sections: Mapping[str, Sequence[str]], facts: Mapping[str, str]
 ) -> list[str]:
-    """Writes a page: title, sections by heading ("" has none), and how it was made. Returns the
-    lines of the sections, for the screen."""
+    """Writes a page with sections by heading ("" has none); returns their lines, for the screen."""
     shown: list[str] = []
     for heading, lines in sections.items():
         shown += [*([f"## {heading}", ""] if heading else []), *lines, ""]
@@ -119,8 +114,7 @@ def write_page(
 def how_made(
     command: str, packages: Sequence[str], device: torch.device | None = None, **more: str
 ) -> dict[str, str]:
-    """Facts to repeat and to judge numbers: command, machine, versions of the packages that are
-    installed, and `more` by name."""
+    """Facts to repeat and to judge numbers: command, machine, versions, and `more` by name."""
     model = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):  # not Linux
         described = Path("/proc/cpuinfo").read_text("utf-8")
@@ -137,8 +131,7 @@ def how_made(
 
 
 def shown_command(program: str, argv: Sequence[str]) -> str:
-    """The command as it was typed, paths too: pasted into a shell in the same folder, it makes the
-    same report again.
+    """The command as it was typed: pasted into a shell in the same folder, it can be run again.
 
     >>> shown_command("python -m run", ["--model", "a=runs/*/last.pt", "--output", "my results"])
     "python -m run --model 'a=runs/*/last.pt' --output 'my results'"
@@ -147,7 +140,6 @@ def shown_command(program: str, argv: Sequence[str]) -> str:
 
 
 def started_as() -> str:
-    """How this process was started, without its options: ``python SCRIPT``, as it was typed, or
-    ``python -m MODULE``."""
+    """How this process was started, without options: ``python SCRIPT`` or ``python -m MODULE``."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return f"python -m {spec.name}" if spec else f"python {shlex.quote(sys.argv[0])}"

@@ -12,16 +12,15 @@ of one name are seeds. Each analysis writes COMMAND.csv, COMMAND.md and COMMAND.
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
 from recipes.lab.options import check_shared, new_parser, positive
 from recipes.lab.steps import CommandError, run_main
+from recipes.mt import corpus
 from recipes.mt.analysis import length, scores, similarity, stack, swap
 from recipes.mt.analysis.options import add_model_options
-from recipes.mt.analysis.segmentation import open_subwords
-from recipes.mt.corpus import SEPARATOR, Pair, join_neighbours, read_pairs, write_columns
 
 ANALYSES = {
     "stack": (stack, "loss by position on stacked sentences (CAPE figure 8)"),
@@ -32,24 +31,21 @@ ANALYSES = {
 }
 
 
-# ---- the training data of SHAPE from any corpus (section 3.1) ----------------------------------
-
-
 def extrapolate(args: argparse.Namespace) -> None:
     encode = str
     for method, option in (("sentencepiece", "spm"), ("bpe", "bpe")):
         if path := getattr(args, option):
-            encode = open_subwords(method, path, f"--{option}").encode
+            encode = corpus.open_subwords(method, path, f"--{option}").encode
     seen = 0
 
-    def short(pairs: Iterable[Pair]) -> Iterator[Pair]:
+    def short() -> Iterator[corpus.Pair]:
         nonlocal seen
-        for seen, pair in enumerate(pairs, 1):  # noqa: B007 told below
+        for seen, pair in enumerate(corpus.read_pairs(*args.text, "--text"), 1):  # noqa: B007
             if max(len(encode(text).split()) for text in pair) <= args.max_length:
                 yield pair
 
     remedy = f"--max-length {args.max_length}: no pair is that short; give a larger number"
-    count = _write(args, short(read_pairs(*args.text, "--text")), remedy)
+    count = _write(args, short(), remedy)
     print(f"{count} of {seen} pairs kept: {' '.join(map(str, args.output))}")
 
 
@@ -57,21 +53,21 @@ def interpolate(args: argparse.Namespace) -> None:
     if args.count < 2:
         raise CommandError(f"--count {args.count}: joins nothing; allowed: 2 or more")
 
-    def checked(pairs: Iterable[Pair]) -> Iterator[Pair]:
-        for number, pair in enumerate(pairs, 1):
-            if any(SEPARATOR in text for text in pair):
+    def checked() -> Iterator[corpus.Pair]:
+        for number, pair in enumerate(corpus.read_pairs(*args.text, "--text"), 1):
+            if any(corpus.SEPARATOR in text for text in pair):
                 raise CommandError(
                     f"--text {args.text[0]} {args.text[1]}: line {number} has the separator"
-                    f" {SEPARATOR}; give text that is not joined"
+                    f" {corpus.SEPARATOR}; give text that is not joined"
                 )
             yield pair
 
-    pairs = join_neighbours(checked(read_pairs(*args.text, "--text")), args.count)
+    pairs = corpus.join_neighbours(checked(), args.count)
     count = _write(args, pairs, "--text: is empty")
     print(f"{count} joined pairs: {' '.join(map(str, args.output))}")
 
 
-def _write(args: argparse.Namespace, pairs: Iterator[Pair], remedy: str) -> int:
+def _write(args: argparse.Namespace, pairs: Iterator[corpus.Pair], remedy: str) -> int:
     source, target = args.output
     if source.resolve() == target.resolve():
         raise CommandError(f"--output {source} {target}: is one file; give a name for each side")
@@ -83,47 +79,41 @@ def _write(args: argparse.Namespace, pairs: Iterator[Pair], remedy: str) -> int:
     first = next(pairs, None)
     if first is None:
         raise CommandError(remedy)
-    return write_columns(args.output, chain([first], pairs))
+    return corpus.write_columns(args.output, chain([first], pairs))
 
 
-# ---- command line ------------------------------------------------------------------------------
+CORPORA = {
+    extrapolate: "training pairs without the long ones (SHAPE section 3.1)",
+    interpolate: "neighbouring training pairs joined (SHAPE section 3.1)",
+}
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = new_parser(__doc__, "recipes.mt.analyze")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    how = {"formatter_class": argparse.RawDescriptionHelpFormatter}
     for name, (module, summary) in ANALYSES.items():
-        command = commands.add_parser(
-            name,
-            help=summary,
-            description=module.__doc__,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+        command = commands.add_parser(name, help=summary, description=module.__doc__, **how)
         add_model_options(command)
         module.add_options(command)
         command.set_defaults(run=module.run)
-
-    def add_corpus_command(make: Callable, summary: str) -> argparse.ArgumentParser:
+    for make, summary in CORPORA.items():
         command = commands.add_parser(make.__name__, help=summary, description=summary)
         command.set_defaults(run=make)
         pair = {"nargs": 2, "type": Path, "required": True, "metavar": ("SOURCE", "TARGET")}
         command.add_argument("--text", **pair, help="parallel text, plain or .gz")
         command.add_argument("--output", **pair, help="files to write")
-        return command
-
-    text = "training pairs without the long ones (SHAPE section 3.1)"
-    command = add_corpus_command(extrapolate, text)
+    text = "neighbouring pairs that become one (default: %(default)s)"
+    number = {"type": positive, "metavar": "N"}
+    commands.choices["interpolate"].add_argument("--count", **number, default=10, help=text)
+    command = commands.choices["extrapolate"]
     text = "longest side of a pair that is kept (default: %(default)s)"
-    command.add_argument("--max-length", type=positive, default=50, metavar="N", help=text)
+    command.add_argument("--max-length", **number, default=50, help=text)
     add = command.add_mutually_exclusive_group().add_argument
     text = "sentencepiece model: count its subwords (default: words)"
     add("--spm", type=Path, metavar="FILE", help=text)
     text = "subword-nmt codes, of tokenised text: count their subwords (default: words)"
     add("--bpe", type=Path, metavar="FILE", help=text)
-    text = "neighbouring training pairs joined (SHAPE section 3.1)"
-    command = add_corpus_command(interpolate, text)
-    text = "neighbouring pairs that become one (default: %(default)s)"
-    command.add_argument("--count", type=positive, default=10, metavar="N", help=text)
     return parser
 
 

@@ -26,21 +26,11 @@ _CAPE_PAPER = preset_flags("cape_wmt14", "relpos_wmt14")
 _SHAPE_PAPER = preset_flags("shape_wmt16", "relpos_wmt16", "cape_wmt14")
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """One recipe. Lengths: `clean` counts words, `max_subwords` counts subwords, both per side."""
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """What is prepared. `clean` counts words, `max_subwords` counts subwords, of each side."""
 
-    title: str
-    train: str  # flags of fairseq-train
-    tokens_per_update: int  # over all devices and accumulation steps
-    max_tokens: int  # per device and forward pass, on the hardware of the paper
     languages: tuple[str, str] = ("en", "de")
-    beam: int = 4
-    length_penalty: float = 1.0
-    position: str = "cape"  # the paper's own position embedding
-    positions: Mapping[str, str] = field(default_factory=lambda: _CAPE_PAPER)  # flags by type
-    epochs: int | None = None  # train for so many epochs,
-    updates: int | None = None  # or so many updates
     segmentation: str = "bpe"  # "bpe": Moses tokens, then subword-nmt; or "sentencepiece"
     vocab_size: int = 32000  # merges for "bpe", pieces for "sentencepiece"
     lowercase: bool = False
@@ -51,6 +41,22 @@ class Recipe:
     filter_valid: bool = False  # max_subwords and max_ratio hold for the validation set, too
     hold_out_every: int = 1000  # every n-th training line is validation where no file is given
     join: int = 1  # so many neighbouring sentences make one, with a separator between
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Text):
+    """A text, and what is trained on it and how."""
+
+    title: str
+    train: str  # flags of fairseq-train
+    tokens_per_update: int  # over all devices and accumulation steps
+    max_tokens: int  # per device and forward pass, on the hardware of the paper
+    beam: int = 4
+    length_penalty: float = 1.0
+    position: str = "cape"  # the paper's own position embedding
+    positions: Mapping[str, str] = field(default_factory=lambda: _CAPE_PAPER)  # flags by type
+    epochs: int | None = None  # train for so many epochs,
+    updates: int | None = None  # or so many updates
     select: str = "best"  # or "average"
     average: int = 10  # checkpoints
     first_epoch: int = 1  # "best" considers epochs from this one on

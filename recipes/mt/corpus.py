@@ -1,4 +1,4 @@
-"""Parallel text: files, pairs and Moses tokens. Files are streamed: WMT is large."""
+"""Parallel text: files, pairs, Moses tokens, subwords. Files are streamed: WMT is large."""
 
 import contextlib
 import gzip
@@ -10,11 +10,13 @@ from pathlib import Path
 
 from sacremoses import MosesDetokenizer, MosesPunctNormalizer, MosesTokenizer
 
-from recipes.lab.steps import CommandError, digest, writing
+from recipes.lab import subwords
+from recipes.lab.steps import CommandError, digest, recorded, writing
 
 Row = tuple[str, ...]  # aligned lines of several files
 Pair = tuple[str, str]  # source and target
 Functions = Sequence[Callable[[str], str]]  # one for each column
+Subwords = subwords.SentencePiece | subwords.SubwordNMT
 
 SEPARATOR = "<sep>"  # between joined sentences
 CHUNK = 500  # rows handed to a worker at a time
@@ -61,7 +63,7 @@ def read_lines(path: Path, option: str) -> Iterator[str]:
 
 
 def read_pairs(source: Path, target: Path, option: str) -> Iterator[Pair]:
-    """Yield the sentence pairs of two aligned files, which must have the same number of lines."""
+    """Yield the sentence pairs of two files, which must have the same number of lines."""
     pairs = zip_longest(read_lines(source, option), read_lines(target, option))
     for number, (left, right) in enumerate(pairs):
         if left is None or right is None:
@@ -161,19 +163,102 @@ def _set_functions(functions: Functions) -> None:
     _functions = functions
 
 
-def _call(row: Row) -> Row:
-    return tuple(function(text) for function, text in zip(_functions, row, strict=True))
+def _call(row: Row, functions: Functions | None = None) -> Row:
+    return tuple(f(text) for f, text in zip(functions or _functions, row, strict=True))
 
 
 def map_columns(functions: Functions, rows: Iterable[Row], workers: int) -> Iterator[Row]:
     """Apply one function to each column of `rows`, in order, in `workers` processes."""
     if workers == 1:
-        for row in rows:
-            yield tuple(function(text) for function, text in zip(functions, row, strict=True))
+        yield from (_call(row, functions) for row in rows)
         return
     # Spawned, because a process with threads (progress bars, pools) must not be forked.
     spawn = multiprocessing.get_context("spawn")
-    with spawn.Pool(workers, initializer=_set_functions, initargs=(functions,)) as pool:
+    with spawn.Pool(workers, _set_functions, (functions,)) as pool:
         rows = iter(rows)
         while block := list(islice(rows, BLOCK)):
             yield from pool.imap(_call, block, chunksize=CHUNK)
+
+
+# ---- subwords ----------------------------------------------------------------------------------
+
+
+class Segmentation:
+    """Text to the subwords of a model, separated by spaces, and back; `moses` tokenises source and
+    target before it."""
+
+    def __init__(self, model: Subwords, moses: Sequence[Moses] = ()):
+        self.model, self.moses = model, moses
+        # Is the separator of joined sentences a word of its own? Set by who knows the vocabulary.
+        self.keeps_separator = False
+
+    def encode(self, text: str, side: int) -> str:
+        """Subwords of a text in the source (0) or target (1) language."""
+        tokenise = self.moses[side].tokenise if self.moses else str
+        return self._each_sentence(lambda part: self.model.encode(tokenise(part)), text)
+
+    def decode(self, pieces: str) -> str:
+        detokenise = self.moses[1].detokenise if self.moses else str
+        return self._each_sentence(lambda part: detokenise(self.model.decode(part)), pieces)
+
+    def plain(self, text: str) -> str:
+        """A line of the test text as it is scored."""
+        return text
+
+    def _each_sentence(self, function: Callable[[str], str], text: str) -> str:
+        return by_sentence(function, text) if self.keeps_separator else function(text)
+
+
+class Segmented:
+    """Text that is in the subwords of a model already. Their marks say how they are joined before
+    anything is scored."""
+
+    keeps_separator = True
+
+    def __init__(self, vocabulary: Sequence[str]):
+        segmentation = subwords.segmentation_of(vocabulary)
+        self.join: Callable[[str], str] = segmentation.decode if segmentation else str
+        if not segmentation:
+            marks = f"{subwords.WORD_START} or {subwords.CONTINUED}"
+            print(f"--segmented: no subword of the model is marked by {marks}; text is scored as "
+                  "it is", flush=True)  # fmt: skip
+
+    def encode(self, text: str, side: int) -> str:
+        return text
+
+    def decode(self, pieces: str) -> str:
+        return by_sentence(self.join, pieces)
+
+    plain = decode
+
+
+def open_subwords(method: str, path: Path, option: str) -> Subwords:
+    """The subword model in a file."""
+    try:
+        return subwords.SEGMENTATIONS[method](path)
+    except Exception as error:  # each library has errors of its own for a file of another kind
+        raise CommandError(
+            f"{option} {path}: cannot be read as a model of {method} ({error}); give the file that"
+            " the training text was segmented with"
+        ) from None
+
+
+def open_segmentation(
+    data: Path, languages: Pair, spm: Path | None = None, bpe: Path | None = None
+) -> Segmentation | None:
+    """What the options ``--spm`` and ``--bpe`` ask for, else what recipes.mt.quickstart and
+    recipes.mt.run have left beside the binarised `data`."""
+    method, option, flags = "sentencepiece", "segmentation", ()
+    if spm:
+        path, option = spm, "--spm"
+    elif bpe:  # as fairseq's own --tokenizer moses
+        method, path, option, flags = "bpe", bpe, "--bpe", (True, False)
+    elif not (path := data.parent / "sentencepiece.model").is_file():
+        path = data.parent / "subwords" / "model"
+        if not path.is_file():
+            return None
+        settings = recorded(path.parent)
+        method = settings["segmentation"]
+        flags = settings.get("aggressive_hyphens"), settings.get("lowercase")
+    moses = [Moses(language, *flags) for language in languages] if method == "bpe" else ()
+    return Segmentation(open_subwords(method, path, option), moses)

@@ -15,6 +15,7 @@ data and kept in the model.
 
 import argparse
 import json
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -24,32 +25,20 @@ from typing import Any
 if __name__ == "__main__":  # as a script, so that it also runs under `accelerate launch`
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import sentencepiece
+import transformers
+from sentencepiece import SentencePieceProcessor
 from torch.utils.data import Dataset
-from transformers import (
-    AutoTokenizer,
-    DataCollatorForSeq2Seq,
-    MarianTokenizer,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-)
 
 from hf_models import CapeMarianConfig, CapeMarianMTModel
-from recipes.lab.data import (
-    add_data_args,
-    fingerprint,
-    given_tables,
-    has_data,
-    open_dataset,
-    train_and_test,
-)
+from recipes.lab import data
 from recipes.lab.hf_checkpoints import load_model, make_config, read_beside, read_config
 from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
 from recipes.lab.options import positive, settings_to_compare
 from recipes.lab.steps import CommandError, run_main, step, write_lines
 from recipes.lab.subwords import SentencePiece
+from recipes.mt.corpus import Pair
 from recipes.mt.number_lists import MAX_TRAIN_LENGTH, make_number_lists, spell
-from recipes.mt.scoring import METRICS, Score, score_by_length, score_groups
+from recipes.mt.scoring import METRICS, groups_by_length, score_groups
 
 COMPARED = ("sinpos", "cape")
 # As in the quickstart: shifts and offsets cover the longest test list.
@@ -80,12 +69,10 @@ LENGTHS = (1, 2, 4, 8, 16, 32, 64)  # upper ends of bins of source words for oth
 class Pairs(Dataset):
     """Tokenised sentence pairs; `max_length` is that of a side, None keeps all tokens."""
 
-    def __init__(
-        self, pairs: Sequence[tuple[str, str]], tokenizer: Any, max_length: int | None
-    ) -> None:
+    def __init__(self, pairs: Sequence[Pair], tokenizer: Any, max_length: int | None) -> None:
         self.pairs = list(pairs)
         cut = {"truncation": max_length is not None, "max_length": max_length}
-        sources, targets = ([pair[side] for pair in self.pairs] for side in (0, 1))
+        sources, targets = map(list, zip(*self.pairs, strict=True))
         self.sources = tokenizer(sources, **cut)["input_ids"]
         self.targets = tokenizer(text_target=targets, **cut)["input_ids"]
 
@@ -102,10 +89,7 @@ class Pairs(Dataset):
         return f"{sum(map(len, self.targets))}/{sum(map(len, self.sources))}"
 
 
-# ---- data --------------------------------------------------------------------------------------
-
-
-def number_lists() -> dict[str, list[tuple[str, str]]]:
+def number_lists() -> dict[str, list[Pair]]:
     """Lists of numbers written out in English and German, at most 4 in training, 12 in test."""
     lists = make_number_lists(0, {"train": 20000, "valid": 200, "test": 600})
     return {
@@ -114,59 +98,56 @@ def number_lists() -> dict[str, list[tuple[str, str]]]:
     }
 
 
-def given_data(args: argparse.Namespace) -> dict[str, list[tuple[str, str]]]:
+def given_data(args: argparse.Namespace) -> dict[str, list[Pair]]:
     """The pairs of ``--dataset`` or ``--train-file``; splits train and test."""
-    data = open_dataset(args.dataset, args.dataset_config) if args.dataset else given_tables(args)
-    parts = train_and_test(data, args.train_split, args.test_split)
-    languages = (args.source_lang, args.target_lang)
+    if args.dataset:
+        tables = data.open_dataset(args.dataset, args.dataset_config)
+    else:
+        tables = data.given_tables(args)
     pairs = {}
-    for split, rows in parts.items():
-        given = [_pair(row, languages) for row in rows]
+    for split, rows in data.train_and_test(tables, args.train_split, args.test_split).items():
+        given = [_pair(row, args.source_lang, args.target_lang) for row in rows]
         pairs[split] = [pair for pair in given if all(text and text.strip() for text in pair)]
-        if len(pairs[split]) < len(given):
-            print(f"{split} data: {len(given) - len(pairs[split])} of {len(given)} pairs skipped "
-                  "(empty source or target)", flush=True)  # fmt: skip
+        if skipped := len(given) - len(pairs[split]):
+            print(f"{split} data: {skipped} of {len(given)} pairs skipped (empty source or target)",
+                  flush=True)  # fmt: skip
         if not pairs[split]:
             raise CommandError(f"{split} data: no pair of texts")
     return pairs
 
 
-def _pair(row: Mapping[str, Any], languages: tuple[str, str]) -> tuple[str, str]:
+def _pair(row: Mapping[str, Any], source: str, target: str) -> Pair:
     texts = row.get("translation") or row
-    problem = f"--source-lang {languages[0]} --target-lang {languages[1]}: the data have"
-    if not texts.keys() >= set(languages):
+    problem = f"--source-lang {source} --target-lang {target}: the data have"
+    if not texts.keys() >= {source, target}:
         raise CommandError(f"{problem} the columns {', '.join(texts)}; name two of them")
-    pair = texts[languages[0]], texts[languages[1]]
-    for text in pair:
+    for text in (texts[source], texts[target]):
         if not isinstance(text, str | None):
             raise CommandError(
                 f"{problem} {text!r}, which is no text; name columns of texts (json keeps numbers"
                 " in quotes)"
             )
-    return pair
+    return texts[source], texts[target]
 
 
-def make_tokenizer(folder: Path, pairs: Sequence[tuple[str, str]], size: int) -> MarianTokenizer:
+def make_tokenizer(folder: Path, pairs: Sequence[Pair], size: int) -> transformers.MarianTokenizer:
     """A Marian tokenizer with a joint sentencepiece model of the training text."""
+    files = {"source_spm": "source.spm", "target_spm": "target.spm", "vocab": "vocab.json"}
+    texts = [text for pair in pairs for text in pair]
 
     def make(partial: Path) -> None:
         write_lines(partial / "text", texts)
         SentencePiece.train([partial / "text"], partial / "source.spm", size)
         (partial / "text").unlink()
-        (partial / "target.spm").write_bytes((partial / "source.spm").read_bytes())
-        model = sentencepiece.SentencePieceProcessor(model_file=str(partial / "source.spm"))
-        pieces = [model.id_to_piece(index) for index in range(model.get_piece_size())]
+        shutil.copyfile(partial / "source.spm", partial / "target.spm")
+        model = SentencePieceProcessor(model_file=str(partial / "source.spm"))
+        pieces = map(model.id_to_piece, range(model.get_piece_size()))
         words = ["</s>", "<unk>", *(p for p in pieces if p not in ("<unk>", "</s>")), "<pad>"]
         with open(partial / "vocab.json", "w", encoding="utf-8") as file:
             json.dump({word: index for index, word in enumerate(words)}, file)
 
-    texts = [text for pair in pairs for text in pair]
-    step(folder, {"vocab_size": size, "text": fingerprint(texts)}, make)
-    files = {"source_spm": "source.spm", "target_spm": "target.spm", "vocab": "vocab.json"}
-    return MarianTokenizer(**{argument: str(folder / name) for argument, name in files.items()})
-
-
-# ---- models ------------------------------------------------------------------------------------
+    step(folder, {"vocab_size": size, "text": data.fingerprint(texts)}, make)
+    return transformers.MarianTokenizer(**{name: str(folder / files[name]) for name in files})
 
 
 def build_model(
@@ -183,48 +164,36 @@ def build_model(
         "forced_eos_token_id": None,
         "bos_token_id": None,
     }
-    sizes = {**sizes, **special}
-    return CapeMarianMTModel(
-        make_config(CapeMarianConfig, sizes, position_embedding=dict(settings))
-    )
+    more = {"position_embedding": dict(settings)}
+    return CapeMarianMTModel(make_config(CapeMarianConfig, {**sizes, **special}, **more))
 
 
-def translate(model: Any, tokenizer: Any, data: Pairs, beams: int, batch_size: int) -> list[str]:
+def translate(model: Any, tokenizer: Any, pairs: Pairs, beams: int, batch_size: int) -> list[str]:
     """Hypotheses in the order of the data."""
 
     def run(rows: Sequence[int]) -> list[str]:
-        sources = {"input_ids": [data.sources[row] for row in rows]}
+        sources = {"input_ids": [pairs.sources[row] for row in rows]}
         batch = tokenizer.pad(sources, return_tensors="pt").to(model.device)
         limit = 10 + 2 * batch["input_ids"].shape[1]
         out = model.generate(**batch, num_beams=beams, max_new_tokens=limit, do_sample=False)
         return tokenizer.batch_decode(out, skip_special_tokens=True)
 
-    work = batches([len(source) for source in data.sources], batch_size)
-    return share(work, run, "translate", len(data))
-
-
-def evaluate(hypotheses: Sequence[str], data: Pairs, lists: bool) -> dict[str, Score]:
-    """Scores by numbers in the list, or by bins of source words, and of all."""
-    sources, references = zip(*data.pairs, strict=True)
-    if lists:
-        numbers = [source.count(",") + 1 for source in sources]
-        labels = [str(count) for count in sorted(set(numbers))]
-        return score_groups(hypotheses, references, list(map(str, numbers)), labels)
-    return score_by_length(data.pairs, hypotheses, LENGTHS)
+    work = batches(list(map(len, pairs.sources)), batch_size)
+    return share(work, run, "translate", len(pairs))
 
 
 def read_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Any, bool]:
     """Options, those of the Trainer, and whether the data are the built-in number lists."""
     parser = make_parser(__doc__, "text")
     add = parser.add_argument
-    add_data_args(parser)
+    data.add_data_args(parser)
     add("--source-lang", default="en", help="column (default: en)")
     add("--target-lang", default="de", help="column (default: de)")
     add("--vocab-size", type=positive, default=8000, help="of a new tokenizer (default: 8000)")
     add("--max-length", type=positive, default=256, help="tokens of a training sentence")
     add("--beams", type=positive, default=1)
     parser.set_defaults(output=Path("results/mt_hf"))
-    lists = not has_data(parser.parse_known_args(argv)[0])
+    lists = not data.has_data(parser.parse_known_args(argv)[0])
     return *parse(parser, LIST_TRAINING if lists else (), argv), lists
 
 
@@ -232,7 +201,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args, training, lists = read_options(argv)
     if args.model:
         read_config(args.model, CapeMarianConfig)
-        tokenizer = read_beside(AutoTokenizer, args.model)
+        tokenizer = read_beside(transformers.AutoTokenizer, args.model)
     splits = number_lists() if lists else given_data(args)
     if not args.model:
         size = LIST_VOCABULARY if lists else args.vocab_size
@@ -245,10 +214,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if training.process_index == 0:
         print(f"alpha = {alpha} = {float(Fraction(alpha)):.4f} target tokens per source token")
 
-    def make_trainer(settings: Any, own: Seq2SeqTrainingArguments) -> Seq2SeqTrainer:
+    def make_trainer(settings: Any, own: Any) -> transformers.Seq2SeqTrainer:
         model = build_model(args.model, settings, sizes, tokenizer)
-        collator = DataCollatorForSeq2Seq(tokenizer, model=model)
-        return Seq2SeqTrainer(model, own, collator, train_set, processing_class=tokenizer)
+        collator = transformers.DataCollatorForSeq2Seq(tokenizer, model=model)
+        more = {"processing_class": tokenizer}
+        return transformers.Seq2SeqTrainer(model, own, collator, train_set, **more)
 
     defaults = LIST_SETTINGS if lists else {}
     defaults = {**defaults, "cape": {"source_scale": alpha, **defaults.get("cape", {})}}
@@ -257,11 +227,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         if settings.get("source_scale") == "auto":
             settings["source_scale"] = alpha
     metric, group = ("exact_match", "numbers") if lists else ("bleu", "source words")
+    sources, references = zip(*test_set.pairs, strict=True)
+    groups, labels = groups_by_length(sources, LENGTHS)
+    if lists:
+        groups = [str(source.count(",") + 1) for source in sources]
+        labels = sorted(set(groups), key=int)
     rows = []
     for columns, trainer in train_all(compared, args, training, make_trainer):
         batch_size = training.per_device_eval_batch_size
         hypotheses = translate(trainer.model, tokenizer, test_set, args.beams, batch_size)
-        for label, score in evaluate(hypotheses, test_set, lists).items():
+        for label, score in score_groups(hypotheses, references, groups, labels).items():
             rows.append({**columns, group: label, metric: getattr(score, metric)})
     trained = [str(n + 1) for n in range(MAX_TRAIN_LENGTH)] if lists else []
     report(args.output, "Translation", rows, group, {metric: METRICS[metric]}, trained=trained)

@@ -12,6 +12,7 @@ long, which makes the corpus a test of length generalisation whose score needs n
 
 import random
 from collections.abc import Mapping, Sequence
+from itertools import product
 from math import ceil
 from pathlib import Path
 
@@ -45,17 +46,13 @@ def draw_split(
     lists: list[NumberList] = []
     seen = set(forbidden)
     for length in range(1, max_length + 1):
-        wanted = ceil(size / max_length)
-        if distinct:
-            wanted = min(wanted, (MAX_NUMBER + 1) ** length // 5)
-        while wanted:
+        most = (MAX_NUMBER + 1) ** length // 5 if distinct else size
+        end = len(lists) + min(ceil(size / max_length), most)
+        while len(lists) < end:
             candidate = tuple(rng.randint(0, MAX_NUMBER) for _ in range(length))
-            if candidate in seen:
-                continue
-            if distinct:
-                seen.add(candidate)
-            lists.append(candidate)
-            wanted -= 1
+            if candidate not in seen:
+                lists.append(candidate)
+                seen |= {candidate} if distinct else set()
     return lists
 
 
@@ -73,17 +70,13 @@ def make_number_lists(
 
 
 def write_number_lists(
-    folder: Path,
-    seed: int = 0,
-    sizes: Mapping[str, int] = SPLIT_SIZES,
-    languages: tuple[str, str] = LANGUAGES,
+    folder: Path, seed: int = 0, sizes: Mapping[str, int] = SPLIT_SIZES, languages=LANGUAGES
 ) -> None:
     """Write ``{train,valid,test}.{language}``, and in ``test.group`` the lengths of the lists."""
     splits = make_number_lists(seed, sizes)
-    for split, lists in splits.items():
-        for language in languages:
-            lines = (spell(numbers, language) for numbers in lists)
-            write_lines(folder / f"{split}.{language}", lines)
+    for split, language in product(splits, languages):
+        lines = (spell(numbers, language) for numbers in splits[split])
+        write_lines(folder / f"{split}.{language}", lines)
     write_lines(folder / "test.group", (str(len(numbers)) for numbers in splits["test"]))
 
 

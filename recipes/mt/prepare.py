@@ -6,136 +6,133 @@ subwords    joint segmentation learned on training text, length filter, joining 
 binary      fairseq-preprocess with a joined dictionary
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 from recipes.lab.runs import binarise
-from recipes.lab.steps import CommandError, progress, step
+from recipes.lab.steps import CommandError, matches, progress, step
 from recipes.lab.subwords import SEGMENTATIONS
-from recipes.mt import number_lists
-from recipes.mt.catalog import Recipe
-from recipes.mt.corpus import (
-    Moses,
-    Row,
-    fingerprint,
-    join_neighbours,
-    map_columns,
-    read_lines,
-    read_pairs,
-    write_columns,
-)
+from recipes.mt import corpus
+from recipes.mt.catalog import Text
+from recipes.mt.number_lists import write_number_lists
 
 SAMPLE_SIZES = {"train": 600, "valid": 20, "test": 12}
+# A step knows and records all options of the text but these, which only later steps look at.
+LATER = {"tokenised": ("segmentation", "vocab_size", "max_subwords", "filter_valid", "join")}
+LATER["text"] = ("lowercase", "aggressive_hyphens", "clean", "max_ratio", *LATER["tokenised"])
 
 # The user's text by split. Training and validation files are concatenated, test files are not.
 Files = Mapping[str, Sequence[tuple[Path, Path]]]
 
 
-def lengths_fit(pair: Row, low: int, high: int | None, max_ratio: float) -> bool:
+def lengths_fit(pair: corpus.Row, low: int, high: int | None, max_ratio: float) -> bool:
     """The filter of clean-corpus-n.perl: both sides have `low` to `high` tokens, in proportion."""
     short, long = sorted(len(text.split()) for text in pair)
     return low <= short and long <= (high or long) and long <= max_ratio * short
 
 
-def split_files(folder: Path, split: str, recipe: Recipe) -> list[Path]:
-    """The source and the target file of a split."""
-    return [folder / f"{split}.{language}" for language in recipe.languages]
+def split_files(folder: Path, split: str, options: Namespace) -> list[Path]:
+    return [folder / f"{split}.{language}" for language in options.languages]
 
 
-def prepare(recipe: Recipe, files: Files, work: Path, sample: bool, workers: int) -> None:
+def prepare(recipe: Text, files: Files, work: Path, sample: bool, workers: int) -> None:
     """Make the four folders of this module in `work`; finished ones are reused."""
-    settings: dict[str, object] = {
-        split: [fingerprint(path, f"--{split}") for pair in pairs for path in pair]
+    given = {
+        split: [corpus.fingerprint(path, f"--{split}") for pair in pairs for path in pair]
         for split, pairs in files.items()
     }
-    settings |= {"hold_out_every": recipe.hold_out_every, "sample": sample}
     tests = [f"test{number or ''}" for number in range(max(1, len(files["test"])))]
     splits = ["train", "valid", *tests]
-    text = step(work / "text", settings, partial(collect_text, recipe, files, sample))
-    tokens = text
+
+    def make(name: str, function: Callable[..., None], *inputs: Any) -> Path:
+        known = [option for option in fields(Text) if option.name not in LATER.get(name, ())]
+        options = {option.name: getattr(recipe, option.name) for option in known}
+        settings = {**given, "sample": sample, **options}
+        # of records that were written before an option was; the languages were those of the recipe
+        unset = {option.name: option.default for option in known}
+        if not matches(work / name, settings, unset={**unset, "languages": recipe.languages}):
+            step(work / name, settings, partial(function, Namespace(**options), *inputs))
+        return work / name
+
+    text = tokens = make("text", collect_text, files, sample)
     if recipe.segmentation == "bpe":
-        names = ("lowercase", "aggressive_hyphens", "clean", "max_ratio")
-        settings |= {name: getattr(recipe, name) for name in names}
-        make = partial(tokenise_text, recipe, splits, text, workers)
-        tokens = step(work / "tokenised", settings, make)
-    names = ("segmentation", "vocab_size", "max_subwords", "filter_valid", "join")
-    settings |= {name: getattr(recipe, name) for name in names}
-    make = partial(segment_text, recipe, splits, text, tokens, workers)
-    subwords = step(work / "subwords", settings, make)
+        tokens = make("tokenised", tokenise_text, splits, text, workers)
+    subwords = make("subwords", segment_text, splits, text, tokens, workers)
     prefixes = {split: str(subwords / split) for split in ("train", "valid")}
     prefixes["test"] = ",".join(str(subwords / test) for test in tests)
-    step(work / "binary", settings, partial(binarise, prefixes, recipe.languages, workers))
+    make("binary", lambda options, folder: binarise(prefixes, options.languages, workers, folder))
 
 
-# ---- steps -------------------------------------------------------------------------------------
-
-
-def collect_text(recipe: Recipe, files: Files, sample: bool, folder: Path) -> None:
+def collect_text(options: Namespace, files: Files, sample: bool, folder: Path) -> None:
     """Write plain text ``{train,valid,test,test1...}.{language}``."""
     if not files["train"]:
-        number_lists.write_number_lists(folder, sizes=SAMPLE_SIZES, languages=recipe.languages)
+        write_number_lists(folder, sizes=SAMPLE_SIZES, languages=options.languages)
         return
 
-    def read(split: str, pairs: Sequence[tuple[Path, Path]]) -> Iterator[Row]:
-        lines = chain.from_iterable(read_pairs(*pair, f"--{split}") for pair in pairs)
+    def read(split: str, pairs: Sequence[tuple[Path, Path]]) -> Iterator[corpus.Row]:
+        lines = chain.from_iterable(corpus.read_pairs(*pair, f"--{split}") for pair in pairs)
         return islice(lines, SAMPLE_SIZES[split] if sample else None)
 
-    every = recipe.hold_out_every
+    every = options.hold_out_every
     places = {0: "valid", every // 2: "test"}  # line number modulo `every`
     held_out = {place: split for place, split in places.items() if not files[split]}
     for split in ("train", *held_out.values()):
         lines = enumerate(read("train", files["train"]))
         pairs = (pair for n, pair in lines if held_out.get(n % every, "train") == split)
-        if write_columns(split_files(folder, split, recipe), pairs) == 0:
+        if corpus.write_columns(split_files(folder, split, options), pairs) == 0:
             raise CommandError(
                 f"--train: too few lines to hold out every {every}th for --{split}; give --{split}"
             )
     if files["valid"]:
-        write_columns(split_files(folder, "valid", recipe), read("valid", files["valid"]))
+        corpus.write_columns(split_files(folder, "valid", options), read("valid", files["valid"]))
     for number, pair in enumerate(files["test"]):
-        write_columns(split_files(folder, f"test{number or ''}", recipe), read("test", [pair]))
+        names = split_files(folder, f"test{number or ''}", options)
+        corpus.write_columns(names, read("test", [pair]))
 
 
 def tokenise_text(
-    recipe: Recipe, splits: Sequence[str], text: Path, workers: int, folder: Path
+    options: Namespace, splits: Sequence[str], text: Path, workers: int, folder: Path
 ) -> None:
     """Moses tokens of all splits; training pairs of unfit lengths are dropped."""
-    flags = recipe.aggressive_hyphens, recipe.lowercase
-    moses = [Moses(language, *flags) for language in recipe.languages]
+    flags = options.aggressive_hyphens, options.lowercase
+    moses = [corpus.Moses(language, *flags).tokenise for language in options.languages]
     for split in splits:
-        pairs = read_pairs(*split_files(text, split, recipe), split)
-        pairs = map_columns([side.tokenise for side in moses], pairs, workers)
+        pairs = corpus.read_pairs(*split_files(text, split, options), split)
+        pairs = corpus.map_columns(moses, pairs, workers)
         pairs = iter(progress(pairs, f"tokenise {split}", unit="pair"))
         if split == "train":
-            low, high = recipe.clean or (1, None)
-            pairs = (pair for pair in pairs if lengths_fit(pair, low, high, recipe.max_ratio))
-        write_columns(split_files(folder, split, recipe), pairs)
+            limits = (*(options.clean or (1, None)), options.max_ratio)
+            pairs = (pair for pair in pairs if lengths_fit(pair, *limits))
+        corpus.write_columns(split_files(folder, split, options), pairs)
 
 
 def segment_text(
-    recipe: Recipe, splits: Sequence[str], text: Path, tokens: Path, workers: int, folder: Path
+    options: Namespace, splits: Sequence[str], text: Path, tokens: Path, workers: int, folder: Path
 ) -> None:
     """Subwords of all splits, and the plain text that they are to be compared with.
 
     Writes ``{split}.{language}``, ``model``, and for all splits but train ``{split}.reference``:
     the target side, untokenised, filtered and joined like the subwords.
     """
-    languages = recipe.languages
-    files = split_files(tokens, "train", recipe)
-    model = SEGMENTATIONS[recipe.segmentation].train(files, folder / "model", recipe.vocab_size)
+    files = split_files(tokens, "train", options)
+    model = SEGMENTATIONS[options.segmentation].train(files, folder / "model", options.vocab_size)
     for split in splits:
-        rows = read_pairs(*split_files(tokens, split, recipe), split)
-        rows = map_columns([model.encode, model.encode], rows, workers)
-        names = [*languages, "reference"] if split != "train" else languages
+        rows = corpus.read_pairs(*split_files(tokens, split, options), split)
+        rows = corpus.map_columns([model.encode, model.encode], rows, workers)
+        names = split_files(folder, split, options)
         if split != "train":
-            plain = read_lines(text / f"{split}.{languages[1]}", split)
+            names.append(folder / f"{split}.reference")
+            plain = corpus.read_lines(split_files(text, split, options)[1], split)
             rows = ((*pair, reference) for pair, reference in zip(rows, plain, strict=True))
         rows = iter(progress(rows, f"segment {split}", unit="pair"))
-        if split == "train" or (split == "valid" and recipe.filter_valid):
-            limits = (1, recipe.max_subwords, recipe.max_ratio)
+        if split == "train" or (split == "valid" and options.filter_valid):
+            limits = (1, options.max_subwords, options.max_ratio)
             rows = (row for row in rows if lengths_fit(row[:2], *limits))
-        if recipe.join > 1:
-            rows = join_neighbours(rows, recipe.join)
-        write_columns([folder / f"{split}.{name}" for name in names], rows)
+        if options.join > 1:
+            rows = corpus.join_neighbours(rows, options.join)
+        corpus.write_columns(names, rows)

@@ -18,30 +18,19 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
 from tempfile import TemporaryDirectory
 from threading import Lock
+from typing import NamedTuple
 
-from recipes.lab.options import add_shared, available_cores, check_shared, new_parser, positive
-from recipes.lab.runs import binarise, generate, is_finished, run_all, train
+from recipes.lab import options, runs
 from recipes.lab.scores import write_scores
 from recipes.lab.steps import CommandError, read_written, run_main, step, write_lines
 from recipes.lab.subwords import SentencePiece
 from recipes.lab.tables import Row, grouped, how_made, markdown, shown_command
-from recipes.mt import number_lists
-from recipes.mt.corpus import (
-    Pair,
-    fingerprint,
-    languages_of,
-    read_lines,
-    read_pairs,
-    split_pairs,
-    write_columns,
-)
+from recipes.mt import corpus, number_lists
 from recipes.mt.scoring import METRICS, METRICS_ARE, score_groups
 
 PACKAGES = ("torch", "fairseq-fixed", "sentencepiece", "sacrebleu", "num2words")
@@ -85,42 +74,44 @@ MIN_PAIRS = 8  # fairseq drops a last batch that is no multiple of 8, and refuse
 # ---- data --------------------------------------------------------------------------------------
 
 
-@dataclass
-class Corpus:
+class Data(NamedTuple):
     """A corpus, segmented and binarised in `folder`, with the test sentences by length."""
 
-    work: Path
+    folder: Path
     settings: Mapping[str, object]
-    languages: Pair
-    write: Callable[[Path], None]  # text files {train,valid,test}.{language} and test.group
+    languages: corpus.Pair
     lengths: str  # what the lengths count
     labels: Sequence[str]  # of the groups of test sentences, from short to long
-    trained: int  # so many of the labels, from the first, occur in training
+    trained: Sequence[str]  # those of them that occur in training
 
-    def __post_init__(self) -> None:
-        self.folder = step(self.work / "data", self.settings, self._make)
 
-    def _make(self, folder: Path) -> None:
-        self.write(folder)
-        files = [folder / f"train.{language}" for language in self.languages]
-        model, size = folder / "sentencepiece.model", self.settings["vocab_size"]
+def make_data(folder: Path, settings: Mapping, languages: corpus.Pair, write: Callable) -> Path:
+    """A step, from the text ``{train,valid,test}.{language}`` and ``test.group`` of `write`."""
+
+    def make(folder: Path) -> None:
+        write(folder)
+        files = [folder / f"train.{language}" for language in languages]
+        model, size = folder / "sentencepiece.model", settings["vocab_size"]
         subwords = SentencePiece.train(files, model, size)
         prefixes = {split: folder / f"{split}.pieces" for split in ("train", "valid", "test")}
         for split, prefix in prefixes.items():
-            for language in self.languages:
-                lines = read_lines(folder / f"{split}.{language}", "--data")
+            for language in languages:
+                lines = corpus.read_lines(folder / f"{split}.{language}", "--data")
                 write_lines(Path(f"{prefix}.{language}"), map(subwords.encode, lines))
-        binarise(prefixes, self.languages, 1, folder / "binary")
+        runs.binarise(prefixes, languages, 1, folder / "binary")
+
+    return step(folder, settings, make)
 
 
-def prepare_number_lists(args: argparse.Namespace) -> Corpus:
+def prepare_number_lists(args: argparse.Namespace) -> Data:
     sizes = number_lists.SPLIT_SIZES | {"train": args.train_size, "test": args.test_size}
     settings = {"vocab_size": args.vocab_size or 140, "lists": sizes}
-    labels = [str(length + 1) for length in range(number_lists.MAX_TEST_LENGTH)]
     write = partial(number_lists.write_number_lists, sizes=sizes)
-    lengths = ("numbers in the list", labels, number_lists.MAX_TRAIN_LENGTH)
-    work = args.work / "number_lists"
-    return Corpus(work, settings, number_lists.LANGUAGES, write, *lengths)
+    made_of = (settings, number_lists.LANGUAGES)
+    folder = make_data(args.work / "number_lists" / "data", *made_of, write)
+    labels = [str(length + 1) for length in range(number_lists.MAX_TEST_LENGTH)]
+    trained = labels[: number_lists.MAX_TRAIN_LENGTH]
+    return Data(folder, *made_of, "numbers in the list", labels, trained)
 
 
 def word_count(text: str) -> int:
@@ -128,27 +119,26 @@ def word_count(text: str) -> int:
     return len(text.split())
 
 
-def length_bins(limit: int) -> dict[str, range]:
+def length_bins(limit: int) -> list[tuple[str, int, float]]:
     """Bins of source words around the training `limit`: two within, three beyond."""
-    edges = [0, limit // 2, limit, limit * 3 // 2, limit * 2]
-    bins = {f"{low + 1}-{high}": range(low + 1, high + 1) for low, high in pairwise(edges)}
-    bins[f"over {edges[-1]}"] = range(edges[-1] + 1, sys.maxsize)
-    return {label: bin for label, bin in bins.items() if bin}
+    edges = {limit // 2, limit, limit * 3 // 2, limit * 2} - {0}
+    (_, _, first), *longer = options.bins(sorted(edges), "--max-train-length")
+    return [(f"1-{first}", 1, first), *longer]
 
 
-def read_splits(args: argparse.Namespace) -> dict[str, list[Pair]]:
+def read_splits(args: argparse.Namespace) -> dict[str, list[corpus.Pair]]:
     """The user's pairs without those that are empty on one side; validation and test data are split
     off the training data where they are not given."""
     given = {}
     for split, option in (("train", "data"), ("valid", "valid"), ("test", "test")):
         if paths := getattr(args, option):
-            given[split] = [pair for pair in read_pairs(*paths, f"--{option}") if all(pair)]
+            given[split] = [pair for pair in corpus.read_pairs(*paths, f"--{option}") if all(pair)]
     total, what = len(given["train"]), f"--data {args.data[0]} {args.data[1]}: only"
     if total < 200:
         raise CommandError(f"{what} {total} non-empty sentence pairs; at least 200 are needed")
     sizes = {"valid": max(40, min(500, total // 20)), "test": min(1000, total // 10)}
     missing = {split: size for split, size in sizes.items() if split not in given}
-    splits = given | split_pairs(given["train"], missing)
+    splits = given | corpus.split_pairs(given["train"], missing)
     if len(splits["train"]) < MIN_PAIRS:
         raise CommandError(
             f"{what} {len(splits['train'])} training pairs are not also in validation or test data;"
@@ -157,9 +147,8 @@ def read_splits(args: argparse.Namespace) -> dict[str, list[Pair]]:
     return splits
 
 
-def prepare_files(args: argparse.Namespace) -> Corpus:
+def prepare_files(args: argparse.Namespace) -> Data:
     """The user's own text files; training on the shorter sentences."""
-    files = [path for paths in (args.data, args.valid, args.test) for path in paths or ()]
     splits = read_splits(args)
     counts = (word_count(source) for source, _ in splits["train"])
     limit = args.max_train_length or int(median(counts))
@@ -171,51 +160,66 @@ def prepare_files(args: argparse.Namespace) -> Corpus:
                 f" short, {MIN_PAIRS} are needed; choose a larger length"
             )
     bins = length_bins(limit)
-    groups = [
-        next(label for label, bin in bins.items() if word_count(source) in bin)
-        for source, _ in splits["test"]
-    ]
-    labels = [label for label in bins if label in groups]
+    groups = [options.bin_of(word_count(source), bins) for source, _ in splits["test"]]
+    files = [path for paths in (args.data, args.valid, args.test) for path in paths or ()]
     settings = {
         "vocab_size": args.vocab_size or 4000,
         "max_train_length": limit,
-        "files": [fingerprint(path, "--data") for path in files],
+        "files": [corpus.fingerprint(path, "--data") for path in files],
     }
-    languages = languages_of(*args.data)
+    languages = corpus.languages_of(*args.data)
 
     def write(folder: Path) -> None:
         for split, pairs in splits.items():
-            write_columns([folder / f"{split}.{language}" for language in languages], pairs)
+            names = [folder / f"{split}.{language}" for language in languages]
+            corpus.write_columns(names, pairs)
         write_lines(folder / "test.group", groups)
 
-    lengths = ("source words", labels, sum(bins[label][-1] <= limit for label in labels))
     work = args.work / args.data[0].name.removesuffix(".gz")
-    return Corpus(work, settings, languages, write, *lengths)
+    folder = make_data(work / "data", settings, languages, write)
+    ends = {label: high for label, _, high in bins if label in groups}
+    trained = [label for label, high in ends.items() if high <= limit]
+    return Data(folder, settings, languages, "source words", list(ends), trained)
 
 
 # ---- models ------------------------------------------------------------------------------------
 
 
-@dataclass
-class Progress:
+class Comparison:
     """The scores so far; tables and figure are written anew with each model that is tested."""
 
-    args: argparse.Namespace
-    corpus: Corpus
-    facts: Mapping[str, str]
-    rows: dict[tuple[str, int], list[Row]] = field(default_factory=dict)
-    lock: Lock = field(default_factory=Lock)
+    def __init__(self, args: argparse.Namespace, data: Data, facts: Mapping[str, str]):
+        self.args, self.data, self.facts = args, data, facts
+        self.rows: dict[tuple[str, int], list[Row]] = {}
+        self.lock = Lock()
 
-    def show(self, variant: str, name: str, seed: int, seconds: float, pieces: list[str]) -> None:
-        """Scores hypotheses, as subwords, in place of what was known of this variant and seed."""
-        folder, target = self.corpus.folder, self.corpus.languages[1]
-        texts = list(map(SentencePiece(folder / "sentencepiece.model").decode, pieces))
-        groups, references, reference_pieces = (
-            list(read_lines(folder / f"test.{ending}", "--test"))
-            for ending in ("group", target, f"pieces.{target}")
-        )
-        tokens = pieces, reference_pieces
-        scores = score_groups(texts, references, groups, self.corpus.labels, tokens)
+    def run(self, variant: str, seed: int) -> None:
+        """Trains and tests one model; of long trainings also the first updates."""
+        n, folder = self.args.updates, self.data.folder
+        run = folder.parent / "runs" / f"{variant}-seed{seed}"
+        schedule = f"--max-update {n} --total-num-update {n} --seed {seed * SEED_STEP}"
+        flags = shlex.split(f"{MODEL} {OPTIMISATION} {schedule} {ALL_VARIANTS[variant]}")
+        made_of = (folder / "binary", run, flags, {"corpus": self.data.settings})
+        how = {"threads": self.args.threads, "title": f"{variant} seed {seed}"}
+        if n > 2 * FIRST_LOOK and not runs.is_finished(run):
+            seconds = runs.train(*made_of, **how, until=FIRST_LOOK)
+            with TemporaryDirectory(dir=run) as temporary:
+                name = f"{variant} ({FIRST_LOOK} of {n} updates)"
+                self.test(variant, seed, name, run, Path(temporary), seconds)
+        self.test(variant, seed, variant, run, run, runs.train(*made_of, **how))
+
+    def test(
+        self, variant: str, seed: int, name: str, run: Path, folder: Path, seconds: float
+    ) -> None:
+        """Decodes in `folder`, and scores in place of what was known of this variant and seed."""
+        data, target = self.data.folder, self.data.languages[1]
+        endings = ("group", target, f"pieces.{target}")
+        groups, references, tokens = (read_written(data / f"test.{end}") for end in endings)
+        paths = data / "binary", run / "checkpoint_last.pt", folder / "decoded"
+        how = {"count": len(groups), "threads": self.args.threads}
+        pieces = runs.generate(*paths, shlex.split(DECODING), **how)
+        texts = list(map(SentencePiece(data / "sentencepiece.model").decode, pieces))
+        scores = score_groups(texts, references, groups, self.data.labels, (pieces, tokens))
         columns = {"variant": name, "seed": seed}
         with self.lock:
             self.rows[variant, seed] = [
@@ -235,46 +239,10 @@ class Progress:
             [name, f"`{flags[name]}`", f"{mean(row['train_seconds'] for row in trained):.0f}"]
             for name, trained in grouped(rows, "variant").items()
         ]
-        corpus = self.corpus
-        write_scores(
-            self.args.output,
-            "Quickstart: scores by length",
-            rows,
-            "length",
-            METRICS,
-            self.facts,
-            groups_are=corpus.lengths,
-            trained=corpus.labels[: corpus.trained],
-            more={"Variants": markdown(["variant", "flags", "training time (s, mean)"], variants)},
-            shown=shown,
-        )
-
-
-def run_variant(progress: Progress, variant: str, seed: int) -> None:
-    """Trains and tests one model; of long trainings also the first updates."""
-    args, corpus = progress.args, progress.corpus
-    run = corpus.work / "runs" / f"{variant}-seed{seed}"
-    n = args.updates
-    schedule = f"--max-update {n} --total-num-update {n} --seed {seed * SEED_STEP}"
-    flags = shlex.split(f"{MODEL} {OPTIMISATION} {schedule} {ALL_VARIANTS[variant]}")
-    data, threads = corpus.folder / "binary", args.threads
-
-    def learn(until: int | None = None) -> float:
-        settings, title = {"corpus": corpus.settings}, f"{variant} seed {seed}"
-        return train(data, run, flags, settings, threads=threads, title=title, until=until)
-
-    def test(name: str, folder: Path, seconds: float) -> None:
-        checkpoint, words = run / "checkpoint_last.pt", shlex.split(DECODING)
-        count = len(read_written(corpus.folder / "test.group"))
-        pieces = generate(data, checkpoint, folder, words, count=count, threads=threads)
-        progress.show(variant, name, seed, seconds, pieces)
-
-    if n > 2 * FIRST_LOOK and not is_finished(run):
-        seconds = learn(until=FIRST_LOOK)
-        with TemporaryDirectory(dir=run) as folder:
-            name = f"{variant} ({FIRST_LOOK} of {n} updates)"
-            test(name, Path(folder) / "decoded", seconds)
-    test(variant, run / "decoded", learn())
+        more = {"Variants": markdown(["variant", "flags", "training time (s, mean)"], variants)}
+        how = {"groups_are": self.data.lengths, "trained": self.data.trained, "shown": shown}
+        title, folder = "Quickstart: scores by length", self.args.output
+        write_scores(folder, title, rows, "length", METRICS, self.facts, **how, more=more)
 
 
 def in_order_of_contrast(variants: Sequence[str]) -> list[str]:
@@ -286,8 +254,8 @@ def in_order_of_contrast(variants: Sequence[str]) -> list[str]:
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = new_parser(__doc__, "recipes.mt.quickstart")
-    add = parser.add_argument
+    parser = options.new_parser(__doc__, "recipes.mt.quickstart")
+    add, positive, shared = parser.add_argument, options.positive, options.add_shared
     pair = {"nargs": 2, "type": Path, "metavar": ("SOURCE", "TARGET")}
     add("--data", **pair, help="your own training text, plain or .gz (default: number lists)")
     add("--valid", **pair, help="validation text (default: split off --data)")
@@ -301,14 +269,14 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--vocab-size", type=positive, help="subwords (default: 140; with --data 4000)")
     text = f"what to train, of {', '.join(ALL_VARIANTS)}"
     names = {"choices": ALL_VARIANTS, "default": list(VARIANTS), "help": text}
-    add_shared(parser, "compare", "--variants", **names)
+    shared(parser, "compare", "--variants", **names)
     add("--ablations", action="store_true", help=f"also train {', '.join(ABLATIONS)}")
-    add_shared(parser, "seeds", default=[1])
+    shared(parser, "seeds", default=[1])
     add("--updates", type=positive, default=2000, help="training steps (default: %(default)s)")
-    add_shared(parser, "jobs", default=available_cores())
-    add_shared(parser, "threads", default=1)
-    add_shared(parser, "work", default=Path("build/quickstart"))
-    add_shared(parser, "output", default=Path("results/quickstart"))
+    shared(parser, "jobs", default=options.available_cores())
+    shared(parser, "threads", default=1)
+    shared(parser, "work", default=Path("build/quickstart"))
+    shared(parser, "output", default=Path("results/quickstart"))
     args = parser.parse_args(argv)
     if args.data is None and (text := os.environ.get("DATA")):
         args.data = [Path(part) for part in text.split(",") if part]
@@ -320,35 +288,35 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
             parser.error(f"--{flag} needs --data; the built-in number lists have their own splits")
     if args.ablations:
         args.compare = list(dict.fromkeys([*args.compare, *ABLATIONS]))
-    check_shared(args)
+    options.check_shared(args)
     return args
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     args = parse_arguments(argv)
-    corpus = prepare_files(args) if args.data else prepare_number_lists(args)
+    data = prepare_files(args) if args.data else prepare_number_lists(args)
     if args.data and "--data" not in argv:  # those of the environment
         argv = [*argv, "--data", *map(str, args.data)]
     facts = how_made(
         shown_command("python -m recipes.mt.quickstart", argv),
         PACKAGES,
         trainings=f"{args.jobs} at a time, threads {args.threads}",
-        corpus=" ".join(f"{key} {value};" for key, value in corpus.settings.items()).strip(";"),
+        corpus=" ".join(f"{key} {value};" for key, value in data.settings.items()).strip(";"),
         model=f"`{' '.join(MODEL.split())}`",
         training=f"{args.updates} updates; `{' '.join(OPTIMISATION.split())}`",
         decoding=f"`{' '.join(DECODING.split())}`",
         metrics=METRICS_ARE,
     )
-    progress = Progress(args, corpus, facts)
+    comparison = Comparison(args, data, facts)
     jobs = [
-        partial(run_variant, progress, variant, seed)
+        partial(comparison.run, variant, seed)
         for seed in args.seeds
         for variant in in_order_of_contrast(args.compare)
     ]
     print(f"{len(jobs)} trainings of {args.updates} updates, {args.jobs} side by side", flush=True)
-    run_all(jobs, args.jobs)
-    progress.write(shown=True)
+    runs.run_all(jobs, args.jobs)
+    comparison.write(shown=True)
 
 
 if __name__ == "__main__":

@@ -16,27 +16,244 @@ built-in number lists where no files are given: a check of the whole recipe.
 """
 
 import argparse
+import os
 import shlex
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 from math import ceil
 from pathlib import Path
+from statistics import fmean
 
 import torch
+from sacrebleu.metrics import BLEU
 
 from cape_plugins.config import TYPES
 from recipes.lab import runs
 from recipes.lab.options import add_shared, available_cores, check_shared, new_parser, positive
-from recipes.lab.steps import run_main
-from recipes.mt import stages
+from recipes.lab.steps import CommandError, read_written, recorded, run_main, run_module
+from recipes.lab.subwords import SEGMENTATIONS
+from recipes.lab.tables import markdown, write_csv, write_page
+from recipes.mt.analysis.options import open_translator, translations
+from recipes.mt.analysis.stack import TABLE_BIN, position_rows, stack_pairs
+from recipes.mt.analysis.swap import COLUMNS, swap_bleu
+from recipes.mt.analysis.translators import Decoding, Running, Translator
 from recipes.mt.catalog import RECIPES, Recipe, sampled
+from recipes.mt.corpus import Moses, Subwords, by_sentence, read_pairs
 from recipes.mt.prepare import prepare
 
-STAGES = {name: getattr(stages, name) for name in ("train", "select", "decode", "score")}
-PROBES = {name: getattr(stages, name) for name in ("stack", "swap")}
+STAGES, PROBES = ("prepare", "train", "select", "decode", "score"), ("stack", "swap")
+SELECTED = "checkpoint_selected.pt"
+SWAPPED_SENTENCES = 10_000
 GPU_FLAGS = ["--fp16", "--fp16-scale-window", "256"]
 GPU_TRAIN_FLAGS = ["--threshold-loss-scale", "0.03125"]
-CPU_FLAGS = ["--cpu"]
+
+
+class Experiment:
+    """One training on prepared data, and its stages as methods."""
+
+    def __init__(self, args: argparse.Namespace, extra: Sequence[str]):
+        recipe = self.recipe = settle_recipe(args)
+        position, gpus = args.position_embedding or recipe.position, torch.cuda.device_count()
+        sample = "-sample" if args.sample else ""
+        self.args, self.work = args, args.work or Path("build") / f"{args.recipe}{sample}"
+        self.run = self.work / "runs" / (args.name or position)  # checkpoints and results
+        flags = train_flags(recipe, position, args.devices or max(1, gpus))
+        self.train_flags = [*flags, *(GPU_TRAIN_FLAGS if gpus else []), *extra]
+        self.device_flags = GPU_FLAGS if gpus else ["--cpu"]  # of every fairseq command
+        decoding = f"--beam {recipe.beam} --lenpen {recipe.length_penalty} --batch-size 128"
+        self.decode_flags = [*shlex.split(f"{decoding} {recipe.max_length}"), *runs.LIMITS]
+        self.threads = args.threads
+
+    def prepare(self) -> None:
+        """Make the data, or take those that are finished."""
+        files = {split: getattr(self.args, split) for split in ("train", "valid", "test")}
+        workers = 1 if self.args.sample else self.args.workers
+        prepare(self.recipe, files, self.work, self.args.sample, workers)
+
+    @property
+    def data(self) -> Path:
+        """The binarised corpus."""
+        folder = self.work / "binary"
+        if not folder.exists():
+            raise CommandError(
+                f"--work {self.work}: no prepared data there; run the stage prepare first"
+            )
+        return folder
+
+    @property
+    def selected(self) -> Path:
+        """The result of the stage select."""
+        checkpoint = self.run / SELECTED
+        if not checkpoint.exists():
+            raise CommandError(
+                f"--work {self.work}: {checkpoint} does not exist; run the stages train and"
+                " select first"
+            )
+        return checkpoint
+
+    @property
+    def subwords(self) -> Subwords:
+        return SEGMENTATIONS[self.recipe.segmentation](self.work / "subwords" / "model")
+
+    def lines(self, split: str, ending: str) -> list[str]:
+        """Of prepared text: in the subwords of a language, or the ``reference``."""
+        return read_written(self.work / "subwords" / f"{split}.{ending}")
+
+    def train(self) -> None:
+        """Train, or go on with a training that was interrupted."""
+        runs.train(
+            self.data,
+            self.run,
+            [*self.train_flags, *self.device_flags],
+            {"data": recorded(self.data)},
+            threads=self.threads,
+            title=f"train {self.run.name}",
+            remedy="give this training another --name",
+        )
+
+    def select(self) -> None:
+        """Make ``checkpoint_selected.pt``: the average of the last checkpoints (SHAPE, table 4), or
+        the epoch with the best BLEU on the validation set (CAPE, section 5.3)."""
+        recipe, run = self.recipe, self.run
+        if recipe.select == "average":
+            run_module(
+                "fairseq_user_dir.average",
+                *("--inputs", run, "--output", run / SELECTED),
+                *(f"--num-{recipe.keep}-checkpoints", recipe.average),
+                log=run / "average.log",
+            )
+            print(f"average of the last {recipe.average} checkpoints: {run / SELECTED}")
+            return
+        named = {path.stem.removeprefix("checkpoint"): path for path in run.glob("checkpoint*.pt")}
+        epochs = {int(name): path for name, path in named.items() if name.isdecimal()}
+        if not any(epoch >= recipe.first_epoch for epoch in epochs):
+            raise CommandError(
+                f"--first-epoch {recipe.first_epoch}: {run} has"
+                f" {f'epochs {min(epochs)} to {max(epochs)}' if epochs else 'no epoch checkpoint'};"
+                " train for longer or choose an earlier epoch"
+            )
+        scores = {}
+        for epoch in sorted(epoch for epoch in epochs if epoch >= recipe.first_epoch):
+            pieces = self.decode_split(epochs[epoch], "valid", f"valid-epoch{epoch}")
+            scores[epoch] = self.tokenised_bleu("valid", pieces)
+            print(f"epoch {epoch}: validation BLEU {scores[epoch]:.2f}", flush=True)
+        best = max(scores, key=scores.get)
+        rows = ({"epoch": epoch, "valid_bleu": bleu} for epoch, bleu in scores.items())
+        write_csv(run / "selection.csv", rows, digits=2)
+        shutil.copyfile(epochs[best], run / f".{SELECTED}")
+        os.replace(run / f".{SELECTED}", run / SELECTED)
+        print(f"best epoch {best}: {run / SELECTED}")
+
+    def decode_split(self, checkpoint: Path, split: str, name: str) -> list[str]:
+        """Hypotheses of a split as subwords, in the order of the corpus, kept in ``decoded``."""
+        return runs.generate(
+            self.data,
+            checkpoint,
+            self.run / "decoded" / name,
+            [*self.decode_flags, *self.device_flags, "--gen-subset", split],
+            count=len(self.lines(split, "reference")),
+            threads=self.threads,
+        )
+
+    def decode(self) -> dict[str, list[str]]:
+        """Decode all test sets, by fairseq's names, with the selected checkpoint."""
+        checkpoint = self.selected
+        splits = sorted(path.stem for path in (self.work / "subwords").glob("test*.reference"))
+        return {split: self.decode_split(checkpoint, split, split) for split in splits}
+
+    def detokenise(self, tokens: Sequence[str]) -> list[str]:
+        """Tokens to plain text; joined sentences one by one."""
+        recipe = self.recipe
+        if recipe.segmentation != "bpe":
+            return list(tokens)
+        moses = Moses(recipe.languages[1], recipe.aggressive_hyphens, recipe.lowercase)
+        return [by_sentence(moses.detokenise, line) for line in tokens]
+
+    def tokenised_bleu(self, split: str, pieces: Sequence[str]) -> float:
+        """BLEU of tokens without smoothing: what multi-bleu.perl computes, the papers' BLEU."""
+        target = self.lines(split, self.recipe.languages[1])
+        hypotheses, references = (list(map(self.subwords.decode, x)) for x in (pieces, target))
+        metric = BLEU(tokenize="none", smooth_method="none", force=True)
+        return metric.corpus_score(hypotheses, [references]).score
+
+    def score(self) -> None:
+        """Print and write (``run/scores.md``) sacreBLEU of plain text and BLEU of tokens."""
+        metric = BLEU(lowercase=self.recipe.lowercase)
+        rows = []
+        for split, pieces in self.decode().items():
+            references = self.lines(split, "reference")
+            hypotheses = self.detokenise(list(map(self.subwords.decode, pieces)))
+            sacre = metric.corpus_score(hypotheses, [references]).score
+            rows.append((split, len(references), sacre, self.tokenised_bleu(split, pieces)))
+        if len(rows) > 1:
+            _, counts, *bleu = zip(*rows, strict=True)
+            rows.append(("mean", sum(counts), *map(fmean, bleu)))
+        table = markdown(["test set", "sentences", "sacreBLEU", "tokenised BLEU"], rows)
+        facts = {"sacreBLEU signature": str(metric.get_signature())}
+        facts["Tokenised BLEU"] = "Moses tokens, no smoothing (multi-bleu.perl)"
+        title = f"{self.recipe.title}: {self.run.name}"
+        print("\n".join(write_page(self.run / "scores.md", title, {"": table}, facts)))
+
+    def stack(self) -> None:
+        """Loss by position on the stacked first test set: ``run/stacked.csv``, and a summary."""
+        recipe, work, encode = self.recipe, self.work, self.subwords.encode
+        length = recipe.stacked_length
+        tokens = work / ("tokenised" if recipe.segmentation == "bpe" else "text")
+        files = [tokens / f"test.{language}" for language in recipe.languages]
+        pairs = read_pairs(*files, "--test")
+        stacked = stack_pairs(pairs, lambda text: len(encode(text).split()), length)
+        pieces = [(encode(source), encode(target)) for source, target in stacked]
+        if not pieces:
+            raise CommandError(
+                f"--work {work}: its test set has fewer than {length} target subwords, too few for"
+                " one stacked sentence; prepare a larger one"
+            )
+        model = self.open_selected()
+        model.title = "stack"
+        losses = [-scores for scores in model.log_probabilities(pieces)]
+        rows = position_rows(losses, length)
+        write_csv(self.run / "stacked.csv", rows)
+        print(f"{len(losses)} stacked sentences; mean negative log likelihood (nats) by position")
+        for start in range(0, length, TABLE_BIN):
+            part = rows[start : min(start + TABLE_BIN, length)]
+            total = sum(row["count"] for row in part)
+            loss = sum(row["mean_nll"] * row["count"] for row in part) / total
+            print(f"{start:5d}-{start + len(part) - 1:<5d} {loss:8.3f}   {total} tokens")
+        print(f"not shown: from {length} on, the ends of the texts (tail 1 in stacked.csv)")
+
+    def swap(self) -> None:
+        """BLEU on training sentences in original and in swapped order: ``run/swap.md``."""
+        recipe = self.recipe
+        if recipe.join == 1:
+            raise CommandError(
+                "the stage swap needs joined sentences; choose the recipe wmt16_en_de_interpolate"
+            )
+        files = [self.work / "subwords" / f"train.{language}" for language in recipe.languages]
+        pairs = islice(read_pairs(*files, "--train"), SWAPPED_SENTENCES)
+        sources, targets = zip(*pairs, strict=True)
+        model, metric = self.open_selected(), BLEU(lowercase=recipe.lowercase)
+        _, share, _, more = recipe.max_length.split()
+        decoding = Decoding(recipe.beam, recipe.length_penalty, float(share), int(more))
+        translate = partial(translations, model, decoding, self.run / "swap")
+        references = self.detokenise(list(map(model.plain, targets)))
+        bleu = swap_bleu(translate, sources, references, metric, self.detokenise)
+        table = markdown(["model", *COLUMNS], [[self.run.name, *bleu.values()]])
+        facts = {"Sentences": f"{len(sources)} of training", "BLEU": str(metric.get_signature())}
+        page = write_page(self.run / "swap.md", "Swapped sentences", {"": table}, facts)
+        print("\n".join(page))
+
+    def open_selected(self) -> Translator:
+        """The selected checkpoint, for text in the subwords of the recipe."""
+        torch.set_num_threads(self.threads)
+        gpu = torch.cuda.is_available()
+        running = Running(torch.device("cuda" if gpu else "cpu"), half=gpu)
+        return open_translator(self.selected, running, data=self.data, segmented=True)
+
+
+# ---- command line ------------------------------------------------------------------------------
 
 
 def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
@@ -44,15 +261,16 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
     parser = new_parser(__doc__, "recipes.mt.run")
     add = parser.add_argument
     add("recipe", choices=RECIPES, metavar="RECIPE", help=", ".join(RECIPES))
-    stage_names = ["prepare", *STAGES, "all", *PROBES]
+    stage_names = [*STAGES, "all", *PROBES]
     add("stages", nargs="+", choices=stage_names, metavar="STAGE", help=", ".join(stage_names))
+    texts = {
+        "train": "training text, plain or .gz; may be given several times, files are concatenated",
+        "valid": "validation text, likewise (default: every n-th line of the training text)",
+        "test": "test text; given several times, each is a test set (default: other n-th lines)",
+    }
     pair = {"nargs": 2, "type": Path, "action": "append", "metavar": ("SOURCE", "TARGET")}
-    text = "training text, plain or .gz; may be given several times, files are concatenated"
-    add("--train", **pair, default=[], help=text)
-    text = "validation text, likewise (default: every n-th line of the training text)"
-    add("--valid", **pair, default=[], help=text)
-    text = "test text; given several times, each is a test set (default: other n-th lines)"
-    add("--test", **pair, default=[], help=text)
+    for split, text in texts.items():
+        add(f"--{split}", **pair, default=[], help=text)
     text = "position embedding: %(choices)s (default: that of the recipe)"
     add("--position-embedding", choices=TYPES, metavar="TYPE", help=text)
     text = "name of this training, a folder under WORK/runs (default: the position embedding)"
@@ -72,14 +290,14 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
     add("--workers", type=positive, default=available_cores(), help="processes for preparation")
     add("--sample", action="store_true", help="check of the whole recipe at a tiny scale")
     args, extra = parser.parse_known_args(argv)
-    if "prepare" in args.stages or "all" in args.stages:
-        if not args.train and not args.sample:
+    if "all" in args.stages:
+        args.stages = [*STAGES, *(name for name in PROBES if name in args.stages)]
+    if "prepare" in args.stages and not args.train:
+        if not args.sample:
             parser.error("--train: name the training text, or try the recipe with --sample")
-        if not args.train and (args.valid or args.test):
+        if args.valid or args.test:
             parser.error("--valid and --test need --train")
     check_shared(args)
-    if "all" in args.stages:
-        args.stages = ["prepare", *STAGES, *(name for name in PROBES if name in args.stages)]
     return args, extra
 
 
@@ -114,27 +332,10 @@ def train_flags(recipe: Recipe, position: str, devices: int) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args, extra = parse_arguments(argv)
-    recipe = settle_recipe(args)
-    position = args.position_embedding or recipe.position
-    work = args.work or Path("build") / (f"{args.recipe}-sample" if args.sample else args.recipe)
-    if "prepare" in args.stages:
-        files = {split: getattr(args, split) for split in ("train", "valid", "test")}
-        prepare(recipe, files, work, args.sample, workers=1 if args.sample else args.workers)
-    gpus = torch.cuda.device_count()
-    flags = train_flags(recipe, position, args.devices or max(1, gpus))
-    decoding = f"--beam {recipe.beam} --lenpen {recipe.length_penalty} --batch-size 128"
-    experiment = stages.Experiment(
-        recipe=recipe,
-        work=work,
-        run=work / "runs" / (args.name or position),
-        train_flags=[*flags, *(GPU_TRAIN_FLAGS if gpus else []), *extra],
-        device_flags=GPU_FLAGS if gpus else CPU_FLAGS,
-        decode_flags=[*shlex.split(f"{decoding} {recipe.max_length}"), *runs.LIMITS],
-        threads=args.threads,
-    )
-    for name, stage in (STAGES | PROBES).items():
-        if name in args.stages:
-            stage(experiment)
+    experiment = Experiment(args, extra)
+    for stage in (*STAGES, *PROBES):
+        if stage in args.stages:
+            getattr(experiment, stage)()
 
 
 if __name__ == "__main__":

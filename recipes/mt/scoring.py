@@ -9,8 +9,7 @@ from sacrebleu.metrics import BLEU
 from recipes.lab.options import bin_of, bins
 from recipes.lab.tables import ALL
 
-# Effective order: texts too short for a 4-gram, such as one number, are scored by shorter n-grams.
-# All other texts score as usual.
+# Texts too short for a 4-gram, such as one number, are scored by shorter n-grams; others as usual.
 _BLEU = BLEU(effective_order=True)
 
 
@@ -46,12 +45,9 @@ def score(
 ) -> Score:
     """Score one group: exact match and BLEU (sacrebleu, 13a) of text, accuracy of its subwords."""
     matches = [ours == theirs for ours, theirs in zip(hypotheses, references, strict=True)]
-    return Score(
-        count=len(matches),
-        exact_match=fmean(matches),
-        bleu=_BLEU.corpus_score(list(hypotheses), [list(references)]).score,
-        token_accuracy=fmean(map(token_accuracy, hypothesis_tokens, reference_tokens)),
-    )
+    bleu = _BLEU.corpus_score(list(hypotheses), [list(references)]).score
+    accuracy = fmean(map(token_accuracy, hypothesis_tokens, reference_tokens))
+    return Score(len(matches), fmean(matches), bleu, accuracy)
 
 
 def score_groups(
@@ -62,26 +58,19 @@ def score_groups(
     tokens: tuple[Sequence[str], Sequence[str]] | None = None,
 ) -> dict[str, Score]:
     """Scores of the sentences of each group, in the order of `labels`, without those that have
-    none; then those of all.
-
-    Args:
-        groups: The label of each sentence.
-        tokens: Hypotheses and references as tokens separated by spaces; default words.
-    """
+    none; then those of all. `tokens` of both, separated by spaces, are words where not given."""
     sides = ([text.split() for text in texts] for texts in tokens or (hypotheses, references))
-    rows = list(zip(hypotheses, references, *sides, strict=True))
-    by_label = {
-        label: [row for row, group in zip(rows, groups, strict=True) if group == label]
-        for label in labels
-    } | {ALL: rows}
-    return {label: score(*zip(*group, strict=True)) for label, group in by_label.items() if group}
+    members: dict[str, list] = {label: [] for label in labels} | {ALL: []}
+    for group, *row in zip(groups, hypotheses, references, *sides, strict=True):
+        members[group].append(row)
+        members[ALL].append(row)
+    return {label: score(*zip(*rows, strict=True)) for label, rows in members.items() if rows}
 
 
-def score_by_length(
-    pairs: Sequence[tuple[str, str]], hypotheses: Sequence[str], edges: Sequence[int]
-) -> dict[str, Score]:
-    """Scores by bins of source words with these upper ends, and of all sentences."""
+def groups_by_length(
+    sources: Sequence[str], edges: Sequence[int]
+) -> tuple[Sequence[str], Sequence[str]]:
+    """Groups and their labels: bins of source words with these upper ends."""
     labelled = bins(edges, "--bins")
-    sources, references = zip(*pairs, strict=True)
     groups = [bin_of(len(source.split()), labelled) for source in sources]
-    return score_groups(hypotheses, references, groups, [label for label, *_ in labelled])
+    return groups, [label for label, *_ in labelled]

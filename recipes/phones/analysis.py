@@ -4,7 +4,8 @@ Targets and predictions are lists of integer arrays ``[T]``, one for each uttera
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from sklearn.metrics import confusion_matrix
@@ -26,10 +27,8 @@ def class_changes(frames: Frames) -> int:
 
 def confusions(targets: Frames, predictions: Frames, num_classes: int) -> np.ndarray:
     """``[targets, predictions]`` in percent of the frames of the target, 0 where it has none."""
-    matrix = confusion_matrix(
-        np.concatenate(targets), np.concatenate(predictions), labels=range(num_classes)
-    )
-    return 100 * matrix / matrix.sum(1, keepdims=True).clip(min=1)
+    frames = np.concatenate(targets), np.concatenate(predictions)
+    return 100 * confusion_matrix(*frames, labels=range(num_classes), normalize="true")
 
 
 def top_confusions(
@@ -47,54 +46,26 @@ def top_confusions(
 
 def error_types(targets: Frames, predictions: Frames) -> tuple[int, ...]:
     """Numbers of wrong frames of types 1, 2 and 3, and in long runs."""
-    counts: Counter[int] = Counter()
-    for target, prediction in zip(targets, predictions, strict=True):
-        counts.update(frame_error_types(target, prediction).tolist())
-    return tuple(counts[type_number] for type_number in (1, 2, 3, -1))
+    types = Counter(np.concatenate([*map(frame_error_types, targets, predictions)]).tolist())
+    return tuple(types[number] for number in (1, 2, 3, -1))
 
 
 def frame_error_types(target: np.ndarray, prediction: np.ndarray) -> np.ndarray:
-    """``[T]`` types of wrong frames: 1, 2 or 3; 0 for right frames, -1 in long runs.
-
-    A *boundary frame* has a neighbour, the frame before or after, with another target. A *run* is a
-    maximal sequence of wrong frames; it is *at the boundary* if one of its frames is a boundary
-    frame. Runs of more than three frames have no type. In the others,
-
-    * a frame of a run that is not at the boundary is of type 3;
-    * a frame of a run at the boundary is of type 1 if its predicted class is the target on the
-      other side of a boundary of its own phone that the run reaches, that is, one with a frame of
-      the run directly before or after it;
-    * and of type 2 otherwise.
-
-    So single frames of a run may have different types, and the middle of a phone of three frames
-    that is replaced by its neighbour has type 1.
-    """
+    """``[T]`` types of wrong frames by the rule of README.md: 1, 2 or 3; 0 for right frames, -1 in
+    long runs."""
     types = np.zeros(len(target), dtype=int)
     starts = np.flatnonzero(np.diff(target)) + 1  # of phones, without the first
-    edges = [0, *starts.tolist(), len(target)]
-    for first, end in _runs(target != prediction):
+    runs = np.flatnonzero(np.diff(target != prediction, prepend=False, append=False))
+    for first, end in runs.reshape(-1, 2).tolist():
+        # the boundary before frame b is reached by runs with frame b - 1 or b
+        reached = starts[(starts >= first) & (starts <= end)]
+        for frame in range(first, end):
+            left, right = reached[reached <= frame][-1:], reached[reached > frame][:1]
+            others = [*target[left - 1], *target[right]]  # across boundaries of its phone
+            types[frame] = 1 if prediction[frame] in others else 2 if len(reached) else 3
         if end - first > MAX_RUN:
             types[first:end] = -1
-            continue
-        # the boundary before frame b is reached by runs with frame b - 1 or b
-        reached = set(starts[(starts >= first) & (starts <= end)].tolist())
-        if not reached:
-            types[first:end] = 3
-            continue
-        for frame in range(first, end):
-            phone = int(np.searchsorted(starts, frame, side="right"))
-            left, right = edges[phone], edges[phone + 1]
-            others = [target[left - 1]] if left in reached else []
-            others += [target[right]] if right in reached else []
-            types[frame] = 1 if prediction[frame] in others else 2
     return types
-
-
-def _runs(flags: np.ndarray) -> Iterator[tuple[int, int]]:
-    """First index and end of each maximal sequence of true flags."""
-    padded = np.concatenate(([False], flags, [False])).astype(int)
-    changes = np.flatnonzero(np.diff(padded)).tolist()
-    return zip(changes[::2], changes[1::2], strict=True)
 
 
 # ---- attention -----------------------------------------------------------------------------------
@@ -115,17 +86,18 @@ def near_attention(weights: np.ndarray, farthest: int) -> float:
     return float((weights * near).sum(-1).mean())
 
 
-def head_rows(
-    weights: np.ndarray, near: int, farthest: int = 10
-) -> list[tuple[int, int, int, float, float]]:
+def head_rows(weights: np.ndarray, near: int, farthest: int = 10) -> list[dict[str, Any]]:
     """Layer, head, distance (of key minus query) with the largest mean weight, that weight, and the
     share of the attention at most `near` frames away; of ``[layers, H, T, T]``."""
     farthest = min(farthest, weights.shape[-1] - 1)
     by_distance = attention_by_distance(weights, farthest)
-    rows = []
-    for layer, head in np.ndindex(*weights.shape[:2]):
-        peak = int(by_distance[layer, head].argmax())
-        weight = float(by_distance[layer, head, peak])
-        share = near_attention(weights[layer, head], near)
-        rows.append((layer + 1, head + 1, peak - farthest, weight, share))
-    return rows
+    return [
+        {
+            "layer": layer + 1,
+            "head": head + 1,
+            "distance": int(by_distance[layer, head].argmax()) - farthest,
+            "weight": float(by_distance[layer, head].max()),
+            "near": near_attention(weights[layer, head], near),
+        }
+        for layer, head in np.ndindex(*weights.shape[:2])
+    ]

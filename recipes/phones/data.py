@@ -1,10 +1,13 @@
-"""Utterances with a phone for each frame: synthetic, or of a folder with labels."""
+"""Utterances with a phone for each frame: synthetic, or of a folder with labels of TIMIT (``.PHN``)
+or Praat (``.TextGrid``)."""
 
 import hashlib
 import random
+import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,13 +15,18 @@ import numpy as np
 import soundfile
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from cape_plugins.speech.audio import AudioError, read_audio
-from cape_plugins.speech.features import HOP_SECONDS, SAMPLING_RATE, log_mel, normalized
-from recipes.lab.steps import CommandError
+from cape_plugins.speech.features import (
+    HOP_SECONDS,
+    SAMPLING_RATE,
+    WINDOW_SECONDS,
+    log_mel,
+    normalized,
+)
+from recipes.lab.data import read_text
+from recipes.lab.steps import CommandError, progress
 from recipes.lab.synthesis import PITCHES, SPEEDS, VOICES, Phone, Synthesizer
-from recipes.phones.labels import SILENCE, LabelError, frame_labels, read_labels
 
 BANDS = 40
 SPLITS = ("train", "dev", "test")
@@ -27,6 +35,18 @@ LABELS = (".phn", ".textgrid")
 # Labels of another recording, or in another unit of time: they may end this much after the
 # recording, in seconds, and not before this share of it.
 BEYOND, COVERED = 0.1, 0.5
+
+SILENCE = "sil"
+# names of silence in TIMIT, in Praat, of the Montreal Forced Aligner, of MAUS and of espeak-ng
+SILENT_NAMES = {"", "#", "_", "_:", "<p:>", "epi", "h#", "pau", "sil", "silence", "sp"}
+PHONE_TIERS = ("phones", "phone", "phonemes", "phoneme", "segments", "segment", "mau")
+
+# Praat reads texts in quotes, numbers and flags that stand free, and takes all else for comment
+_TEXT_GRID_TOKEN = re.compile(
+    r'(?<!\S)(?:"((?:[^"]|"")*)"|([-+]?[\d.]+(?:[eE][-+]?\d+)?)|(<\w+>))(?!\S)'
+)
+_INTERVALS = "IntervalTier"
+_ROW_SIZES = {"TextTier": 2, _INTERVALS: 3}  # time, mark; start, end, text
 
 # Words that have all 39 phones of the thesis and none of espeak-ng's diphthongs with r. A comma
 # makes a pause.
@@ -48,8 +68,6 @@ ESPEAK = {name: phone for phone, *names in map(str.split, _NAMES.split(",")) for
 
 
 class Example(NamedTuple):
-    """Features and labels of one recording."""
-
     name: str
     features: Tensor  # [T, 40] float32, each band of mean 0 and standard deviation 1
     labels: Tensor | list[str]  # [T] indices of classes; names, before all classes are known
@@ -74,12 +92,10 @@ class Corpus:
         return sha.hexdigest()[:16]
 
     def sizes(self) -> str:
-        """Utterances and frames of the splits."""
-        parts = (
+        return "; ".join(
             f"{split} {len(items)} utterances, {sum(len(item.labels) for item in items)} frames"
             for split, items in self.splits.items()
         )
-        return "; ".join(parts)
 
 
 def extract(waveform: Tensor) -> Tensor:
@@ -90,6 +106,127 @@ def extract(waveform: Tensor) -> Tensor:
 def label(name: str, waveform: Tensor, phones: Sequence[Phone]) -> Example:
     features = extract(waveform)
     return Example(name, features, frame_labels(phones, len(features)))
+
+
+# ---- labels --------------------------------------------------------------------------------------
+
+
+class LabelError(ValueError):
+    """Labels that cannot be used; the message says why."""
+
+
+class Tier(NamedTuple):
+    name: str
+    phones: list[Phone]
+
+
+def read_labels(path: Path, sampling_rate: int, tier: str | None = None) -> list[Phone]:
+    """The phones of a ``.phn`` or ``.TextGrid`` file, in order; `sampling_rate` is the unit of the
+    former, `tier` a name in the latter. Names of silence become "sil", ``AH0`` is ``AH``."""
+    try:
+        text = read_text(path)
+    except OSError as error:
+        raise LabelError(f"{path}: {error.strerror}") from None
+    except CommandError:
+        raise LabelError("no text") from None
+    if path.suffix.lower() == ".phn":
+        phones = parse_phn(text, sampling_rate)
+    else:
+        phones = choose_tier(parse_text_grid(text), tier).phones
+    phones = sorted(Phone(start, end, _clean(name)) for start, end, name in phones)
+    for before, phone in zip([-inf, *(phone.end for phone in phones)], phones, strict=False):
+        if phone.end < phone.start or phone.start < before - 1e-3:
+            raise LabelError(f"the phone {phone} ends before it starts or overlaps the one before")
+    if not phones:
+        raise LabelError("no phone in it")
+    if phones[0].start < 0:
+        raise LabelError(f"the phone {phones[0]} starts before the recording")
+    return phones
+
+
+def _clean(name: str) -> str:
+    name = name.strip()
+    return SILENCE if name.lower() in SILENT_NAMES else re.sub("^([A-Z]{2})[012]$", r"\1", name)
+
+
+def parse_phn(text: str, sampling_rate: int) -> list[Phone]:
+    """TIMIT's format: first sample, last sample and label in each line."""
+    phones = []
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            if line.strip():
+                start, end, name = line.split()
+                phones.append(Phone(int(start) / sampling_rate, int(end) / sampling_rate, name))
+        except ValueError:
+            raise LabelError(
+                f"line {number}, {line.strip()!r}, is not: first sample, last sample, label"
+            ) from None
+    return phones
+
+
+def parse_text_grid(text: str) -> list[Tier]:
+    """The interval tiers of Praat's long and short text formats."""
+    tokens = (
+        float(match[2]) if match[2] else match[3] or match[1].replace('""', '"')
+        for match in _TEXT_GRID_TOKEN.finditer(text)
+    )
+    try:
+        if (next(tokens), next(tokens)) != ("ooTextFile", "TextGrid"):
+            raise LabelError("not a TextGrid in Praat's text format")
+        next(tokens), next(tokens)  # times of the whole
+        if next(tokens) != "<exists>":
+            raise LabelError("a TextGrid without tiers")
+        tiers = [_parse_tier(tokens) for _ in range(int(next(tokens)))]
+    except LabelError:
+        raise
+    except StopIteration:
+        raise LabelError("the TextGrid ends too early") from None
+    except (TypeError, ValueError) as error:
+        raise LabelError(f"a text or number is out of place in the TextGrid ({error})") from None
+    return [tier for tier in tiers if tier is not None]
+
+
+def _parse_tier(tokens: Iterator[str | float]) -> Tier | None:
+    """The next tier; None for a tier of points."""
+    tier_class, name, _, _, count = [next(tokens) for _ in range(5)]
+    if tier_class not in _ROW_SIZES:
+        raise LabelError(f"a tier of the unknown class {tier_class!r}")
+    rows = []
+    for _ in range(int(count)):
+        row = [next(tokens) for _ in range(_ROW_SIZES[tier_class])]
+        if tier_class == _INTERVALS and list(map(type, row)) != [float, float, str]:
+            raise LabelError(f"tier {name!r}: {', '.join(map(repr, row))} is no interval")
+        rows.append(row)
+    return Tier(name, [Phone(*row) for row in rows]) if tier_class == _INTERVALS else None
+
+
+def choose_tier(tiers: Sequence[Tier], name: str | None = None) -> Tier:
+    """The tier of this name; else one with a usual name or ``SPEAKER - phones``, else the only."""
+    wanted = PHONE_TIERS if name is None else [name.lower()]
+    chosen = [tier for tier in tiers if tier.name.lower() in wanted]
+    if name is None:
+        chosen = chosen or [tier for tier in tiers if tier.name.lower().endswith(" - phones")]
+        chosen = chosen or list(tiers)
+    if len(chosen) == 1:
+        return chosen[0]
+    names = ", ".join(repr(tier.name) for tier in tiers) or "none"
+    raise LabelError(
+        f"{len(chosen) or 'no'} tiers are {name or 'for phones'!r}; the TextGrid has {names}: name "
+        "one by --tier"
+    )
+
+
+def frame_labels(
+    phones: Sequence[Phone], count: int, hop: float = HOP_SECONDS, window: float = WINDOW_SECONDS
+) -> list[str]:
+    """The phone, of some in order, at the centre of each frame, ``i * hop + window / 2`` seconds;
+    "sil" where none is."""
+    centres = np.arange(count) * hop + window / 2
+    places = np.searchsorted([phone.start for phone in phones], centres, side="right") - 1
+    return [
+        phones[place].name if place >= 0 and centre < phones[place].end else SILENCE
+        for place, centre in zip(places, centres, strict=True)
+    ]
 
 
 # ---- synthetic speech ----------------------------------------------------------------------------
@@ -133,7 +270,7 @@ def read_folder(folder: Path, tier: str | None = None, seed: int = 0) -> Corpus:
         raise CommandError(f"--data {folder}: no such folder; give one with recordings and labels")
     pairs, skipped = _pairs(folder)
     items = []
-    for audio, labels in tqdm(pairs, desc="read", disable=None, leave=False):
+    for audio, labels in progress(pairs, "read"):
         place = audio.relative_to(folder)
         try:
             items.append((place, _read(place, audio, labels, tier)))
@@ -209,8 +346,6 @@ def _corpus(splits: dict[str, list[Example]], description: str, skipped: Sequenc
     classes = sorted({SILENCE, *labels})
     index = {name: number for number, name in enumerate(classes)}
     for items in splits.values():
-        items[:] = [
-            item._replace(labels=torch.tensor([index[name] for name in item.labels]))
-            for item in items
-        ]
+        for place, item in enumerate(items):
+            items[place] = item._replace(labels=torch.tensor([index[n] for n in item.labels]))
     return Corpus(classes, splits, description, skipped)

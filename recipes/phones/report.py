@@ -15,7 +15,6 @@ from recipes.phones.train import CONDITIONS, NEAR, NO_POSITIONS, History, folder
 
 PACKAGES = ("torch", "numpy", "scikit-learn", "matplotlib", "espeakng-loader")
 COUNTS = ("per", "changes", "type1", "type2", "type3", "long_runs")
-HEADS = ("layer", "head", "distance", "weight", "near")
 COLUMNS = {  # of histories: what they are, and the most that they can be
     "train_loss": ("training loss, nats", 1),
     "dev_per": ("PER of dev, %", 100),
@@ -34,12 +33,12 @@ class Result:
     rows: list[Row] = field(default_factory=list)
     histories: dict[str, History] = field(default_factory=dict)  # by condition of training
     confusions: dict[str, np.ndarray] = field(default_factory=dict)  # [targets, predictions], %
-    heads: list[Row] = field(default_factory=list)  # condition of training, HEADS
+    heads: list[Row] = field(default_factory=list)  # by condition of training, layer, head
     similarities: list[Row] = field(default_factory=list)  # by distance in frames
 
     def folder(self, condition: str | None = None) -> str:
-        """Name of the folder of the pictures, or of those of a model: models that were trained
-        without positions are shared by all types."""
+        """Name of the folder of pictures, of all models or one: those that were trained without
+        positions are shared by all types."""
         own = condition is None or CONDITIONS[condition].positions
         return folder_name(self.name) if own else NO_POSITIONS.type
 
@@ -49,15 +48,9 @@ class Result:
 
 def draw_histories(path: Path, histories: Mapping[str, History]) -> None:
     """Writes loss, PER of dev and near attention of each model by epoch."""
+    rows = [{**row, "model": name} for name, history in histories.items() for row in history]
     panels = [
-        Panel(
-            {
-                name: {int(row["epoch"]): [row[column]] for row in history}
-                for name, history in histories.items()
-            },
-            title,
-            whole=whole,
-        )
+        Panel(pivot(rows, "model", "epoch", column), title, whole=whole)
         for column, (title, whole) in COLUMNS.items()
     ]
     write_lines_figure(path, panels, "epoch")
@@ -66,20 +59,18 @@ def draw_histories(path: Path, histories: Mapping[str, History]) -> None:
 def draw_confusions(path: Path, matrices: Mapping[str, np.ndarray], classes: Sequence[str]) -> None:
     """Writes confusions without the diagonal, a panel for each model, in one colour scale."""
     shown = {name: matrix - np.diag(np.diag(matrix)) for name, matrix in matrices.items()}
-    highest = max(matrix.max() for matrix in shown.values())
+    highest = np.max([*shown.values()])
     columns = min(2, len(shown))
     rows = -(-len(shown) // columns)
     figure, axes = new_figure(6.5 * columns, 6 * rows, rows, columns)
-    used = axes.flat[: len(shown)]
     for axis in axes.flat[len(shown) :]:
         axis.remove()
-    ticks = np.arange(len(classes))
-    for axis, (name, matrix) in zip(used, shown.items(), strict=True):
+    for axis, (name, matrix) in zip(axes.flat, shown.items(), strict=False):
         image = axis.imshow(matrix, cmap="magma_r", vmin=0, vmax=highest)
         axis.set(title=name, xlabel="predicted", ylabel="target")
-        axis.set_xticks(ticks, classes, rotation=90, fontsize=6)
-        axis.set_yticks(ticks, classes, fontsize=6)
-    figure.colorbar(image, ax=list(used), label="% of the frames of the target", shrink=0.6)
+        axis.set_xticks(range(len(classes)), classes, rotation=90, fontsize=6)
+        axis.set_yticks(range(len(classes)), classes, fontsize=6)
+    figure.colorbar(image, ax=figure.axes, label="% of the frames of the target", shrink=0.6)
     save(figure, path)
 
 
@@ -109,11 +100,8 @@ def draw_attention(path: Path, weights: np.ndarray, title: str) -> None:
 
 def rate_table(results: Sequence[Result]) -> list[str]:
     """Error rates with models in rows, test conditions in columns."""
-    rows = [
-        {**row, "model": f"{row['type']} M-{row['trained']}"}
-        for result in results
-        for row in result.rows
-    ]
+    rows = [row for result in results for row in result.rows]
+    rows = [{**row, "model": f"{row['type']} M-{row['trained']}"} for row in rows]
     cells = pivot(rows, "model", "tested", "per")
     tests = [name for name in CONDITIONS if any(name in row for row in cells.values())]
     ordered = {name: {test: row.get(test, []) for test in tests} for name, row in cells.items()}
@@ -152,15 +140,13 @@ def _section(result: Result, classes: Sequence[str]) -> list[str]:
     pictures += [f"{result.folder(name)}/attention-{name}" for name in result.confusions]
     pictures += [f"{result.folder()}/similarity"] if result.similarities else []
     first = [row for row in result.rows if row["seed"] == result.rows[0]["seed"]]
-    counts = (
-        [f"M-{row['trained']}", row["tested"], *(row[name] for name in COUNTS)] for row in first
-    )
+    counts = [[f"M-{r['trained']}", r["tested"], *(r[name] for name in COUNTS)] for r in first]
     tops = {f"M-{name}": top_confusions(m, classes, 8) for name, m in result.confusions.items()}
     confused = (
         [f"{target} as {predicted} {percent:.1f}" for target, predicted, percent in row]
         for row in zip(*tops.values(), strict=True)
     )
-    heads = ([f"M-{row['trained']}", *(row[name] for name in HEADS)] for row in result.heads)
+    heads = ({**row, "trained": f"M-{row['trained']}"}.values() for row in result.heads)
     return [
         *(f"![{place.partition('/')[2]}]({place}.png)" for place in pictures),
         "",
@@ -176,5 +162,5 @@ def _section(result: Result, classes: Sequence[str]) -> list[str]:
         "Attention by head, for one utterance: the distance of key and query with the largest mean "
         f"weight, that weight, and the share of keys at most {NEAR} frames away:",
         "",
-        *markdown(["trained", *HEADS], heads),
+        *markdown([*result.heads[0]], heads),
     ]

@@ -12,7 +12,7 @@ The built-in data are random words read by espeak-ng. Your own are a folder of r
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +24,12 @@ from cape_plugins.pictures import plot
 from cape_plugins.pictures.views import similarity, similarity_by_distance
 from recipes.lab import options
 from recipes.lab.steps import CommandError, run_main, write_lines
-from recipes.lab.tables import Row, how_made, shown_command
+from recipes.lab.tables import how_made, shown_command
 from recipes.phones import report, train
 from recipes.phones.analysis import class_changes, confusions, error_rate, error_types, head_rows
 from recipes.phones.data import Corpus, read_folder, synthetic
-from recipes.phones.model import PhoneClassifier, Sizes
-from recipes.phones.train import CONDITIONS, Experiment, Training, targets
+from recipes.phones.report import Result
+from recipes.phones.train import CONDITIONS, Experiment, PhoneClassifier, Sizes, Training, targets
 
 BUILTIN_SIZES = {"train_size": 2000, "dev_size": 60, "test_size": 200}  # utterances
 RATE = options.number(1e-9, 100)
@@ -61,34 +61,34 @@ def run_type(
     seeds: Sequence[int],
     output: Path,
     similarity_length: int,
-) -> report.Result:
-    """Everything about one position embedding; pictures, of the first seed, go to ``output/NAME``.
-
-    `models` are conditions of training; similarity maps have so many frames.
-    """
+) -> Result:
+    """Everything about one position embedding, with `models` of these conditions of training;
+    pictures, of the first seed, go to ``output/NAME``."""
     classes, test = experiment.corpus.classes, experiment.corpus.splits["test"]
     models = [model for model in models if model in conditions_of(config)]
-    result = report.Result(name, class_changes(targets(test)))
+    result = Result(name, class_changes(targets(test)))
     folder = output / result.folder()
     for seed in seeds:
         for condition in models:
             model, history = experiment.model(name, config, condition, seed)
             columns = {"type": name, "trained": condition, "seed": seed}
-            result.rows += [columns | row for row in _measure(experiment.corpus, model, config)]
+            for tested in conditions_of(config):
+                pair = targets(test), train.predict(model, test, CONDITIONS[tested])
+                counts = (error_rate(*pair), class_changes(pair[1]), *error_types(*pair))
+                measured = dict(zip(report.COUNTS, counts, strict=True))
+                result.rows.append({**columns, "tested": tested, **measured})
+                if tested == condition and seed == seeds[0]:
+                    result.confusions[condition] = confusions(*pair, len(classes))
             if seed != seeds[0]:
                 continue
             result.histories[condition] = history
-            predictions = train.predict(model, test, CONDITIONS[condition])
-            result.confusions[condition] = confusions(targets(test), predictions, len(classes))
             utterance = train.long_utterance(test)
             weights = train.attention(model, utterance, CONDITIONS[condition])
-            result.heads += [
-                {"trained": condition, **dict(zip(report.HEADS, row, strict=True))}
-                for row in head_rows(weights, train.NEAR)
-            ]
-            shared = result.folder(condition)
-            title = f"M-{condition}, {shared}: {utterance.name}"
-            report.draw_attention(output / shared / f"attention-{condition}.png", weights, title)
+            rows = head_rows(weights, train.NEAR)
+            result.heads += [{"trained": condition, **row} for row in rows]
+            path = output / result.folder(condition) / f"attention-{condition}.png"
+            title = f"M-{condition}, {path.parent.name}: {utterance.name}"
+            report.draw_attention(path, weights, title)
             if condition == ("inc" if "inc" in models else models[0]):
                 _compare_positions(model, folder, result, similarity_length)
     titles = {f"M-{condition}": matrix for condition, matrix in result.confusions.items()}
@@ -103,33 +103,18 @@ def conditions_of(config: PositionConfig) -> list[str]:
     return [name for name, condition in CONDITIONS.items() if having or not condition.positions]
 
 
-def _measure(corpus: Corpus, model: PhoneClassifier, config: PositionConfig) -> Iterator[Row]:
-    """Measures one model under all test conditions."""
-    test = corpus.splits["test"]
-    for name in conditions_of(config):
-        predictions = train.predict(model, test, CONDITIONS[name])
-        pair = targets(test), predictions
-        counts = (error_rate(*pair), class_changes(predictions), *error_types(*pair))
-        yield {"tested": name, **dict(zip(report.COUNTS, counts, strict=True))}
-
-
-def _compare_positions(
-    model: PhoneClassifier, folder: Path, result: report.Result, length: int
-) -> None:
+@torch.no_grad()
+def _compare_positions(model: PhoneClassifier, folder: Path, result: Result, length: int) -> None:
     """Draws and tabulates similarities of the position embeddings, as used in tests."""
-    with torch.no_grad():
-        embeddings = model.eval().embed(length, next(model.parameters()).device)
+    embeddings = model.eval().embed(length, next(model.parameters()).device)
     if embeddings is None:
         return
-    rows = embeddings[0].cpu().numpy()
-    title = f"position embeddings of {result.name}"
+    rows, title = embeddings[0].cpu().numpy(), f"position embeddings of {result.name}"
     report.save(plot.similarity_figure({"": rows}, title, "frames"), folder / "similarity.png")
     farthest = min(BY_DISTANCE, length - 1)
     columns = [similarity_by_distance(matrix, farthest) for matrix in similarity(rows).values()]
-    result.similarities += [
-        dict(zip(SIMILARITIES, (distance, *values), strict=True))
-        for distance, values in enumerate(np.hstack(columns).tolist())
-    ]
+    for distance, values in enumerate(np.hstack(columns).tolist()):
+        result.similarities.append(dict(zip(SIMILARITIES, (distance, *values), strict=True)))
 
 
 # ---- the command ---------------------------------------------------------------------------------
@@ -167,16 +152,14 @@ def make_parser() -> argparse.ArgumentParser:
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     args = make_parser().parse_args(argv)
-    for option, (_, *defaults) in SETTINGS.items():
+    for option in BUILTIN_SIZES:
+        if args.data and getattr(args, option) is not None:
+            shown = option.replace("_", "-")
+            raise CommandError(f"--{shown} is for the built-in speech; --data has its own sizes")
+    defaults = {option: values[1 + args.paper] for option, values in SETTINGS.items()}
+    for option, value in {**BUILTIN_SIZES, **defaults}.items():
         if getattr(args, option) is None:
-            setattr(args, option, defaults[args.paper])
-    for option, count in BUILTIN_SIZES.items():
-        if getattr(args, option) is None:
-            setattr(args, option, count)
-        elif args.data:
-            raise CommandError(
-                f"--{option.replace('_', '-')} is for the built-in speech; --data has its own sizes"
-            )
+            setattr(args, option, value)
     if args.tier and not args.data:
         raise CommandError("--tier needs --data, a folder with TextGrids")
     args.models, args.seeds = list(dict.fromkeys(args.models)), list(dict.fromkeys(args.seeds))
@@ -187,13 +170,12 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def position_configs(args: argparse.Namespace) -> dict[str, PositionConfig]:
     if not args.compare:
         setattr(args, TYPE_ARG, getattr(args, TYPE_ARG) or DEFAULT)
-    configs = {}
-    for name, settings in options.settings_to_compare(args, "audio", [DEFAULT]).items():
-        configs[name] = PositionConfig.from_dict(settings, "audio")
-        if not {*args.models} & {*conditions_of(configs[name])}:
-            raise CommandError(
-                f"--models {' '.join(args.models)}: {name} has no positions to put in; give exc"
-            )
+    compared = options.settings_to_compare(args, "audio", [DEFAULT])
+    configs = {name: PositionConfig.from_dict(own, "audio") for name, own in compared.items()}
+    for name, config in configs.items():
+        if not {*args.models} & {*conditions_of(config)}:
+            models = " ".join(args.models)
+            raise CommandError(f"--models {models}: {name} has no positions to put in; give exc")
     return configs
 
 
@@ -201,14 +183,11 @@ def load(args: argparse.Namespace) -> Corpus:
     """The data, with a word about what was left out."""
     if not args.data:
         return synthetic([getattr(args, option) for option in BUILTIN_SIZES])
-    corpus = read_folder(args.data, args.tier)
-    if corpus.skipped:
-        write_lines(args.output / LEFT_OUT, corpus.skipped)
-        print(
-            f"{len(corpus.skipped)} files left out, such as {corpus.skipped[0]}; all of them and "
-            f"why: {args.output / LEFT_OUT}",
-            file=sys.stderr,
-        )
+    corpus, path = read_folder(args.data, args.tier), args.output / LEFT_OUT
+    if skipped := corpus.skipped:
+        write_lines(path, skipped)
+        said = f"{len(skipped)} files left out, such as {skipped[0]}; all of them and why: {path}"
+        print(said, file=sys.stderr)
     return corpus
 
 
@@ -216,14 +195,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     args = parse_arguments(argv)
     configs = position_configs(args)
-    chosen = {name: getattr(args, name) for name in ("dim", "layers", "heads", "ffn", "dropout")}
-    sizes = Sizes(**chosen)
+    sizes = Sizes(args.dim, args.layers, args.heads, args.ffn, args.dropout)
     training = Training(args.epochs, args.learning_rate, args.final_learning_rate)
     if not args.paper:
         torch.set_num_threads(1)  # so small a model gains nothing by more
     corpus = load(args)
     experiment = Experiment(corpus, sizes, training, args.work, args.device)
-    print(f"{corpus.description}: {corpus.sizes()}; {len(corpus.classes)} classes", flush=True)
+    numbers = f"{corpus.sizes()}; {len(corpus.classes)} classes"
+    print(f"{corpus.description}: {numbers}", flush=True)
     more = (args.models, args.seeds, args.output, args.similarity_length)
     results = [run_type(experiment, name, config, *more) for name, config in configs.items()]
     facts = how_made(
@@ -231,10 +210,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         report.PACKAGES,
         args.device,
         threads=str(torch.get_num_threads()),
-        data=f"{corpus.description}; {corpus.sizes()}; {len(corpus.classes)} classes: "
-        f"{' '.join(corpus.classes)}",
+        data=f"{corpus.description}; {numbers}: {' '.join(corpus.classes)}",
         left_out=f"{len(corpus.skipped)} files" + f", [why]({LEFT_OUT})" * bool(corpus.skipped),
-        model=", ".join(f"{key} {value}" for key, value in chosen.items()),
+        model=", ".join(f"{key} {value}" for key, value in vars(sizes).items()),
         training=f"SGD, one utterance per step, {training.epochs} epochs, learning rate "
         f"{training.learning_rate}, in the last eighth {training.final_learning_rate}",
     )

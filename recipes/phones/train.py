@@ -1,27 +1,162 @@
-"""Training by SGD, one utterance per step, and tests, with positions in or out, frames scrambled or
-not."""
+"""The thesis's classifier, its training and its tests, with positions in or out, frames scrambled
+or not: a Transformer encoder over frames, positions concatenated to features.
 
-import csv
-import dataclasses
+    [40 log-mel | d position channels] -> linear -> post-LN encoder layers -> linear -> classes
+
+Without positions the d channels are zero, and the model has the same size.
+"""
+
 import math
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from cape_plugins import PositionConfig
-from recipes.lab.steps import CommandError, step, write_lines
-from recipes.phones.analysis import error_rate, near_attention
-from recipes.phones.data import Corpus, Example
-from recipes.phones.model import POSITION_PARAMETERS, PhoneClassifier, Sizes
+from cape_plugins import (
+    PositionConfig,
+    RelativePositions,
+    build_position_encoder,
+    build_relative_positions,
+    combine,
+    frame_positions,
+    relative_attention,
+)
+from cape_plugins.speech.features import HOP_SECONDS
+from recipes.lab.steps import CommandError, read_written, step, write_lines
+from recipes.phones.analysis import Frames, error_rate, near_attention
+from recipes.phones.data import BANDS, Corpus, Example
 
-History = list[dict[str, float]]  # epoch, train_loss, dev_per, near_attention
+
+@dataclass(frozen=True)
+class Sizes:
+    dim: int  # d, channels of the positions; d + 40 must be divisible by the heads
+    layers: int
+    heads: int
+    ffn: int  # width of the hidden layer of the feed-forward parts
+    dropout: float  # of attention weights, hidden layers and what is added to the residual
+
+    def __post_init__(self) -> None:
+        width = self.dim + BANDS
+        if width % self.heads:
+            sizes = f"{BANDS} features and {self.dim} position channels make {width}"
+            why = f"which is no multiple of --heads {self.heads}; change one of them"
+            raise CommandError(f"--dim {self.dim}: {sizes}, {why}")
+        if self.dim < 4 or self.dim % 2:
+            raise CommandError(f"--dim {self.dim}: allowed: even numbers from 4 on, such as 88")
+        if not 0 <= self.dropout < 1:
+            raise CommandError(f"--dropout {self.dropout}: allowed: 0 to less than 1, such as 0.1")
+
+
+class Output(NamedTuple):
+    logits: Tensor  # [B, T, classes]
+    weights: list[Tensor]  # [B, H, T, T] of each layer, in the order of the frames, if asked for
+
+
+class Layer(nn.Module):
+    """Post-LN encoder layer (Vaswani et al.) that can show its attention weights."""
+
+    def __init__(self, width: int, sizes: Sizes) -> None:
+        super().__init__()
+        self.heads, self.dropout = sizes.heads, sizes.dropout
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.mix = nn.Linear(width, width)
+        self.attention_norm = nn.LayerNorm(width)
+        self.expand = nn.Linear(width, sizes.ffn)
+        self.contract = nn.Linear(sizes.ffn, width)
+        self.ffn_norm = nn.LayerNorm(width)
+
+    def forward(
+        self, x: Tensor, relative: RelativePositions | None, need_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        heads = self.query_key_value(x).unflatten(-1, (3, self.heads, -1))
+        query, key, value = heads.permute(2, 0, 3, 1, 4)
+        dropout, weights = self.dropout if self.training else 0.0, None
+        if relative is not None:
+            mixed, weights = relative_attention(
+                query, key, value, relative, dropout=dropout, need_weights=need_weights
+            )
+        elif need_weights:
+            weights = (query @ key.mT * key.shape[-1] ** -0.5).softmax(-1)
+            mixed = F.dropout(weights, dropout) @ value
+        else:
+            mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout)
+        mixed = self.mix(mixed.transpose(1, 2).flatten(2))
+        x = self.attention_norm(x + F.dropout(mixed, dropout))
+        hidden = F.dropout(self.expand(x).relu(), dropout)
+        return self.ffn_norm(x + F.dropout(self.contract(hidden), dropout)), weights
+
+
+class PhoneClassifier(nn.Module):
+    """Classes of frames; a learned position table has `table_size` rows, one a frame."""
+
+    def __init__(
+        self, num_classes: int, config: PositionConfig, sizes: Sizes, table_size: int
+    ) -> None:
+        super().__init__()
+        self.dim = sizes.dim
+        width = BANDS + sizes.dim
+        self.project = nn.Linear(width, width)
+        self.layers = nn.ModuleList(Layer(width, sizes) for _ in range(sizes.layers))
+        self.classify = nn.Linear(width, num_classes)
+        # last, so that one seed draws the same other weights whatever the position embedding
+        self.positions = build_position_encoder(
+            config,
+            sizes.dim,
+            unit=HOP_SECONDS,  # positions count frames, so that the sinusoid is the thesis's
+            frequencies="marian",
+            table_size=table_size,
+            table_std=0.5**0.5,  # as large as sines are
+        )
+        self.relative = nn.ModuleList(
+            build_relative_positions(config, width // sizes.heads, sizes.heads)
+            for _ in range(config.relative_depth(sizes.layers))
+        )
+
+    def embed(self, length: int, device: torch.device | str | None = None) -> Tensor | None:
+        """``[1, T, d]`` embeddings of frames in natural order; None if the type has none."""
+        lengths = torch.tensor([length], device=device)
+        frames = frame_positions(lengths, HOP_SECONDS, max_frames=length)
+        return self.positions(frames, self.positions.draw(1, device))
+
+    def forward(
+        self,
+        features: Tensor,
+        positions: bool = True,
+        order: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> Output:
+        """Classes of features ``[B, T, 40]``, all of T frames.
+
+        Without `positions` they are left out, of whatever type; `order`, ``[T]``, is the position
+        of each frame, by default 0, 1, 2 ...
+        """
+        embedding = self.embed(features.shape[1], features.device) if positions else None
+        if embedding is not None and order is not None:
+            embedding = embedding[:, order]
+        x = self.project(combine(features, embedding, "concat", self.dim))
+        # relative attention counts rows, so the frames stand in the order of their positions there
+        moved = order is not None and positions and len(self.relative) > 0
+        if moved:
+            x = x[:, order.argsort()]
+        all_weights = []
+        relative = self.relative if positions else ()
+        for layer, own in zip_longest(self.layers, relative):
+            x, weights = layer(x, own, need_weights)
+            if weights is not None:
+                all_weights.append(weights[:, :, order][..., order] if moved else weights)
+        return Output(self.classify(x[:, order] if moved else x), all_weights)
+
+
+HISTORY = ("epoch", "train_loss", "dev_per", "near_attention")
+History = list[dict[str, float]]
 NEAR = 5  # frames; attention that is not farther is followed from epoch to epoch
 
 
@@ -44,7 +179,7 @@ CONDITIONS = {
 NO_POSITIONS = PositionConfig("nopos", "audio")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Training:
     epochs: int
     learning_rate: float
@@ -62,22 +197,15 @@ def folder_name(name: str) -> str:
 
 
 def run_model(
-    model: PhoneClassifier,
-    features: Tensor,
-    condition: Condition,
-    permutation: Tensor,
-    need_weights: bool = False,
+    model: PhoneClassifier, features: Tensor, condition: Condition, order: Tensor, **more: bool
 ) -> tuple[Tensor, list[Tensor]]:
-    """Logits ``[T, classes]`` and weights ``[H, T, T]`` by layer of ``[T, 40]`` features.
-
-    With scrambled frames, row i belongs to frame ``permutation[i]``.
-    """
+    """Logits ``[T, classes]`` and weights ``[H, T, T]`` by layer of features ``[T, 40]``; of
+    scrambled ones, row i belongs to frame ``order[i]``."""
     device = next(model.parameters()).device
-    features, permutation, order = features.to(device), permutation.to(device), None
-    if condition.scrambled:
-        features = features[permutation]
-        order = permutation if condition.with_positions else None
-    output = model(features[None], condition.positions, order, need_weights)
+    features, order = features.to(device), order.to(device)
+    features = features[order] if condition.scrambled else features
+    order = order if condition.with_positions else None
+    output = model(features[None], condition.positions, order, **more)
     return output.logits[0], [weights[0] for weights in output.weights]
 
 
@@ -89,29 +217,23 @@ def permutations(utterances: Sequence[Example], seed: int) -> Iterator[Tensor]:
 
 
 @torch.no_grad()
-def predict(
-    model: PhoneClassifier, utterances: Sequence[Example], condition: Condition, seed: int = 0
-) -> list[np.ndarray]:
+def predict(model: PhoneClassifier, utterances: Sequence[Example], condition: Condition) -> Frames:
     """Predicted classes of each utterance, in the natural order of its frames."""
     model.eval()
     predictions = []
-    for utterance, permutation in zip(utterances, permutations(utterances, seed), strict=True):
-        logits, _ = run_model(model, utterance.features, condition, permutation)
-        classes = logits.argmax(-1)
-        if condition.scrambled:
-            classes = classes[permutation.argsort().to(classes.device)]
-        predictions.append(classes.cpu().numpy())
-    return predictions
+    for utterance, order in zip(utterances, permutations(utterances, 0), strict=True):
+        logits, _ = run_model(model, utterance.features, condition, order)
+        classes = logits.argmax(-1).cpu()
+        predictions.append(classes[order.argsort()] if condition.scrambled else classes)
+    return [classes.numpy() for classes in predictions]
 
 
 @torch.no_grad()
-def attention(
-    model: PhoneClassifier, utterance: Example, condition: Condition, seed: int = 0
-) -> np.ndarray:
+def attention(model: PhoneClassifier, utterance: Example, condition: Condition) -> np.ndarray:
     """``[layers, H, T, T]`` weights of one utterance, in the order in which the model sees it."""
     model.eval()
-    (permutation,) = permutations([utterance], seed)
-    _, weights = run_model(model, utterance.features, condition, permutation, need_weights=True)
+    (order,) = permutations([utterance], 0)
+    _, weights = run_model(model, utterance.features, condition, order, need_weights=True)
     return torch.stack(weights).cpu().numpy()
 
 
@@ -136,9 +258,9 @@ def train_epoch(
     for index in torch.randperm(len(utterances), generator=generator).tolist():
         utterance = utterances[index]
         # drawn also where it is not used, so that all models see the same order of utterances
-        permutation = torch.randperm(len(utterance.labels), generator=generator)
-        labels = utterance.labels[permutation] if condition.scrambled else utterance.labels
-        logits, _ = run_model(model, utterance.features, condition, permutation)
+        order = torch.randperm(len(utterance.labels), generator=generator)
+        labels = utterance.labels[order] if condition.scrambled else utterance.labels
+        logits, _ = run_model(model, utterance.features, condition, order)
         loss = F.cross_entropy(logits, labels.to(logits.device))
         optimizer.zero_grad()
         loss.backward()
@@ -146,10 +268,10 @@ def train_epoch(
         yield loss.item()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Experiment:
     """What all models have in common; each has a position embedding with a name, the name of a
-    condition, and a seed of weights, dropout, draws, order of utterances and of frames."""
+    condition, and a seed of all that is random."""
 
     corpus: Corpus
     sizes: Sizes
@@ -172,17 +294,14 @@ class Experiment:
         the longest training utterance."""
         torch.manual_seed(seed)
         longest = max(len(utterance.labels) for utterance in self.corpus.splits["train"])
-        return PhoneClassifier(len(self.corpus.classes), config, self.sizes, table_size=longest)
+        return PhoneClassifier(len(self.corpus.classes), config, self.sizes, longest)
 
     def with_positions(
         self, config: PositionConfig, model: PhoneClassifier, seed: int
     ) -> PhoneClassifier:
-        """A model trained without positions, with positions put in: what was learned stays, learned
-        positions have their random initial values."""
+        """`model`, trained without positions, with random initial ones put in."""
         other = self.build(config, seed)
-        missing, unexpected = other.load_state_dict(model.state_dict(), strict=False)
-        if unexpected or not all(name.startswith(POSITION_PARAMETERS) for name in missing):
-            raise ValueError(f"{unexpected} and {missing} of the two models do not fit")
+        other.load_state_dict({**other.state_dict(), **model.state_dict()})
         return other.to(next(model.parameters()).device)
 
     def trained(
@@ -194,21 +313,15 @@ class Experiment:
             "position_embedding": config.to_dict(),
             "seed": seed,
             "data": self.corpus.fingerprint(),
-            **dataclasses.asdict(self.sizes),
-            **dataclasses.asdict(self.training),
+            **vars(self.sizes),
+            **vars(self.training),
         }
-        folder = step(
-            self.work / f"{folder_name(name)}-{condition}-seed{seed}",
-            settings,
-            lambda partial: self._train(partial, name, config, condition, seed),
-        )
+        folder = self.work / f"{folder_name(name)}-{condition}-seed{seed}"
+        step(folder, settings, lambda new: self._train(new, name, config, condition, seed))
         model = self.build(config, seed)
         model.load_state_dict(torch.load(folder / "model.pt", map_location="cpu"))
-        with open(folder / "history.csv", encoding="utf-8") as file:
-            history = [
-                {key: float(value) for key, value in row.items()} | {"epoch": int(row["epoch"])}
-                for row in csv.DictReader(file)
-            ]
+        rows = [line.split(",") for line in read_written(folder / "history.csv")[1:]]
+        history = [dict(zip(HISTORY, (int(n), *map(float, row)), strict=True)) for n, *row in rows]
         return model.to(self.device), history
 
     def _train(
@@ -221,7 +334,7 @@ class Experiment:
         generator = torch.Generator().manual_seed(seed)
         utterances, dev = self.corpus.splits["train"], self.corpus.splits["dev"]
         shown, best = long_utterance(dev), float("inf")
-        history = ["epoch,train_loss,dev_per,near_attention"]
+        history = [",".join(HISTORY)]
         total = self.training.epochs * len(utterances)
         with tqdm(total=total, desc=title, disable=None) as progress:
             for epoch in range(self.training.epochs):
@@ -229,10 +342,8 @@ class Experiment:
                 losses = []
                 for loss in train_epoch(model, utterances, given, optimizer, generator):
                     if not math.isfinite(loss):
-                        raise CommandError(
-                            f"{title}: the loss is {loss}; give a smaller --learning-rate than "
-                            f"{self.training.learning_rate}"
-                        )
+                        remedy = f"a smaller --learning-rate than {self.training.learning_rate}"
+                        raise CommandError(f"{title}: the loss is {loss}; give {remedy}")
                     losses.append(loss)
                     progress.update()
                 error = error_rate(targets(dev), predict(model, dev, given))

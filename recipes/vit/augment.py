@@ -1,4 +1,4 @@
-"""Augmentation of images as DeiT and CAPE train with it, without torchvision.
+"""Training on images as DeiT and CAPE do it, without torchvision: sizes, augmentation, targets.
 
 Touvron et al., "Training data-efficient image transformers", 2021, is the recipe of the CAPE paper
 (section 5.1). Magnitudes are those of the released code of CAPE, which are DeiT's without their
@@ -7,38 +7,71 @@ small random part.
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import Sampler
+from transformers import Trainer
 
+from recipes.lab.hf_training import SetEpoch
 from recipes.lab.steps import CommandError
-
-# ---- one image -----------------------------------------------------------------------------------
+from recipes.vit.data import Request
 
 RANDAUGMENT_DRAWS, RANDAUGMENT_CHANCE = 2, 0.5
 ERASED_AREA, ERASED_ASPECT, ERASING_TRIES = (0.02, 1 / 3), 0.3, 10
+# Weight decay pulls to zero what is multiplied with inputs; what is added to them goes without:
+# biases and norms (the Trainer and DeiT), and these (DeiT and the released code of CAPE).
+WITHOUT_DECAY = ("cls_token", "mask_token", "position_embeddings", ".relative.")
 
 Color = int | tuple[int, ...]
 Pixels = Callable[[Image.Image, random.Random], Image.Image]
 
 
+@dataclass(eq=False)
+class SizeSampler(Sampler[Request]):
+    """Images in random order, those of one update with the same random size (UniViT, CAPE
+    section 5.1).
+
+    Order and sizes depend on seed and epoch alone and are the same in every process: however many
+    processes and micro-batches share an update, all its images have one size, and a training that
+    is resumed goes on with the sizes of one that was not interrupted.
+    """
+
+    images: int  # how many there are
+    sizes: Sequence[int]  # in pixels; drawn with equal probability
+    update: int  # images of all processes and micro-batches together
+    multiple: int = 1  # of this number is the epoch, filled up with its first images
+    seed: int = 0
+    repeats: int = 1  # copies of an image in an epoch of unchanged length (Hoffer et al., 2020)
+    epoch: int = 0
+
+    def __len__(self) -> int:
+        return -(-self.images // self.multiple) * self.multiple
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Request]:
+        rng = np.random.default_rng((self.seed, self.epoch))
+        order = rng.permutation(self.images).repeat(self.repeats)[: self.images]
+        sizes = rng.choice(self.sizes, -(-len(self) // self.update)).tolist()
+        for place, index in enumerate(np.resize(order, len(self)).tolist()):
+            yield Request(index, sizes[place // self.update], self.epoch, place)
+
+
 @dataclass(frozen=True)
 class Augment:
     """What is done to an image ``[C, H, W]`` in 0 to 1 that has been cropped and resized: mirror
-    half of them, RandAugment, erase a part of a share of them, in this order.
+    half of them, :func:`rand_augment`, erase a part of a share of them, in this order."""
 
-    Args:
-        mean, std: Of the normalisation ``[C, 1, 1]``: erased pixels become normal noise after it.
-        pixels: See :func:`rand_augment`.
-    """
-
-    mean: Tensor
+    mean: Tensor  # of the normalisation [C, 1, 1]: what is erased becomes normal noise after it
     std: Tensor
     flip: bool = False
     pixels: Pixels | None = None
@@ -80,9 +113,6 @@ def from_pil(image: Image.Image) -> Tensor:
     """``[1 or 3, H, W]`` in 0 to 1."""
     array = torch.from_numpy(np.array(image)).float() / 255
     return array[None] if array.dim() == 2 else array.permute(2, 0, 1)
-
-
-# ---- RandAugment ---------------------------------------------------------------------------------
 
 
 def _sign(rng: random.Random) -> int:
@@ -167,3 +197,92 @@ def _seeded(transform: Callable, image: Image.Image, rng: random.Random) -> Imag
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
+
+
+class Mix(NamedTuple):
+    """How the images of a batch are mixed with those in reverse order."""
+
+    share: float  # lambda, what an image keeps of itself
+    # top, bottom, left, right of what is replaced (CutMix); without, pixels are averaged (Mixup)
+    box: tuple[int, int, int, int] | None = None
+
+
+@dataclass
+class Mixing:
+    """Mixup (Zhang et al., 2018) or CutMix (Yun et al., 2019), for each batch as likely as the
+    other, and one lambda: Beta(mixup, mixup) or Beta(cutmix, cutmix); 0 for none."""
+
+    mixup: float
+    cutmix: float
+    classes: int
+
+    def draw(self, height: int, width: int) -> Mix:
+        """Draws from torch's generator of the process."""
+        cut = bool(self.cutmix) and (not self.mixup or bool(torch.rand(()) < 0.5))
+        alpha = self.cutmix if cut else self.mixup
+        share = float(torch.distributions.Beta(alpha, alpha).sample())
+        if not cut:
+            return Mix(share)
+        edges = []
+        for side in (height, width):
+            half = int(side * math.sqrt(1 - share)) // 2
+            center = int(torch.randint(side, ()))
+            edges += [max(0, center - half), min(side, center + half)]
+        top, bottom, left, right = edges  # the box may have reached beyond the image
+        return Mix(1 - (bottom - top) * (right - left) / (height * width), tuple(edges))
+
+    def __call__(
+        self, images: Tensor, labels: Tensor, mix: Mix | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Mixed images ``[B, C, H, W]`` and their targets ``[B, classes]``, which add up to 1, by a
+        mix that is drawn where none is given."""
+        share, box = mix or self.draw(*images.shape[2:])
+        others = images.flip(0)
+        if box:
+            top, bottom, left, right = box
+            images = images.clone()
+            images[..., top:bottom, left:right] = others[..., top:bottom, left:right]
+        else:
+            images = share * images + (1 - share) * others
+        targets = F.one_hot(labels, self.classes).float()
+        return images, share * targets + (1 - share) * targets.flip(0)
+
+
+class ImageTrainer(Trainer):
+    """Trainer with one size per update, Mixup and CutMix, and smoothed targets."""
+
+    sizes: Sequence[int] = ()
+    repeats: int = 1
+    mixing: Mixing | None = None  # drawn here, since batches are loaded ahead: resuming draws alike
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> SizeSampler:
+        args = self.args
+        update = self.get_total_train_batch_size(args)
+        if self.accelerator.split_batches:  # the batch is that of all processes
+            update //= args.world_size
+        # accelerate would fill the last step up with images of the first, of another size
+        fill = args.world_size > 1 and not args.dataloader_drop_last
+        multiple = update // args.gradient_accumulation_steps if fill else 1
+        sampler = SizeSampler(
+            len(self.train_dataset), self.sizes, update, multiple, args.seed, self.repeats
+        )
+        self.add_callback(SetEpoch(sampler))
+        return sampler
+
+    def get_decay_parameter_names(self, model: Any) -> list[str]:
+        names = super().get_decay_parameter_names(model)
+        return [name for name in names if not any(part in name for part in WITHOUT_DECAY)]
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any
+    ) -> Tensor | tuple[Tensor, Any]:
+        """Cross-entropy with smoothed targets. Smoothing what was mixed is the same as mixing what
+        was smoothed (DeiT), since both are linear."""
+        pixels, targets = inputs["pixel_values"], inputs["labels"]
+        if self.mixing is not None and model.training:
+            pixels, targets = self.mixing(pixels, targets)
+        outputs = model(pixel_values=pixels)
+        loss = F.cross_entropy(
+            outputs.logits.float(), targets, label_smoothing=self.args.label_smoothing_factor
+        )
+        return (loss, outputs) if return_outputs else loss

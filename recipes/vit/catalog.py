@@ -28,24 +28,14 @@ PRESETS = {
 
 
 class Recipe(NamedTuple):
-    """What a name stands for; options that are given on the command line win.
+    """What a name stands for; options that are given on the command line win."""
 
-    Attributes:
-        training: Flags of the Trainer.
-        options: Values of the recipe's own options.
-        model: Sizes of a model from scratch.
-        settings: Position settings by type, where the defaults do not suit the data.
-        univit_sizes: Pixels that ``--univit`` draws from.
-        rate_per_1024: Learning rate for 1024 images per update, to which it is proportional; None
-            where `training` has it.
-    """
-
-    training: str = ""
-    options: Mapping[str, Any] = {}
-    model: Mapping[str, Any] = {}
-    settings: Mapping[str, Mapping[str, Any]] = {}
+    training: str = ""  # flags of the Trainer
+    options: Mapping[str, Any] = {}  # of the recipe's own
+    model: Mapping[str, Any] = {}  # sizes of one from scratch
+    settings: Mapping[str, Mapping[str, Any]] = {}  # of positions by type, where defaults do not do
     univit_sizes: Sequence[int] = UNIVIT_SIZES
-    rate_per_1024: float | None = None
+    rate_per_1024: float | None = None  # learning rate by images per update; else in `training`
 
 
 _SMALL_TRAINING = (

@@ -2,15 +2,15 @@
 against those of data."""
 
 import contextlib
-import gc
 import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils.memory import clear_device_cache
 from transformers import AutoModelForImageClassification, ViTImageProcessor
 
 import hf_models  # noqa: F401  registers the cape types
@@ -19,8 +19,6 @@ from cape_plugins.config import applies
 from recipes.lab.hf_checkpoints import UNREADABLE
 from recipes.lab.steps import CommandError, reason
 from recipes.lab.tables import Row
-
-T = TypeVar("T")
 
 # what torch, cuBLAS and cuDNN say besides torch.OutOfMemoryError
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
@@ -51,18 +49,15 @@ class Classifier:
         self.labels = [str(config.id2label[number]) for number in range(config.num_labels)]
         self.mean, self.std = _normalisation(path, self.channels)
         # stock models resize their positions only on demand; others need or know no flag
-        self.options = {}
-        if "interpolate_pos_encoding" in inspect.signature(self.model.forward).parameters:
-            self.options["interpolate_pos_encoding"] = True
+        known = inspect.signature(self.model.forward).parameters
+        self.options = dict.fromkeys({"interpolate_pos_encoding"} & known.keys(), True)
 
     @contextlib.contextmanager
     def on(self, device: torch.device) -> Iterator[None]:
         """The model is on `device` in this block, and its memory is free again afterwards."""
         self.model.to(device)
-        try:
-            yield
-        finally:
-            self.model.to("cpu")
+        yield
+        self.model.to("cpu")
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         """Logits ``[B, classes]`` of normalised pixels."""
@@ -70,21 +65,14 @@ class Classifier:
 
     @torch.inference_mode()
     def scores(self, images: torch.Tensor, gamma: float = 1.0) -> torch.Tensor:
-        """Log-probabilities ``[B, classes]``, float32.
-
-        Args:
-            images: ``[B, C, h, w]`` in 0 to 1, float32.
-            gamma: Factor on the grid of positions (CAPE Table 6), beside that of the checkpoint.
-
-        Raises:
-            CommandError: if memory does not suffice, or a score is not a number.
-        """
-        device, dtype = self.model.device, self.model.dtype
+        """Log-probabilities ``[B, classes]`` of `images` ``[B, C, h, w]`` in 0 to 1, float32;
+        `gamma` is a factor on the grid of positions (CAPE Table 6), beside the checkpoint's."""
+        device = self.model.device
         place = f"{self.path} on {len(images)} images of {images.shape[2]} x {images.shape[3]}"
         pixels = (images.to(device) - self.mean.to(device)) / self.std.to(device)
         try:
             with scaled_grid(self.model, gamma):
-                logits = self.forward(pixels.to(dtype))
+                logits = self.forward(pixels.to(self.model.dtype))
         except torch.OutOfMemoryError:
             raise CommandError(f"{place}: out of memory; give a smaller --batch-size") from None
         scores = logits.float().log_softmax(-1)
@@ -140,18 +128,12 @@ def scaled_grid(model: torch.nn.Module, gamma: float) -> Iterator[None]:
             encoder.config = config
 
 
-# ---- classes -----------------------------------------------------------------------------------
-
-
 def match_classes(names: Sequence[str], labels: Sequence[str]) -> tuple[list[int], str]:
     """Number of the model's class for each class of the data, and how it was found.
 
     By name; else whole numbers are the numbers of classes (folders 0 to 999 of ImageNet-v2); else
     by order, where there are as many names as classes. A name that stands at another place among
     the model's rules out what is not by name.
-
-    Raises:
-        CommandError: if the classes of the data cannot be those of the model.
     """
     data, model = (
         [name.casefold().replace("_", " ").strip() for name in part] for part in (names, labels)
@@ -161,7 +143,17 @@ def match_classes(names: Sequence[str], labels: Sequence[str]) -> tuple[list[int
     places = {name: place for place, name in enumerate(model) if model.count(name) == 1}
     if all(name in places for name in data):
         return [places[name] for name in data], "by name"
-    for numbers, how in _guesses(data, len(model)):
+    guesses = []
+    if all(name.isdecimal() for name in data):
+        numbers = [int(name) for name in data]
+        if max(numbers) < len(model):
+            guesses.append((numbers, "by number"))
+        elif len(numbers) == len(model):  # such as 1 to 1000
+            order = sorted(numbers)
+            guesses.append(([order.index(n) for n in numbers], "by order of their numbers"))
+    if len(data) == len(model):
+        guesses.append((list(range(len(model))), "by order, since their names differ"))
+    for numbers, how in guesses:
         if all(places.get(name, place) == place for name, place in zip(data, numbers, strict=True)):
             return numbers, how
     first, own = (
@@ -173,51 +165,27 @@ def match_classes(names: Sequence[str], labels: Sequence[str]) -> tuple[list[int
     )
 
 
-def _guesses(data: Sequence[str], count: int) -> Iterator[tuple[list[int], str]]:
-    """Numbers of the model's `count` classes for names that it does not have."""
-    if all(name.isdecimal() for name in data):
-        numbers = [int(name) for name in data]
-        if max(numbers) < count:
-            yield numbers, "by number"
-        elif len(numbers) == count:  # such as 1 to 1000
-            order = sorted(numbers)
-            yield [order.index(number) for number in numbers], "by order of their numbers"
-    if len(data) == count:
-        yield list(range(count)), "by order, since their names differ"
-
-
-# ---- images per second: the protocol of DeiT and CAPE (Appendix B.1) -----------------------------
-
-
-def attempt(run: Callable[[int], T], batch: int) -> T | None:
+def attempt(run: Callable[[int], Any], batch: int) -> Any:
     """What ``run(batch)`` returns; None if it runs out of memory, which is free again then."""
     try:
         return run(batch)
-    except (torch.OutOfMemoryError, MemoryError):
-        pass
-    except RuntimeError as error:
-        if not any(text in str(error) for text in _OUT_OF_MEMORY):
+    except (RuntimeError, MemoryError) as error:
+        known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        if not known and not any(text in str(error) for text in _OUT_OF_MEMORY):
             raise
     # outside the handler, whose traceback keeps the tensors of the failed run alive
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    clear_device_cache(garbage_collection=True)
     return None
 
 
 def largest_batch(run: Callable[[int], object], limit: int) -> int:
     """The largest batch up to `limit` that fits, found by doubling, then by halving the gap until
-    it is below 1/64 (so exactly below 128); 0 if not even one image fits.
-
-    Args:
-        run: Runs a batch of a given size and returns anything but None.
-    """
+    it is below 1/64 (so exactly below 128); 0 if not even one image fits."""
     batch, above = 0, 1
     while attempt(run, above) is not None:
-        batch = above
-        if batch == limit:
-            return batch
-        above = min(2 * above, limit)
+        if above == limit:
+            return limit
+        batch, above = above, min(2 * above, limit)
     while above - batch > max(1, batch // 64):
         middle = (batch + above) // 2
         if attempt(run, middle) is None:
@@ -236,7 +204,8 @@ def images_per_second(
     synchronize: Callable[[], object] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """``batch * runs / seconds``, the clock read only when the device has nothing left to do."""
+    """``batch * runs / seconds``, the clock read only when the device has nothing left to do: the
+    protocol of DeiT and CAPE (Appendix B.1)."""
     for _ in range(warmup):
         run()
     synchronize()

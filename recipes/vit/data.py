@@ -5,9 +5,11 @@ import contextlib
 import io
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +20,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 from transformers import ViTImageProcessor
 
-from recipes.lab.data import check_columns, open_dataset, train_and_test
+from recipes.lab.data import TEST_SPLITS, check_columns, open_dataset, train_and_test
 from recipes.lab.steps import CommandError, progress, reason
 
 # Where the caller names no columns, the first of these that the data have.
@@ -42,26 +44,15 @@ class Request(NamedTuple):
 
 @dataclass(eq=False)
 class Images(Dataset):
-    """Images ``[channels, height, width]`` in 0 to 1 with labels, asked for by an index or, in
-    training, by a :class:`Request`.
+    """Images ``[channels, height, width]`` in 0 to 1 with labels, by index or :class:`Request`."""
 
-    Args:
-        items: One for each image.
-        load: From an item to image and label; images are float32 in 0 to 1, or uint8.
-        names: Names of the classes.
-        column: That of the images, where `items` are rows of a data set.
-        crop: Smallest and largest share of the image in a random crop; None for whole images.
-        augment: What else is done to an image of its final size, given a random generator.
-        seed: Of crops and augmentation.
-    """
-
-    items: Any
-    load: Callable
-    names: Sequence[str]
-    column: str = ""
-    crop: tuple[float, float] | None = None
-    augment: Callable[[torch.Tensor, random.Random], torch.Tensor] | None = None
-    seed: int = 0
+    items: Any  # one for each image
+    load: Callable  # from an item to image (float32 in 0 to 1, or uint8) and label
+    names: Sequence[str]  # of the classes
+    column: str = ""  # that of the images, where `items` are rows of a data set
+    crop: tuple[float, float] | None = None  # share of a random crop, least and most
+    augment: Callable[[torch.Tensor, random.Random], torch.Tensor] | None = None  # of final size
+    seed: int = 0  # of crops and augmentation
 
     def __len__(self) -> int:
         return len(self.items)
@@ -73,19 +64,16 @@ class Images(Dataset):
             held = isinstance(self.items, list)
             self.items = [self.items[n] for n in places] if held else self.items.select(places)
 
-    def hold(self, limit: int = HELD_BYTES) -> None:
+    def hold(self, limit: int = HELD_BYTES) -> "Images":
         """Decodes all images once, if they will take no more than `limit` bytes together."""
         sample = [self.read(index)[0] for index in range(min(16, len(self)))]
         if len(self) * sum(image.nbytes for image in sample) <= limit * len(sample):
             self.items = [self.read(n) for n in progress(range(len(self)), "decode", delay=1)]
-            self.load = _itself
+            self.load = tuple
+        return self
 
     def read(self, index: int) -> tuple[torch.Tensor, int]:
-        """Image, as it is stored, and label.
-
-        Raises:
-            CommandError: naming the file or row of an image that cannot be read.
-        """
+        """Image, as it is stored, and label; an error names the file or row."""
         try:
             return self.load(self.items[index])
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
@@ -107,13 +95,7 @@ class Images(Dataset):
             image = random_crop(image, self.crop, rng)
         if request.size is not None:
             image = resize(image, request.size)
-        if self.augment is not None:
-            image = self.augment(image, rng)
-        return image, label
-
-
-def _itself(item: Any) -> Any:  # a lambda could not be sent to worker processes
-    return item
+        return image if self.augment is None else self.augment(image, rng), label
 
 
 def random_crop(
@@ -130,8 +112,7 @@ def random_crop(
 
 
 def resize(image: torch.Tensor, height: int, width: int | None = None) -> torch.Tensor:
-    """``[C, height, width]``, by default a square, from ``[C, H, W]``, or a batch of such; bilinear
-    with antialiasing."""
+    """``[..., C, height, width]``, by default a square; bilinear with antialiasing."""
     size = (height, width or height)
     if image.shape[-2:] == size:
         return image
@@ -151,20 +132,17 @@ def digits(channels: int = 1) -> tuple[Images, Images]:
     items = list(zip(images, data.target[order].tolist(), strict=True))
     cut = len(items) * 4 // 5
     names = list(map(str, data.target_names))
-    return tuple(Images(part, _itself, names) for part in (items[:cut], items[cut:]))
+    return tuple(Images(part, tuple, names) for part in (items[:cut], items[cut:]))
 
 
 def given_data(args: argparse.Namespace, channels: int) -> tuple[Images, Images]:
-    """A data set of the hub, a local folder of images or parquet, csv or json files. Small data
-    sets are decoded at once and held in memory."""
+    """Training and test of the caller's data; small data sets are decoded at once and held."""
     data = open_dataset(args.dataset, args.dataset_config)
     if args.test_split is None:
         data = labelled(args, data)
     parts = train_and_test(data, args.train_split, args.test_split)
-    read = tuple(read_images(args, parts["train"], parts[name], channels) for name in parts)
-    for part in read:
-        part.hold()
-    return read
+    train = parts["train"]
+    return tuple(read_images(args, train, rows, channels).hold() for rows in parts.values())
 
 
 def labelled(args: argparse.Namespace, data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -179,8 +157,7 @@ def labelled(args: argparse.Namespace, data: Mapping[str, Any]) -> Mapping[str, 
 
 
 def read_images(args: argparse.Namespace, training: Any, rows: Any, channels: int) -> Images:
-    """The images of `rows`, with the classes of `training`; none is decoded before it is asked
-    for."""
+    """The images of `rows`, with the classes of `training`, decoded when they are asked for."""
     pixels, target = (_column(args, option, training) for option in COLUMNS)
     names = getattr(training.features[target], "names", None)
     # plain numbers or words have no names
@@ -192,12 +169,10 @@ def read_images(args: argparse.Namespace, training: Any, rows: Any, channels: in
             f"--label-column {target}: the test has {min(unknown, key=str)!r}, which is none of "
             f"the {len(values)} classes; where a test has no labels, name another --test-split"
         )
-
-    stored = not isinstance(rows.features[pixels], Feature) and len(rows) > 0
-    first = rows[0][pixels] if stored else None
+    declared = isinstance(rows.features[pixels], Feature)
+    first = None if declared or not len(rows) else rows[0][pixels]
     if first is not None and not _has_bytes(first):
         raise CommandError(f"--image-column {pixels} has no images but {first!r:.40}; name another")
-
     load = partial(_load, pixels=pixels, target=target, channels=channels, classes=classes)
     return Images(rows, load, list(map(str, names or values)), pixels)
 
@@ -240,11 +215,76 @@ def _column(args: argparse.Namespace, option: str, data: Any) -> str:
 
 
 def make_processor(path: str | None, size: int, channels: int) -> ViTImageProcessor:
-    """What images of `size` are normalised by, saved with the model: mean and standard deviation of
-    the checkpoint `path`, or 0.5 and 0.5."""
+    """What normalises images of `size`: the numbers of the checkpoint `path`, or 0.5 and 0.5."""
     pixels = {"height": size, "width": size}
     if path:
         with contextlib.suppress(OSError):  # a checkpoint without one
             return ViTImageProcessor.from_pretrained(path, size=pixels)
     half = [0.5] * channels
     return ViTImageProcessor(size=pixels, image_mean=half, image_std=half)
+
+
+class Data(NamedTuple):
+    """Images to test on, those of `order`, by so many in a forward, read by `workers` threads."""
+
+    name: str
+    images: Images
+    order: Sequence[int]
+    batch_size: int = 64
+    workers: int = 1
+
+    def read(self, read: Callable[[int], Any], what: str) -> Iterator[list]:
+        """Batches of what `read` makes of the indices of the order, with progress; one is read
+        while the one before is in use."""
+        order, size = self.order, self.batch_size
+        chunks = [order[i : i + size] for i in range(0, len(order), size)]
+        # threads: decoding releases Python's lock; processes would send every pixel
+        with ThreadPoolExecutor(self.workers) as pool:
+            waiting = pool.map(read, chunks[0])
+            for following in progress([*chunks[1:], ()], what, unit="batch"):
+                ready, waiting = waiting, pool.map(read, following)
+                yield list(ready)
+
+
+@cache  # the same for all models
+def shapes_of(data: Data) -> list[tuple[int, int]]:
+    """(height, width) of each image of the order, in pixels."""
+    shapes = data.read(lambda index: data.images[index][0].shape[1:], f"{data.name}: sizes")
+    return [tuple(shape) for batch in shapes for shape in batch]
+
+
+def load_data(args: argparse.Namespace, channels: int) -> list[Data]:
+    """All data sets of the command line, in the colours that the models take."""
+    by_name: dict[str, Data] = {}
+    for given in args.dataset:
+        name = "digits" if given is None else Path(given).name
+        name = str(given) if name in by_name else name
+        images = digits(channels)[1] if given is None else _test_images(given, args, channels)
+        if not len(images):
+            raise CommandError(f"--dataset {given} has no images in the split that is tested")
+        images.keep(args.limit or len(images))
+        order = range(len(images))
+        by_name[name] = Data(name, images.hold(), order, args.batch_size, args.workers)
+    return list(by_name.values())
+
+
+def _test_images(name: str, args: argparse.Namespace, channels: int) -> Images:
+    """The whole split that is named, the only one, or the first of a usual name that has labels.
+    Classes are those of the split itself, for there may be no training."""
+    data = open_dataset(name, args.dataset_config)
+    said = f"{name} has the splits {', '.join(data)}"
+    split = args.test_split
+    if not split and len(data) == 1:
+        print(f"{name}: its only split is tested whole; is it new to the models?", flush=True)
+        (split,) = data
+    elif not split:
+        with_labels = labelled(args, data)
+        split = next((split for split in TEST_SPLITS if split in with_labels), None)
+        if split is None:
+            raise CommandError(
+                f"--test-split is missing: {said}, of which none with labels is called "
+                f"{', '.join(TEST_SPLITS)}; name the one to test"
+            )
+    if split not in data:
+        raise CommandError(f"--test-split {split}: {said}; name one")
+    return read_images(args, data[split], data[split], channels)

@@ -10,13 +10,13 @@ Markdown) and plots (PNG) go to --output.
 """
 
 import argparse
-import hashlib
 import json
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import fmean, mean, stdev
 from typing import Any
 
 if __name__ == "__main__":  # as a script, like finetune_hf.py
@@ -24,20 +24,14 @@ if __name__ == "__main__":  # as a script, like finetune_hf.py
 
 import torch
 
-from recipes.lab.options import (
-    add_shared,
-    available_cores,
-    check_increasing,
-    check_model,
-    check_shared,
-    new_parser,
-    positive,
-)
+from recipes.lab import options, tables
+from recipes.lab.data import fingerprint
+from recipes.lab.figures import Panel, new_figure, widen, write_figure, write_lines_figure
 from recipes.lab.steps import CommandError, digest, progress, run_main, write_lines
-from recipes.lab.tables import Row, how_made, shown_command, started_as
-from recipes.vit import tables
+from recipes.lab.tables import ALL, Cells, Row
 from recipes.vit.classifier import Classifier, match_classes, throughput
-from recipes.vit.measure import BIN_EDGES, GAMMA_RULES, check, load_data, measure
+from recipes.vit.data import load_data
+from recipes.vit.measure import BIN_EDGES, GAMMA_RULES, MAX, MIN, check, measure
 
 TTA_STEP, DIGIT_TTA_STEP = 32, 8  # two patches
 SIZE_RATIOS = (5 / 7, 1, 12 / 7, 3)  # 160, 224, 384 and 672 for a model trained at 224
@@ -48,18 +42,30 @@ NEEDED = {  # by what has no effect alone
     "train_size": "gamma",
     **dict.fromkeys(("runs", "warmup", "max_batch"), "throughput"),
 }
+SHOWN = {"crop": "shorter side to size / 0.875, centre crop", "whole": "whole image squeezed"}
+WEIGHTS = (".json", ".safetensors", ".bin")
 UNFINISHED = ".unfinished-evaluation"  # folder in --output, for --resume
 PACKAGES = ("torch", "transformers", "datasets", "scikit-learn")
 # options that change nothing of what is measured
 UNIMPORTANT = ("model", "models", "output", "resume", "workers")
 
+TITLES = {
+    "accuracy": "Accuracy by size",
+    "tta": "Test-time augmentation",
+    "gamma": "Factor on the grid of positions",
+    "bins": "Best size by size of the original",
+    "throughput": "Accuracy against throughput",
+}
+TOP = {"top1": "Top-1 accuracy, %", "top5": "Top-5 accuracy, %"}
+BEST = "best of each bin"
+
 
 def make_options() -> argparse.ArgumentParser:
-    parser = new_parser(__doc__)
+    parser = options.new_parser(__doc__)
     add = parser.add_argument
     text = "checkpoints, folders or names on the hub; NAME=A,B,C are seeds of one model"
     add("--model", nargs="+", required=True, metavar="PATH", help=text)
-    add_shared(parser, "output", default=Path("results/vit-evaluation"))
+    options.add_shared(parser, "output", default=Path("results/vit-evaluation"))
     text = "hub names, folders of images by class, parquet, csv or json; default: built-in digits"
     add("--dataset", nargs="+", default=[None], metavar="NAME", help=text)
     add("--dataset-config", metavar="NAME", help="configuration of a data set of the hub")
@@ -67,8 +73,8 @@ def make_options() -> argparse.ArgumentParser:
     add("--test-split", metavar="NAME", help=text)
     add("--image-column", metavar="NAME", help="default: one of a usual name")
     add("--label-column", metavar="NAME", help="default: one of a usual name")
-    add_shared(parser, "limit", help="N images, evenly spread, for a first look")
-    pixels = {"type": positive, "metavar": "PIXELS"}
+    options.add_shared(parser, "limit", help="N images, evenly spread, for a first look")
+    pixels = {"type": options.positive, "metavar": "PIXELS"}
     text = "default: 5/7, 1, 12/7 and 3 times that of the first model, 160 224 384 672 for 224"
     add("--sizes", nargs="+", **pixels, help=text)
     text = "crop: shorter side to SIZE/0.875, centre square (paper; default); whole: squeezed"
@@ -81,17 +87,17 @@ def make_options() -> argparse.ArgumentParser:
     text = "size that --gamma takes for that of training; default: image_size of the model"
     add("--train-size", **pixels, help=text)
     text = f"also the best size by bins of shorter sides; default: {' '.join(map(str, BIN_EDGES))}"
-    add("--bins", nargs="*", type=positive, metavar="EDGE", help=text)
+    add("--bins", nargs="*", type=options.positive, metavar="EDGE", help=text)
     add("--throughput", action="store_true", help="also images per second at each size")
-    add("--runs", type=positive, help="timed runs of --throughput (default: 30)")
-    add("--warmup", type=positive, help="runs before these (default: 30)")
+    add("--runs", type=options.positive, help="timed runs of --throughput (default: 30)")
+    add("--warmup", type=options.positive, help="runs before these (default: 30)")
     text = f"largest batch of --throughput to try (default: {CPU_BATCH}, on cuda {CUDA_BATCH})"
-    add("--max-batch", type=positive, metavar="N", help=text)
-    add("--batch-size", type=positive, default=64, help="(default: 64)")
+    add("--max-batch", type=options.positive, metavar="N", help=text)
+    add("--batch-size", type=options.positive, default=64, help="(default: 64)")
     add("--dtype", choices=DTYPES, default=DTYPES[0], help=f"(default: {DTYPES[0]})")
-    add_shared(parser, "device")
+    options.add_shared(parser, "device")
     text = "threads that read images (default: 1 on cpu, else one for each core, at most 16)"
-    add("--workers", type=positive, metavar="N", help=text)
+    add("--workers", type=options.positive, metavar="N", help=text)
     add("--resume", action="store_true", help="keep what an interrupted run has measured")
     return parser
 
@@ -99,9 +105,9 @@ def make_options() -> argparse.ArgumentParser:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Options, complete and checked as far as no model is needed."""
     args = make_options().parse_args(argv)
-    check_shared(args)
+    options.check_shared(args)
     cpu = args.device.type == "cpu"
-    args.workers = args.workers or (1 if cpu else min(16, available_cores()))
+    args.workers = args.workers or (1 if cpu else min(16, options.available_cores()))
     for name, needed in NEEDED.items():
         if getattr(args, name) and not getattr(args, needed):
             raise CommandError(f"--{name.replace('_', '-')} has no effect without --{needed}")
@@ -111,7 +117,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     args.tta_step = args.tta_step or (DIGIT_TTA_STEP if builtin else TTA_STEP)
     if args.bins is not None:
         args.bins = args.bins or list(BIN_EDGES)
-        check_increasing(args.bins, "--bins")
+        options.check_increasing(args.bins, "--bins")
     if builtin and (args.dataset_config or args.test_split):
         raise CommandError("--dataset-config and --test-split need --dataset")
     args.models = model_groups(args.model)
@@ -119,8 +125,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def model_groups(words: Sequence[str]) -> dict[str, list[str]]:
-    """``{name: checkpoints}``; a model without a name has the last part of its path, or all of it
-    where two would have the same."""
+    """``{name: checkpoints}``; a name is the end of a path, all of it where two end alike."""
     named = []
     for word in words:
         name, equals, paths = word.partition("=")
@@ -136,7 +141,7 @@ def model_groups(words: Sequence[str]) -> dict[str, list[str]]:
                 "its own"
             )
         for path in paths:
-            check_model(path)
+            options.check_model(path)
         groups[name] = paths
     return groups
 
@@ -154,23 +159,16 @@ def measure_speed(classifier: Classifier, args: argparse.Namespace) -> dict[str,
 
 def remembered(folder: Path, settings: Any, work: Callable[[], Any]) -> Any:
     """The result of `work`, from `folder` if an earlier run left it there."""
-    key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-    file = folder / f"{key.hexdigest()[:16]}.json"
+    file = folder / f"{fingerprint([json.dumps(settings, sort_keys=True)])}.json"
     if not file.exists():
         write_lines(file, [json.dumps(work())])
     return json.loads(file.read_text("utf-8"))
 
 
-def fingerprint(path: str) -> list[str]:
-    """Digests of the files of a checkpoint; of one on the hub the name alone."""
-    kinds = (".json", ".safetensors", ".bin")
-    return [path, *(digest(file) for file in sorted(Path(path).glob("*")) if file.suffix in kinds)]
-
-
 def evaluate(
     args: argparse.Namespace, groups: Mapping[str, Sequence[Classifier]]
 ) -> dict[str, list[Row]]:
-    """Rows of all tables by kind; everything is checked before the first is measured."""
+    """Rows of all tables by name; everything is checked before the first is measured."""
     every = [model for group in groups.values() for model in group]
     data = {channels: load_data(args, channels) for channels in {model.channels for model in every}}
     for model in every:
@@ -181,11 +179,13 @@ def evaluate(
     done = args.output / UNFINISHED
     if not args.resume:
         shutil.rmtree(done, ignore_errors=True)
-    options = {key: str(value) for key, value in vars(args).items() if key not in UNIMPORTANT}
+    given = {key: str(value) for key, value in vars(args).items() if key not in UNIMPORTANT}
     rows: dict[str, list[Row]] = {}
     for name, group in groups.items():
         for model in group:
-            files = fingerprint(model.path)
+            # of a checkpoint on the hub the name alone
+            files = [file for file in sorted(Path(model.path).glob("*")) if file.suffix in WEIGHTS]
+            made_with = [given, [model.path, *map(digest, files)]]
             work = {part.name: partial(measure, model, part, args) for part in data[model.channels]}
             if args.throughput and model is group[0]:  # seeds are equally fast
                 work[None] = partial(measure_speed, model, args)
@@ -193,21 +193,127 @@ def evaluate(
                 for part, run in work.items():
                     own = {"model": name, "checkpoint": model.path}
                     own |= {} if part is None else {"data": part}
-                    for table, measured in remembered(done, [options, files, part], run).items():
+                    for table, measured in remembered(done, [*made_with, part], run).items():
                         rows.setdefault(table, []).extend({**own, **row} for row in measured)
     shutil.rmtree(done, ignore_errors=True)
     return rows
 
 
-def facts_of(args: argparse.Namespace, argv: Sequence[str]) -> dict[str, str]:
-    shown = {"crop": "shorter side to size / 0.875, centre crop", "whole": "whole image squeezed"}
-    images = f"{shown[args.protocol]}, bilinear; {args.dtype}"
-    facts = how_made(shown_command(started_as(), argv), PACKAGES, args.device, images=images)
-    return facts | {
-        "gamma": f"train is {args.train_size or 'the image_size of each model'}",
-        "bins": "sizes by centre crop; the best is chosen on these very images (CAPE Table 5)",
-        "throughput": f"largest batch that fits, at most {args.max_batch}; {args.warmup} runs to "
-        f"warm up, {args.runs} timed",
+def write_all(
+    folder: Path, rows: Mapping[str, Sequence[Row]], facts: Mapping[str, str]
+) -> Iterator[list[str]]:
+    """Writes ``TABLE.csv``, ``TABLE.md`` and ``TABLE.png``, and yields the lines of the page. Of
+    `facts` those with the name of a table belong to it alone."""
+    for table, measured in rows.items():
+        figure = folder / f"{table}.png"
+        if table == "bins":
+            sections = _write_bins(figure, measured)
+        elif table == "throughput":
+            sections = _write_throughput(figure, measured, rows["accuracy"])
+        else:
+            sections = _write_sizes(figure, measured)
+        tables.write_csv(folder / f"{table}.csv", measured)
+        own = {name: text for name, text in facts.items() if name not in TITLES or name == table}
+        yield tables.write_page(folder / f"{table}.md", TITLES[table], sections, own)
+
+
+def _write_sizes(path: Path, rows: Sequence[Row]) -> dict[str, list[str]]:
+    lines, panel = [], ["data"]
+    for row in rows:
+        line = row["model"] + " TTA" * (row.get("tta") == "+")
+        if "gamma" in row:
+            line, panel = f"{line}, gamma {row['gamma']}", ["data", "model"]
+        lines.append({**row, "line": line})
+    panels = [
+        Panel(tables.pivot(group, "line", "size", "top1"), TOP["top1"], title)
+        for title, group in tables.grouped(lines, *panel).items()
+    ]
+    write_lines_figure(path, panels, "size in pixels")
+    return {
+        f"{title} ({name}, {group[0]['images']} images)": tables.seed_table(
+            tables.pivot(group, "line", "size", metric), "model"
+        )
+        for name, group in tables.grouped(lines, "data").items()
+        for metric, title in TOP.items()
+    }
+
+
+def _write_bins(path: Path, rows: Sequence[Row]) -> dict[str, list[str]]:
+    panels, sections = [], {}
+    for title, group in tables.grouped(rows, "data", "model").items():
+        labels = dict.fromkeys(row["bin"] for row in group)
+        # each line has all bins, so that they keep their order
+        lines = {
+            name: {label: tried.get(label, []) for label in labels}
+            for name, tried in tables.pivot(group, "strategy", "bin", "top1").items()
+        }
+        panels.append(Panel(lines, TOP["top1"], title))
+        sections[f"{TOP['top1']} ({title})"] = bin_table(group)
+    write_lines_figure(path, panels, "shorter side of the original in pixels")
+    return sections
+
+
+def bin_table(rows: Sequence[Row]) -> list[str]:
+    """Of one model on one data set: a row for each bin with the best strategy, by the mean over the
+    seeds, in bold; then all images by those strategies that were tried in every bin, and by
+    :data:`BEST`: means over the bins, weighted by their images."""
+    cells = tables.pivot(rows, "bin", "strategy", "top1")
+    images = {row["bin"]: row["images"] for row in rows}
+    sizes = {(row["bin"], row["strategy"]): row["size"] for row in rows}
+    names = list(dict.fromkeys(row["strategy"] for row in rows))
+    lines, chosen = [], {name: [] for name in (*names, BEST)}
+    for label, tried in cells.items():
+        best = max(tried, key=lambda name, tried=tried: mean(tried[name]))
+        texts = []
+        for name in names:
+            text = tables.cell(tried.get(name, ()))
+            text = f"**{text}**" if name == best else text
+            shown = name in (MIN, MAX) and name in tried
+            texts.append(f"{text} ({sizes[label, name]})" if shown else text)
+        lines.append([label, images[label], *texts, tables.cell(tried[best])])
+        for name, values in (*tried.items(), (BEST, tried[best])):
+            chosen[name].append(values)
+    totals = {
+        name: [fmean(seeds, images.values()) for seeds in zip(*bins, strict=True)]
+        for name, bins in chosen.items()
+        if len(bins) == len(cells)
+    }
+    shown = [tables.cell(totals.get(name, ())) for name in chosen]
+    lines.append([ALL, sum(images.values()), *shown])
+    return tables.markdown([f"shorter side ({tables.of_seeds(cells)})", "images", *chosen], lines)
+
+
+def draw_throughput(path: Path, rates: Cells, accuracies: Cells) -> None:
+    """Accuracy against images per second, a line for each model through its sizes (CAPE Fig. 4)."""
+    figure, ((axes,),) = new_figure(7, 4.8)
+    for name, row in rates.items():
+        points = [(mean(row[size]), mean(accuracies[name][size])) for size in row]
+        spread = [stdev(v) if len(v) > 1 else 0.0 for v in map(accuracies[name].get, row)]
+        style = {"yerr": spread if any(spread) else None, "capsize": 2, "marker": "o", "ms": 4}
+        axes.errorbar(*zip(*points, strict=True), label=name, **style)
+        for size, point in zip(row, points, strict=True):
+            axes.annotate(str(size), point, (4, 4), textcoords="offset points", fontsize="small")
+    axes.set(xscale="log", xlabel="images per second (numbers: size in pixels)")
+    axes.set_ylabel(f"{TOP['top1']}\n({tables.of_seeds(accuracies)})")
+    widen(axes, 100)
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(fontsize="small")
+    write_figure(path, figure)
+
+
+def _write_throughput(
+    path: Path, rows: Sequence[Row], accuracies: Sequence[Row]
+) -> dict[str, list[str]]:
+    """Accuracy is that on the first data set."""
+    name, accuracies = next(iter(tables.grouped(accuracies, "data").items()))
+    title = f"{TOP['top1']} ({name}, {accuracies[0]['images']} images)"
+    rates = tables.pivot(rows, "model", "size", "images_per_second")
+    right = tables.pivot(accuracies, "model", "size", "top1")
+    draw_throughput(path, rates, right)
+    return {
+        "Images per second": tables.seed_table(rates, "model"),
+        "Batch size": tables.seed_table(tables.pivot(rows, "model", "size", "batch"), "model"),
+        title: tables.seed_table(right, "model"),
     }
 
 
@@ -221,7 +327,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     first = next(iter(groups.values()))[0]
     args.sizes = sorted(set(args.sizes or default_sizes(first.size, first.patch)))
     rows = evaluate(args, groups)
-    for lines in tables.write_all(args.output, rows, facts_of(args, argv)):
+    images = f"{SHOWN[args.protocol]}, bilinear; {args.dtype}"
+    command = tables.shown_command(tables.started_as(), argv)
+    facts = tables.how_made(command, PACKAGES, args.device, images=images)
+    facts |= {
+        "gamma": f"train is {args.train_size or 'the image_size of each model'}",
+        "bins": "sizes by centre crop; the best is chosen on these very images (CAPE Table 5)",
+        "throughput": f"largest batch that fits, at most {args.max_batch}; {args.warmup} runs to "
+        f"warm up, {args.runs} timed",
+    }
+    for lines in write_all(args.output, rows, facts):
         print("\n".join([*lines, ""]))
     print(f"tables and plots: {args.output}/{{{','.join(rows)}}}.{{md,csv,png}}")
 

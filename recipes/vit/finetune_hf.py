@@ -31,10 +31,9 @@ from recipes.lab.hf_checkpoints import load_model, make_config, read_config
 from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
 from recipes.lab.options import number, positive, settings_to_compare
 from recipes.lab.steps import CommandError, run_main
-from recipes.vit.augment import Augment, rand_augment
+from recipes.vit.augment import Augment, ImageTrainer, Mixing, rand_augment
 from recipes.vit.catalog import PRESETS, RECIPES, Recipe
 from recipes.vit.data import Images, Request, digits, given_data, make_processor
-from recipes.vit.training import ImageTrainer, Mixing
 
 COMPARED = ("abspos", "sinpos", "cape")
 CLASSIFIER = ("classifier.weight", "classifier.bias")  # new for other classes
@@ -106,9 +105,8 @@ def read_options(
 
 
 def model_sizes(args: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
-    """Fields of the configuration: those of a new model, or ``image_size``, ``patch_size`` and
-    ``num_channels`` of the checkpoint. A model trained at one size is of that size, a new one
-    trained at many of the middle one: 224 of 128 to 320."""
+    """Fields of the configuration. A model trained at one size is of that size, a new one trained
+    at many of the middle one: 224 of 128 to 320."""
     pixels = sorted(args.train_sizes or ())
     middle = {"image_size": pixels[len(pixels) // 2]} if pixels else {}
     own = middle if len(pixels) == 1 else {}
@@ -123,7 +121,6 @@ def model_sizes(args: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
 def collate(
     samples: Sequence[tuple[torch.Tensor, int]], mean: torch.Tensor, std: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """A normalised batch of images of one size; `mean` and `std` are ``[C, 1, 1]``."""
     images, labels = zip(*samples, strict=True)
     return {"pixel_values": (torch.stack(images) - mean) / std, "labels": torch.tensor(labels)}
 
@@ -141,9 +138,8 @@ def build_model(
     if args.drop_path is not None:
         more["drop_path_rate"] = args.drop_path
     if not args.model:
-        return model_class(
-            make_config(CapeViTConfig, sizes, position_embedding=dict(settings), **more)
-        )
+        more["position_embedding"] = dict(settings)
+        return model_class(make_config(CapeViTConfig, sizes, **more))
     more |= {"ignore_mismatched_sizes": True, "output_loading_info": True}  # of the classifier
     model, info = load_model(model_class, args.model, settings, **more)
     others = sorted({key for key, *_ in info["mismatched_keys"]} - set(CLASSIFIER))
@@ -152,16 +148,14 @@ def build_model(
             f"--model {args.model}: the shapes of {', '.join(others[:3])} are not those of its "
             "config.json; give the folder as it was saved"
         )
-    size = sizes["image_size"]
-    if size != model.config.image_size:
-        model.base_model.resize_images(*np.broadcast_to(size, 2).tolist())
+    if sizes["image_size"] != model.config.image_size:
+        model.base_model.resize_images(*np.broadcast_to(sizes["image_size"], 2).tolist())
     return model
 
 
 def accuracy(
     model: Any, data: Images, size: int, collate: Any, training: Seq2SeqTrainingArguments
 ) -> float:
-    """Share of images of `data`, resized to `size`, whose best class is right."""
     with ThreadPoolExecutor(max(1, training.dataloader_num_workers)) as pool:
 
         def run(rows: Sequence[int]) -> list[bool]:
@@ -175,28 +169,23 @@ def accuracy(
     return sum(right) / len(right)
 
 
-def check_sizes(sizes: Sequence[int], patch: int) -> None:
-    """Before hours of training."""
-    if patch < 1:
-        raise CommandError(f"--model-config: patch_size {patch} is not allowed; allowed: >= 1")
-    if min(sizes) < patch:
-        raise CommandError(
-            f"size {min(sizes)} is smaller than a patch of {patch} pixels; give larger sizes"
-        )
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     args, training, recipe = read_options(argv)
     if not args.dataset:
         torch.set_num_threads(1)  # so small a model gains nothing by more
     sizes = args.model_config = model_sizes(args, recipe)  # part of the record of a training
-    default = CapeViTConfig()
-    channels = sizes.get("num_channels", default.num_channels)
+    known = CapeViTConfig().to_dict() | sizes
     # a configuration may have one number per side
-    size = int(np.min(sizes.get("image_size", default.image_size)))
+    channels, size = known["num_channels"], int(np.min(known["image_size"]))
     trained = list(args.train_sizes or [size])
     tested = list(args.test_sizes or trained)
-    check_sizes([*trained, *tested], int(np.max(sizes.get("patch_size", default.patch_size))))
+    patch = int(np.max(known["patch_size"]))
+    if patch < 1:
+        raise CommandError(f"--model-config: patch_size {patch} is not allowed; allowed: >= 1")
+    if (least := min(*trained, *tested)) < patch:
+        raise CommandError(
+            f"size {least} is smaller than a patch of {patch} pixels; give larger sizes"
+        )
     compared = settings_to_compare(args, "image", COMPARED, recipe.settings)
     train_set, test_set = given_data(args, channels) if args.dataset else digits(channels)
     processor = make_processor(args.model, size, channels)
@@ -204,10 +193,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise CommandError(
             f"--dataset {args.dataset}: all images are of one class; give two or more"
         )
-    mean, std = (
-        torch.tensor(numbers)[:, None, None]
-        for numbers in (processor.image_mean, processor.image_std)
-    )
+    mean = torch.tensor(processor.image_mean)[:, None, None]
+    std = torch.tensor(processor.image_std)[:, None, None]
     normalised = partial(collate, mean=mean, std=std)
     pixels = rand_augment(args.rand_augment, processor.image_mean)
     train_set.crop = args.crop

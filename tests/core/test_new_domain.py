@@ -138,6 +138,7 @@ def test_it_is_drawn(picture, name, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     words = ["plot", picture, "--domain", "video", "--position-embedding", name, "--dim", DIM]
     words += ["--output", tmp_path / "x.png"]
+    words += ["--channels", "0"] if picture == "components" else []
     encoding = PositionConfig(name, "video").encoding
     able = {"augmentation": name in RANDOM_TYPES, "coverage": encoding.adds and not encoding.counts}
     if not able.get(picture, True):

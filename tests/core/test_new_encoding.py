@@ -69,5 +69,6 @@ def test_pictures_show_it(picture, domain, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     output = str(tmp_path / "x.png")
     words = ["plot", picture, "--domain", domain, "--dim", "9", "--output", output]
+    words += ["--channels", "0"] if picture == "components" else []
     main([*words, "--position-embedding", "triangle"])
     assert "wrote" in capsys.readouterr().out

@@ -27,7 +27,8 @@ def rows(family, count, repeat=1):
         }
     if family in ("marian", "speech_to_text"):
         inputs["decoder_input_ids"] = targets(3, 4 + repeat) % 30 + 3
-    return {name: value[:count].contiguous() for name, value in inputs.items()}
+    # no views: the graph would be one for the size of what they are views of
+    return {name: value[:count].clone() for name, value in inputs.items()}
 
 
 @pytest.mark.slow
@@ -41,18 +42,23 @@ def test_compiles_to_one_graph_for_all_shapes(family, training):
     model = make(family, "cape", **({"use_cache": False} if family != "vit" else {}))
     model.train(training).set_attn_implementation("sdpa")
     torch._dynamo.reset()
-    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
-    for count, repeat in ((3, 1), (2, 2), (3, 3)):
+    graphs = torch._dynamo.utils.counters["stats"]
+    graphs.clear()
+    backend = "aot_eager" if training else "eager"
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=backend)
+    for count, repeat in ((2, 1), (3, 2), (2, 3)):
         inputs = rows(family, count, repeat)
-        torch.manual_seed(1)
-        expected = model(**inputs).logits
-        torch.manual_seed(1)
-        actual = compiled(**inputs).logits
+        with torch.set_grad_enabled(training):
+            torch.manual_seed(1)
+            expected = model(**inputs).logits
+            torch.manual_seed(1)
+            actual = compiled(**inputs).logits
         assert actual.shape == expected.shape
         if not training:
             torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
         else:
             actual.sum().backward()
+    assert graphs["unique_graphs"] == 1
 
 
 EXPORTED = [("marian", "sinpos"), *((family, "cape") for family in FAMILIES)]
@@ -164,6 +170,7 @@ def test_loss_does_not_depend_on_accumulation(family, tmp_path):
     assert losses[1] == pytest.approx(losses[0], rel=0.2)
 
 
+RANDOM = ("marian", "vit")
 RANKS = """
 import json, os, sys, torch
 from torch import distributed
@@ -173,10 +180,8 @@ from tests.support.hf import batch, make, seam
 from hf_models import modeling
 
 accelerator = Accelerator(cpu=True)
-set_seed(0)
-model = make(sys.argv[1], "cape").train()
-shifts = []
 stock = modeling.PositionEncoder.draw
+shifts = []
 
 def noted(self, *args, **kwargs):
     draw = stock(self, *args, **kwargs)
@@ -184,26 +189,42 @@ def noted(self, *args, **kwargs):
     return draw
 
 modeling.PositionEncoder.draw = noted
-common = torch.rand(()).item()
-model = accelerator.prepare(model)
-for _ in range(2):
-    accelerator.backward(model(**batch(sys.argv[1])).loss)
-with open(f"{sys.argv[2]}.{accelerator.process_index}", "w") as file:
-    json.dump({"ranks": accelerator.num_processes, "shifts": shifts, "common": common}, file)
+for family in sys.argv[2:]:
+    set_seed(0)
+    model = make(family, "cape").train()
+    common = torch.rand(()).item()
+    model = accelerator.prepare(model)
+    shifts.clear()
+    for _ in range(2):
+        accelerator.backward(model(**batch(family)).loss)
+    with open(f"{sys.argv[1]}/{family}.{accelerator.process_index}", "w") as file:
+        json.dump({"ranks": accelerator.num_processes, "shifts": shifts, "common": common}, file)
 accelerator.end_training()
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["marian", "vit"])
-def test_ranks_draw_differently(family, run_cli, tmp_path):
-    script = tmp_path / "ranks.py"
-    script.write_text(RANKS)
+def on_two_ranks(run_cli, folder, source, *arguments, **options):
+    """Runs the source code of a script in two processes."""
+    (folder / "script.py").write_text(source)
     run_cli(
         "python", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2,
-        script, family, tmp_path / "out", env={"ACCELERATE_USE_CPU": "true"},
+        folder / "script.py", *arguments, **options,
     )  # fmt: skip
-    first, second = (json.loads((tmp_path / f"out.{rank}").read_text()) for rank in (0, 1))
+
+
+@pytest.fixture(scope="module")
+def drawn_on_ranks(run_cli, tmp_path_factory):
+    """A folder with what each rank drew for each family: starting the ranks is what takes long."""
+    folder = tmp_path_factory.mktemp("ranks")
+    on_two_ranks(run_cli, folder, RANKS, folder, *RANDOM, env={"ACCELERATE_USE_CPU": "true"})
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", RANDOM)
+def test_ranks_draw_differently(family, drawn_on_ranks):
+    files = (drawn_on_ranks / f"{family}.{rank}" for rank in (0, 1))
+    first, second = (json.loads(file.read_text()) for file in files)
     assert first["ranks"] == 2
     assert first["common"] == second["common"]  # both hosts seed all ranks alike
     numbers = [x for one in (first, second) for shift in one["shifts"] for x in shift]
@@ -214,12 +235,12 @@ COMPILED = """
 import json, os, sys, torch
 from transformers import Trainer, TrainingArguments
 from hf_models import RankSeedCallback
-from tests.support.hf import FAMILIES, batch, make
+from hf_models.modeling import PositionEncoder
+from tests.support.hf import make
 from tests.hf.test_hosts import Samples
 
-folder, name, steps, resume, callback = sys.argv[1:]
-model = make("marian", "cape").train()
-stock, shifts, common = type(model.model.encoder.positions).draw, [], []
+shifts, common = [], []
+stock = PositionEncoder.draw
 
 def noted(self, *args, **kwargs):
     draw = stock(self, *args, **kwargs)
@@ -231,46 +252,44 @@ class Stream(RankSeedCallback):
         super().on_step_end(*args, **kwargs)
         common.append(torch.get_rng_state().sum().item())
 
-type(model.model.encoder.positions).draw = noted
+PositionEncoder.draw = noted
 # as in a compiled model, which cannot have a generator of its own
 torch.compiler.is_compiling = lambda: True
-training = TrainingArguments(
-    folder, max_steps=int(steps), save_steps=2, use_cpu=True, report_to="none", seed=5,
-    per_device_train_batch_size=2, disable_tqdm=True,
-)
-trainer = Trainer(model, training, train_dataset=Samples("marian"))
-if callback == "yes":
-    trainer.add_callback(Stream())
-trainer.train(resume_from_checkpoint=resume == "yes")
-with open(f"{folder}/{name}.{training.process_index}", "w") as file:
-    json.dump({"shifts": shifts, "common": common}, file)
+for folder, steps, resume, callback in map(str.split, sys.argv[1:]):
+    shifts.clear()
+    common.clear()
+    training = TrainingArguments(
+        folder, max_steps=int(steps), save_steps=2, use_cpu=True, report_to="none", seed=5,
+        per_device_train_batch_size=2, disable_tqdm=True,
+    )
+    trainer = Trainer(make("marian", "cape").train(), training, train_dataset=Samples("marian"))
+    if callback == "yes":
+        trainer.add_callback(Stream())
+    trainer.train(resume_from_checkpoint=resume == "yes")
+    with open(f"{folder}.{training.process_index}", "w") as file:
+        json.dump({"shifts": shifts, "common": common}, file)
 trainer.accelerator.end_training()
 os._exit(0)  # on a busy machine threads of gloo may outlive the interpreter, which aborts it
 """
 
 
 @pytest.mark.slow
-def test_callback_makes_compiled_models_draw_by_rank(run_cli, repo_root, tmp_path):
+def test_callback_makes_compiled_models_draw_by_rank(run_cli, tmp_path):
     """Different on the ranks, alike after resuming; between the steps all share one stream."""
-    script = tmp_path / "compiled.py"
-    script.write_text(COMPILED)
 
-    def run(folder, name, steps, resume, callback):
-        run_cli(
-            "python", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2,
-            script, tmp_path / folder, name, steps, resume, callback, cwd=repo_root,
-        )  # fmt: skip
-        files = (tmp_path / folder / f"{name}.{rank}" for rank in (0, 1))
-        return [json.loads(file.read_text()) for file in files]
+    def run(*trainings):
+        """Folder, steps, and whether to resume and to use the callback; in new processes."""
+        on_two_ranks(run_cli, tmp_path, COMPILED, *trainings, cwd=tmp_path)
+        folders = [words.split()[0] for words in trainings]
+        files = [[tmp_path / f"{folder}.{rank}" for rank in (0, 1)] for folder in folders]
+        return [[json.loads(file.read_text()) for file in ranks] for ranks in files]
 
-    without = run("without", "all", 2, "no", "no")
+    without, whole, _ = run("without 2 no no", "whole 4 no yes", "again 2 no yes")
     assert without[0]["shifts"] == without[1]["shifts"]  # what the callback is for
-    whole = run("whole", "all", 4, "no", "yes")
     numbers = [x for rank in whole for shift in rank["shifts"] for x in shift]
     assert len(set(numbers)) == len(numbers) == 16
     assert whole[0]["common"] == whole[1]["common"]
-    run("again", "first", 2, "no", "yes")
-    again = run("again", "second", 4, "yes", "yes")
+    (again,) = run("again 4 yes yes")
     for rank in (0, 1):
         assert again[rank]["shifts"] == whole[rank]["shifts"][2:]
 
@@ -284,56 +303,59 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from tests.support.hf import batch, make
 
-dist.init_process_group("gloo")
-family, folder = sys.argv[1:]
-model = make(family, "cape").train()
-policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
-for module in model.modules():
-    if type(module).__name__ in model._no_split_modules:
-        fully_shard(module, mesh=mesh, mp_policy=policy)
-fully_shard(model, mesh=mesh, mp_policy=policy)
+def train(family, folder):
+    model = make(family, "cape").train()
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
+    for module in model.modules():
+        if type(module).__name__ in model._no_split_modules:
+            fully_shard(module, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
 
-# what the positions are, whatever the parameters are cast to
-seen = []
-for module in model.modules():
-    if hasattr(module, "positions") and hasattr(module.positions, "encoding"):
-        encoding = module.positions.encoding
-        for name in ("forward", "grid"):
-            stock = getattr(type(encoding), name)
-            hook = lambda c, stock=stock, e=encoding: (seen.append(c.dtype), stock(e, c))[1]
-            setattr(encoding, name, hook)
-optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-for _ in range(2):
-    loss = model(**batch(family)).loss
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-assert loss.isfinite()
-assert seen and set(seen) == {torch.float32}, seen
-options = StateDictOptions(full_state_dict=True)
-state = get_model_state_dict(model, options=options)
-if dist.get_rank() == 0:
-    model.save_pretrained(folder, state_dict=state)
-dist.barrier()
+    # what the positions are, whatever the parameters are cast to
+    seen = []
+    for module in model.modules():
+        if hasattr(module, "positions") and hasattr(module.positions, "encoding"):
+            encoding = module.positions.encoding
+            for name in ("forward", "grid"):
+                stock = getattr(type(encoding), name)
+                hook = lambda c, stock=stock, e=encoding: (seen.append(c.dtype), stock(e, c))[1]
+                setattr(encoding, name, hook)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for _ in range(2):
+        loss = model(**batch(family)).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert loss.isfinite(), family
+    assert seen and set(seen) == {torch.float32}, (family, seen)
+    options = StateDictOptions(full_state_dict=True)
+    state = get_model_state_dict(model, options=options)
+    if dist.get_rank() == 0:
+        model.save_pretrained(folder, state_dict=state)
+    dist.barrier()
+
+dist.init_process_group("gloo")
+for family in sys.argv[2:]:
+    train(family, sys.argv[1] + "/" + family)
 dist.destroy_process_group()
 """
 
 
+@pytest.fixture(scope="module")
+def sharded(run_cli, repo_root, tmp_path_factory):
+    """A folder with the saved model of each family."""
+    folder = tmp_path_factory.mktemp("sharded")
+    on_two_ranks(run_cli, folder, SHARDED, folder, *FAMILIES, cwd=repo_root)
+    return folder
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_sharded_models_keep_positions_in_float32_and_are_saved_whole(
-    family, run_cli, repo_root, tmp_path
-):
+def test_sharded_models_keep_positions_in_float32_and_are_saved_whole(family, sharded):
     """FSDP2 on two processes in mixed precision: positions stay float32, the whole is saved."""
-    script = tmp_path / "sharded.py"
-    script.write_text(SHARDED)
-    run_cli(
-        "python", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2,
-        script, family, tmp_path / "model", cwd=repo_root,
-    )  # fmt: skip
     model, report = FAMILIES[family].model.from_pretrained(
-        tmp_path / "model", output_loading_info=True
+        sharded / family, output_loading_info=True
     )
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     first = make(family, "cape").state_dict()

@@ -96,6 +96,7 @@ def test_relative_embeddings_are_those_of_the_layers(family, heads, tmp_path, mo
         "similarities_figure",
         lambda stack, shown, patch: drawn.extend(shown) or draw(stack, shown, patch),
     )
+    monkeypatch.setattr(command, "save", lambda *_: None)  # takes longest
     words = ["--checkpoint", str(tmp_path), "--output", str(tmp_path / "x.png")]
     main(["plot", "similarity", *words])
     kind = "columns, keys" if family == "vit" else "keys"

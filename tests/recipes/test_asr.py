@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file
 
 from cape_plugins.speech.manifest import Utterance
+from recipes.asr import corpora
 from recipes.asr import data as asr_data
 from recipes.asr import finetune_hf as asr
-from recipes.asr import training
-from recipes.asr.data import Recordings, given, synthetic
+from recipes.asr.data import Labelled, Recordings, given, synthetic
 from recipes.asr.manifest import usable
 from recipes.lab.steps import CommandError
 from tests.support.plots import assert_lines
@@ -69,13 +69,13 @@ def test_texts_of_other_encodings(tmp_path):
     texts = [tmp_path / name.replace(".wav", ".txt") for name in names]
     for path, encoding in zip(texts, ("utf-8-sig", "latin-1", "utf-16"), strict=True):
         path.write_bytes("café\n".encode(encoding))
-    assert [text for _, text in asr_data.pairs_in(tmp_path)] == ["café"] * 3
+    assert [item.text for item in corpora.utterances_in(tmp_path)] == ["café"] * 3
     texts[1].write_bytes(b"\0\1\2")
     with pytest.raises(CommandError, match=f"{texts[1].name} is no text"):
-        asr_data.pairs_in(tmp_path)
+        corpora.utterances_in(tmp_path)
     (tmp_path / "metadata.jsonl").write_text('{"file_name": "a.wav", "text": "a"}\n{"file')
     with pytest.raises(CommandError, match=r"metadata.jsonl, line 2 is no JSON"):
-        asr_data.pairs_in(tmp_path)
+        corpora.utterances_in(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
@@ -175,16 +175,20 @@ def test_what_cannot_be_read_is_not_scored():
 
 
 def test_what_ctc_cannot_align_is_left_out(capsys):
-    class Letters:
-        def __call__(self, text):
-            return type("Ids", (), {"input_ids": [ord(letter) for letter in text]})
-
-    items = [(np.zeros(1600, "f"), text, 0.1) for text in ("abc", "aab", "abcd")]
-    data = training.Labelled(Recordings([Utterance("0", *item) for item in items]), Letters())
+    texts = ("aab", "abc", "abcd", "xyz")
+    items = [Utterance("0", np.full(1600, n, "f"), text, 0.1) for n, text in enumerate(texts)]
+    data = Labelled(Recordings(items), [list(map(ord, text)) for text in texts])
     model = asr.CapeSpeechForCTC(asr.CapeSpeechConfig(**TINY))  # 8 frames, 3 outputs
-    assert [item.text for item in asr.fitting(data, model).recordings.items] == ["abc"]
-    assert "2 of 3 skipped (2 with more labels than outputs" in capsys.readouterr().out
-    assert len(data) == 1
+    fitting = asr.fitting(data, model)
+    assert [item.text for item in fitting.recordings.items] == ["abc", "xyz"]
+    assert "2 of 4 skipped (2 with more labels than outputs" in capsys.readouterr().out
+    assert len(fitting) == 2
+    # labels stay with their recordings
+    pairs = [fitting[index][:2] for index in range(2)]
+    assert [(int(wave[0]), ids) for wave, ids in pairs] == [
+        (1, list(map(ord, "abc"))),
+        (3, list(map(ord, "xyz"))),
+    ]
 
 
 # ---- the command ---------------------------------------------------------------------------------

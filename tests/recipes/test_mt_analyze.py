@@ -25,7 +25,7 @@ from recipes.mt.analysis import scores, swap
 from recipes.mt.analysis.options import _by_name, open_translator, translations
 from recipes.mt.analysis.translators import Decoding, Running, Translator
 from recipes.mt.corpus import SEPARATOR
-from recipes.mt.scoring import score_by_length
+from recipes.mt.scoring import groups_by_length, score_groups
 from tests.support.translation_models import (
     TinyModels,
     save_fairseq,
@@ -74,8 +74,9 @@ def test_translator_that_ignores_order_loses_in_the_swap_test():
 
 
 def test_scores_by_length():
-    pairs = [("a b", "das ist gut"), ("a b c", "so ist es"), ("a " * 8, "ein Satz der lang ist")]
-    found = score_by_length(pairs, ["das ist gut", "so ist", "ein Satz der lang ist"], (2, 5, 7))
+    references = ["das ist gut", "so ist es", "ein Satz der lang ist"]
+    groups = groups_by_length(["a b", "a b c", "a " * 8], (2, 5, 7))
+    found = score_groups(["das ist gut", "so ist", "ein Satz der lang ist"], references, *groups)
     assert list(found) == ["0-2", "3-5", "over 7", "all"]
     assert [row.count for row in found.values()] == [1, 1, 1, 3]
     assert [row.exact_match for row in found.values()] == pytest.approx([1, 0, 1, 2 / 3])
@@ -107,16 +108,16 @@ def test_files_can_be_for_one_model():
 def test_translations_are_kept(work, tmp_path, monkeypatch):
     model = open_translator(work.fairseq("sinpos"), RUNNING)
     sources = work.sources()[:4]
-    found = translations(model, sources, GREEDY, tmp_path, "a 1")
+    found = translations(model, GREEDY, tmp_path, sources)
     model.translate = None
-    assert translations(model, sources, GREEDY, tmp_path, "a 1") == found
+    assert translations(model, GREEDY, tmp_path, sources) == found
     with pytest.raises(TypeError):  # other settings are not taken for the same
-        translations(model, sources, replace(GREEDY, max_len_b=3), tmp_path, "a 1")
+        translations(model, replace(GREEDY, max_len_b=3), tmp_path, sources)
     for what in ("source_ids", "target_ids"):  # another subword model
         with monkeypatch.context() as patch:
             patch.setattr(model, what, lambda text: [5, 2])
             with pytest.raises(TypeError):
-                translations(model, sources, GREEDY, tmp_path, "a 1")
+                translations(model, GREEDY, tmp_path, sources)
 
 
 # ---- data sets ---------------------------------------------------------------------------------
@@ -276,7 +277,8 @@ def test_quickstart_models_need_no_other_flags(run_cli, tmp_path):
         lines = [spell(numbers, language) for numbers in lists]
         (tmp_path / f"all.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
     run_cli("python", "-m", "recipes.mt.quickstart", "--data", "all.en", "all.de", "--updates", 6,
-            "--vocab-size", 80, "--variants", "sinpos", "--jobs", 1, cwd=tmp_path)  # fmt: skip
+            "--vocab-size", 80, "--variants", "sinpos", "--jobs", 1, cwd=tmp_path,
+            warm_children=True)  # fmt: skip
     (checkpoint,) = tmp_path.glob("build/quickstart/*/runs/sinpos-seed1/checkpoint_last.pt")
     found = run_cli(
         *("python", "-m", "recipes.mt.analyze", "stack", "--target-tokens", 40, "--model"),

@@ -19,11 +19,10 @@ from cape_plugins.families import FAMILIES
 from recipes.lab.steps import CommandError
 from recipes.lab.subwords import SentencePiece, SubwordNMT
 from recipes.mt.analysis.options import open_translator
-from recipes.mt.analysis.segmentation import Segmentation, Segmented, found_beside
 from recipes.mt.analysis.similarity import similarities
-from recipes.mt.analysis.stack import loss_by_position
+from recipes.mt.analysis.stack import position_rows
 from recipes.mt.analysis.translators import Decoding, Running, batches
-from recipes.mt.corpus import SEPARATOR
+from recipes.mt.corpus import SEPARATOR, Segmentation, Segmented, open_segmentation
 from tests.support.translation_models import (
     TinyModels,
     copy_to_hugging_face,
@@ -67,7 +66,7 @@ def test_hosts_give_the_same_analysis_for_the_same_weights(work, kind, same_sinu
     hypotheses = ours.translate(sources, GREEDY)
     assert hypotheses == theirs.translate(sources, GREEDY)
     assert len(set(hypotheses)) > 2
-    one, other = (similarities(model, sources, offsets, "")
+    one, other = (similarities(model, sources, offsets)
                   for model, offsets in ((ours, (0, 5)), (theirs, (0, 5))))  # fmt: skip
     np.testing.assert_allclose(one, other, atol=1e-5)
 
@@ -88,9 +87,9 @@ def test_loss_is_fairseqs_own(work, kind):
     loss, tokens, _ = CrossEntropyCriterion(task, False).forward(model.eval(), batch)
     found = open_translator(checkpoint, RUNNING).log_probabilities(pairs)
     assert sum(map(len, found)) == tokens
-    rows = loss_by_position([-values for values in found])
-    assert [position for position, *_ in rows] == list(range(max(map(len, found))))
-    total = sum(mean * count for _, mean, count in rows)
+    rows = position_rows([-values for values in found], 0)
+    assert [row["position"] for row in rows] == list(range(max(map(len, found))))
+    total = sum(row["mean_nll"] * row["count"] for row in rows)
     assert total == pytest.approx(loss.item(), rel=1e-5)
 
 
@@ -135,7 +134,7 @@ def test_stock_marian_gives_its_own_scores_and_can_be_shifted(work, tmp_path):
     logits = MarianMTModel.from_pretrained(folder)(ids, labels=labels).logits
     expected = logits.log_softmax(-1).gather(2, labels[..., None])[0, :, 0]
     np.testing.assert_allclose(found, expected.detach(), atol=1e-5)
-    found = similarities(translator, [source], (0, 5), "")
+    found = similarities(translator, [source], (0, 5))
     assert found[0, 0, 1] < 0.99
 
 
@@ -146,7 +145,7 @@ def test_stock_marian_gives_its_own_scores_and_can_be_shifted(work, tmp_path):
 @pytest.mark.parametrize("kind", ["nopos", "relpos", "sinpos", "shape", "cape"])
 def test_similarity_is_one_at_the_same_offset_and_without_positions(work, kind, host):
     model = open_translator(getattr(work, host)(kind), RUNNING)
-    found = similarities(model, work.sources(), (0, 40, 90), "")
+    found = similarities(model, work.sources(), (0, 40, 90))
     assert found.shape == (3, 3, 3)  # embeddings and two layers
     np.testing.assert_allclose(found[:, range(3), range(3)], 1, atol=1e-6)
     np.testing.assert_allclose(found, found.transpose(0, 2, 1), atol=1e-6)
@@ -162,7 +161,7 @@ def test_similarity_of_embeddings_by_hand(work):
     whatever the batches."""
     offsets, sources = (0, 13), work.sources()
     model = open_translator(work.fairseq("sinpos"), replace(RUNNING, max_tokens=70))
-    found = similarities(model, sources, offsets, "")
+    found = similarities(model, sources, offsets)
     words = torch.load(work.fairseq("sinpos"), weights_only=True)["model"]
     words = words["encoder.embed_tokens.weight"]
     rates = torch.exp(torch.arange(16.0) * -(np.log(10000) / 15))
@@ -204,6 +203,33 @@ def test_learned_positions_cannot_be_moved(work):
 
 # ---- loading -----------------------------------------------------------------------------------
 
+WITHOUT = """
+import sys
+from pathlib import Path
+sys.modules[sys.argv[1]] = None  # not installed
+import torch
+from recipes.lab.steps import CommandError
+from recipes.mt.analysis.options import open_translator
+from recipes.mt.analysis.translators import Running
+for path in sys.argv[2:]:
+    try:
+        print(open_translator(Path(path), Running(torch.device("cpu"))).kind)
+    except CommandError as error:
+        print(error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", ["fairseq", "transformers"])
+def test_models_of_a_host_need_no_other_host(work, run_cli, other):
+    paths = {"transformers": work.fairseq("cape"), "fairseq": work.hf("cape")}
+    lines = run_cli("python", "-c", WITHOUT, other, *paths.values()).stdout.splitlines()
+    shown = dict(zip(paths, lines, strict=True))
+    expected = {"transformers": "fairseq cape_transformer", "fairseq": "Hugging Face cape_marian"}
+    assert shown.pop(other) == f"{expected[other]} cape"
+    (refused,) = shown.values()
+    assert f"needs {other}, which is not installed; `make setup` installs" in refused
+
 
 def test_dictionaries_are_found_after_a_move(work, tmp_path, monkeypatch):
     """The checkpoint names the folder of its training; here the whole tree is elsewhere."""
@@ -242,10 +268,10 @@ def test_segmentation_of_the_recipes_is_found(work, tmp_path):
     bpe = SubwordNMT.train(files, tmp_path / "subwords" / "model", 20)
     settings = {"segmentation": "bpe", "aggressive_hyphens": False, "lowercase": True}
     (tmp_path / "subwords" / "settings.json").write_text(json.dumps(settings))
-    found = found_beside(tmp_path / "binary", ("en", "de"))
+    found = open_segmentation(tmp_path / "binary", ("en", "de"))
     assert found.encode("Forty-one, TWO.", 0) == bpe.encode("forty-one , two .")
     assert found.decode(bpe.encode("acht und zwanzig , zwei .")) == "acht und zwanzig, zwei."
-    assert found_beside(tmp_path / "elsewhere" / "binary", ("en", "de")) is None
+    assert open_segmentation(tmp_path / "elsewhere" / "binary", ("en", "de")) is None
 
 
 def test_text_may_be_segmented_before(work):
@@ -284,7 +310,7 @@ def test_half_precision(work, host):
         assert not np.array_equal(one, other)
         np.testing.assert_allclose(one, other, rtol=0.02, atol=0.1)
     assert len(half.translate([source for source, _ in pairs], GREEDY)) == 3
-    found = similarities(half, [source for source, _ in pairs], (0, 30), "")
+    found = similarities(half, [source for source, _ in pairs], (0, 30))
     np.testing.assert_allclose(found[:, 0, 0], 1, atol=1e-6)
 
 

@@ -12,12 +12,13 @@ from cape_plugins.pictures.views import similarity, similarity_by_distance
 from recipes.lab.steps import CommandError
 from recipes.phones.analysis import error_rate
 from recipes.phones.data import BANDS, Corpus, Example
-from recipes.phones.model import PhoneClassifier, Sizes
 from recipes.phones.report import COUNTS
 from recipes.phones.run import run_type
 from recipes.phones.train import (
     CONDITIONS,
     Experiment,
+    PhoneClassifier,
+    Sizes,
     Training,
     permutations,
     predict,
@@ -265,6 +266,7 @@ def test_positions_put_into_a_model_without(name):
 # ---- everything about one type -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TYPES)
 def test_all_measurements_of_a_type(tmp_path, name):
     experiment = Experiment(make_corpus(), SIZES, Training(1, 0.05, 0.001), tmp_path / "w", "cpu")

@@ -19,18 +19,16 @@ from recipes.phones.data import (
     BANDS,
     ESPEAK,
     WORDS,
-    add_noise,
-    extract,
-    read_folder,
-    synthetic,
-)
-from recipes.phones.labels import (
     LabelError,
+    add_noise,
     choose_tier,
+    extract,
     frame_labels,
     parse_phn,
     parse_text_grid,
+    read_folder,
     read_labels,
+    synthetic,
 )
 
 LONG = """File type = "ooTextFile"

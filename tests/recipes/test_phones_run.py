@@ -9,8 +9,8 @@ pytest.importorskip("soundfile")
 from recipes.lab.steps import CommandError
 from recipes.phones import run
 from recipes.phones.data import BANDS
-from recipes.phones.model import Sizes
 from recipes.phones.report import Result
+from recipes.phones.train import Sizes
 from tests.support.tables import read_csv
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from recipes.mt.analysis.stack import (
     estimate,
-    loss_by_position,
+    position_rows,
     stack_for,
     stack_pairs,
     stack_sentences,
@@ -58,8 +58,8 @@ def test_stacking_keeps_every_token_in_order():
 
 
 def test_loss_is_averaged_over_the_sentences_that_reach_a_position():
-    rows = loss_by_position([np.array([1.0, 2.0, 3.0]), np.array([3.0])])
-    assert rows == [(0, 2.0, 2), (1, 2.0, 1), (2, 3.0, 1)]
+    rows = position_rows([np.array([1.0, 2.0, 3.0]), np.array([3.0])], 2)
+    assert [tuple(row.values()) for row in rows] == [(0, 2.0, 2, 0), (1, 2.0, 1, 0), (2, 3.0, 1, 1)]
 
 
 def test_bands_of_one_seed_are_over_sentences():

@@ -12,6 +12,7 @@ import pytest
 
 from recipes.lab.steps import CommandError
 from recipes.mt.quickstart import in_order_of_contrast, main
+from tests.support.command_lines import warm_fairseq
 from tests.support.plots import assert_lines
 
 MICRO = ("--updates", 12, "--train-size", 400, "--test-size", 48, "--jobs", 2)
@@ -33,7 +34,8 @@ def read_csv(path):
 @pytest.fixture(scope="module")
 def finished(run_cli, tmp_path_factory):
     folder = tmp_path_factory.mktemp("quickstart")
-    quickstart(run_cli, folder, *MICRO, "--variants", "shape-sync", "cape", "--seeds", 1, 2)
+    words = (*MICRO, "--variants", "shape-sync", "cape", "--seeds", 1, 2)
+    quickstart(run_cli, folder, *words, warm_children=True)
     return folder
 
 
@@ -69,6 +71,7 @@ def test_report_says_how_to_repeat_it(finished):
 @pytest.mark.slow
 def test_first_look_comes_early_and_changes_no_score(finished, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("recipes.mt.quickstart.FIRST_LOOK", 5)
+    monkeypatch.setattr("sys.executable", warm_fairseq())
     monkeypatch.chdir(tmp_path)
     main([*map(str, MICRO), "--variants", "cape"])
     shown = [line for line in capsys.readouterr().out.splitlines() if ": see " in line]
@@ -102,7 +105,7 @@ def test_finished_runs_are_reused_and_missing_ones_added(finished, run_cli):
     before = {path: path.stat().st_mtime_ns for path in runs.glob("*/checkpoint_last.pt")}
     assert len(before) == 4
     args = (*MICRO, "--variants", "cape", "cape-no-alpha", "--output", "more")
-    quickstart(run_cli, finished, *args)
+    quickstart(run_cli, finished, *args, warm_children=True)
     assert {path: path.stat().st_mtime_ns for path in before} == before
     rows = read_csv(finished / "more/scores.csv")
     assert {row["variant"] for row in rows} == {"cape", "cape-no-alpha"}
@@ -167,7 +170,7 @@ def own_text(tmp_path_factory):
 def test_own_text_is_scored_by_source_length(own_text, run_cli, tmp_path):
     data = f"{own_text / 'own.en'},{own_text / 'own.de'}"
     args = ("--updates", 5, "--vocab-size", 60, "--variants", "sinpos")
-    quickstart(run_cli, tmp_path, *args, env={"DATA": data})
+    quickstart(run_cli, tmp_path, *args, env={"DATA": data}, warm_children=True)
     rows = read_csv(tmp_path / "results/quickstart/scores.csv")
     lengths = [row["length"] for row in rows]
     assert lengths[-1] == "all"

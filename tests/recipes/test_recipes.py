@@ -3,21 +3,25 @@
 import csv
 import json
 import re
+from dataclasses import field, fields, make_dataclass, replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
 from recipes.lab.runs import last_update
-from recipes.lab.steps import CommandError
-from recipes.mt.catalog import RECIPES, sampled
+from recipes.lab.steps import CommandError, recorded
+from recipes.mt import prepare
+from recipes.mt.catalog import RECIPES, Text, sampled
 from recipes.mt.run import main, train_flags
 
 SCORE_ROW = re.compile(r"\| (test\d*) \| (\d+) \| (\d+\.\d+) \| (\d+\.\d+) \|")
 
 
-def recipe(run_cli, folder, *args, **options):
-    command = ("python", "-m", "recipes.mt.run", *args)
-    return run_cli(*command, cwd=folder, timeout=1200, **options)  # a minute on a free machine
+def recipe(run_cli, folder, *args, warm_children=True, **options):
+    command = ("python", "-m", "recipes.mt.run", *args, "--threads", 1)
+    options |= {"cwd": folder, "timeout": 1200}  # a minute on a free machine
+    return run_cli(*command, warm_children=warm_children, **options)
 
 
 # ---- whole recipes -----------------------------------------------------------------------------
@@ -27,7 +31,9 @@ def recipe(run_cli, folder, *args, **options):
 @pytest.mark.parametrize("name", RECIPES)
 def test_sample_runs_from_text_to_score(run_cli, tmp_path, name):
     probes = ["stack", "swap"] if "interpolate" in name else []
-    out = recipe(run_cli, tmp_path, name, "all", *probes, "--sample").stdout
+    cold = name in ("wmt14_en_de", "multi30k_small")  # one of each choice of a checkpoint
+    words = (name, "all", *probes, "--sample")
+    out = recipe(run_cli, tmp_path, *words, warm_children=not cold).stdout
     row, work = RECIPES[name], tmp_path / "build" / f"{name}-sample"
     run = work / "runs" / row.position
     assert SCORE_ROW.search(out)
@@ -113,6 +119,62 @@ def test_other_files_are_not_mixed_with_prepared_ones(prepared, run_cli):
     assert result.returncode == 2
     assert "other.en" in result.stderr
     assert "--work" in result.stderr
+
+
+# ---- what is reused ------------------------------------------------------------------------------
+
+STEPS = ("text", "tokenised", "subwords", "binary")
+OTHER = {"languages": ("en", "fr"), "segmentation": "sentencepiece", "clean": (2, 9)}
+OTHER |= {"max_subwords": 99}
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory):
+    """The four steps of number lists, the last without its command; prepares with a recipe."""
+    work = tmp_path_factory.mktemp("steps")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepare, "binarise", lambda *_: None)
+        files = {"train": [], "valid": [], "test": []}
+        yield lambda row: prepare.prepare(row, files, work, sample=True, workers=1) or work
+
+
+@pytest.mark.parametrize("name", [option.name for option in fields(Text)])
+def test_steps_with_another_option_are_not_reused(steps, name):
+    row = sampled(RECIPES["wmt14_en_de"])
+    before = {path: path.stat().st_mtime_ns for path in steps(row).rglob("*")}
+    value = getattr(row, name)
+    other = OTHER[name] if name in OTHER else not value if isinstance(value, bool) else value + 1
+    with pytest.raises(CommandError, match=rf"made with other settings .*{name} .*--work"):
+        steps(replace(row, **{name: other}))
+    assert before == {path: path.stat().st_mtime_ns for path in steps(row).rglob("*")}
+
+
+def test_options_of_training_are_no_matter_of_the_text(steps):
+    row = sampled(RECIPES["wmt14_en_de"])
+    steps(row)
+    steps(replace(row, title="x", train="y", epochs=7, positions={}, max_length="z", keep="update"))
+
+
+def test_new_options_of_the_text_are_recorded_without_being_named(steps, monkeypatch):
+    """Of records from before them they have their default."""
+    row = sampled(RECIPES["wmt14_en_de"])
+    work = steps(row)
+    accents = [("accents", str, field(default="kept"))]
+    monkeypatch.setattr(
+        prepare, "Text", make_dataclass("Text", accents, bases=(Text,), frozen=True, kw_only=True)
+    )
+    steps(SimpleNamespace(**vars(row), accents="kept"))
+    for name in STEPS:
+        with pytest.raises(CommandError, match=rf"{name} was made .*accents 'kept', now 'gone'"):
+            steps(SimpleNamespace(**vars(row), accents="gone"))
+        path = work / name / "settings.json"
+        path.write_text(json.dumps({**recorded(work / name), "accents": "gone"}))
+    monkeypatch.undo()
+    for name in STEPS:
+        made_with = recorded(work / name)
+        del made_with["accents"], made_with["languages"]  # as records were, once
+        (work / name / "settings.json").write_text(json.dumps(made_with))
+    steps(row)
 
 
 BAD_INPUTS = [

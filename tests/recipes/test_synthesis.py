@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from recipes.asr.data import synthetic
 from recipes.lab.synthesis import Synthesizer, make_speech
 
 
@@ -67,7 +66,11 @@ def test_speech_refuses(bad):
         Synthesizer().speak(**{"text": "one", **bad})
 
 
+@pytest.mark.slow
 def test_training_speech_is_short_and_tests_are_long():
+    pytest.importorskip("transformers")
+    from recipes.asr.data import synthetic
+
     splits = synthetic()
     longest = max(item.seconds for item in splits["train"].items)
     assert longest < 3

@@ -234,8 +234,9 @@ def test_neighbours_are_joined_without_losing_any():
 def test_length_bins_cover_every_length_once(limit):
     bins = length_bins(limit)
     for length in range(1, 4 * limit + 5):
-        assert sum(length in bin for bin in bins.values()) == 1
-    assert sum(bin[-1] <= limit for bin in bins.values()) in (1, 2)
+        assert sum(low <= length <= high for _, low, high in bins) == 1
+    assert sum(high <= limit for *_, high in bins) in (1, 2)
+    assert all(label in (f"{low}-{high}", f"over {low - 1}") for label, low, high in bins)
 
 
 # ---- scores ------------------------------------------------------------------------------------

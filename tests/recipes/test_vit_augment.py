@@ -18,10 +18,16 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from recipes.lab.steps import CommandError
-from recipes.vit import evaluate, measure
-from recipes.vit.augment import OPERATIONS, Augment, from_pil, rand_augment, to_pil
-from recipes.vit.data import Images, Request, given_data, make_processor, resize
-from recipes.vit.training import SizeSampler
+from recipes.vit import evaluate
+from recipes.vit.augment import (
+    OPERATIONS,
+    Augment,
+    SizeSampler,
+    from_pil,
+    rand_augment,
+    to_pil,
+)
+from recipes.vit.data import Images, Request, given_data, load_data, make_processor, resize
 
 ZERO, ONE = torch.zeros(3, 1, 1), torch.ones(3, 1, 1)
 
@@ -263,8 +269,8 @@ def test_missing_columns_and_unknown_labels(tmp_path, monkeypatch):
     assert len(given_data(options(tmp_path / "unlabelled"), 1)[1]) == 1  # of training
     words = ["--model", "any", "--dataset", str(tmp_path / "unlabelled")]
     with pytest.raises(CommandError, match="--test-split is missing: .* has the splits train, te"):
-        measure.load_data(evaluate.parse(words), 1)
-    (found,) = measure.load_data(evaluate.parse([*words, "--test-split", "train"]), 1)
+        load_data(evaluate.parse(words), 1)
+    (found,) = load_data(evaluate.parse([*words, "--test-split", "train"]), 1)
     assert (len(found.images), found.images.names) == (2, ["1"])
 
 
@@ -285,13 +291,13 @@ def test_images_beyond_the_limit_are_not_even_decoded(tmp_path):
             Image.new("RGB", (24, 24), (8 * number, 50 * n, 0)).save(folder / f"{n}.png")
     words = ["--model", "any", "--dataset", str(tmp_path / "photos"), "--output", str(tmp_path)]
     args = evaluate.parse([*words, "--limit", "14"])
-    (found,) = measure.load_data(args, 3)
+    (found,) = load_data(args, 3)
     assert list(found.order) == list(range(14))
     pixels = [(label, int(image[1, 0, 0])) for image, label in found.images.items]
     assert pixels == [(number, shade) for number in range(7) for shade in (0, 100)]
     args.image_column = "label"
     with pytest.raises(CommandError, match="--image-column label has no images but 0"):
-        measure.load_data(args, 3)
+        load_data(args, 3)
     args.image_column, args.test_split = None, "dev"
     with pytest.raises(CommandError, match="--test-split dev: .* has the splits test"):
-        measure.load_data(args, 3)
+        load_data(args, 3)

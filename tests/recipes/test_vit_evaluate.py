@@ -18,8 +18,8 @@ from transformers import ViTConfig, ViTForImageClassification
 from recipes.lab.steps import CommandError
 from recipes.vit import evaluate, measure
 from recipes.vit.classifier import Classifier, scaled_grid, throughput
-from recipes.vit.data import Images, digits
-from recipes.vit.measure import Data, Pass, View, label_ranks
+from recipes.vit.data import Data, Images, digits
+from recipes.vit.measure import View, label_ranks
 from tests.support.image_models import NAMES, SHAPES, SIZES, save
 from tests.support.plots import COLOURS, assert_lines
 
@@ -86,7 +86,7 @@ def test_strategies_by_bin(classifier, data, monkeypatch):
         ("21+", 33),
     ]
     assert {(30, 9), (12, 20), (21, 13)} <= {tuple(shape) for shape in seen}, "not kept as they are"
-    untouched = label_ranks(classifier, data, {0: [Pass(View("untouched"))]}, range(7))[0]
+    untouched = label_ranks(classifier, data, {0: [View("untouched")]}, range(7))[0]
     right = sum(
         row["top1"] * row["images"] for row in rows if row["strategy"] == "original (no crop)"
     )
@@ -107,8 +107,8 @@ def test_strategy_that_a_model_refuses_is_left_out(classifier, capsys):
 
 
 def test_augmentation_of_one_size_is_plain_evaluation(classifier, data):
-    one = [Pass(View("crop", size)) for size in measure.tta_sizes(24, 0)]
-    columns = {"plain": [Pass(View("crop", 24))], "one": one}
+    one = measure.columns_of(options(tta=True, tta_step=0, sizes=[24]), 16)["tta", 24, "+"]
+    columns = {"plain": [View("crop", 24)], "one": one}
     ranks = label_ranks(classifier, data, columns, range(7))
     assert np.array_equal(ranks["plain"], ranks["one"])
     for index in data.order:
@@ -119,7 +119,8 @@ def test_augmentation_of_one_size_is_plain_evaluation(classifier, data):
 
 
 def test_augmentation_adds_log_probabilities_of_three_sizes(classifier, data):
-    assert measure.tta_sizes(224, 32) == (192, 224, 256)
+    paper = measure.columns_of(options(tta=True, tta_step=32, sizes=[224]), 224)
+    assert [view.size for view in paper["tta", 224, "+"]] == [192, 224, 256]
     args = options(tta=True, tta_step=8, sizes=[24])
     columns = measure.columns_of(args, 16)
     ranks = label_ranks(classifier, data, columns, range(7))
@@ -139,7 +140,7 @@ def test_mixed_sizes_are_scored_as_one_by_one(classifier, data, monkeypatch, wor
     scores = classifier.scores
     monkeypatch.setattr(classifier, "scores", lambda *a: seen.append(a[0]) or scores(*a))
     parallel = data._replace(workers=workers)
-    together = label_ranks(classifier, parallel, {0: [Pass(View("untouched"))]}, range(7))[0]
+    together = label_ranks(classifier, parallel, {0: [View("untouched")]}, range(7))[0]
     assert max(len(batch) for batch in seen) > 1
     shapes = [shape for batch in seen for shape in [tuple(batch.shape[2:])] * len(batch)]
     assert sorted(shapes) == sorted(SHAPES * 4), "an image was resized"
@@ -187,8 +188,9 @@ def test_gamma_goes_on_from_that_of_the_checkpoint(tmp_path):
 
 
 def test_gamma_by_rule(classifier, data):
-    assert measure.gamma_of("r/train", 160, 224) == 160 / 224
-    assert measure.gamma_of("sqrt(r/train)", 896, 224) == 2
+    paper = measure.columns_of(options(gamma=True, sizes=[160, 896]), 224)
+    assert paper["gamma", 160, "r/train"][0].gamma == 160 / 224
+    assert paper["gamma", 896, "sqrt(r/train)"][0].gamma == 2
     columns = measure.columns_of(options(gamma=True, sizes=[16, 64]), 16)
     assert {key[1:]: column[0].gamma for key, column in columns.items() if key[0] == "gamma"} == {
         (16, "1"): 1, (16, "r/train"): 1, (16, "sqrt(r/train)"): 1,

@@ -12,8 +12,9 @@ from sklearn.metrics import top_k_accuracy_score
 
 from recipes.lab import figures, scores
 from recipes.lab.steps import CommandError
+from recipes.lab.tables import cell
 from recipes.vit import classifier as speed
-from recipes.vit import measure, tables
+from recipes.vit import evaluate, measure
 from recipes.vit.classifier import match_classes
 from recipes.vit.measure import View, rank_of
 
@@ -56,22 +57,19 @@ def test_originals_keep_their_shape():
 
 @pytest.mark.parametrize("edges", [list(measure.BIN_EDGES), [20], [7, 8, 30]])
 def test_bins_partition_all_sizes(edges):
-    labels = [measure.bin_label(number, edges) for number in range(len(edges) + 1)]
-    ranges = []
-    for label in labels:
+    bins = measure.size_bins(edges)
+    for label, *ends in bins:
         low, _, high = label.rstrip("+").partition("-")
-        ranges.append((int(low), int(high) if high else float("inf")))
+        assert ends == [int(low), int(high) if high else float("inf")]
     for side in range(1, 2001):
-        fitting = [n for n, (low, high) in enumerate(ranges) if low <= side <= high]
-        assert fitting == [measure.bin_of(side, side + 7, edges)]
-        assert fitting == [measure.bin_of(side + 7, side, edges)]
+        assert sum(low <= side <= high for _, low, high in bins) == 1
 
 
 def test_bins_of_the_paper():
-    labels = [measure.bin_label(number, measure.BIN_EDGES) for number in range(8)]
+    bins = measure.size_bins(measure.BIN_EDGES)
     paper = "0-100 101-150 151-200 201-250 251-300 301-350 351-384 385+"
-    assert labels == paper.split()
-    last = measure.strategies([(385, 5000)], 7, measure.BIN_EDGES, (160, 224, 384))
+    assert [label for label, *_ in bins] == paper.split()
+    last = measure.strategies([(385, 5000)], *bins[-1][1:], (160, 224, 384))
     assert {name: view.size for name, view in last.items()} == {
         "160 px": 160, "224 px": 224, "384 px": 384, "min": 385, "max": 500,
     }  # fmt: skip
@@ -89,14 +87,16 @@ def test_best_of_each_bin_is_weighted_by_images():
         row("0-9", "16 px", 10, 50.0), row("0-9", "min", 10, 70.0), row("0-9", "original", 10, 0.0),
         row("10+", "16 px", 30, 90.0), row("10+", "min", 30, 20.0),
     ]  # fmt: skip
-    best, overall = tables.summarise_bins(rows)
-    assert best == {"0-9": "min", "10+": "16 px"}
-    assert overall == {"16 px": [80.0], "min": [32.5], tables.BEST: [85.0]}
-    lines = tables.bin_table(rows)
+    lines = evaluate.bin_table(rows)
+    assert (
+        lines[0]
+        == "| shorter side (one seed) | images | 16 px | min | original | best of each bin |"
+    )
     assert lines[2] == "| 0-9 | 10 | 50.00 | **70.00** (9) | 0.00 | 70.00 |"
+    assert lines[3] == "| 10+ | 30 | **90.00** | 20.00 (9) | - | 90.00 |"
     assert lines[-1] == "| all | 40 | 80.00 | 32.50 | - | 85.00 |"
     rows += [{**one, "checkpoint": "b", "top1": 60.0} for one in rows]
-    assert tables.summarise_bins(rows)[1]["16 px"] == [80.0, 60.0]
+    assert f"| all | 40 | {cell([80.0, 60.0])} |" in evaluate.bin_table(rows)[-1]
 
 
 # ---- ranks and classes ---------------------------------------------------------------------------
@@ -131,10 +131,10 @@ def drawn(monkeypatch):
 )
 def test_plots_do_not_enlarge_small_differences(first, second, said, bands, tmp_path, drawn):
     table = {"a": {16: first, 24: first}, "b": {16: second, 24: second}}
-    panel = figures.Panel(table, tables.TOP["top1"], "digits")
+    panel = figures.Panel(table, evaluate.TOP["top1"], "digits")
     figures.write_lines_figure(tmp_path / "plot.png", [panel], "size")
     rates = {name: {16: [900.0], 24: [500.0]} for name in table}
-    tables.draw_throughput(tmp_path / "throughput.png", rates, table)
+    evaluate.draw_throughput(tmp_path / "throughput.png", rates, table)
     for figure in drawn:
         (axes,) = figure.axes
         low, high = axes.get_ylim()
@@ -236,7 +236,8 @@ def limited(fitting, calls):
 
 @pytest.mark.parametrize("fitting", [*range(9), 37, 126, 127, 1000, 9999])
 def test_largest_batch_is_found(fitting, monkeypatch):
-    monkeypatch.setattr(speed.gc, "collect", lambda: None)  # slow in a process with many objects
+    # slow in a process with many objects
+    monkeypatch.setattr(speed, "clear_device_cache", lambda garbage_collection: None)
     for limit in (1, 100, 5000):
         calls = []
         found, known = speed.largest_batch(limited(fitting, calls), limit), min(fitting, limit)

@@ -19,8 +19,8 @@ from hf_models import CapeViTConfig, CapeViTForImageClassification
 from recipes.lab import hf_checkpoints, hf_training
 from recipes.lab.steps import CommandError
 from recipes.vit import finetune_hf as vit
+from recipes.vit.augment import Mix, Mixing, SizeSampler
 from recipes.vit.catalog import PRESETS, RECIPES
-from recipes.vit.training import ImageTrainer, Mix, Mixing, SizeSampler
 
 TINY = {
     "hidden_size": 16,
@@ -278,7 +278,7 @@ def make_trainer(tmp_path, settings=None, **training):
     args = hf_training.Seq2SeqTrainingArguments(
         output_dir=str(tmp_path), use_cpu=True, report_to="none", **training
     )
-    return ImageTrainer(CapeViTForImageClassification(config), args)
+    return vit.ImageTrainer(CapeViTForImageClassification(config), args)
 
 
 def test_targets_are_smoothed_as_in_deit(tmp_path):

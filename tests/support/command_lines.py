@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.warm_python import WarmPython, imports_of
+from tests.support.warm_python import FAIRSEQ, WarmPython, imports_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,10 +26,14 @@ def run_command(
     timeout: float = 300,
     check: bool = True,
     fresh: bool = False,
+    warm_children: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command as a user would; see the fixture ``run_cli``."""
     words = [str(word) for word in command]
     env = {**environment(), **(env or {})}
+    if warm_children:
+        path = os.pathsep.join([str(ROOT / "tests/support/warm_children"), env["PYTHONPATH"]])
+        env |= {"WARM_PYTHON": warm_fairseq(), "PYTHONPATH": path}
     python = None if fresh else _warm_python(imports_of(words), env)
     if python:
         status, out, err, late = python.run(words, cwd, env, input, timeout, kill)
@@ -61,6 +65,11 @@ def _warm_python(modules: tuple[str, ...], env: Mapping[str, str]) -> WarmPython
         _warm[modules] = WarmPython(modules, environment())
         atexit.register(_warm[modules].close)
     return _warm[modules] if _warm[modules].suits(env) else None
+
+
+def warm_fairseq() -> str:
+    """What to take for `sys.executable` where a test runs a recipe in its own process."""
+    return str(_warm_python(FAIRSEQ, environment()).client())
 
 
 def _run_in_new_interpreter(

@@ -7,6 +7,10 @@ imported beforehand, and only those that such a command imports in any case: our
 imported by each command anew.
 
     python tests/support/warm_python.py SOCKET MODULE...      the interpreter, started by WarmPython
+
+A recipe starts fairseq's commands with its `sys.executable`. :meth:`WarmPython.client` is a program
+that takes the place of this interpreter: it has such a command run in a fork, too, and lends it its
+input and output.
 """
 
 import contextlib
@@ -16,6 +20,7 @@ import logging
 import os
 import runpy
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -30,6 +35,27 @@ FAIRSEQ = ("fairseq", "fairseq.checkpoint_utils", "fairseq.options", "fairseq.tr
 TRANSFORMERS = ("transformers", "transformers.modeling_utils", "transformers.trainer", "accelerate")
 
 
+CLIENT = """#!{python} -IS
+import json, os, signal, socket, sys
+
+words = sys.argv[1:]
+threads = os.environ.get("OMP_NUM_THREADS")
+if words[:1] != ["-m"] or not words[1].startswith(("fairseq_cli.", "fairseq_user_dir.")):
+    os.execv({python!r}, [{python!r}, *words])
+if threads != {threads!r}:
+    sys.exit(f"warm interpreters have OMP_NUM_THREADS={threads}, not {{threads}}")
+files = [f"/proc/{{os.getpid()}}/fd/{{number}}" for number in range(3)]
+request = {{"words": ["python", *words], "cwd": os.getcwd(), "files": files}}
+with socket.socket(socket.AF_UNIX) as connection:
+    connection.connect({address!r})
+    answers = connection.makefile()
+    connection.sendall((json.dumps({{**request, "env": dict(os.environ)}}) + "\\n").encode())
+    answers.readline()
+    status = int(answers.readline())
+if status < 0:
+    os.kill(os.getpid(), -status)
+sys.exit(status)
+"""
 READ_BY_IMPORTS = ("PYTHON", "HF_", "TRANSFORMERS_", "OMP_", "MKL_", "MPL")  # variables
 
 
@@ -82,6 +108,17 @@ class WarmPython:
         """Whether the modules would be imported alike in this environment."""
         return _read_by_imports(env) == self.imported_with
 
+    def client(self) -> Path:
+        """A program that runs ``-m MODULE`` of fairseq here and all else in a new interpreter. A
+        command ends with its client."""
+        path = Path(self.folder, "python")
+        if not path.exists():
+            threads = self.imported_with.get("OMP_NUM_THREADS")
+            text = CLIENT.format(python=sys.executable, address=self.address, threads=threads)
+            path.write_text(text, encoding="utf-8")
+            path.chmod(0o700)
+        return path
+
     def run(
         self,
         words: Sequence[str],
@@ -118,9 +155,7 @@ class WarmPython:
         """End the interpreter; commands that still run are left alone."""
         self.process.stdin.close()
         self.process.wait()
-        with contextlib.suppress(OSError):
-            os.remove(self.address)
-            os.rmdir(self.folder)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 # ---- the side of the interpreter ---------------------------------------------------------------
@@ -144,9 +179,14 @@ def next_command(address: str) -> list[str]:
     with connection:
         request = json.loads(connection.makefile().readline())
         if pid := os.fork():
-            connection.sendall(f"{pid}\n".encode())
+            with contextlib.suppress(BrokenPipeError):  # whoever asked may have ended already
+                connection.sendall(f"{pid}\n".encode())
+            ended = os.pidfd_open(pid)
+            if ended not in select.select([connection, ended], [], [])[0]:
+                os.kill(pid, signal.SIGKILL)  # nobody waits for it any more
             status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            connection.sendall(f"{status}\n".encode())
+            with contextlib.suppress(BrokenPipeError):
+                connection.sendall(f"{status}\n".encode())
             os._exit(0)
     os.setsid()  # so that it can be killed with all its workers
     os.chdir(request["cwd"])

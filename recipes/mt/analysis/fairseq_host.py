@@ -17,10 +17,8 @@ from torch import Tensor, nn
 import fairseq_user_dir  # noqa: F401 registers the architectures, lets torch load checkpoints
 from cape_plugins import PositionConfig
 from recipes.lab.steps import CommandError, reason
-from recipes.mt.analysis import segmentation
-from recipes.mt.analysis.segmentation import SOURCE, TARGET, Segmentation, Segmented
 from recipes.mt.analysis.translators import Decoding, Ids, Running, Translator, pad
-from recipes.mt.corpus import SEPARATOR
+from recipes.mt.corpus import SEPARATOR, Segmented, open_segmentation
 
 # fairseq's masks: of booleans for padding, of numbers for the future
 warnings.filterwarnings("ignore", "Support for mismatched key_padding_mask and attn_mask")
@@ -33,38 +31,35 @@ class FairseqTranslator(Translator):
     its length has no limit and its positions can be moved.
 
     Args:
-        data: Folder with the dictionaries; default the one the checkpoint names, looked for also
-            relative to its own place.
-        spm: sentencepiece model of its text.
-        bpe: subword-nmt codes of its text, after Moses tokenisation.
         segmented: Whether the test text is in the subwords of the model.
+        data: Folder with the dictionaries; default the one the checkpoint names.
+        files: The sentencepiece model (spm) or subword-nmt codes (bpe) of its text.
     """
 
     def __init__(
         self,
         path: Path,
         running: Running,
-        data: Path | None = None,
-        spm: Path | None = None,
-        bpe: Path | None = None,
         segmented: bool = False,
+        data: Path | None = None,
+        **files: Path | None,
     ):
         super().__init__(path, running)
         self.data = data
         cfg = self._read()["cfg"]
         self.task = tasks.setup_task(cfg.task, from_checkpoint=True)
         self.source, self.target = self.task.source_dictionary, self.task.target_dictionary
-        languages = cfg.task.source_lang, cfg.task.target_lang
-        chosen = Segmented(self.target.symbols) if segmented else None
-        chosen = chosen or segmentation.given(spm, bpe, languages)
-        chosen = chosen or segmentation.found_beside(Path(cfg.task.data), languages)
-        if chosen is None:
+        if segmented:
+            self.segmentation = Segmented(self.target.symbols)
+        else:
+            languages = cfg.task.source_lang, cfg.task.target_lang
+            self.segmentation = open_segmentation(Path(cfg.task.data), languages, **files)
+        if self.segmentation is None:
             raise CommandError(
                 f"--model {path}: no subword model beside {cfg.task.data}; give --spm FILE or"
                 " --bpe FILE, or --segmented if the test text is in the subwords of the model"
             )
-        chosen.keeps_separator |= SEPARATOR in self.source.indices
-        self.segmentation: Segmentation | Segmented = chosen
+        self.segmentation.keeps_separator |= SEPARATOR in self.source.indices
         position = getattr(cfg.model, "position_embedding", None)
         self.kind = " ".join(filter(None, ("fairseq", _arch(cfg.model), position)))
 
@@ -72,13 +67,12 @@ class FairseqTranslator(Translator):
         return [self.path]
 
     def source_ids(self, text: str) -> Ids:
-        return self._ids(text, SOURCE, self.source)
+        return self._ids(self.segmentation.encode(text, 0), self.source)
 
     def target_ids(self, text: str) -> Ids:
-        return self._ids(text, TARGET, self.target)
+        return self._ids(self.segmentation.encode(text, 1), self.target)
 
-    def _ids(self, text: str, side: int, dictionary: Any) -> Ids:
-        pieces = self.segmentation.encode(text, side)
+    def _ids(self, pieces: str, dictionary: Any) -> Ids:
         return dictionary.encode_line(pieces, add_if_not_exist=False).tolist()
 
     def subwords(self, ids: Sequence[int]) -> list[str]:
@@ -162,15 +156,13 @@ def use_cape_architecture(model: Any) -> None:
     arch = _arch(model)
     if arch.startswith("cape_") or f"cape_{arch}" not in ARCH_MODEL_REGISTRY:
         return
-    learned = [getattr(model, f"{side}_learned_pos", False) for side in ("encoder", "decoder")]
+    learned = {bool(getattr(model, f"{s}_learned_pos", False)) for s in ("encoder", "decoder")}
     if getattr(model, "no_token_positional_embeddings", False):
         position = "nopos"
-    elif all(learned):
-        position = "abspos"
-    elif any(learned):
+    elif len(learned) > 1:
         return
     else:
-        position = "sinpos"
+        position = "abspos" if True in learned else "sinpos"
     model.arch = f"cape_{arch}"
     if hasattr(model, "_name"):
         model._name = model.arch
@@ -182,19 +174,14 @@ def find_data(checkpoint: Path, chosen: Path | None, task: Any) -> Path:
     training, where it was then, or at the same place relative to any folder above the checkpoint,
     if all was moved."""
 
-    def complete(folder: Path) -> bool:
-        if task.source_lang and task.target_lang:
-            names = [f"dict.{code}.txt" for code in (task.source_lang, task.target_lang)]
-            return all((folder / name).is_file() for name in names)
-        return any(folder.glob("dict.*.txt"))
-
+    names = [f"dict.{code or '*'}.txt" for code in (task.source_lang, task.target_lang)]
     candidates = [chosen or Path(str(task.data).split(":")[0])]
     if not chosen:
         parts = [part for part in candidates[0].parts if part != candidates[0].anchor]
         ends = [Path(*parts[start:]) for start in range(len(parts))]
         candidates += [folder / end for end in ends for folder in checkpoint.resolve().parents]
     for folder in candidates:
-        if complete(folder):
+        if all(any(folder.glob(name)) for name in names):
             return folder
     raise CommandError(
         f"--model {checkpoint}: no dictionaries in {candidates[0]}; give --data FOLDER, the folder"

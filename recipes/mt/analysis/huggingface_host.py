@@ -7,12 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import (
-    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
-    AutoConfig,
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-)
+from transformers import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING as TRANSLATING
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from cape_plugins import PositionConfig
 from hf_models import CapeMarianConfig, CapeMarianMTModel
@@ -30,10 +26,10 @@ class HuggingFaceTranslator(Translator):
     length has no limit and its positions can be moved.
     """
 
-    def __init__(self, path: Path, running: Running):
+    def __init__(self, path: Path, running: Running, **_files: Any):
         super().__init__(path, running)
         self.config = self._read(AutoConfig)
-        if type(self.config) not in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:
+        if type(self.config) not in TRANSLATING:
             raise CommandError(
                 f"--model {path}: is of the type {self.config.model_type}, which cannot translate;"
                 " give a model with an encoder and a decoder of text, such as marian"
@@ -54,8 +50,8 @@ class HuggingFaceTranslator(Translator):
             ) from None
 
     def files(self) -> list[Path]:
-        kinds = (".safetensors", ".bin", ".json")
-        return sorted(path for path in self.path.iterdir() if path.suffix in kinds)
+        endings = (".safetensors", ".bin", ".json")
+        return sorted(path for path in self.path.iterdir() if path.suffix in endings)
 
     def source_ids(self, text: str) -> Ids:
         return self._checked(self.tokenizer(text, verbose=False)["input_ids"])

@@ -3,7 +3,8 @@
 import argparse
 import glob
 import logging
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+import pkgutil
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,13 @@ from recipes.mt.analysis.translators import Decoding, Running, Translator
 from recipes.mt.corpus import Pair, fingerprint, read_pairs
 
 PACKAGES = ("torch", "fairseq-fixed", "transformers", "sentencepiece", "sacrebleu")
-Models = Mapping[str, Sequence[Translator]]  # by name; several are seeds
-
-
-# ---- options -----------------------------------------------------------------------------------
+Models = dict[str, list[Translator]]  # by name; several are seeds
+# Whose models these are, by name: only what opens one is imported, as the other may not be
+# installed.
+HOSTS = {
+    "file": "recipes.mt.analysis.fairseq_host:FairseqTranslator",
+    "folder": "recipes.mt.analysis.huggingface_host:HuggingFaceTranslator",
+}
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -72,14 +76,10 @@ def test_pairs(args: argparse.Namespace) -> list[Pair]:
     return list(islice(read_pairs(*args.test, "--test"), args.limit))
 
 
-# ---- models ------------------------------------------------------------------------------------
-
-
-def open_models(args: argparse.Namespace) -> dict[str, list[Translator]]:
+def open_models(args: argparse.Namespace) -> Models:
     """The models of ``--model``; an error names that which cannot be read."""
     if args.fp16 and args.device.type == "cpu":
         raise CommandError("--fp16: needs a GPU; leave it out, or give --device cuda")
-    how = Running(args.device, args.fp16, args.max_tokens, args.inference_offset)
     paths = {}
     for word in args.model:
         name, _, places = word.partition("=")
@@ -93,11 +93,11 @@ def open_models(args: argparse.Namespace) -> dict[str, list[Translator]]:
     for option in ("spm", "bpe") if args.segmented else ():
         if files[option]:
             raise CommandError(f"--{option} segments plain text; leave it or --segmented out")
-    return {name: _open_seeds(args, name, _expand(paths[name]), how, files) for name in paths}
+    return {name: _open_seeds(args, name, _expand(paths[name]), files) for name in paths}
 
 
 def _open_seeds(
-    args: argparse.Namespace, name: str, paths: list[Path], how: Running, files: Mapping
+    args: argparse.Namespace, name: str, paths: list[Path], files: Mapping
 ) -> list[Translator]:
     if args.segmented and any(path.is_dir() for path in paths):
         raise CommandError(
@@ -111,16 +111,19 @@ def _open_seeds(
                 "model, which has its own tokenizer; leave it out"
             )
     own = {option: by_name.get(name, by_name.get("")) for option, by_name in files.items()}
-    first, *others = (open_translator(path, how, segmented=args.segmented, **own) for path in paths)
-    for other in others:
-        if other.kind != first.kind:
+    how = Running(args.device, args.fp16, args.max_tokens, args.inference_offset)
+    seeds = [open_translator(path, how, segmented=args.segmented, **own) for path in paths]
+    first = seeds[0]
+    for number, seed in enumerate(seeds, 1):
+        seed.title = f"{name} {number}"
+        if seed.kind != first.kind:
             raise CommandError(
-                f"--model {name}: {first.path} is {first.kind}, {other.path} is {other.kind}; "
+                f"--model {name}: {first.path} is {first.kind}, {seed.path} is {seed.kind}; "
                 "seeds are of one kind; give the others names of their own"
             )
     if how.offset:
         first.check_offset(how.offset)
-    return [first, *others]
+    return seeds
 
 
 def _expand(paths: str) -> list[Path]:
@@ -145,27 +148,22 @@ def _by_name(words: Sequence[str], names: Container[str]) -> dict[str, Path]:
 def open_translator(path: Path, how: Running, **files: Any) -> Translator:
     """The checkpoint of fairseq in a file, or the Hugging Face model in a folder; `files` are
     ``data``, ``spm``, ``bpe`` and ``segmented``, for fairseq."""
+    if not path.is_dir() and not path.is_file():
+        raise CommandError(f"--model {path}: no such file or folder")
     # The first to do so wins: an import of fairseq would let all libraries talk.
     logging.basicConfig(level=logging.WARNING)
     try:
-        if path.is_dir():
-            from recipes.mt.analysis.huggingface_host import HuggingFaceTranslator
-
-            return HuggingFaceTranslator(path, how)
-        if path.is_file():
-            from recipes.mt.analysis.fairseq_host import FairseqTranslator
-
-            return FairseqTranslator(path, how, **files)
+        host = pkgutil.resolve_name(HOSTS["folder" if path.is_dir() else "file"])
+        return host(path, how, **files)
     except ModuleNotFoundError as error:
         raise CommandError(
             f"--model {path}: needs {error.name}, which is not installed; `make setup` installs"
             " fairseq, `make setup-hf` transformers"
         ) from None
-    raise CommandError(f"--model {path}: no such file or folder")
 
 
 def translations(
-    model: Translator, sources: Sequence[str], how: Decoding, folder: Path, title: str
+    model: Translator, how: Decoding, folder: Path, sources: Sequence[str], order: str = ""
 ) -> list[str]:
     """Hypotheses, kept in `folder` under a name made of all they depend on: a command that is
     repeated, or was interrupted, translates nothing twice."""
@@ -178,51 +176,36 @@ def translations(
         "offset": model.running.offset,
         "half": model.running.half,
     }
-    name = f"{title.replace(' ', '-')}-{digest_text([str(settings)])}"
+    title = f"{model.title} {order}".strip().replace(" ", "-")
 
     def make(partial: Path) -> None:
-        hypotheses = model.translate(sources, how, title)
-        write_lines(partial / "hypotheses", (" ".join(text.split()) for text in hypotheses))
+        hypotheses = (" ".join(text.split()) for text in model.translate(sources, how, order))
+        write_lines(partial / "hypotheses", hypotheses)
 
-    return read_written(step(folder / name, settings, make) / "hypotheses")
-
-
-def of_each(models: Models, measure: Callable[[Translator, str], Any]) -> dict[str, list[Any]]:
-    """What `measure` makes of each model, given also its title: of all seeds by name."""
-    return {
-        name: [measure(translator, f"{name} {n}") for n, translator in enumerate(seeds, 1)]
-        for name, seeds in models.items()
-    }
+    folder = step(folder / f"{title}-{digest_text([str(settings)])}", settings, make)
+    return read_written(folder / "hypotheses")
 
 
-# ---- results -----------------------------------------------------------------------------------
+def each(measured: Mapping[str, Sequence[Any]]) -> Iterator[tuple[Row, Any]]:
+    """Columns that name a model and its seed (1, 2 ...), and what there is of it."""
+    for name, seeds in measured.items():
+        for number, seed in enumerate(seeds, 1):
+            yield {"model": name, "seed": number}, seed
 
 
 def facts(args: argparse.Namespace, models: Models, **more: str) -> dict[str, str]:
     """How a table was made: command, machine, versions, data, models."""
-    kinds = (
+    names = (
         f"{name}: {seeds[0].kind}" + (f", {len(seeds)} seeds" if len(seeds) > 1 else "")
         for name, seeds in models.items()
     )
     if args.segmented:
         text = "Subwords of the test text are joined before; its words are scored as they are"
         more["scored"] = text
-    command = shown_command("python -m recipes.mt.analyze", args.argv)
     text = ", ".join(fingerprint(path, "--test") for path in args.test)
-    more = {"test_text": text, "models": "; ".join(kinds), **more}
+    more = {"test_text": text, "models": "; ".join(names), **more}
+    command = shown_command("python -m recipes.mt.analyze", args.argv)
     return how_made(command, PACKAGES, args.device, **more)
-
-
-def seed_rows(
-    measured: Mapping[str, Sequence[Any]], rows_of: Callable[[Any], Iterable[Row]]
-) -> list[Row]:
-    """Rows of a table, of the result of :func:`of_each` for each seed (1, 2 ...)."""
-    return [
-        {"model": name, "seed": number, **row}
-        for name, seeds in measured.items()
-        for number, seed in enumerate(seeds, 1)
-        for row in rows_of(seed)
-    ]
 
 
 def write_report(
@@ -236,9 +219,8 @@ def write_report(
     **more: str,
 ) -> None:
     """Writes ``COMMAND.csv``, ``COMMAND.png`` and ``COMMAND.md``, and shows the lines of this."""
-    name = args.command
-    write_csv(args.output / f"{name}.csv", rows, digits)
-    write_figure(args.output / f"{name}.png", figure)
-    path = args.output / f"{name}.md"
-    print("\n".join(write_page(path, title, {"": lines}, facts(args, models, **more))))
-    print(f"tables and figure: {path}, {name}.csv, {name}.png")
+    csv, png, page = (args.output / f"{args.command}.{end}" for end in ("csv", "png", "md"))
+    write_csv(csv, rows, digits)
+    write_figure(png, figure)
+    print("\n".join(write_page(page, title, {"": lines}, facts(args, models, **more))))
+    print(f"tables and figure: {page}, {csv.name}, {png.name}")

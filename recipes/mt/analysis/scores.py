@@ -44,14 +44,8 @@ def compare(
     frequency_edges: Sequence[int],
 ) -> np.ndarray:
     """``[2, frequency bins, position bins]``: number of tokens to which one model gives a higher
-    score than the other, and of all.
-
-    Args:
-        better: Log probabilities of the tokens of each sentence by the one model.
-        worse: By the other.
-        frequencies: Of the tokens of each sentence; their number is that of the tokens that count,
-            so that an end of sentence is left out.
-    """
+    score than the other, and of all. Those count that have `frequencies`, so that an end of
+    sentence is left out."""
     tally = np.zeros((2, len(frequency_edges) + 1, len(position_edges) + 1), int)
     for ours, theirs, often in zip(better, worse, frequencies, strict=True):
         column = np.searchsorted(position_edges, np.arange(len(often)))
@@ -82,24 +76,18 @@ def run(args: argparse.Namespace) -> None:
     known = Counter(token for line in counted for token in line)
     frequencies = [[known[token] for token in line] for line in tokens]
     tally = 0
-    for number, seeds in enumerate(zip(ours, theirs, strict=True), 1):
-        scores = [
-            model.log_probabilities(pairs, f"{name} {number}")
-            for name, model in zip(models, seeds, strict=True)
-        ]
+    for seeds in zip(ours, theirs, strict=True):
+        scores = [model.log_probabilities(pairs) for model in seeds]
         tally = tally + compare(*scores, frequencies, args.bins, args.frequency_bins)
     kept = [np.flatnonzero(tally[1].sum(axis)) for axis in (1, 0)]  # bins with tokens
     wins, counts = (values[np.ix_(*kept)] for values in tally)
     often, places = (list(np.take(names, at)) for names, at in zip(labels, kept, strict=True))
     ratio = np.where(counts > 0, wins / np.maximum(counts, 1), np.nan)
+    columns = ("frequency", "position", "count", "higher", "ratio")
     rows = [
-        {
-            "frequency": often[i],
-            "position": places[j],
-            "count": counts[i, j],
-            "higher": wins[i, j],
-            "ratio": float(ratio[i, j]),
-        }
+        dict(
+            zip(columns, (often[i], places[j], counts[i, j], wins[i, j], ratio[i, j]), strict=True)
+        )
         for i, j in np.argwhere(counts)
     ]
     cells = [

@@ -7,7 +7,7 @@ each layer (before a final layer norm).
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from recipes.lab.figures import draw_matrix, new_figure
 from recipes.lab.options import whole
 from recipes.lab.steps import CommandError
-from recipes.lab.tables import Row, seed_table
-from recipes.mt.analysis.options import of_each, open_models, seed_rows, test_pairs, write_report
+from recipes.lab.tables import seed_table
+from recipes.mt.analysis.options import each, open_models, test_pairs, write_report
 from recipes.mt.analysis.translators import Translator, shifted
 
 OFFSETS = (0, 100, 250, 500)
@@ -29,9 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--offsets", nargs="+", type=whole, default=OFFSETS, metavar="K", help=text)
 
 
-def similarities(
-    model: Translator, sources: Sequence[str], offsets: Sequence[int], title: str
-) -> np.ndarray:
+def similarities(model: Translator, sources: Sequence[str], offsets: Sequence[int]) -> np.ndarray:
     """``[layers + 1, offsets, offsets]``: mean over all tokens of the cosine similarity of a state
     at two offsets (SHAPE Eq. 3), of the sum of embeddings and after each encoder layer."""
     ids = [model.source_ids(source) for source in sources]
@@ -50,7 +48,7 @@ def similarities(
         ]  # fmt: skip
         return list(zip(np.moveaxis(cosines, -1, 0), valid.sum(1).tolist(), strict=True))
 
-    totals, counts = zip(*model.over_batches(list(map(len, ids)), measure, title), strict=True)
+    totals, counts = zip(*model.over_batches(list(map(len, ids)), measure), strict=True)
     return sum(totals) / sum(counts)
 
 
@@ -64,15 +62,15 @@ def run(args: argparse.Namespace) -> None:
     for first, *_ in models.values():
         first.check_offset(max(args.offsets))
 
-    def measure(model: Translator, title: str) -> np.ndarray:
-        return similarities(model, sources, args.offsets, title)
-
-    measured = of_each(models, measure)
+    measured = {
+        name: np.array([similarities(model, sources, args.offsets) for model in seeds])
+        for name, seeds in models.items()
+    }
+    different = ~np.eye(len(args.offsets), dtype=bool)
     cells = {}
-    for name, seeds in measured.items():
-        different = ~np.eye(len(args.offsets), dtype=bool)
-        by_layer = np.array(seeds)[..., different].mean(-1).T
-        cells[name] = {f"layer {n}": values.tolist() for n, values in enumerate(by_layer)}
+    for name, values in measured.items():
+        by_layer = values[..., different].mean(-1).T.tolist()
+        cells[name] = {f"layer {n}": seeds for n, seeds in enumerate(by_layer)}
     lines = [
         *seed_table(cells, "model", digits=3),
         "",
@@ -81,17 +79,18 @@ def run(args: argparse.Namespace) -> None:
         " is the sum of the embeddings.",
     ]
 
-    def rows_of(values: np.ndarray) -> Iterator[Row]:
-        for (layer, i, j), cosine in np.ndenumerate(values):
-            offsets = {"offset_a": args.offsets[i], "offset_b": args.offsets[j]}
-            yield {"layer": layer, **offsets, "cosine_similarity": float(cosine)}
-
-    figure = plot(args.offsets, {name: np.mean(group, 0) for name, group in measured.items()})
+    rows = [
+        {**at, "layer": layer, "offset_a": args.offsets[i], "offset_b": args.offsets[j],
+         "cosine_similarity": float(cosine)}
+        for at, values in each(measured)
+        for (layer, i, j), cosine in np.ndenumerate(values)
+    ]  # fmt: skip
+    figure = plot(args.offsets, {name: values.mean(0) for name, values in measured.items()})
     title = "Encoder states at different offsets (SHAPE figure 2)"
-    write_report(args, models, title, seed_rows(measured, rows_of), figure, lines)
+    write_report(args, models, title, rows, figure, lines)
 
 
-def plot(offsets: Sequence[int], models: dict[str, np.ndarray]) -> Any:
+def plot(offsets: Sequence[int], models: Mapping[str, np.ndarray]) -> Any:
     """Figure 2: one row of heat maps per model, one for each layer."""
     depth = max(map(len, models.values()))
     size = 0.75 + 0.42 * len(offsets)

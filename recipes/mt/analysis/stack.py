@@ -8,7 +8,7 @@ a single seed the standard error over sentences.
 """
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from recipes.lab.figures import draw_band, new_figure
 from recipes.lab.options import positive
 from recipes.lab.steps import CommandError
 from recipes.lab.tables import Row, markdown, plus_minus
-from recipes.mt.analysis.options import of_each, open_models, seed_rows, test_pairs, write_report
+from recipes.mt.analysis.options import each, open_models, test_pairs, write_report
 from recipes.mt.analysis.translators import Translator
 from recipes.mt.corpus import Pair, write_columns
 
@@ -33,14 +33,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--smooth", type=positive, default=10, metavar="N", help=text)
 
 
-# ---- text --------------------------------------------------------------------------------------
-
-
-def continue_sentence(text: str) -> str:
-    """The end of a stacked sentence that is not the last: its full stop becomes a comma."""
-    return f"{text[:-1]}," if text.endswith(".") else text
-
-
 def lower_first(text: str) -> str:
     """The first letter in lower case; sentencepiece may have put its mark before it."""
     place = int(text.startswith("\u2581"))
@@ -48,9 +40,11 @@ def lower_first(text: str) -> str:
 
 
 def stack_sentences(sentences: Sequence[str]) -> str:
-    """One long sentence; all but the first begin in lower case."""
+    """One long sentence; all but the first begin in lower case, and a full stop of all but the last
+    becomes a comma."""
     *parts, last = sentences[0], *map(lower_first, sentences[1:])
-    return " ".join([*map(continue_sentence, parts), last])
+    parts = [f"{part[:-1]}," if part.endswith(".") else part for part in parts]
+    return " ".join([*parts, last])
 
 
 def stack_pairs(
@@ -71,9 +65,8 @@ def stack_pairs(
 
 def stack_for(models: Iterable[Translator], pairs: Sequence[Pair], minimum: int) -> list[Pair]:
     """Stacked pairs whose targets have `minimum` subwords of each model."""
-    stacked = list(
-        stack_pairs(pairs, lambda text: min(model.target_length(text) for model in models), minimum)
-    )
+    lengths = [model.target_length for model in models]
+    stacked = list(stack_pairs(pairs, lambda text: min(count(text) for count in lengths), minimum))
     if not stacked:
         raise CommandError(
             f"--target-tokens {minimum}: the test text of {len(pairs)} pairs has fewer target"
@@ -82,32 +75,22 @@ def stack_for(models: Iterable[Translator], pairs: Sequence[Pair], minimum: int)
     return stacked
 
 
-# ---- losses ------------------------------------------------------------------------------------
-
-
-def loss_by_position(losses: Losses) -> list[tuple[int, float, int]]:
-    """Rows of position, mean loss of the sentences that reach it, and their number."""
-    totals = zip(*(part.sum(0) for part in totals_by_bin(losses, 1)), strict=True)
-    return [(place, total / count, int(count)) for place, (total, count) in enumerate(totals)]
+def totals_by_bin(losses: Losses, width: int) -> np.ndarray:
+    """Sums of losses, numbers of tokens: ``[2, sentences, bins]``, in bins of `width` positions."""
+    number = -(-max(map(len, losses)) // width)
+    places = [np.arange(len(values)) // width for values in losses]
+    sums = [np.bincount(*both, number) for both in zip(places, losses, strict=True)]
+    return np.stack([sums, [np.bincount(place, minlength=number) for place in places]])
 
 
 def position_rows(losses: Losses, end: int) -> list[Row]:
-    """The same as rows of a CSV; what follows position `end` is tail."""
+    """Mean loss of the sentences that reach a position, and their number; what follows position
+    `end` is tail."""
+    totals = enumerate(totals_by_bin(losses, 1).sum(1).T.tolist())
     return [
-        {"position": place, "mean_nll": float(loss), "count": count, "tail": int(place >= end)}
-        for place, loss, count in loss_by_position(losses)
+        {"position": n, "mean_nll": total / count, "count": int(count), "tail": int(n >= end)}
+        for n, (total, count) in totals
     ]
-
-
-def totals_by_bin(losses: Losses, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sum of losses and number of tokens, ``[sentences, bins]``, in bins of `width` positions."""
-    number = -(-max(map(len, losses)) // width)
-    sums, counts = np.zeros((2, len(losses), number))
-    for row, values in enumerate(losses):
-        where = np.arange(len(values)) // width
-        np.add.at(sums[row], where, values)
-        np.add.at(counts[row], where, 1)
-    return sums, counts
 
 
 def estimate(
@@ -129,13 +112,9 @@ def estimate(
     return mean, np.where(sentences > 1, error, np.nan)
 
 
-# ---- the command -------------------------------------------------------------------------------
-
-
 def run(args: argparse.Namespace) -> None:
     models, end = open_models(args), args.target_tokens
-    seeds = [translator for group in models.values() for translator in group]
-    stacked = stack_for(seeds, test_pairs(args), end)
+    stacked = stack_for([model for _, model in each(models)], test_pairs(args), end)
     for name, group in models.items():
         if len({tuple(seed.target_length(text) for _, text in stacked) for seed in group}) > 1:
             raise CommandError(
@@ -144,12 +123,11 @@ def run(args: argparse.Namespace) -> None:
             )
     names = [args.output / f"stack.{side}" for side in ("source", "target")]
     write_columns(names, stacked)
-
-    def measure(model: Translator, title: str) -> Losses:
-        return [-values for values in model.log_probabilities(stacked, title)]
-
-    losses = of_each(models, measure)
-    rows = seed_rows(losses, lambda seed: position_rows(seed, end))
+    losses = {
+        name: [[-scores for scores in model.log_probabilities(stacked)] for model in group]
+        for name, group in models.items()
+    }
+    rows = [{**at, **row} for at, seed in each(losses) for row in position_rows(seed, end)]
     lines = [
         *table(losses, end),
         "",
@@ -163,26 +141,24 @@ def run(args: argparse.Namespace) -> None:
     write_report(args, models, title, rows, plot(losses, args.smooth, end), lines)
 
 
-def spread_of(losses: dict[str, list[Losses]]) -> str:
-    """What the numbers are."""
+def spread_of(losses: Mapping[str, Sequence[Losses]]) -> str:
     counts = sorted({len(group) for group in losses.values()})
     parts = ["mean ± standard error over sentences"] * (counts[0] == 1)
     parts += [f"mean ± sample standard deviation of {count} seeds" for count in counts if count > 1]
     return ", or ".join(parts)
 
 
-def table(losses: dict[str, list[Losses]], end: int) -> list[str]:
+def table(losses: Mapping[str, Sequence[Losses]], end: int) -> list[str]:
     """One row per model, columns of :data:`TABLE_BIN` positions, up to position `end`."""
     columns = (f"{n}-{min(n + TABLE_BIN, end) - 1}" for n in range(0, end, TABLE_BIN))
     rows = []
     for name, group in losses.items():
         numbers = zip(*estimate(group, TABLE_BIN, end), strict=True)
-        cells = (plus_minus(mean, None if np.isnan(by) else by) for mean, by in numbers)
-        rows.append([name, *cells])
+        rows.append([name, *(plus_minus(n, None if np.isnan(by) else by) for n, by in numbers)])
     return markdown([f"model ({spread_of(losses)})", *columns], rows)
 
 
-def plot(losses: dict[str, list[Losses]], smooth: int, end: int) -> Any:
+def plot(losses: Mapping[str, Sequence[Losses]], smooth: int, end: int) -> Any:
     """Figure 8: one line per model."""
     figure, ((axes,),) = new_figure(8, 4.8)
     for name, group in losses.items():

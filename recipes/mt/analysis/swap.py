@@ -9,6 +9,7 @@ translates 10,000 lines of training text, so that no sentence is new to the mode
 
 import argparse
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import fmean, mean
 from typing import Any
 
@@ -17,18 +18,8 @@ from sacrebleu.metrics import BLEU
 from recipes.lab.figures import draw_bars, new_figure
 from recipes.lab.options import positive
 from recipes.lab.steps import CommandError
-from recipes.lab.tables import Cells, Row, of_seeds, seed_table
-from recipes.mt.analysis.options import (
-    add_decoding_options,
-    decoding,
-    of_each,
-    open_models,
-    seed_rows,
-    test_pairs,
-    translations,
-    write_report,
-)
-from recipes.mt.analysis.translators import Translator
+from recipes.lab.tables import Cells, of_seeds, seed_table
+from recipes.mt.analysis import options
 from recipes.mt.corpus import SEPARATOR, join_neighbours
 
 ORDERS = ("original", "swapped")
@@ -40,7 +31,7 @@ FEW = 50  # percent of separated translations below which a drop means little
 def add_options(parser: argparse.ArgumentParser) -> None:
     text = "join N neighbouring lines of the test text first (SHAPE: 10)"
     parser.add_argument("--join", type=positive, default=1, metavar="N", help=text)
-    add_decoding_options(parser)
+    options.add_decoding_options(parser)
 
 
 def first_to_end(text: str) -> str:
@@ -71,7 +62,7 @@ def swap_bleu(
         readable: From hypotheses in their right order to the form of the references.
     """
     moved = list(map(first_to_end, sources))
-    original, swapped = (translate(*given) for given in zip((sources, moved), ORDERS, strict=True))
+    original, swapped = translate(sources, "original"), translate(moved, "swapped")
     rows = zip(swapped, moved, strict=True)
     kept = [text.count(SEPARATOR) == source.count(SEPARATOR) for text, source in rows]
     before, after = (
@@ -82,8 +73,7 @@ def swap_bleu(
 
 
 def run(args: argparse.Namespace) -> None:
-    how = decoding(args)
-    pairs = test_pairs(args)
+    how, pairs = options.decoding(args), options.test_pairs(args)
     if args.join > 1:
         pairs = list(join_neighbours(pairs, args.join))
     if not any(f" {SEPARATOR} " in source for source, _ in pairs):
@@ -91,27 +81,18 @@ def run(args: argparse.Namespace) -> None:
             f"--test: no line has the separator {SEPARATOR} between words, so there is nothing to"
             " swap; make such text by `python -m recipes.mt.analyze interpolate`, or give --join 10"
         )
-    models = open_models(args)
+    models = options.open_models(args)
     sources, references = zip(*pairs, strict=True)
-    metric = BLEU()
-
-    def measure(model: Translator, title: str) -> dict[str, float]:
-        def translate(lines: Sequence[str], order: str) -> Sequence[str]:
-            folder = args.output / "translations"
-            return translations(model, lines, how, folder, f"{title} {order}")
-
-        return swap_bleu(translate, sources, list(map(model.plain, references)), metric)
-
-    def row_of(bleu: dict[str, float]) -> list[Row]:
+    metric, folder = BLEU(), args.output / "translations"
+    cells: Cells = {}
+    rows = []
+    for columns, model in options.each(models):
+        translate = partial(options.translations, model, how, folder)
+        bleu = swap_bleu(translate, sources, list(map(model.plain, references)), metric)
         named = {f"bleu_{name}" if name in BLEUS else name: bleu[name] for name in COLUMNS}
-        return [{**named, "lines": len(pairs)}]
-
-    measured = of_each(models, measure)
-    rows = seed_rows(measured, row_of)
-    cells = {
-        name: {column: [bleu[column] for bleu in seeds] for column in COLUMNS}
-        for name, seeds in measured.items()
-    }
+        rows.append({**columns, **named, "lines": len(pairs)})
+        for name, value in bleu.items():
+            cells.setdefault(columns["model"], {}).setdefault(name, []).append(value)
     lines = [
         *seed_table(cells, "model"),
         "",
@@ -126,15 +107,13 @@ def run(args: argparse.Namespace) -> None:
             few = f"**{name}: only {share:.0f} % are, so that its drop means little;"
             lines += ["", f"{few} the test is for models trained on joined sentences.**"]
     title = "Swapped sentences (SHAPE table 1)"
-    write_report(args, models, title, rows, plot(cells), lines, digits=4)
+    options.write_report(args, models, title, rows, plot(cells), lines, digits=4)
 
 
 def plot(cells: Cells) -> Any:
     """Two bars per model."""
     figure, ((axes,),) = new_figure(2.5 + 1.1 * len(cells), 4.2)
-    orders = {
-        name: {f"{order} order": row[order] for order in ORDERS} for name, row in cells.items()
-    }
+    orders = {name: {f"{n} order": row[n] for n in ORDERS} for name, row in cells.items()}
     draw_bars(axes, orders)
     axes.set(xlabel="model", ylabel=f"BLEU\n({of_seeds(orders)})")
     figure.legend(loc="outside upper center", ncols=2)

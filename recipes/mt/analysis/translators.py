@@ -28,9 +28,7 @@ class Running:
     device: torch.device
     half: bool = False  # in half precision
     max_tokens: int = 4000  # of a padded batch, per side
-    # added to all positions of source and target; 0 in the SHAPE paper, its maximum offset K in the
-    # code of its authors
-    offset: int = 0
+    offset: int = 0  # added to all positions of source and target
 
 
 @dataclass(frozen=True)
@@ -48,13 +46,11 @@ class Translator:
 
     A host provides (tokens of texts have the end of sentence):
         kind: Host, architecture and position embedding, for reports.
-        files(): What the model consists of, for a fingerprint; its tokens are told by what it makes
-            of texts.
+        files(): What the model consists of, for a fingerprint, but for what makes its tokens.
         source_ids(text), target_ids(text): Tokens.
         subwords(ids), text(ids): Target tokens as strings, and as text.
         load(): The model, with its weights in single precision, on the CPU.
-        position_config(model): Settings of the position embedding; None if it is not one of this
-            package.
+        position_config(model): Settings of the position embedding; None if it is not one of ours.
         score(model, sources, targets): ``[B, T]`` log probabilities (nats) of the target tokens
             given those before them.
         generate(model, sources, decoding): The best hypothesis for each source, as text.
@@ -62,9 +58,10 @@ class Translator:
             any final layer norm, each ``[B, S, C]``; and ``[B, S]`` bool, False on padding.
     """
 
+    title = ""  # name and number of the seed, for progress and kept translations
+
     def __init__(self, path: Path, running: Running):
-        self.path = path
-        self.running = running
+        self.path, self.running = path, running
 
     def plain(self, text: str) -> str:
         """A line of the test text as it is scored, in the form of ``text(ids)``."""
@@ -83,44 +80,41 @@ class Translator:
         """Subwords of a target text, without the end of sentence."""
         return len(self.target_ids(text)) - 1
 
-    def log_probabilities(self, pairs: Sequence[Pair], title: str = "score") -> list[np.ndarray]:
+    def log_probabilities(self, pairs: Sequence[Pair]) -> list[np.ndarray]:
         """Log probabilities (nats) of all target tokens, the end of sentence last, given the source
         and the right tokens before."""
-        sources = [self.source_ids(source) for source, _ in pairs]
-        targets = [self.target_ids(target) for _, target in pairs]
+        ids = [(self.source_ids(source), self.target_ids(target)) for source, target in pairs]
 
         def score(model: nn.Module, rows: list[int]) -> list[np.ndarray]:
-            batch = [[side[row] for row in rows] for side in (sources, targets)]
-            scores = self.score(model, *batch).cpu().double().numpy()
-            return [values[: len(targets[row])] for row, values in zip(rows, scores, strict=True)]
+            sources, targets = map(list, zip(*(ids[row] for row in rows), strict=True))
+            scores = self.score(model, sources, targets).cpu().double().numpy()
+            return [values[: len(own)] for values, own in zip(scores, targets, strict=True)]
 
-        lengths = [max(map(len, pair)) for pair in zip(sources, targets, strict=True)]
-        return self.over_batches(lengths, score, title)
+        return self.over_batches([max(map(len, pair)) for pair in ids], score)
 
-    def translate(
-        self, sources: Sequence[str], decoding: Decoding, title: str = "translate"
-    ) -> list[str]:
-        """The best hypothesis for each source."""
+    def translate(self, sources: Sequence[str], decoding: Decoding, order: str = "") -> list[str]:
+        """The best hypothesis for each source; `order` is added to the title."""
         ids = [self.source_ids(source) for source in sources]
 
         def generate(model: nn.Module, rows: list[int]) -> list[str]:
             return self.generate(model, [ids[row] for row in rows], decoding)
 
-        return self.over_batches([len(row) * decoding.beam for row in ids], generate, title)
+        return self.over_batches([len(row) * decoding.beam for row in ids], generate, order)
 
     def over_batches(
-        self, lengths: Sequence[int], run: Callable[[nn.Module, list[int]], Any], title: str
+        self, lengths: Sequence[int], run: Callable[[nn.Module, list[int]], Any], order: str = ""
     ) -> list[Any]:
         """What `run` makes of each of the rows of a batch, given the model and their indices."""
-        result: list[Any] = [None] * len(lengths)
-        with self.at_work() as model:
-            work = batches(lengths, self.running.max_tokens)
-            with progress(title=title, total=len(lengths), unit="sentence") as bar:
-                for rows in work:
-                    for row, value in zip(rows, run(model, rows), strict=True):
-                        result[row] = value
-                    bar.update(len(rows))
-        return result
+        result = {}
+        title = f"{self.title} {order}".strip()
+        with (
+            self.at_work() as model,
+            progress(title=title, total=len(lengths), unit="sentence") as bar,
+        ):
+            for rows in batches(lengths, self.running.max_tokens):
+                result |= zip(rows, run(model, rows), strict=True)
+                bar.update(len(rows))
+        return [result[row] for row in range(len(lengths))]
 
     @contextmanager
     def at_work(self) -> Iterator[nn.Module]:
@@ -157,9 +151,6 @@ def shifted(model: nn.Module, config: PositionConfig | None, offset: int) -> Ite
     The hosts hand a draw on in training only. The position encoder is where all their ways meet,
     incremental decoding included, so positions begin elsewhere there. Types that add nothing to the
     tokens ignore it, as it has no effect.
-
-    Raises:
-        CommandError: if the positions of this model cannot be moved.
     """
     if offset and (config is None or config.encoding.counts):
         what = "a learned table has" if config else "this architecture has"
@@ -167,12 +158,12 @@ def shifted(model: nn.Module, config: PositionConfig | None, offset: int) -> Ite
             f"offset {offset}: {what} no positions that could be moved; give models with sinusoids"
             " (sinpos, shape, cape) or without absolute positions (nopos, relpos)"
         )
-    encoders = [module for module in model.modules() if isinstance(module, PositionEncoder)]
-    starts = [encoder.start for encoder in encoders]
+    encoders = (module for module in model.modules() if isinstance(module, PositionEncoder))
+    starts = {encoder: encoder.start for encoder in encoders}
     try:
-        for encoder, start in zip(encoders, starts, strict=True):
+        for encoder, start in starts.items():
             encoder.start = start + offset
         yield
     finally:
-        for encoder, start in zip(encoders, starts, strict=True):
+        for encoder, start in starts.items():
             encoder.start = start
