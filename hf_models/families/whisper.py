@@ -26,6 +26,7 @@ from transformers.models.whisper.modeling_whisper import (
 from transformers.utils import can_return_tuple
 
 from cape_plugins import Draw
+from cape_plugins.families import find_family
 from hf_models.configuration import PositionEmbeddingMixin
 from hf_models.modeling import PositionModelMixin, draw_positions
 from hf_models.natural_length import (
@@ -49,7 +50,7 @@ class CapeWhisperConfig(PositionEmbeddingMixin, WhisperConfig):
     `position_embedding` is that of the encoder (seconds), `decoder_position_embedding` that of the
     decoder (tokens), by default the trained table; time and text do not share a draw.
     `natural_length` says whether masks keep padding out and recordings are not padded to 30 s in
-    generation; by default they are with all types but "sinpos", which is the stock model.
+    generation; by default they are with all types but that of the stock model.
     """
 
     model_type = "cape_whisper"
@@ -61,15 +62,20 @@ class CapeWhisperConfig(PositionEmbeddingMixin, WhisperConfig):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "decoder_position_embedding" and value is None:
-            value = {"type": "abspos"}
+            value = {"type": self.stock_type("decoder")}
         super().__setattr__(name, value)
 
     @property
     def at_natural_length(self) -> bool:
         """`natural_length`, or what follows from the type."""
         if self.natural_length is None:
-            return self.position_embedding["type"] != "sinpos"
+            return self.position_embedding["type"] != self.stock_type("encoder")
         return self.natural_length
+
+    @classmethod
+    def stock_type(cls, side: str) -> str:
+        """Type of position embedding of the stock model, of "encoder" or "decoder"."""
+        return find_family(cls.model_type).stock_type({}, side)
 
     @property
     def stock_difference(self) -> str:
