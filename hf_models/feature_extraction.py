@@ -205,20 +205,7 @@ class CapeWhisperFeatureExtractor(WhisperFeatureExtractor):
         else:
             if truncation or (truncation is None and max_length):
                 waves = [wave[: max_length or self.n_samples] for wave in waves]
-            longest, multiple = max(map(len, waves)), pad_to_multiple_of or 1
-            frames = math.ceil(math.ceil(longest / multiple) * multiple / self.hop_length)
-            # silence after the last frame, up to the end of its window
-            samples = (frames + math.ceil(self.n_fft / self.hop_length)) * self.hop_length
-            batch = super().__call__(
-                waves,
-                truncation=False,
-                return_attention_mask=True,
-                padding="max_length",
-                max_length=samples,
-                **kwargs,
-            )
-            for name in ("input_features", "attention_mask"):
-                batch[name] = batch[name][..., :frames]
+            batch = self._to_the_longest(waves, pad_to_multiple_of or 1, **kwargs)
             if not return_attention_mask:
                 del batch["attention_mask"]
         if hop := getattr(self, "hop_nanoseconds", None):
@@ -226,6 +213,24 @@ class CapeWhisperFeatureExtractor(WhisperFeatureExtractor):
             batch["hop_nanoseconds"] = (
                 torch.from_numpy(values) if return_tensors == "pt" else values
             )
+        return batch
+
+    def _to_the_longest(
+        self, waves: list[np.ndarray], multiple: int, **kwargs: Any
+    ) -> BatchFeature:
+        """Stock features of recordings that silence follows, without the frames of that silence."""
+        longest = math.ceil(max(map(len, waves)) / multiple) * multiple
+        frames = math.ceil(longest / self.hop_length)
+        batch = super().__call__(
+            waves,
+            truncation=False,
+            return_attention_mask=True,
+            padding="max_length",
+            max_length=(frames + math.ceil(self.n_fft / self.hop_length)) * self.hop_length,
+            **kwargs,
+        )
+        for name in ("input_features", "attention_mask"):
+            batch[name] = batch[name][..., :frames]
         return batch
 
     def _with_hop(self, hop_seconds: float) -> CapeWhisperFeatureExtractor:
