@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import BaseModelOutput
+from transformers.models.whisper.modeling_whisper import sinusoids
 from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
@@ -28,6 +30,7 @@ from hf_models.switching import Addend, Seam
 
 CONVOLUTIONS = [(3, 1), (3, 2)]  # kernel size and stride
 STRIDE = 2  # frames per position of the encoder
+_ROUNDING = 5e-3  # of sinusoids stored in half precision
 
 
 @dataclass
@@ -48,6 +51,16 @@ class NaturalLengthEncoder(Seam, InitializesPositions):
         """See :class:`~hf_models.switching.Seam`; the stock sinusoids are not kept."""
         rows = self.max_source_positions
         self.positions = build_positions(config, "encoder", rows, config.init_std)
+        if trained:  # transformers makes the sinusoids of a loaded model trainable
+            table = self.embed_positions.weight.detach().float()
+            change = (table - sinusoids(*table.shape).to(table)).abs().max().item()
+            if change > _ROUNDING:
+                warnings.warn(
+                    f"the sinusoids of the encoder were changed by training, by up to "
+                    f"{change:.3g}; the new model has exact ones and computes otherwise until it "
+                    "is fine-tuned",
+                    stacklevel=2,
+                )
         self.embed_positions = Addend()
         add_relative_positions((layer.self_attn for layer in self.layers), config.position_config)
 

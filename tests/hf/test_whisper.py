@@ -1,5 +1,6 @@
 """Whisper: stock models bit for bit, recordings of any length, generation."""
 
+import copy
 from functools import partial
 
 import pytest
@@ -9,6 +10,7 @@ from transformers import (
     WhisperModel,
 )
 
+import hf_models
 from cape_plugins import TYPES
 from tests.support.whisper import (
     LABELS,
@@ -103,6 +105,14 @@ def test_three_updates_are_those_of_stock_with_frozen_sinusoids():
     stock, own = updated(make_stock(dropout=0.1)), updated(switched("sinpos", dropout=0.1))
     assert stock.keys() - own.keys() == {"model.encoder.embed_positions.weight"}
     assert all(torch.equal(value, stock[name]) for name, value in own.items())
+
+
+def test_changed_sinusoids_are_told():
+    stock = make_stock().to(torch.bfloat16)
+    hf_models.switch(copy.deepcopy(stock), {"type": "cape"})  # rounding is no change
+    stock.model.encoder.embed_positions.weight += 0.1
+    with pytest.warns(UserWarning, match=r"sinusoids of the encoder were changed.*up to 0\.1"):
+        hf_models.switch(stock, {"type": "cape"})
 
 
 # ---- natural length ------------------------------------------------------------------------------
