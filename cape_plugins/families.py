@@ -220,6 +220,27 @@ register_family(
         "sinpos",
     )
 )
+_WHISPER_STEP = 0.02  # seconds
+register_family(
+    Family(
+        "whisper",
+        {
+            "encoder": Side(
+                *("audio", "encoder"),
+                spacing=lambda settings: 2 * _hop(settings),
+                unit=_WHISPER_STEP,
+                frequencies="fairseq",
+            ),
+            "decoder": Side(
+                *("text", "decoder"),
+                field=f"decoder_{FIELD}",
+                frequencies="fairseq",
+                table="embed_positions.weight",
+            ),
+        },
+        lambda settings, side: "sinpos" if side == "encoder" else "abspos",
+    )
+)
 
 
 # ---- fairseq -----------------------------------------------------------------------------------

@@ -16,12 +16,15 @@ from transformers import (
     AutoProcessor,
     AutoTokenizer,
     Wav2Vec2Processor,
+    WhisperProcessor,
+    WhisperTokenizer,
 )
 
 from hf_models.callback import RankSeedCallback
 from hf_models.families import FAMILIES
 from hf_models.families.speech_ctc import CapeSpeechConfig
-from hf_models.feature_extraction import CapeSpeechFeatureExtractor
+from hf_models.families.whisper import CapeWhisperConfig
+from hf_models.feature_extraction import CapeSpeechFeatureExtractor, CapeWhisperFeatureExtractor
 from hf_models.settings import refuse_misplaced
 from hf_models.switching import FamilyClasses, add_parts, switch
 from hf_models.tokenization import CapeSpeechTokenizer
@@ -53,6 +56,9 @@ def _register_processors() -> None:
         CapeSpeechConfig, slow_tokenizer_class=CapeSpeechTokenizer, exist_ok=True
     )
     AutoProcessor.register(CapeSpeechConfig, Wav2Vec2Processor, exist_ok=True)
+    AutoFeatureExtractor.register(CapeWhisperConfig, CapeWhisperFeatureExtractor, exist_ok=True)
+    AutoTokenizer.register(CapeWhisperConfig, fast_tokenizer_class=WhisperTokenizer, exist_ok=True)
+    AutoProcessor.register(CapeWhisperConfig, WhisperProcessor, exist_ok=True)
 
 
 def _accept_position_embedding(stock_from_pretrained: Any) -> Any:
@@ -101,6 +107,7 @@ __all__ = [
     *MODELS,
     "CapeSpeechFeatureExtractor",
     "CapeSpeechTokenizer",
+    "CapeWhisperFeatureExtractor",
     "FamilyClasses",
     "RankSeedCallback",
     "register_family",

@@ -33,6 +33,7 @@ from cape_plugins.families import find_family, setting_of
 from cape_plugins.registry import DEFAULT_TYPE, ENCODINGS, ROTARY_TYPES, TYPES, types_of
 from hf_models.counting import count_texts
 from hf_models.export import make_self_contained
+from hf_models.feature_extraction import choose_extractor
 from hf_models.images import PatchEmbeddings
 from hf_models.loading import clear_errors, load_whole
 from hf_models.settings import FIELD
@@ -89,6 +90,7 @@ def convert(
     partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         _copy_other_files(source, partial)
+        choose_extractor(partial, getattr(model.config, "at_natural_length", False))
         model.save_pretrained(partial)
         partial.chmod(0o755)
         partial.rename(target)
@@ -254,6 +256,8 @@ def _stock_model(source: str, own: Any, config: Any) -> PreTrainedModel:
     if embeddings is not None and hasattr(cape.config, "use_absolute_position_embeddings"):
         settings["use_absolute_position_embeddings"] = True
     model = stock(stock.config_class(**settings)).to(cape.dtype)
+    if cape.can_generate():
+        model.generation_config = cape.generation_config
     weights = cape.state_dict()
     if embeddings is not None and embeddings.table is None:
         name = _name_of_table(model)

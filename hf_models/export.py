@@ -74,14 +74,15 @@ def make_self_contained(folder: str | os.PathLike[str]) -> None:
 
 def _map_processors(folder: Path) -> None:
     """Names the code of our feature extractor and tokenizer in the files that ask for them."""
-    extractor = hf_models.CapeSpeechFeatureExtractor
+    extractors = (hf_models.CapeSpeechFeatureExtractor, hf_models.CapeWhisperFeatureExtractor)
     for name in ("processor_config.json", "preprocessor_config.json"):
         path = folder / name
         saved = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         settings = saved.get("feature_extractor", saved)
-        if settings.get("feature_extractor_type") == extractor.__name__:
-            settings["auto_map"] = {"AutoFeatureExtractor": _reference(extractor)}
-            _write(path, saved)
+        for extractor in extractors:
+            if settings.get("feature_extractor_type") == extractor.__name__:
+                settings["auto_map"] = {"AutoFeatureExtractor": _reference(extractor)}
+                _write(path, saved)
     path, tokenizer = folder / "tokenizer_config.json", hf_models.CapeSpeechTokenizer
     saved = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     if saved.get("tokenizer_class") == tokenizer.__name__:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import BatchFeature, SequenceFeatureExtractor
+from transformers import BatchFeature, SequenceFeatureExtractor, WhisperFeatureExtractor
 
 from cape_plugins.speech.features import WINDOW_SECONDS, log_mel
 
@@ -119,6 +123,177 @@ class CapeSpeechFeatureExtractor(SequenceFeatureExtractor):
                 torch.from_numpy(values) if return_tensors == "pt" else values
             )
         return batch
+
+
+class CapeWhisperFeatureExtractor(WhisperFeatureExtractor):
+    """Whisper's log-mel frames at the natural length of recordings: by default padded to the
+    longest of a batch, with a mask, and not cut.
+
+    Frames of a recording are those of the stock extractor, which hears silence after it, whatever
+    else is in the batch. ``padding="max_length"`` is the stock extractor.
+
+    Args:
+        return_attention_mask: Default of calls; the other arguments are those of the stock
+            extractor.
+    """
+
+    model_input_names = ("input_features", "attention_mask")
+
+    def __init__(self, *args: Any, return_attention_mask: bool = True, **kwargs: Any) -> None:
+        super().__init__(*args, return_attention_mask=return_attention_mask, **kwargs)
+
+    def __call__(
+        self,
+        raw_speech: Any,
+        truncation: bool | None = None,
+        pad_to_multiple_of: int | None = None,
+        return_tensors: str | None = None,
+        return_attention_mask: bool | None = None,
+        padding: bool | str = "longest",
+        max_length: int | None = None,
+        sampling_rate: int | None = None,
+        hop_seconds: float | None = None,
+        **kwargs: Any,
+    ) -> BatchFeature:
+        """Features ``[B, bins, T]`` of one recording or of several.
+
+        Args:
+            raw_speech: ``[samples]`` in -1 to 1 (numpy, torch or list), or a list of such.
+            truncation: Whether to cut at `max_length`; by default only where that is given or
+                `padding` is "max_length".
+            pad_to_multiple_of: As in transformers, in samples.
+            return_tensors: "pt" or "np".
+            return_attention_mask: As in transformers.
+            padding: As in transformers; default to the longest.
+            max_length: As in transformers, in samples; default 30 s.
+            sampling_rate: That of the recordings, to be checked.
+            hop_seconds: Distance of frames; then the result holds `hop_nanoseconds` ``[B]`` for the
+                model. Default that of the extractor.
+            kwargs: See transformers.
+
+        Raises:
+            ValueError: for another sampling rate, a hop of less than one sample, and for what is no
+                waveform of one channel or has no sample.
+        """
+        if hop_seconds is not None:
+            return self._with_hop(hop_seconds)(
+                raw_speech,
+                truncation,
+                pad_to_multiple_of,
+                return_tensors,
+                return_attention_mask,
+                padding,
+                max_length,
+                sampling_rate,
+                **kwargs,
+            )
+        waves = _waveforms(raw_speech)
+        kwargs |= {"return_tensors": return_tensors, "sampling_rate": sampling_rate}
+        if return_attention_mask is None:
+            return_attention_mask = self.return_attention_mask
+        if padding not in (True, "longest"):
+            truncation = padding == "max_length" if truncation is None else truncation
+            batch = super().__call__(
+                waves,
+                truncation,
+                pad_to_multiple_of,
+                return_attention_mask=return_attention_mask,
+                padding=padding,
+                max_length=max_length,
+                **kwargs,
+            )
+        else:
+            if truncation or (truncation is None and max_length):
+                waves = [wave[: max_length or self.n_samples] for wave in waves]
+            batch = self._to_the_longest(waves, pad_to_multiple_of or 1, **kwargs)
+            if not return_attention_mask:
+                del batch["attention_mask"]
+        if hop := getattr(self, "hop_nanoseconds", None):
+            values = np.full(len(waves), hop)
+            batch["hop_nanoseconds"] = (
+                torch.from_numpy(values) if return_tensors == "pt" else values
+            )
+        return batch
+
+    def _to_the_longest(
+        self, waves: list[np.ndarray], multiple: int, **kwargs: Any
+    ) -> BatchFeature:
+        """Stock features of recordings that silence follows, without the frames of that silence."""
+        longest = math.ceil(max(map(len, waves)) / multiple) * multiple
+        frames = math.ceil(longest / self.hop_length)
+        batch = super().__call__(
+            waves,
+            truncation=False,
+            return_attention_mask=True,
+            padding="max_length",
+            max_length=(frames + math.ceil(self.n_fft / self.hop_length)) * self.hop_length,
+            **kwargs,
+        )
+        for name in ("input_features", "attention_mask"):
+            batch[name] = batch[name][..., :frames]
+        return batch
+
+    def _with_hop(self, hop_seconds: float) -> CapeWhisperFeatureExtractor:
+        other = copy.copy(self)
+        other.hop_length = round(hop_seconds * self.sampling_rate)
+        if other.hop_length < 1:
+            raise ValueError(
+                f"hop_seconds={hop_seconds} is not allowed; allowed: at least one sample, "
+                f"{1 / self.sampling_rate} s. Give the distance of frames in seconds, such as 0.01."
+            )
+        other.hop_nanoseconds = round(other.hop_length / self.sampling_rate * 1e9)
+        return other
+
+    def pad(self, processed_features: Any, *args: Any, **kwargs: Any) -> BatchFeature:
+        """See transformers; pads waveforms and also features ``[bins, T]``, along time."""
+        items = processed_features
+        if isinstance(items, list | tuple) and len(items):
+            items = {name: [item[name] for item in items] for name in items[0]}
+        features = [np.asarray(item) for item in items["input_features"]]
+        shapes = {item.shape for item in features}
+        if {shape[:-1] for shape in shapes} != {(self.feature_size,)} or max(shapes)[-1] == 1:
+            return super().pad(processed_features, *args, **kwargs)
+        features = [item.T for item in features]
+        batch = super().pad({**items, "input_features": features}, *args, **kwargs)
+        padded = batch["input_features"]
+        batch["input_features"] = (
+            [item.T for item in padded] if isinstance(padded, list) else padded.swapaxes(1, 2)
+        )
+        return batch
+
+
+def choose_extractor(folder: Path, at_natural_length: bool) -> None:
+    """Names the extractor that fits a model of Whisper, in the files of a folder that name one.
+
+    Args:
+        folder: With the files of a feature extractor or processor; other extractors stay.
+        at_natural_length: Whether it is that of natural lengths, or the stock one.
+    """
+    extractors = (WhisperFeatureExtractor, CapeWhisperFeatureExtractor)
+    for name in ("processor_config.json", "preprocessor_config.json"):
+        path = folder / name
+        saved = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        settings = saved.get("feature_extractor", saved)
+        if settings.get("feature_extractor_type") in {row.__name__ for row in extractors}:
+            settings["feature_extractor_type"] = extractors[at_natural_length].__name__
+            settings["return_attention_mask"] = at_natural_length
+            settings.pop("auto_map", None)
+            path.write_text(json.dumps(saved, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _waveforms(raw_speech: Any) -> list[np.ndarray]:
+    """One or several recordings, each ``[samples]``."""
+    if not isinstance(raw_speech, list | tuple) or not raw_speech or not np.ndim(raw_speech[0]):
+        several = isinstance(raw_speech, np.ndarray | torch.Tensor) and raw_speech.ndim == 2
+        raw_speech = list(raw_speech) if several else [raw_speech]
+    waves = [_waveform(recording).numpy() for recording in raw_speech]
+    for wave in waves:
+        if wave.ndim != 1 or not len(wave):
+            raise ValueError(
+                f"raw_speech holds a recording of shape {wave.shape}; allowed: [samples] of one "
+                "channel, at least one. Leave out empty recordings, and mix channels to one."
+            )
+    return waves
 
 
 def _waveform(recording: Any) -> torch.Tensor:

@@ -108,8 +108,9 @@ def _relative_forward(
     query_offset, patches = module.bound
     length, num_keys = query.shape[2], key.shape[2]
     if attention_mask is None and getattr(module, "is_causal", False) and length > 1:
-        attention_mask = torch.ones(length, num_keys, dtype=torch.bool, device=query.device)
-        attention_mask = attention_mask.tril(num_keys - length)
+        # counted from the cache, which may have room for more keys than it holds
+        number = torch.arange(max(length, num_keys), device=query.device)
+        attention_mask = number[:num_keys] <= number[:length, None] + query_offset
     if attention_mask is not None and attention_mask.dtype == torch.bool:
         # the least number rather than -inf: a query on padding may have no key at all
         least = torch.finfo(query.dtype).min

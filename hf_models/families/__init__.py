@@ -20,11 +20,12 @@ from hf_models.families import (
     speech_ctc,
     speech_to_text,
     vit,
+    whisper,
 )
 
 _TEXT = (marian, m2m_100, bart, mbart, pegasus, bert)
 _ROTARY = (llama, qwen2, modernbert)
 _IMAGES = (vit, deit, dinov2, dinov2_with_registers, beit)
-_SPEECH = (speech_ctc, speech_to_text)
+_SPEECH = (speech_ctc, speech_to_text, whisper)
 FAMILIES = [module.FAMILY for module in (*_TEXT, *_ROTARY, *_IMAGES, *_SPEECH)]
 FAMILIES += [siglip.VISION, siglip.CLASSIFIER]

@@ -154,6 +154,7 @@ class SpeechTrainer(Trainer):
 
     masks: Mapping[str, Any] | None = None  # settings of SpecAugment
     batch_seconds: float | None = None  # of a batch without padding, per process; None: padded
+    frames_last = False  # whether features are [B, bins, T] instead of [B, T, bins]
 
     def _get_train_sampler(self, train_dataset: Any = None) -> DurationSampler:
         size = self.args.train_batch_size * self.args.world_size
@@ -186,12 +187,13 @@ class SpeechTrainer(Trainer):
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if self.masks is not None and model.training:
-            features = inputs["input_features"].clone()
+            masked = inputs["input_features"].clone()
+            features = masked.transpose(1, 2) if self.frames_last else masked
             mask = inputs.get("attention_mask")
             lengths = [features.shape[1]] * len(features) if mask is None else mask.sum(-1).tolist()
             for row, length in zip(features, lengths, strict=True):
                 row[:length] = spec_augment(row[:length], **self.masks)
-            inputs = {**inputs, "input_features": features}
+            inputs = {**inputs, "input_features": masked}
         return super().compute_loss(model, inputs, *args, **kwargs)
 
 

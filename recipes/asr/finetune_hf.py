@@ -8,7 +8,8 @@
         --model facebook/s2t-small-librispeech-asr
 
 Data are a hub name, a folder of audio files with texts, or csv, tsv, json, jsonl or parquet files.
-Without --model a CTC model is trained from scratch on letters, or on subwords by --vocab-size.
+A Whisper is trained and tested without padding to 30 s. Without --model a CTC model is trained from
+scratch on letters, or on subwords by --vocab-size.
 """
 
 import argparse
@@ -23,14 +24,19 @@ if __name__ == "__main__":  # as a script, so that it also runs under `accelerat
 
 import torch
 import transformers
-from transformers import Seq2SeqTrainingArguments
+from transformers import Seq2SeqTrainingArguments, WhisperProcessor
 
 import hf_models
 from cape_plugins.speech.audio import AudioError
 from cape_plugins.speech.ctc import outputs_needed
 from cape_plugins.speech.ctc_decoder import build_decoder
 from cape_plugins.speech.manifest import LeftOut, Unusable, Utterance
-from hf_models import CapeSpeech2TextConfig, CapeSpeechConfig, CapeSpeechForCTC
+from hf_models import (
+    CapeSpeech2TextConfig,
+    CapeSpeechConfig,
+    CapeSpeechForCTC,
+    CapeWhisperConfig,
+)
 from recipes.asr.data import Collator, Labelled, Recordings, SpeechTrainer, given, synthetic
 from recipes.asr.manifest import report_left_out
 from recipes.asr.report import METRICS, Text, by_duration, in_training
@@ -38,7 +44,7 @@ from recipes.lab.data import add_data_args, fingerprint, has_data
 from recipes.lab.hf_checkpoints import load_model, make_config, read_beside, read_config
 from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
 from recipes.lab.options import number, positive, settings_to_compare
-from recipes.lab.steps import CommandError, run_main, step, write_lines, writing
+from recipes.lab.steps import CommandError, reason, run_main, step, write_lines, writing
 from recipes.lab.subwords import SentencePiece
 from recipes.lab.tables import Row
 
@@ -62,7 +68,7 @@ SECONDS = (1, 2, 4, 8, 16, 32, 64)  # upper ends of bins of durations
 def is_seq2seq(args: argparse.Namespace) -> bool:
     """True for models with a decoder, False for CTC; decided by checkpoint or sizes."""
     if args.model:
-        config = read_config(args.model, CapeSpeechConfig, CapeSpeech2TextConfig)
+        config = read_config(args.model, CapeSpeechConfig, CapeSpeech2TextConfig, CapeWhisperConfig)
         return not isinstance(config, CapeSpeechConfig)
     model_type = (args.model_config or {}).get("model_type", CapeSpeechConfig.model_type)
     seq2seq = {"cape_speech_ctc": False, "cape_speech_to_text": True, "speech_to_text": True}
@@ -94,6 +100,24 @@ def make_processor(
     return transformers.Wav2Vec2Processor(extractor, tokenizer)
 
 
+def at_natural_length(processor: WhisperProcessor, language: str | None) -> WhisperProcessor:
+    """The processor of a Whisper, which does not pad to 30 s, with this or its own language."""
+    stock = processor.feature_extractor.to_dict() | {"return_attention_mask": True}
+    processor.feature_extractor = hf_models.CapeWhisperFeatureExtractor.from_dict(stock)
+    if language:
+        try:
+            processor.tokenizer.set_prefix_tokens(language=language, task="transcribe")
+        except (ValueError, TypeError) as error:
+            raise CommandError(f"--language {language}: {reason(error)}") from None
+    return processor
+
+
+def labels_of(processor: Any, text: str) -> list[int]:
+    """Token ids, without the first one where the model itself puts that before the labels."""
+    ids = processor.tokenizer(text=text).input_ids
+    return ids[1:] if isinstance(processor, WhisperProcessor) else ids
+
+
 def _vocabulary(folder: Path, texts: Sequence[str], vocab_size: int | None, seq2seq: bool) -> None:
     names = ["<pad>", "<unk>", "|", *sorted({*"".join(texts)} - {" ", "|"})]
     if vocab_size:
@@ -109,6 +133,13 @@ def _vocabulary(folder: Path, texts: Sequence[str], vocab_size: int | None, seq2
 
 
 def build_model(path: str | None, settings: Any, sizes: Any, tokenizer: Any, seq2seq: bool) -> Any:
+    if isinstance(tokenizer, transformers.WhisperTokenizer):
+        whisper = hf_models.CapeWhisperForConditionalGeneration
+        model = load_model(whisper, path, settings, natural_length=True)
+        if tokenizer.language and hasattr(model.generation_config, "lang_to_id"):
+            model.generation_config.language = tokenizer.language
+            model.generation_config.task = tokenizer.task
+        return model
     seq2seq_class = hf_models.CapeSpeech2TextForConditionalGeneration
     model_class = seq2seq_class if seq2seq else CapeSpeechForCTC
     if path:
@@ -163,7 +194,9 @@ def recognise(
     def recognised(waveforms: Sequence[torch.Tensor]) -> list[str]:
         batch = collate.features(waveforms).to(model.device)
         if not ctc:
-            out = model.generate(**batch, num_beams=args.beams, max_new_tokens=500)
+            whisper = isinstance(model, hf_models.CapeWhisperForConditionalGeneration)
+            limit = {} if whisper else {"max_new_tokens": 500}  # a Whisper stores its own
+            out = model.generate(**batch, num_beams=args.beams, **limit)
             return processor.batch_decode(out, skip_special_tokens=True)
         lengths = model._get_feat_extract_output_lengths(batch["attention_mask"].sum(-1))
         paths = decode(model(**batch).logits.log_softmax(-1), lengths)
@@ -214,6 +247,8 @@ def make_options() -> argparse.ArgumentParser:
     add("--ctc-lm-weight", type=float, default=1.0, help="(default: 1.0)")
     text = "distance of frames in the test, by CTC; longer is faster (default: that of the model)"
     add("--hop-seconds", type=number(0.001, 0.1), metavar="SECONDS", help=text)
+    text = "of the speech, for a Whisper of many languages (default: that of its tokenizer)"
+    add("--language", metavar="NAME", help=text)
     parser.set_defaults(output=Path("results/asr_hf"))
     return parser
 
@@ -241,6 +276,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     compared = settings_to_compare(args, "audio", COMPARED)
     if args.model:
         processor = read_beside(transformers.AutoProcessor, args.model)
+        if isinstance(processor, WhisperProcessor):
+            processor = at_natural_length(processor, args.language)
     splits = synthetic() if builtin else given(args)
     if args.max_seconds is not None:
         kept = [item for item in splits["train"].items if item.seconds <= args.max_seconds]
@@ -256,7 +293,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             processor = make_processor(folder, texts, args.vocab_size, seq2seq, sizes)
     if not seq2seq:
         ctc_decoder(processor.tokenizer, args)  # mistakes are found before the training
-    labels = [processor.tokenizer(text=text).input_ids for text in texts]
+    labels = [labels_of(processor, text) for text in texts]
     train_set = Labelled(splits["train"], labels)
 
     def make_trainer(settings: Any, own: Seq2SeqTrainingArguments) -> SpeechTrainer:
@@ -265,6 +302,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         collate = Collator(processor.feature_extractor)
         trainer = SpeechTrainer(model, own, collate, data, processing_class=processor)
         trainer.batch_seconds = args.padding_free
+        trainer.frames_last = isinstance(processor, WhisperProcessor)
         masks = DIGIT_MASKS if builtin else {}
         trainer.masks = None if args.no_spec_augment else masks
         return trainer

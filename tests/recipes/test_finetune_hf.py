@@ -201,12 +201,12 @@ def test_bad_input(program, words, message, tmp_path):
 FOREIGN = [
     *((mt, kind) for kind in ("M2M100", "Bart", "Whisper", "Llama")),
     *((vit, kind) for kind in ("DeiT", "Beit", "ViTMAE")),
-    *((asr, kind) for kind in ("Whisper", "Llama", "Wav2Vec2")),
+    *((asr, kind) for kind in ("Moonshine", "Llama", "Wav2Vec2")),
 ]
 ALLOWED = {
     mt: "marian, cape_marian",
     vit: "vit, cape_vit",
-    asr: "speech_to_text, cape_speech_ctc, cape_speech_to_text",
+    asr: "speech_to_text, whisper, cape_speech_ctc, cape_speech_to_text, cape_whisper",
 }
 
 

@@ -1,0 +1,287 @@
+"""Whisper: stock models bit for bit, recordings of any length, generation."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from transformers import (
+    WhisperForAudioClassification,
+    WhisperModel,
+)
+
+import hf_models
+from cape_plugins import TYPES
+from tests.support.whisper import (
+    LABELS,
+    LENGTHS,
+    MASK,
+    RAGGED,
+    SEGMENT,
+    SIZES,
+    SPECIAL,
+    WHOLE,
+    encoder_sizes,
+    features,
+    make_stock,
+    mask_of,
+    switched,
+)
+
+# ---- stock, bit for bit --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("natural", [None, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_stock_types_equal_stock(dtype, natural):
+    stock, own = make_stock().to(dtype), switched("sinpos", natural_length=natural).to(dtype)
+    inputs = WHOLE.to(dtype)
+    expected = stock(inputs, labels=LABELS, output_hidden_states=True)
+    output = own(inputs, labels=LABELS, output_hidden_states=True)
+    assert torch.equal(output.logits, expected.logits)
+    assert torch.equal(output.loss, expected.loss)
+    for side in ("encoder_hidden_states", "decoder_hidden_states"):
+        for mine, theirs in zip(getattr(output, side), getattr(expected, side), strict=True):
+            assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("model", [WhisperModel, WhisperForAudioClassification])
+def test_other_models_equal_stock(model):
+    stock, own = make_stock(model), switched("sinpos", model=model)
+    inputs = {"decoder_input_ids": LABELS} if model is WhisperModel else {}
+    with torch.no_grad():
+        assert torch.equal(own(WHOLE, **inputs)[0], stock(WHOLE, **inputs)[0])
+
+
+WAYS = {
+    "greedy": {"max_new_tokens": 8, "language": "en", "task": "transcribe"},
+    "beams": {"num_beams": 3},
+    "static": {"cache_implementation": "static"},
+    "timestamps": {"return_timestamps": True, "condition_on_prev_tokens": True},
+    "words": {"return_timestamps": True, "return_token_timestamps": True},
+    "prompt": {"max_new_tokens": 8, "prompt_ids": torch.tensor([56, 3, 4, 5])},
+    "fallback": {
+        "return_timestamps": True,
+        "temperature": (0.0, 0.2),
+        "logprob_threshold": -0.1,
+        "compression_ratio_threshold": 1.2,
+        "no_speech_threshold": 0.2,
+    },
+}
+
+
+def equal(mine, theirs):
+    if isinstance(mine, dict):
+        return all(equal(mine[key], theirs[key]) for key in theirs)
+    return torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    ("way", "frames"),
+    [*((way, 200) for way in WAYS), ("greedy", SEGMENT), ("greedy", 50)],
+)
+def test_stock_types_generate_what_stock_does(way, frames):
+    inputs = features(3, frames)
+    mask = mask_of((frames, frames * 2 // 3, frames // 3))
+    written = []
+    for model in (make_stock(), switched("sinpos")):
+        torch.manual_seed(0)
+        written.append(model.generate(inputs, attention_mask=mask, **WAYS[way]))
+    assert equal(written[1], written[0])
+
+
+def updated(model, steps=3):
+    torch.manual_seed(1)
+    model.train()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 1e-2)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(WHOLE, labels=LABELS).loss.backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+def test_three_updates_are_those_of_stock_with_frozen_sinusoids():
+    stock, own = updated(make_stock(dropout=0.1)), updated(switched("sinpos", dropout=0.1))
+    assert stock.keys() - own.keys() == {"model.encoder.embed_positions.weight"}
+    assert all(torch.equal(value, stock[name]) for name, value in own.items())
+
+
+def test_changed_sinusoids_are_told():
+    stock = make_stock().to(torch.bfloat16)
+    hf_models.switch(copy.deepcopy(stock), {"type": "cape"})  # rounding is no change
+    stock.model.encoder.embed_positions.weight += 0.1
+    with pytest.warns(UserWarning, match=r"sinusoids of the encoder were changed.*up to 0\.1"):
+        hf_models.switch(stock, {"type": "cape"})
+
+
+# ---- natural length ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", TYPES.keys() - {"rope"})
+def test_recording_alone_equals_itself_in_a_batch(settings):
+    model = switched(settings, decoder=settings, natural_length=True)
+    together = model(RAGGED, attention_mask=MASK, labels=LABELS).logits
+    for i, length in enumerate(LENGTHS):
+        alone = model(RAGGED[i : i + 1, :, :length], labels=LABELS[i : i + 1]).logits
+        torch.testing.assert_close(together[i], alone[0], rtol=0, atol=2e-5)
+
+
+def test_masks_are_an_option_whose_default_follows_the_type():
+    for settings, natural, masked in (
+        ("sinpos", None, False),
+        ("cape", None, True),
+        ("sinpos", True, True),
+        ("cape", False, False),
+    ):
+        model = switched(settings, natural_length=natural)
+        with_mask = model(RAGGED, attention_mask=MASK, labels=LABELS).logits
+        without = model(RAGGED, labels=LABELS).logits
+        assert model.config.at_natural_length is masked
+        assert torch.equal(with_mask, without) is not masked
+
+
+@pytest.mark.parametrize("layer_sum", [False, True])
+def test_classifier_does_not_count_padding(layer_sum):
+    model = switched(model=WhisperForAudioClassification, use_weighted_layer_sum=layer_sum)
+    together = model(RAGGED, attention_mask=MASK).logits
+    for i, length in enumerate(LENGTHS):
+        alone = model(RAGGED[i : i + 1, :, :length]).logits
+        torch.testing.assert_close(together[i], alone[0], rtol=0, atol=1e-5)
+
+
+def test_time_counts_not_frames():
+    model = switched("sinpos", natural_length=True)
+    encoder, added = model.get_encoder(), []
+    hook = encoder.positions.register_forward_hook(lambda *parts: added.append(parts[2]))
+    encoder(WHOLE, hop_nanoseconds=5_000_000)  # the same time in half the steps
+    encoder(WHOLE[:, :, : SEGMENT // 2])
+    hook.remove()
+    torch.testing.assert_close(added[0][:, ::2], added[1])
+    apart = model(WHOLE, hop_nanoseconds=torch.full((3,), 10_000_000), labels=LABELS).logits
+    torch.testing.assert_close(apart, model(WHOLE, labels=LABELS).logits)
+
+
+def test_training_draws_and_evaluation_does_not():
+    model = switched("cape", "cape").train()
+    first, second = (model(WHOLE, labels=LABELS).loss for _ in range(2))
+    assert first != second
+    written = model.generate(WHOLE, max_new_tokens=8, language="en")
+    model.eval()
+    assert torch.equal(model(WHOLE, labels=LABELS).loss, model(WHOLE, labels=LABELS).loss)
+    assert torch.equal(model.generate(WHOLE, max_new_tokens=8, language="en"), written)
+
+
+@pytest.mark.parametrize("settings", ["cape", "relpos"])
+def test_checkpointing_repeats_masks_and_draws(settings):
+    model = switched(settings, settings).train()
+    gradients = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.zero_grad()
+        torch.manual_seed(0)
+        model(RAGGED, attention_mask=MASK, labels=LABELS).loss.backward()
+        gradients.append([p.grad for p in model.parameters() if p.requires_grad])
+    assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
+
+
+def test_compiles_without_breaks():
+    model = switched("cape", "cape", encoder_layers=1, decoder_layers=1).train()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    inputs = {"attention_mask": MASK, "labels": LABELS}
+    losses = []
+    for call in (model, compiled):
+        torch.manual_seed(0)
+        losses.append(call(RAGGED, **inputs).loss)
+    losses[1].backward()
+    assert torch.equal(*losses)
+    model.eval()
+    torch.testing.assert_close(compiled(RAGGED, **inputs).logits, model(RAGGED, **inputs).logits)
+
+
+def test_wrong_inputs_are_refused():
+    model = switched()
+    with pytest.raises(ValueError, match=r"input_features has shape \(3, 5, 50\).*8, frames"):
+        model(RAGGED[:, :5], labels=LABELS)
+    with pytest.raises(ValueError, match=r"attention_mask has shape \(3, 9\).*\(3, 50\)"):
+        model(RAGGED, attention_mask=MASK[:, :9], labels=LABELS)
+    with pytest.raises(ValueError, match=r"one_piece=True.*natural_length=True"):
+        switched("sinpos").generate(WHOLE, one_piece=True)
+    with pytest.raises(ValueError, match="timestamps end at 30 s"):
+        model.generate(features(1, 200), one_piece=True, return_timestamps=True)
+    with pytest.raises(ValueError, match="need 10 ms"):
+        model.generate(WHOLE, hop_nanoseconds=5_000_000, return_timestamps=True)
+
+
+# ---- generation ----------------------------------------------------------------------------------
+
+
+def test_segments_are_not_padded():
+    inputs = {"attention_mask": MASK, "max_new_tokens": 4, "language": "en"}
+    for settings, size in (("cape", max(LENGTHS) // 2), ("sinpos", SEGMENT // 2)):
+        model = switched(settings)
+        sizes = encoder_sizes(model, partial(model.generate, RAGGED, **inputs))
+        assert set(sizes) == {size}
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        {"language": "en", "return_timestamps": False},
+        {"num_beams": 2, "return_timestamps": False},
+        {"return_timestamps": True},
+        {"return_timestamps": True, "return_token_timestamps": True},
+        {"return_timestamps": True, "cache_implementation": "static"},
+    ],
+)
+def test_recordings_in_segments_or_in_one_piece(way):
+    """Each as it is alone; those without timestamps are encoded once, as a whole."""
+    model = switched()
+    lengths = (200, 131, 60)
+    inputs, mask = features(3, 200), mask_of(lengths)
+    way = {**way, "max_new_tokens": 15}
+    sizes = encoder_sizes(model, lambda: model.generate(inputs, attention_mask=mask, **way))
+    limit = SEGMENT // 2 if way["return_timestamps"] else 100
+    assert max(sizes) == limit
+    together = model.generate(inputs, attention_mask=mask, **way)
+    for i, length in enumerate(lengths):
+        alone = model.generate(inputs[i : i + 1, :, :length], **way)
+        if isinstance(alone, dict):
+            together_, alone = together["sequences"], alone["sequences"]
+        else:
+            together_ = together
+        width = min(together_.shape[1], alone.shape[1])
+        assert torch.equal(together_[i, :width], alone[0, :width])
+        assert (together_[i, width:] == SPECIAL["pad_token_id"]).all()
+    assert model.config.max_source_positions == SEGMENT // 2
+    assert model.config.max_target_positions == SIZES["max_target_positions"]
+
+
+@pytest.mark.parametrize("cache", [{}, {"cache_implementation": "static"}])
+@pytest.mark.parametrize("decoder", ["abspos", "cape", "relpos"])
+def test_generation_is_teacher_forcing_beyond_the_table(decoder, cache):
+    model = switched("cape", decoder)
+    count = SIZES["max_target_positions"] + 10
+    written = model.generate(
+        RAGGED,
+        attention_mask=MASK,
+        language="en",
+        max_new_tokens=count,
+        min_new_tokens=count,
+        return_dict_in_generate=True,
+        output_logits=True,
+        **cache,
+    )
+    tokens = written.sequences
+    forced = model(RAGGED, attention_mask=MASK, decoder_input_ids=tokens[:, :-1]).logits
+    steps = torch.stack(written.logits, dim=1)
+    assert steps.shape[1] == count
+    torch.testing.assert_close(steps, forced[:, -count:], rtol=0, atol=2e-5)
+
+
+def test_long_labels_train():
+    labels = torch.arange(40)[None] % 50
+    assert switched()(WHOLE[:1], labels=labels).loss.isfinite()
+    with pytest.raises(ValueError, match="cannot exceed"):
+        switched("sinpos")(WHOLE[:1], labels=labels)

@@ -1,0 +1,289 @@
+"""Whisper: checkpoints, conversion, features, pipeline and training."""
+
+import copy
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from tokenizers import AddedToken
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import (
+    AutoFeatureExtractor,
+    AutoModel,
+    AutoModelForAudioClassification,
+    AutoModelForSpeechSeq2Seq,
+    AutoProcessor,
+    AutoTokenizer,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    WhisperFeatureExtractor,
+    WhisperForConditionalGeneration,
+    WhisperProcessor,
+    WhisperTokenizer,
+    pipeline,
+)
+
+import hf_models
+from hf_models.convert import convert
+from tests.support.whisper import (
+    LABELS,
+    LENGTHS,
+    MASK,
+    RAGGED,
+    encoder_sizes,
+    make_stock,
+    switched,
+)
+
+# ---- checkpoints ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A stock checkpoint with its processor, which writes letters."""
+    place = tmp_path_factory.mktemp("whisper") / "stock"
+    alphabet = sorted(ByteLevel.alphabet())
+    special = ["<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|de|>", "<|translate|>"]
+    special += ["<|transcribe|>", "<|startoflm|>", "<|startofprev|>", "<|nospeech|>"]
+    special += ["<|notimestamps|>"]
+    stamps = [f"<|{i * 0.02:.2f}|>" for i in range(1501)]
+    ids = {token: i for i, token in enumerate([*alphabet, *special, *stamps])}
+    tokenizer = WhisperTokenizer(vocab=ids, merges=[], language="english", task="transcribe")
+    tokenizer.pad_token = special[0]
+    tokenizer.add_tokens(special, special_tokens=True)
+    tokenizer.add_tokens([AddedToken(stamp) for stamp in stamps])
+    WhisperProcessor(WhisperFeatureExtractor(), tokenizer).save_pretrained(place)
+    end = ids["<|endoftext|>"]
+    model = make_stock(
+        vocab_size=len(ids),
+        num_mel_bins=80,
+        max_source_positions=1500,
+        max_target_positions=448,
+        pad_token_id=end,
+        bos_token_id=end,
+        eos_token_id=end,
+        decoder_start_token_id=ids["<|startoftranscript|>"],
+    )
+    generation = model.generation_config
+    generation._from_model_config = False
+    generation.no_timestamps_token_id = ids["<|notimestamps|>"]
+    generation.lang_to_id = {name: ids[name] for name in ("<|en|>", "<|de|>")}
+    generation.task_to_id = {name: ids[f"<|{name}|>"] for name in ("transcribe", "translate")}
+    generation.prev_sot_token_id = ids["<|startofprev|>"]
+    generation.max_length = 448
+    model.save_pretrained(place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def cape_folder(folder):
+    convert(str(folder), folder.parent / "cape", {"type": "cape"})
+    return folder.parent / "cape"
+
+
+def wave(seconds, seed=0):
+    samples = np.random.default_rng(seed).standard_normal(int(16000 * seconds))
+    return (0.1 * samples).astype(np.float32)
+
+
+def test_stock_checkpoints_load_whole(folder):
+    own = hf_models.CapeWhisperForConditionalGeneration
+    for settings, new in (("sinpos", 0), ("cape", 0), ("nopos", 0), ("abspos", 1), ("relpos", 2)):
+        model, report = own.from_pretrained(
+            folder, position_embedding={"type": settings}, output_loading_info=True
+        )
+        assert len(report.pop("missing_keys")) == new
+        assert not any(report.values())
+        assert model.config.decoder_position_embedding["type"] == "abspos"
+    stock = WhisperForConditionalGeneration.from_pretrained(folder).state_dict()
+    assert all(
+        torch.equal(value, stock[k]) for k, value in model.state_dict().items() if k in stock
+    )
+
+
+def test_auto_classes(folder, cape_folder):
+    for auto, name in (
+        (AutoModel, "Model"),
+        (AutoModelForSpeechSeq2Seq, "ForConditionalGeneration"),
+        (AutoModelForAudioClassification, "ForAudioClassification"),
+    ):
+        for place, given in ((folder, {"position_embedding": {"type": "cape"}}), (cape_folder, {})):
+            loaded = auto.from_pretrained(place, **given)
+            assert type(loaded).__name__ == f"CapeWhisper{name}"
+    assert type(AutoTokenizer.from_pretrained(cape_folder)) is WhisperTokenizer
+    extractors = (
+        AutoFeatureExtractor.from_pretrained(cape_folder),
+        (AutoProcessor.from_pretrained(cape_folder).feature_extractor),
+    )
+    assert {type(row) for row in extractors} == {hf_models.CapeWhisperFeatureExtractor}
+    again = pickle.loads(pickle.dumps(loaded.eval()))
+    inputs = torch.randn(2, 80, 50)
+    assert torch.equal(again(inputs).logits, loaded(inputs).logits)
+
+
+def test_conversion_both_ways(folder, tmp_path, capsys):
+    convert(str(folder), tmp_path / "same", {"type": "sinpos"})
+    assert "computes what the one it comes from does" in capsys.readouterr().out
+    convert(str(folder), tmp_path / "cape", {"type": "cape"}, neutral=True)
+    assert "padding: masked where a mask is given" in capsys.readouterr().out
+    stock = WhisperForConditionalGeneration.from_pretrained(folder)
+    for source, natural in (("same", False), ("cape", True)):
+        saved = json.loads((tmp_path / source / "processor_config.json").read_text())
+        name = "CapeWhisperFeatureExtractor" if natural else "WhisperFeatureExtractor"
+        assert saved["feature_extractor"]["feature_extractor_type"] == name
+        convert(str(tmp_path / source), tmp_path / f"{source}-stock", None)
+        back = WhisperForConditionalGeneration.from_pretrained(tmp_path / f"{source}-stock")
+        assert back.generation_config.no_timestamps_token_id
+        weights = back.state_dict()
+        assert all(torch.equal(v, weights[name]) for name, v in stock.state_dict().items())
+        extractor = AutoProcessor.from_pretrained(tmp_path / f"{source}-stock").feature_extractor
+        assert type(extractor) is WhisperFeatureExtractor
+
+
+# ---- features and pipeline -----------------------------------------------------------------------
+
+
+def test_features_are_those_of_stock_without_the_silence():
+    own, stock = hf_models.CapeWhisperFeatureExtractor(), WhisperFeatureExtractor()
+    waves = [wave(seconds) for seconds in (1.5, 0.97, 0.01)]
+    given = {"sampling_rate": 16000, "return_tensors": "pt"}
+    batch = own(waves, **given)
+    full = stock(waves, return_attention_mask=True, **given)
+    assert batch.attention_mask.sum(-1).tolist() == [150, 97, 1]
+    for i, recording in enumerate(waves):
+        alone = own(recording, **given).input_features
+        for among_others in (batch, full):
+            frames = among_others.input_features[i, :, : alone.shape[-1]]
+            torch.testing.assert_close(alone[0], frames, rtol=0, atol=1e-6)
+    same = own(waves, padding="max_length", **given)
+    assert torch.equal(same.input_features, full.input_features)
+    assert own(wave(31), **given).input_features.shape[-1] == 3100
+
+
+def test_features_of_any_hop_and_padded_later():
+    extractor = hf_models.CapeWhisperFeatureExtractor()
+    waves = [wave(0.5), wave(0.2)]
+    fine = extractor(waves, sampling_rate=16000, hop_seconds=0.005, return_tensors="pt")
+    assert fine.input_features.shape == (2, 80, 100)
+    assert fine.hop_nanoseconds.tolist() == [5_000_000] * 2
+    items = [
+        {"input_features": extractor(w, sampling_rate=16000)["input_features"][0]} for w in waves
+    ]
+    batch = extractor.pad(items, return_tensors="pt")
+    assert batch.input_features.shape == (2, 80, 50)
+    assert batch.attention_mask.sum(-1).tolist() == [50, 20]
+    with pytest.raises(ValueError, match=r"hop_seconds=1e-06.*at least one sample"):
+        extractor(waves, hop_seconds=1e-6)
+    with pytest.raises(ValueError, match=r"shape \(0,\).*at least one"):
+        extractor([wave(0)])
+
+
+def test_pipeline(cape_folder):
+    recognise = pipeline("automatic-speech-recognition", model=str(cape_folder))
+    options = {"max_new_tokens": 6, "num_beams": 1}
+    encoder = recognise.model.get_encoder()
+    short = lambda: recognise(wave(0.5), generate_kwargs=options)  # noqa: E731
+    assert set(encoder_sizes(recognise.model, short)) == {25}
+    for stamps in (True, "word"):
+        recognise.model.generation_config.alignment_heads = [[0, 0], [1, 1]]
+        chunks = recognise(wave(0.5), return_timestamps=stamps, generate_kwargs=options)["chunks"]
+        assert all(len(chunk["timestamp"]) == 2 for chunk in chunks)
+    one = {**options, "one_piece": True}
+    sizes = encoder_sizes(
+        recognise.model, lambda: recognise(wave(30.5), generate_kwargs={**one, "language": "en"})
+    )
+    assert sizes == [1525]
+    assert encoder is recognise.model.get_encoder()
+
+
+# ---- training ------------------------------------------------------------------------------------
+
+
+class Collator:
+    """Pads features and labels as the recognition example of transformers does."""
+
+    def __init__(self, processor, start):
+        self.processor, self.start = processor, start
+
+    def __call__(self, items):
+        inputs = [{"input_features": item["input_features"]} for item in items]
+        batch = self.processor.feature_extractor.pad(inputs, return_tensors="pt")
+        labels = [{"input_ids": item["labels"]} for item in items]
+        labels = self.processor.tokenizer.pad(labels, return_tensors="pt")
+        ids = labels["input_ids"].masked_fill(labels.attention_mask.ne(1), -100)
+        batch["labels"] = ids[:, 1:] if (ids[:, 0] == self.start).all() else ids
+        return batch
+
+
+@pytest.fixture(scope="module")
+def recordings(cape_folder):
+    processor = AutoProcessor.from_pretrained(cape_folder)
+    return [
+        {
+            "input_features": processor.feature_extractor(
+                wave(0.2 + 0.05 * i, i), sampling_rate=16000, return_attention_mask=False
+            )["input_features"][0],
+            "labels": processor.tokenizer("ab" * (i + 1)).input_ids,
+        }
+        for i in range(4)
+    ]
+
+
+def make_trainer(model, place, recordings, processor, steps):
+    return Seq2SeqTrainer(
+        model=model,
+        args=Seq2SeqTrainingArguments(
+            output_dir=str(place),
+            max_steps=steps,
+            per_device_train_batch_size=2,
+            save_steps=2,
+            lr_scheduler_type="constant",
+            learning_rate=1e-3,
+            predict_with_generate=True,
+            generation_max_length=12,
+            report_to=[],
+            disable_tqdm=True,
+            use_cpu=True,
+            logging_steps=100,
+        ),
+        train_dataset=recordings,
+        eval_dataset=recordings,
+        processing_class=processor.feature_extractor,
+        data_collator=Collator(processor, model.config.decoder_start_token_id),
+    )
+
+
+def test_trainer_resumes_and_generates(cape_folder, recordings, tmp_path):
+    processor = AutoProcessor.from_pretrained(cape_folder)
+    load = AutoModelForSpeechSeq2Seq.from_pretrained
+    whole = make_trainer(load(cape_folder), tmp_path / "whole", recordings, processor, 4)
+    whole.train()
+    half = make_trainer(load(cape_folder), tmp_path / "half", recordings, processor, 2)
+    half.train()
+    rest = make_trainer(load(cape_folder), tmp_path / "half", recordings, processor, 4)
+    rest.train(resume_from_checkpoint=True)
+    expected, resumed = whole.model.state_dict(), rest.model.state_dict()
+    before = load(cape_folder).state_dict()
+    assert all(torch.equal(value, resumed[name]) for name, value in expected.items())
+    assert not all(torch.equal(value, before[name]) for name, value in expected.items())
+    model = whole.model
+    written = []
+    sizes = encoder_sizes(model, lambda: written.append(whole.predict(recordings, max_length=9)))
+    assert max(sizes) <= 20
+    assert written[0].predictions.shape[0] == len(recordings)
+
+
+def test_lora_trains():
+    model = get_peft_model(switched(), LoraConfig(target_modules=["q_proj", "v_proj"], r=2))
+    model.train()
+    before = copy.deepcopy(model.state_dict())
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 1e-2)
+    model(input_features=RAGGED, attention_mask=MASK, labels=LABELS).loss.backward()
+    optimizer.step()
+    changed = {k for k, value in model.state_dict().items() if not torch.equal(value, before[k])}
+    assert changed
+    assert all("lora_" in name for name in changed)
+    assert model.generate(input_features=RAGGED, attention_mask=MASK).shape[0] == len(LENGTHS)

@@ -1,0 +1,79 @@
+"""Tiny models of Whisper, stock and ours, and what they are asked."""
+
+from __future__ import annotations
+
+import torch
+from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+import hf_models
+
+BINS, SEGMENT = 8, 80  # mel bins; frames of a segment of the stock model
+LENGTHS = (50, 31, 20)
+SPECIAL = {"pad_token_id": 59, "bos_token_id": 58, "eos_token_id": 58, "decoder_start_token_id": 57}
+SIZES = {
+    "vocab_size": 120,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "num_mel_bins": BINS,
+    "max_source_positions": SEGMENT // 2,
+    "max_target_positions": 20,
+    "begin_suppress_tokens": None,
+    "init_std": 0.2,
+    "classifier_proj_size": 16,
+    "num_labels": 3,
+    **SPECIAL,
+}
+# language, task and timestamps, from token 61 on
+GENERATION = {
+    "no_timestamps_token_id": 60,
+    "lang_to_id": {"<|en|>": 52, "<|de|>": 53},
+    "task_to_id": {"transcribe": 54, "translate": 55},
+    "is_multilingual": True,
+    "prev_sot_token_id": 56,
+    "alignment_heads": [[0, 0], [1, 1]],
+    "max_initial_timestamp_index": 10,
+    "max_length": 20,
+}
+
+
+def make_stock(model=WhisperForConditionalGeneration, **changes):
+    torch.manual_seed(0)
+    built = model(WhisperConfig(**{**SIZES, **changes})).eval()
+    for name, value in GENERATION.items() if model is WhisperForConditionalGeneration else ():
+        setattr(built.generation_config, name, value)
+    return built
+
+
+def switched(settings="cape", decoder=None, model=WhisperForConditionalGeneration, **changes):
+    fields = {"decoder_position_embedding": {"type": decoder}} if decoder else {}
+    names = ("natural_length", "hop_seconds")
+    fields |= {name: changes.pop(name) for name in names if name in changes}
+    return hf_models.switch(make_stock(model, **changes), {"type": settings}, **fields)
+
+
+def features(batch, frames, seed=0):
+    return torch.randn(batch, BINS, frames, generator=torch.Generator().manual_seed(seed))
+
+
+def mask_of(lengths):
+    return (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
+
+
+WHOLE = features(3, SEGMENT)
+RAGGED, MASK = features(3, max(LENGTHS)), mask_of(LENGTHS)
+LABELS = torch.arange(21).view(3, 7) % 50
+
+
+def encoder_sizes(model, call):
+    sizes = []
+    hook = model.get_encoder().register_forward_hook(
+        lambda module, given, output: sizes.append(output.last_hidden_state.shape[1])
+    )
+    call()
+    hook.remove()
+    return sizes
