@@ -121,10 +121,10 @@ def training_steps(models: dict[str, nn.Module], inputs: dict[str, Any]) -> dict
 
 
 def generation_steps(
-    setup: Setup, models: dict[str, nn.Module], inputs: dict[str, Any]
+    setup: Setup, models: dict[str, nn.Module], inputs: dict[str, Any], beams: int = 4
 ) -> dict[str, Step]:
     length = 5 if setup.quick else 25
-    options = {"num_beams": 4, "min_new_tokens": length, "max_new_tokens": length}
+    options = {"num_beams": beams, "min_new_tokens": length, "max_new_tokens": length}
     return {
         name: partial(model.eval().generate, **inputs, **options, do_sample=False)
         for name, model in models.items()

@@ -21,6 +21,7 @@ BENCHMARKS = {
     "relative": "relative:run",
     "generation": "translation:run_generation",
     "huggingface": "huggingface:run",
+    "families": "families:run",
     "speech": "speech:run",
     "vision": "vision:run",
 }

@@ -30,7 +30,7 @@ class Side:
     Attributes:
         domain: Key of :data:`~cape_plugins.domains.DOMAINS`.
         architecture: Architecture of its :class:`~cape_plugins.config.PositionConfig`.
-        dim: Key of K among the stored settings.
+        dim: Key of K among the stored settings; with a dot, of a part of these.
         field: Key of the position settings; None if they stand among the others, as flags do.
         start: Coordinate of the first position.
         spacing: Distance of positions in the unit of the domain, seconds.
@@ -91,6 +91,23 @@ def find_family(model_type: str) -> Family | None:
     return FAMILIES.get(model_type.removeprefix(OWN_PREFIX))
 
 
+def setting_of(name: str, settings: Any) -> Any:
+    """A setting by its name, such as "d_model" or "vision_config.hidden_size".
+
+    Args:
+        name: Attribute of a configuration, or key of what is stored of one; a dot leads into a
+            part of it.
+        settings: The configuration, or what is stored.
+
+    Raises:
+        AttributeError, KeyError: if it is not there.
+    """
+    for part in name.split("."):
+        stored = isinstance(settings, Mapping)
+        settings = settings[part] if stored else getattr(settings, part)
+    return settings
+
+
 def value_of(value: Number, settings: Settings) -> float:
     """A number of a row for one model."""
     return value(settings) if callable(value) else value
@@ -141,16 +158,18 @@ register_family(Family("qwen2", {"decoder": _ROTARY}, "rope"))
 register_family(Family("modernbert", {"encoder": _ROTARY}, "rope"))
 
 
-def _image(special_tokens: int, table: str = "position_embeddings") -> dict[str, Side]:
+def _image(
+    special_tokens: int, table: str = "position_embeddings", part: str = ""
+) -> dict[str, Side]:
     return {
         "encoder": Side(
             "image",
             "encoder",
-            dim="hidden_size",
+            dim=part + "hidden_size",
             layout="cos_sin_interleaved",
             table=table,
             table_first=special_tokens,
-            grid=_patches,
+            grid=lambda settings: _patches(settings.get(part.rstrip("."), settings)),
         )
     }
 
@@ -164,7 +183,9 @@ register_family(Family("deit", _image(2), "abspos"))
 register_family(Family("dinov2", _image(1), "abspos"))
 register_family(Family("dinov2_with_registers", _image(1), "abspos"))
 register_family(Family("beit", _image(1), _stock_beit))
-register_family(Family("siglip_vision_model", _image(0, "position_embedding.weight"), "abspos"))
+_SIGLIP = "position_embedding.weight"
+register_family(Family("siglip_vision_model", _image(0, _SIGLIP), "abspos"))
+register_family(Family("siglip", _image(0, _SIGLIP, "vision_config."), "abspos"))
 register_family(
     Family(
         "speech_ctc",

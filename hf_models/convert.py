@@ -29,7 +29,7 @@ import hf_models
 from cape_plugins import PositionConfig, patch_positions
 from cape_plugins.arguments import TYPE_ARG, add_position_args, given_settings, in_flags
 from cape_plugins.config import applies, parse_option
-from cape_plugins.families import find_family
+from cape_plugins.families import find_family, setting_of
 from cape_plugins.registry import DEFAULT_TYPE, ENCODINGS, ROTARY_TYPES, TYPES, types_of
 from hf_models.counting import count_texts
 from hf_models.export import make_self_contained
@@ -236,8 +236,8 @@ def _stock_model(source: str, own: Any, config: Any) -> PreTrainedModel:
     if stock is None:
         raise ValueError(f"{source} holds a Cape{name}, which transformers has no stock model for.")
     cape = own.from_pretrained(source, dtype="auto").eval()
-    embeddings = getattr(cape.base_model, "embeddings", None)
-    embeddings = embeddings if isinstance(embeddings, PatchEmbeddings) else None
+    patches = (module for module in cape.modules() if isinstance(module, PatchEmbeddings))
+    embeddings = next(patches, None)
     changes = _changes(_settings(cape.config), _stock_settings(cape.config, vars(cape.config)))
     if embeddings is not None:  # the table of one image size can hold all that is added
         added = ("type", "gamma", "mean_normalize")
@@ -257,9 +257,8 @@ def _stock_model(source: str, own: Any, config: Any) -> PreTrainedModel:
     weights = cape.state_dict()
     if embeddings is not None and embeddings.table is None:
         name = _name_of_table(model)
-        weights[name] = _baked_table(embeddings, cape.config.hidden_size).view_as(
-            model.state_dict()[name]
-        )
+        dim = setting_of(find_family(own.config_class.model_type).sides["encoder"].dim, cape.config)
+        weights[name] = _baked_table(embeddings, dim).view_as(model.state_dict()[name])
     tables = {k: v for k, v in model.state_dict().items() if "embed_positions" in k}
     model.load_state_dict({**tables, **weights})
     return model

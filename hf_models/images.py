@@ -45,7 +45,8 @@ class PatchEmbeddings(Bound, Seam):
     def take_place(self, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.switching.Seam`. Where the table is dropped, its rows of special
         tokens are added to these if it is `trained`."""
-        self.patch_size, self.image_size = _pair(config.patch_size), _pair(config.image_size)
+        sizes = getattr(config, "vision_config", config)
+        self.patch_size, self.image_size = _pair(sizes.patch_size), _pair(sizes.image_size)
         self.table_size = self.patches(*self.image_size)
         self.positions = None
         table = self.table

@@ -21,7 +21,7 @@ from cape_plugins import (
     build_position_encoder,
 )
 from cape_plugins.augmentation import rank_seed
-from cape_plugins.families import find_family, value_of
+from cape_plugins.families import find_family, setting_of, value_of
 from hf_models.settings import require_own_config
 from hf_models.switching import install
 
@@ -182,7 +182,7 @@ def build_positions(
     row, stored = find_family(config.model_type).sides[side], vars(config)
     return build_position_encoder(
         config.position_settings(row.field),
-        getattr(config, row.dim),
+        setting_of(row.dim, config),
         side="target" if side == "decoder" else "source",
         start=value_of(row.start, stored),
         unit=value_of(row.unit, stored),

@@ -101,7 +101,7 @@ class FamilyClasses:
     @property
     def models(self) -> dict[str, type]:
         """Models, by name."""
-        models = {*filter(is_model, self.parts), *self.auto.values()}
+        models = (*filter(is_model, self.parts), *self.auto.values())
         return {model.__name__: model for model in models}
 
 
@@ -182,9 +182,11 @@ def switch(model: Any, position_embedding: Mapping[str, Any], **fields: Any) -> 
     config = own.config_class.from_dict(settings)
     config._attn_implementation = stock_config._attn_implementation
     require_own_config(config, own.__name__)
+    parts = [(getattr(stock_config, part), getattr(config, part)) for part in config.sub_configs]
     for module in model.modules():
-        if getattr(module, "config", None) is stock_config:
-            module.config = config
+        for old, new in ((stock_config, config), *parts):
+            if getattr(module, "config", None) is old:
+                module.config = new
     before = set(model.parameters())
     install(model, trained=True)
     for parameter in set(model.parameters()) - before:

@@ -27,6 +27,7 @@ from cape_plugins.families import (
     Side,
     find_fairseq_family,
     find_family,
+    setting_of,
     value_of,
 )
 from cape_plugins.pictures.views import Stack
@@ -281,7 +282,7 @@ def _stack(
     grid = row.grid(settings) if row.grid else ()
     encoder = build_position_encoder(
         config,
-        settings[row.dim],
+        setting_of(row.dim, settings),
         side=SOURCE_TARGET[side],
         start=value_of(row.start, settings),
         unit=value_of(row.unit, settings),

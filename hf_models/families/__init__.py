@@ -16,7 +16,7 @@ from hf_models.families import (
     modernbert,
     pegasus,
     qwen2,
-    siglip_vision_model,
+    siglip,
     speech_ctc,
     speech_to_text,
     vit,
@@ -24,6 +24,7 @@ from hf_models.families import (
 
 _TEXT = (marian, m2m_100, bart, mbart, pegasus, bert)
 _ROTARY = (llama, qwen2, modernbert)
-_IMAGES = (vit, deit, dinov2, dinov2_with_registers, beit, siglip_vision_model)
+_IMAGES = (vit, deit, dinov2, dinov2_with_registers, beit)
 _SPEECH = (speech_ctc, speech_to_text)
 FAMILIES = [module.FAMILY for module in (*_TEXT, *_ROTARY, *_IMAGES, *_SPEECH)]
+FAMILIES += [siglip.VISION, siglip.CLASSIFIER]

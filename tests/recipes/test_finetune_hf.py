@@ -291,7 +291,7 @@ def test_new_options_are_recorded_without_being_named(tmp_path):
 
 
 @pytest.mark.slow
-def test_wrappers_of_several_processes_go_before_their_group(run_cli, tmp_path):
+def test_wrappers_of_several_processes_go_before_their_group(run_cli, repo_root, tmp_path):
     """Otherwise a program may never end, see recipes.lab.hf_training.train."""
     (tmp_path / "program.py").write_text(
         "import gc, os\n"
@@ -317,6 +317,6 @@ def test_wrappers_of_several_processes_go_before_their_group(run_cli, tmp_path):
         f"    {json.dumps(json.dumps(TINY_VIT))}])\n",
         encoding="utf-8",
     )
-    two = ("python", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2)
-    run_cli(*two, "program.py", cwd=tmp_path)
+    two = repo_root / "recipes/accelerate/cpu_two_processes.yaml"
+    run_cli("accelerate", "launch", "--config_file", two, "program.py", cwd=tmp_path)
     assert [(tmp_path / f"left{rank}").read_text() for rank in range(2)] == ["0", "0"]

@@ -1,4 +1,5 @@
-"""The vision model of SigLIP for images of any height and width, with any position embedding."""
+"""SigLIP's vision model, and classifiers on it, for images of any height and width, with any
+position embedding."""
 
 from __future__ import annotations
 
@@ -6,7 +7,12 @@ from typing import ClassVar
 
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
-from transformers import SiglipVisionConfig, SiglipVisionModel
+from transformers import (
+    SiglipConfig,
+    SiglipForImageClassification,
+    SiglipVisionConfig,
+    SiglipVisionModel,
+)
 from transformers.models.siglip.modeling_siglip import SiglipVisionEmbeddings
 
 from hf_models.configuration import PositionEmbeddingMixin
@@ -14,12 +20,23 @@ from hf_models.images import ImageModel, NoTable, PatchEmbeddings
 from hf_models.modeling import PositionModelMixin
 from hf_models.switching import FamilyClasses, add_parts
 
+# of stock checkpoints, where the type has none
+_TABLES = [r"embeddings\.position_embedding\.weight$"]
+
 
 @strict
 class CapeSiglipVisionConfig(PositionEmbeddingMixin, SiglipVisionConfig):
     """Images of any height and width; positions are patch centres in the [-1, 1] square."""
 
     model_type = "cape_siglip_vision_model"
+    position_embedding: dict | None = None
+
+
+@strict
+class CapeSiglipConfig(PositionEmbeddingMixin, SiglipConfig):
+    """A classifier of images; sizes stand in `vision_config`, the position embedding here."""
+
+    model_type = "cape_siglip"
     position_embedding: dict | None = None
 
 
@@ -46,10 +63,17 @@ class CapeSiglipVisionModel(ImageModel, PositionModelMixin, SiglipVisionModel):
     """Patches to hidden states; images of any size, no flag needed."""
 
     config_class = CapeSiglipVisionConfig
-    # the stock table, where the type has none
-    _keys_to_ignore_on_load_unexpected: ClassVar = [r"embeddings\.position_embedding\.weight$"]
+    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
 
 
-FAMILY = add_parts(
+class CapeSiglipForImageClassification(PositionModelMixin, SiglipForImageClassification):
+    """Linear classifier on the mean of the patches."""
+
+    config_class = CapeSiglipConfig
+    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
+
+
+VISION = add_parts(
     FamilyClasses(CapeSiglipVisionConfig, (CapeSiglipVisionEmbeddings, CapeSiglipVisionModel))
 )
+CLASSIFIER = add_parts(FamilyClasses(CapeSiglipConfig, (CapeSiglipForImageClassification,)))
