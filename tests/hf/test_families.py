@@ -50,7 +50,11 @@ def test_converted_to_its_own_type_and_back_a_checkpoint_is_what_it_was(family, 
     )
     assert not any(report.values())
     loading = {"_name_or_path": None, "transformers_version": None, "dtype": None}
-    assert {**back.config.to_dict(), **loading} == {**settings, **loading}
+    for saved in (settings, again := back.config.to_dict()):
+        saved |= loading
+        for part in filter(lambda value: isinstance(value, dict), saved.values()):
+            part |= loading
+    assert again == settings
     for name, value in stock.state_dict().items():
         assert torch.equal(back.state_dict()[name], value), name
 

@@ -13,6 +13,7 @@ from tests.support.hf import (
     answer,
     at_tokens,
     batch,
+    left_out,
     loss,
     make,
     seam,
@@ -40,8 +41,9 @@ def test_saved_model_loads_the_same(family, name, tmp_path):
     assert torch.equal(outputs(again, family), outputs(model, family))
     assert again.accepts_loss_kwargs is FAMILIES[family].counts_items
     assert "cape-plugins" in again.model_tags
-    base = AutoModel.from_pretrained(tmp_path)
-    assert base.config.position_config == model.config.position_config
+    if not left_out(family, "AutoModel"):
+        base = AutoModel.from_pretrained(tmp_path)
+        assert base.config.position_config == model.config.position_config
 
 
 @pytest.mark.parametrize("family", WITH_STOCK)
@@ -104,7 +106,9 @@ def test_training_draws_and_evaluation_does_not(family, name):
     assert torch.equal(first, second) == (not any(config.random for config in configs))
     first.backward()
     without = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
-    assert [name for name in without if not name.endswith("mask_token")] == []
+    # of masked images, and of the pooling of SigLIP, which its classifier does not use
+    unused = ("mask_token", "vision_model.head")
+    assert [name for name in without if not any(part in name for part in unused)] == []
 
 
 @pytest.mark.parametrize(("family", "name"), RANDOM)

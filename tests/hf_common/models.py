@@ -337,7 +337,9 @@ def add_tests(name):
 
 
 for _name in TABLE.FAMILIES:
-    if _name not in ("marian", "vit", "speech_ctc", "speech_to_text") and (
-        TYPE in TABLE.OF_FAMILY[_name]
+    if (
+        _name not in ("marian", "vit", "speech_ctc", "speech_to_text")
+        and TYPE in TABLE.OF_FAMILY[_name]
+        and not TABLE.left_out(_name, "common")
     ):
         add_tests(_name)
