@@ -171,20 +171,20 @@ def test_index_sizes(tmp_path: Path, write: Callable[..., None]) -> None:
 
 
 def test_sums_over_subsets_folders_directions_and_formats(tmp_path: Path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    write_pair(one, [10, 20], [1, 2])
-    write_pair(one, [100], [10], stem="train1.en-de", write=write_legacy)
-    write_pair(one, [10**6], [10**6], stem="train3.de-en")  # there is no train2: never read
-    write_pair(one, [7], [70], stem="valid.de-en")
-    two.mkdir()
-    (two / "train.de-en.de").write_text("a b\n")
-    (two / "train.de-en.en").write_text("c d e\n")
-    assert count_binarized(one, "de", "en") == TokenCounts(130, 13)
-    assert count_binarized(str(one), "en", "de") == TokenCounts(13, 130)
-    assert count_binarized(one, "de", "en", split="valid") == TokenCounts(7, 70)
+    first, second = tmp_path / "first", tmp_path / "second"
+    write_pair(first, [10, 20], [1, 2])
+    write_pair(first, [100], [10], stem="train1.en-de", write=write_legacy)
+    write_pair(first, [10**6], [10**6], stem="train3.de-en")  # there is no train2: never read
+    write_pair(first, [7], [70], stem="valid.de-en")
+    second.mkdir()
+    (second / "train.de-en.de").write_text("a b\n")
+    (second / "train.de-en.en").write_text("c d e\n")
+    assert count_binarized(first, "de", "en") == TokenCounts(130, 13)
+    assert count_binarized(str(first), "en", "de") == TokenCounts(13, 130)
+    assert count_binarized(first, "de", "en", split="valid") == TokenCounts(7, 70)
     both = TokenCounts(133, 17)
-    assert count_binarized(f"{one}:{two}", "de", "en") == both
-    assert count_binarized([one, str(two)], "de", "en") == both
+    assert count_binarized(f"{first}:{second}", "de", "en") == both
+    assert count_binarized([first, str(second)], "de", "en") == both
 
 
 def test_sums_beyond_32_bits(tmp_path: Path) -> None:

@@ -22,12 +22,12 @@ def tone(rate, seconds=0.5, frequency=440.0):
 def test_formats(tmp_path, suffix):
     path = tmp_path / f"one.{suffix}"
     soundfile.write(path, tone(16000), 16000)
-    found = read_audio(path)
-    assert found.dtype == torch.float32
+    samples = read_audio(path)
+    assert samples.dtype == torch.float32
     tolerance = 0.05 if suffix == "ogg" else 1e-4
-    np.testing.assert_allclose(found.numpy(), tone(16000), atol=tolerance)
+    np.testing.assert_allclose(samples.numpy(), tone(16000), atol=tolerance)
     assert audio_seconds(path) == 0.5
-    assert torch.equal(read_audio(path.read_bytes()), found)
+    assert torch.equal(read_audio(path.read_bytes()), samples)
 
 
 @pytest.mark.parametrize("rate", [8000, 22050, 44100, 48000])
@@ -35,9 +35,9 @@ def test_rates_are_resampled(tmp_path, rate):
     """A tone stays the same tone, and what 16 kHz cannot hold is filtered out."""
     path = tmp_path / "one.wav"
     soundfile.write(path, tone(rate), rate)
-    found = read_audio(path).numpy()
-    assert len(found) == 8000
-    np.testing.assert_allclose(found[500:-500], tone(16000)[500:-500], atol=0.01)
+    samples = read_audio(path).numpy()
+    assert len(samples) == 8000
+    np.testing.assert_allclose(samples[500:-500], tone(16000)[500:-500], atol=0.01)
     if rate > 22050:
         soundfile.write(path, tone(rate, frequency=10000.0), rate)
         assert np.abs(read_audio(path).numpy()[500:-500]).max() < 0.01
@@ -46,8 +46,8 @@ def test_rates_are_resampled(tmp_path, rate):
 def test_channels_are_averaged(tmp_path):
     both = np.stack((tone(16000), np.zeros(8000, "f")), axis=1)
     soundfile.write(tmp_path / "one.wav", both, 16000)
-    found = read_audio(tmp_path / "one.wav")
-    np.testing.assert_allclose(found.numpy(), tone(16000) / 2, atol=1e-4)
+    samples = read_audio(tmp_path / "one.wav")
+    np.testing.assert_allclose(samples.numpy(), tone(16000) / 2, atol=1e-4)
 
 
 def written(samples, rate=16000, **options):

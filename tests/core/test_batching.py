@@ -22,8 +22,8 @@ def seconds():
 
 def test_an_epoch_holds_every_recording_once(seconds):
     batches = PaddingFreeBatches(seconds, 60)
-    found = [hop.index for batch in batches for hop in batch]
-    assert sorted(found) == list(range(500))
+    indices = [hop.index for batch in batches for hop in batch]
+    assert sorted(indices) == list(range(500))
     assert len(list(batches)) == len(batches)
 
 
@@ -68,17 +68,17 @@ def test_a_recording_longer_than_a_batch_stands_alone():
 
 
 def test_order_depends_on_seed_and_epoch_alone(seconds):
-    one, other = PaddingFreeBatches(seconds, 60, seed=1), PaddingFreeBatches(seconds, 60, seed=1)
-    other.set_epoch(7)
-    other.set_epoch(0)
-    assert list(one) == list(other)
-    one.set_epoch(1)
-    assert list(one) != list(other)
-    members = [{frozenset(h.index for h in batch) for batch in b} for b in (one, other)]
+    first, second = PaddingFreeBatches(seconds, 60, seed=1), PaddingFreeBatches(seconds, 60, seed=1)
+    second.set_epoch(7)
+    second.set_epoch(0)
+    assert list(first) == list(second)
+    first.set_epoch(1)
+    assert list(first) != list(second)
+    members = [{frozenset(h.index for h in batch) for batch in b} for b in (first, second)]
     assert len(members[0] & members[1]) < len(members[0]) / 2, (
         "batches differ, not only their order"
     )
-    assert list(PaddingFreeBatches(seconds, 60, seed=2)) != list(other)
+    assert list(PaddingFreeBatches(seconds, 60, seed=2)) != list(second)
 
 
 def test_processes_share_an_epoch(seconds):

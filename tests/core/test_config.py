@@ -275,8 +275,8 @@ def test_alpha():
     assert with_scale("470049/454234").source_scale == "470049/454234"  # two exact integers
     assert with_scale(1.05).alpha == 1.05
     assert PositionConfig("sinpos").alpha == 1.0
-    for one in (1, 1.0, "1.0", "7/7"):
-        assert with_scale(one).source_scale == "1"
+    for scale in (1, 1.0, "1.0", "7/7"):
+        assert with_scale(scale).source_scale == "1"
 
 
 def test_alpha_that_nobody_counted_raises():

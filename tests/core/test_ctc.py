@@ -99,9 +99,9 @@ def test_beam_finds_the_most_probable_text(seed):
         text = tuple(collapse(path, 0))
         totals[text] = torch.logaddexp(totals.get(text, torch.tensor(-1e9)), score)
     best = max(totals, key=totals.get)
-    (found,) = BeamDecoder(["<b>", "a", "c"], beam=200)(log_probs, torch.tensor([5]))
-    assert tuple(found.tokens) == best
-    assert found.score == pytest.approx(float(totals[best]), abs=1e-4)
+    (hypothesis,) = BeamDecoder(["<b>", "a", "c"], beam=200)(log_probs, torch.tensor([5]))
+    assert tuple(hypothesis.tokens) == best
+    assert hypothesis.score == pytest.approx(float(totals[best]), abs=1e-4)
 
 
 def test_language_model_of_words_decides(tmp_path):

@@ -88,8 +88,8 @@ def test_one_step_equals_its_column_of_the_whole():
 
 
 def test_one_token_and_only_padding():
-    one = token_positions(torch.ones(1, 1, dtype=torch.bool))
-    assert one.coords.tolist() == [[[0.0]]]
+    single = token_positions(torch.ones(1, 1, dtype=torch.bool))
+    assert single.coords.tolist() == [[[0.0]]]
     none = token_positions(torch.zeros(2, 3, dtype=torch.bool))
     assert none.coords.isfinite().all()
     assert none.index.eq(0).all()
@@ -213,9 +213,9 @@ def test_positions_are_float32_whatever_the_default(domain, dtype):
     torch.testing.assert_close(single.coords.item(), 3.0)
 
 
-@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
-def test_frame_arguments_of_another_dtype_give_float32(kind):
-    positions = frame_positions(FRAMES.int(), torch.tensor([0.5, 0.25, 1.0], dtype=kind))
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_frame_arguments_of_another_dtype_give_float32(dtype):
+    positions = frame_positions(FRAMES.int(), torch.tensor([0.5, 0.25, 1.0], dtype=dtype))
     assert positions.coords.dtype == positions.step.dtype == torch.float32
     assert positions.coords[0, :3, 0].tolist() == [0, 0.5, 1]
 
