@@ -102,8 +102,8 @@ def test_bad_lines_are_counted_and_reported(tmp_path, make, caplog):
     manifest = write_manifest(tmp_path, "train", [1.0, 0.5])
     lines = ["audio\ttgt_text", "train/000.wav\tb", make(tmp_path), "train/001.wav\tc"]
     manifest.write_text("\n".join(lines) + "\n")
-    found = read_manifest(str(manifest))
-    assert [one.text for one in found] == ["b", "c"]
+    utterances = read_manifest(str(manifest))
+    assert [utterance.text for utterance in utterances] == ["b", "c"]
     (message,) = [record.message for record in caplog.records]
     assert "1 of 3 skipped (1 " in message
     assert "line 3" in message
@@ -121,9 +121,9 @@ def test_other_formats_are_converted(tmp_path, samples, rate):
     manifest = write_manifest(tmp_path, "train", [1.0])
     soundfile.write(tmp_path / "other.wav", samples, rate)
     manifest.write_text("audio\ttext\nother.wav\ta\n")
-    (one,) = read_manifest(str(manifest))
-    assert one.seconds == pytest.approx(1.0)
-    assert load(one).shape == (RATE,)
+    (utterance,) = read_manifest(str(manifest))
+    assert utterance.seconds == pytest.approx(1.0)
+    assert load(utterance).shape == (RATE,)
 
 
 REFUSED = {

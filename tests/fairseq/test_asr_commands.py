@@ -98,15 +98,15 @@ def test_two_processes_share_the_batches_of_one(run_cli, folder, tmp_path):
     for updates in (4, 9):
         log = train_on_two(run_cli, folder, tmp_path / "again", *words, "--max-update", updates)
     assert re.search(r"Loaded checkpoint .*@ 4 updates", log.stdout + log.stderr)
-    one, two, again = (
+    alone, shared, again = (
         parameters(tmp_path / name / "checkpoint_last.pt") for name in ("one", "two", "again")
     )
-    assert not differences(two, again)
+    assert not differences(shared, again)
     start = parameters(tmp_path / "one/checkpoint1.pt")
-    moved = max(float((one[name] - start[name]).abs().max()) for name in one)
+    moved = max(float((alone[name] - start[name]).abs().max()) for name in alone)
     assert moved > 0.01
-    for name in one:
-        assert torch.allclose(one[name], two[name], atol=1e-6), name
+    for name in alone:
+        assert torch.allclose(alone[name], shared[name], atol=1e-6), name
 
 
 @pytest.mark.slow
@@ -116,9 +116,9 @@ def test_error_rates_are_jiwers(run_cli, folder, checkpoint):
     assert len(references) == 11, "every recording is decoded"
     pairs = [(references[i][0][0], hypotheses[i][0][1]) for i in references]
     wer, ler = map(float, re.search(r"WER ([\d.]+) LER ([\d.]+)", output).groups())
-    truth, found = map(list, zip(*pairs, strict=True))
-    assert wer == pytest.approx(100 * jiwer.wer(truth, found), abs=0.006)
-    assert ler == pytest.approx(100 * jiwer.cer(truth, found), abs=0.006)
+    truth, recognised = map(list, zip(*pairs, strict=True))
+    assert wer == pytest.approx(100 * jiwer.wer(truth, recognised), abs=0.006)
+    assert ler == pytest.approx(100 * jiwer.cer(truth, recognised), abs=0.006)
     log = run_cli(
         "fairseq-validate", folder, *TASK, "--path", checkpoint, "--valid-subset", "test",
         "--max-tokens", 2000,
@@ -144,10 +144,10 @@ def test_recordings_without_text(run_cli, folder, checkpoint):
         "fairseq-interactive", folder, *TASK, "--path", checkpoint, *flags,
         input="\n".join(["gone.wav", *recordings[1:4], "", recordings[4]]) + "\n", cwd=folder,
     )  # fmt: skip
-    found = lines(named.stdout, "H")
-    assert list(found) == [1, 2, 3, 5]
-    for number, expected in zip(found, range(4), strict=True):
-        (score, text), (same_score, same_text) = found[number][0], plain[expected][0]
+    by_line = lines(named.stdout, "H")
+    assert list(by_line) == [1, 2, 3, 5]
+    for number, expected in zip(by_line, range(4), strict=True):
+        (score, text), (same_score, same_text) = by_line[number][0], plain[expected][0]
         assert text == same_text
         assert float(score) == pytest.approx(float(same_score), abs=1e-4)
     assert "gone.wav: no such file" in named.stdout + named.stderr

@@ -67,11 +67,11 @@ def test_epochs_differ_and_are_reproducible(folder):
     assert first != other
     dataset = training_set(folder, "--padding-free", epoch=1)
     samples = [dataset[index] for index in first[0]]
-    one, two = (dataset.collater(samples)["net_input"] for _ in range(2))
-    assert torch.equal(one["frame_nanoseconds"], two["frame_nanoseconds"])
+    inputs, repeated = (dataset.collater(samples)["net_input"] for _ in range(2))
+    assert torch.equal(inputs["frame_nanoseconds"], repeated["frame_nanoseconds"])
     dataset.set_epoch(2)
     assert not torch.equal(
-        one["frame_nanoseconds"], dataset.collater(samples)["net_input"]["frame_nanoseconds"]
+        inputs["frame_nanoseconds"], dataset.collater(samples)["net_input"]["frame_nanoseconds"]
     )
 
 
@@ -110,9 +110,9 @@ def test_resuming_in_mid_epoch(folder, workers):
     resumed.load_state_dict(state)
     rest = list(resumed.next_epoch_itr())
     assert len(rest) == len(expected) - 3
-    for one, two in zip(rest, expected[3:], strict=True):
-        for key, value in one["net_input"].items():
-            assert torch.equal(value, two["net_input"][key]), key
+    for batch, other in zip(rest, expected[3:], strict=True):
+        for key, value in batch["net_input"].items():
+            assert torch.equal(value, other["net_input"][key]), key
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -132,17 +132,17 @@ def test_epochs_of_a_training(folder, workers, monkeypatch, capfd):
     task.load_dataset("train")
     given = {"max_tokens": 600, "seed": 7, "num_workers": workers}
     gc.collect()  # what other tests left
-    processes, others = set(), {one.pid for one in multiprocessing.active_children()}
+    processes, others = set(), {process.pid for process in multiprocessing.active_children()}
     gc.disable()
     try:
         for epoch in (1, 2, 3):  # as fairseq's trainer does
             iterator = task.get_batch_iterator(task.dataset("train"), epoch=epoch, **given)
             batches = list(iterator.next_epoch_itr())
-            processes |= {one.pid for one in multiprocessing.active_children()} - others
+            processes |= {process.pid for process in multiprocessing.active_children()} - others
             alone = list(epoch_iterator(folder, epoch=epoch).next_epoch_itr())
-            for one, two in zip(batches, alone, strict=True):
-                for key, value in one["net_input"].items():
-                    assert torch.equal(value, two["net_input"][key]), (epoch, key)
+            for batch, reference in zip(batches, alone, strict=True):
+                for key, value in batch["net_input"].items():
+                    assert torch.equal(value, reference["net_input"][key]), (epoch, key)
     finally:
         gc.enable()
     assert "can only test a child process" not in capfd.readouterr().err
@@ -272,8 +272,8 @@ def test_paths_of_recordings_are_read_one_by_one(folder, monkeypatch):
     task = make_task(folder)
     task.mel_bins = 8
     for line in ["train/000.wav", "gone.wav", "", "train/001.wav"] * 8:
-        found, seconds = task.get_interactive_tokens_and_lengths([line], None)
-        dataset = task.build_dataset_for_inference(found, seconds)
+        paths, seconds = task.get_interactive_tokens_and_lengths([line], None)
+        dataset = task.build_dataset_for_inference(paths, seconds)
         iterator = task.get_batch_iterator(dataset, max_sentences=1)
         batches = list(iterator.next_epoch_itr(shuffle=False))
         assert [batch["id"].tolist() for batch in batches] == [[0]] * line.startswith("train")
