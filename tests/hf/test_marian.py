@@ -94,9 +94,9 @@ def test_generation_in_training_mode_equals_evaluation_mode(name):
     options = {"num_beams": 2, "max_new_tokens": 8, "do_sample": False}
     options |= {"return_dict_in_generate": True, "output_scores": True}
     expected = model.generate(**inputs, **options)
-    found = model.train().generate(**inputs, **options)
-    assert torch.equal(found.sequences, expected.sequences)
-    assert all(map(torch.equal, found.scores, expected.scores))
+    generated = model.train().generate(**inputs, **options)
+    assert torch.equal(generated.sequences, expected.sequences)
+    assert all(map(torch.equal, generated.scores, expected.scores))
 
 
 @pytest.mark.parametrize("left", [False, True])

@@ -170,9 +170,9 @@ def test_subwords_collapse_repeats_and_blanks(spm):
     double = [pieces[0], 0, pieces[0]]
     once = tokenizer.decode(pieces[:1])
     assert tokenizer.decode(double).replace(" ", "") == once * 2
-    found = tokenizer.decode(outputs, output_word_offsets=True)
-    assert [word["word"] for word in found.word_offsets] == ["one", "two"]
-    first, second = found.word_offsets
+    decoded = tokenizer.decode(outputs, output_word_offsets=True)
+    assert [word["word"] for word in decoded.word_offsets] == ["one", "two"]
+    first, second = decoded.word_offsets
     assert first["start_offset"] == 2
     assert first["end_offset"] < second["start_offset"]
     assert second["end_offset"] == len(outputs) - 1
@@ -185,9 +185,10 @@ def test_subwords_in_the_pipeline(spm, tmp_path):
     CapeSpeechForCTC(config).save_pretrained(tmp_path)
     Wav2Vec2Processor(CapeSpeechFeatureExtractor(), tokenizer).save_pretrained(tmp_path)
     recogniser = pipeline("automatic-speech-recognition", model=str(tmp_path))
-    found = recogniser(np.tile(speech(), 2), return_timestamps="word")
-    assert "".join(chunk["text"] for chunk in found["chunks"]) == found["text"].replace(" ", "")
-    assert all(0 <= c["timestamp"][0] < c["timestamp"][1] <= 1.02 for c in found["chunks"])
+    recognised = recogniser(np.tile(speech(), 2), return_timestamps="word")
+    chunks, text = recognised["chunks"], recognised["text"]
+    assert "".join(chunk["text"] for chunk in chunks) == text.replace(" ", "")
+    assert all(0 <= c["timestamp"][0] < c["timestamp"][1] <= 1.02 for c in chunks)
 
 
 def test_subwords_need_a_blank(tmp_path):

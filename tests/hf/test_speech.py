@@ -134,15 +134,16 @@ def test_batch_without_padding_equals_its_samples(name, family):
     }
     labels = targets(3, 4) % 11 + 1
     with torch.no_grad():
-        batch = model(**inputs, labels=labels)
+        labelled = {**inputs, "labels": labels}
+        batch = model(**labelled)
         alone = [
-            model(**{key: value[row : row + 1] for key, value in inputs.items()}, labels=one[None])
-            for row, one in enumerate(labels)
+            model(**{key: value[row : row + 1] for key, value in labelled.items()})
+            for row in range(3)
         ]
         other = model(input_features=features, labels=labels)
-    logits = torch.cat([one.logits for one in alone])
+    logits = torch.cat([output.logits for output in alone])
     torch.testing.assert_close(batch.logits, logits, atol=2e-5, rtol=1e-4)
-    losses = torch.stack([one.loss for one in alone])
+    losses = torch.stack([output.loss for output in alone])
     torch.testing.assert_close(batch.loss, losses.mean())
     encoding = model.config.position_config.encoding
     timed = encoding.adds and not encoding.counts
