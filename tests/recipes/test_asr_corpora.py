@@ -196,9 +196,9 @@ def test_tedlium(ted, tmp_path, capsys):
 def test_tedlium_training_talks_in_data(ted, tmp_path):
     """As unpacked without the links of legacy/train; talks of dev and test are held out."""
     (ted / "legacy/train").rename(ted / "data")
-    for kind in ("sph", "stm"):
-        source = ted / "legacy/dev" / kind / f"AlGore_2009.{kind}"
-        (ted / "data" / kind / source.name).write_bytes(source.read_bytes())
+    for suffix in ("sph", "stm"):
+        source = ted / "legacy/dev" / suffix / f"AlGore_2009.{suffix}"
+        (ted / "data" / suffix / source.name).write_bytes(source.read_bytes())
     run("tedlium3", ted.parent, "--output", tmp_path / "out")
     assert {id.rpartition("-")[0] for id in texts(tmp_path / "out", "train")} == {"AaronHuey_2010X"}
 

@@ -216,8 +216,8 @@ BAD_EVALUATION = [
 ]
 
 
-@pytest.mark.parametrize(("words", "kind", "message"), BAD_EVALUATION, ids=list("abcdef"))
-def test_bad_evaluations(folder, words, kind, message, capsys):
-    with pytest.raises(kind) as error:
+@pytest.mark.parametrize(("words", "exception", "message"), BAD_EVALUATION, ids=list("abcdef"))
+def test_bad_evaluations(folder, words, exception, message, capsys):
+    with pytest.raises(exception) as error:
         evaluate.main([*words, "--data", str(folder)])
     assert re.search(message, f"{error.value} {capsys.readouterr().err}")

@@ -113,10 +113,10 @@ def test_stretch(test_set, capsys):
 
 def test_stretch_with_gaps(test_set):
     stretch.main([str(test_set), "--seconds", "6.5", "--gap", "0.5"])
-    one, two, *_ = read_manifest(test_set.parent / "test_6.5s.tsv")
-    assert (one.text, two.text) == ("1 1 1 2", "1 3")  # 1 + 0.5 + 2 + 0.5 + 3 are too long
-    assert one.seconds == 3.5
-    samples, _ = soundfile.read(one.audio)
+    first, second, *_ = read_manifest(test_set.parent / "test_6.5s.tsv")
+    assert (first.text, second.text) == ("1 1 1 2", "1 3")  # 1 + 0.5 + 2 + 0.5 + 3 are too long
+    assert first.seconds == 3.5
+    samples, _ = soundfile.read(first.audio)
     assert np.abs(samples[16500:23500]).max() < 1e-3
     assert samples[15500] > 0.09
     assert samples[24500] > 0.19

@@ -53,18 +53,19 @@ def test_single_file_is_tested_whole(tmp_path):
     path = save(tmp_path / "digits", names=digits()[1].names, channels=1)
     chosen = [digits()[1][number] for number in range(40)]
     pixels = [(255 * image[0]).round().to(torch.uint8).numpy() for image, _ in chosen]
-    rows = {"image": [Image.fromarray(one) for one in pixels], "label": [n for _, n in chosen]}
+    rows = {"image": [Image.fromarray(image) for image in pixels], "label": [n for _, n in chosen]}
     datasets.Dataset.from_dict(rows).to_parquet(tmp_path / "pages.parquet")
     words = ["--model", path, "--dataset", str(tmp_path / "pages.parquet"), "--sizes", "16"]
     evaluate.main([*words, "--device", "cpu", "--output", str(tmp_path / "out")])
     with open(tmp_path / "out/accuracy.csv", encoding="utf-8") as file:
-        (found,) = csv.DictReader(file)
-    assert found["images"] == "40"
-    images = torch.stack([View("crop", 16)(torch.from_numpy(one)[None] / 255) for one in pixels])
+        (row,) = csv.DictReader(file)
+    assert row["images"] == "40"
+    view = View("crop", 16)
+    images = torch.stack([view(torch.from_numpy(image)[None] / 255) for image in pixels])
     with torch.no_grad():
         logits = Classifier(path).model((images - 0.5) / 0.5).logits
     right = logits.argmax(-1) == torch.tensor(rows["label"])
-    assert float(found["top1"]) == pytest.approx(100 * right.double().mean().item(), abs=1e-4)
+    assert float(row["top1"]) == pytest.approx(100 * right.double().mean().item(), abs=1e-4)
 
 
 TABLES = {

@@ -51,9 +51,9 @@ def test_stacking_keeps_every_token_in_order():
     assert 3 < len(stacked) < 12
     for side in (0, 1):
         expected = " ".join(pair[side] for pair in pairs).lower().replace(",", ".").split()
-        found = " ".join(pair[side] for pair in stacked).lower().replace(",", ".").split()
-        assert found == expected[: len(found)]
-        rest = len(expected) - len(found)
+        words = " ".join(pair[side] for pair in stacked).lower().replace(",", ".").split()
+        assert words == expected[: len(words)]
+        rest = len(expected) - len(words)
         assert rest < 25 + 10
 
 
