@@ -19,7 +19,7 @@ def tone(rate, seconds=0.5, frequency=440.0):
 
 
 @pytest.mark.parametrize("suffix", ["wav", "flac", "ogg"])
-def test_formats(tmp_path, suffix):
+def test_every_format_is_read(tmp_path, suffix):
     path = tmp_path / f"one.{suffix}"
     soundfile.write(path, tone(16000), 16000)
     samples = read_audio(path)
@@ -68,13 +68,13 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_recordings(name):
+def test_bad_recordings_are_refused(name):
     source, message = BAD[name]
     with pytest.raises(AudioError, match=re.escape(message)):
         read_audio(source)
 
 
-def test_a_file_of_another_kind(tmp_path):
+def test_a_file_that_is_no_recording_is_refused(tmp_path):
     (tmp_path / "one.wav").write_text("not audio")
     for function in (read_audio, audio_seconds):
         with pytest.raises(AudioError, match=r"one\.wav cannot be decoded.*convert it"):
@@ -90,7 +90,7 @@ def cut(samples, format, share=0.5, **options):
 
 @pytest.mark.parametrize("share", [0.5, 0.99])
 @pytest.mark.parametrize("format", ["WAV", "WAVEX", "AIFF", "AU"])
-def test_fewer_samples_than_the_header_says(tmp_path, format, share):
+def test_fewer_samples_than_the_header_says_are_refused(tmp_path, format, share):
     """libsndfile reads what is there; its text would be longer than what is said."""
     path = tmp_path / "one"
     path.write_bytes(cut(tone(16000), format, share))
@@ -101,8 +101,8 @@ def test_fewer_samples_than_the_header_says(tmp_path, format, share):
 
 
 @pytest.mark.parametrize("size", [0x7FFFF000, 0x7FFFFFFF, 0xFFFFFFFF, 16044])
-def test_headers_of_writers_that_do_not_know_the_size(size):
-    """Into a pipe; or such as count the header."""
+def test_files_whose_writer_did_not_know_the_size_are_read_whole(size):
+    """Writers into a pipe do not know it, others count the header."""
     file = bytearray(written(tone(16000)))
     place = file.index(b"data") + 4
     file[place : place + 4] = size.to_bytes(4, "little")

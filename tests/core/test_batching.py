@@ -42,7 +42,7 @@ def test_hops_give_the_frames_of_the_mean_duration(seconds):
         assert all(0.005 <= hop.seconds <= 0.02 for hop in batch)
 
 
-def test_batches_of_few_recordings(seconds):
+def test_batches_have_at_most_the_given_number_of_recordings(seconds):
     sizes = [len(batch) for batch in PaddingFreeBatches(seconds, 60, max_recordings=4)]
     assert max(sizes) == 4
     assert sum(sizes) == 500
@@ -109,7 +109,7 @@ def test_seeds_differ_between_recordings_and_epochs(seconds):
     assert len(seeds) == 1000
 
 
-def test_padding_that_is_saved():
+def test_saved_padding_is_that_of_the_sorted_batches():
     assert PaddingFreeBatches([4.0, 2.0], 10, shuffle=False).padding() == pytest.approx(0.25)
     assert PaddingFreeBatches([4.0, 4.0], 10).padding() == 0
     twice = PaddingFreeBatches([4.0, 2.0], 10, shuffle=False, num_batches=2)
@@ -184,6 +184,6 @@ BAD = [
 
 
 @pytest.mark.parametrize(("call", "message"), BAD, ids=[message for _, message in BAD])
-def test_bad_input(call, message):
+def test_bad_input_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()

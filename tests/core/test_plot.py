@@ -101,8 +101,8 @@ def test_pictures_show_their_types_in_every_domain(picture, domain, name, shown,
 
 
 @pytest.mark.slow
-def test_defaults_alone(tmp_path, run_cli):
-    """As on a server: no display, no backend chosen, and pyplot is never needed."""
+def test_defaults_are_enough(tmp_path, run_cli):
+    """Runs as on a server: no display, no backend chosen, and pyplot is never needed."""
     code = (
         "import sys; from cape_plugins.cli import main\n"
         f"for picture in {tuple(PICTURES)!r}: main(['plot', picture])\n"
@@ -125,7 +125,7 @@ def test_defaults_alone(tmp_path, run_cli):
         "coverage --lengths 9 --draws 20",
     ],
 )
-def test_seed_decides(words, tmp_path):
+def test_seed_decides_what_is_drawn(words, tmp_path):
     def picture(seed):
         path = tmp_path / "one.png"
         main(["plot", *words.split(), "--dim", "16", "--seed", str(seed), "--output", str(path)])
@@ -182,7 +182,7 @@ def test_coverage_by_hand(tmp_path):
 
 
 def test_bars_of_whole_positions_hold_as_many_each():
-    """Else some bars would be higher by rounding alone."""
+    """Some bars would otherwise be higher by rounding alone."""
     config = PositionConfig("shape", max_offset=60)
     stack = Stack(config, build_position_encoder(config, 8))
     figure, _ = coverage_figure(stack, [150], [150], 2000, torch.Generator().manual_seed(0))
@@ -310,7 +310,7 @@ def test_maps_show_the_channels_that_were_asked_for(shown, tmp_path):
         ("similarity --channels 1", ["--channels"]),
     ],
 )
-def test_bad_input(words, said, tmp_path, monkeypatch, capsys):
+def test_bad_input_is_refused(words, said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="2"):
         main(["plot", *words.split()])
@@ -319,7 +319,7 @@ def test_bad_input(words, said, tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_unreadable_checkpoints(tmp_path, capsys):
+def test_unreadable_checkpoints_are_named(tmp_path, capsys):
     folder = tmp_path / "model"
     folder.mkdir()
     files = {"damaged.pt": b"no zip", "text.pt": b"import os", "config.json": b"{"}
@@ -347,7 +347,7 @@ def test_unreadable_checkpoints(tmp_path, capsys):
         assert said in capsys.readouterr().err
 
 
-def test_without_matplotlib(tmp_path, monkeypatch, capsys):
+def test_without_matplotlib_the_command_says_what_to_install(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(SystemExit, match="2"):
@@ -356,7 +356,7 @@ def test_without_matplotlib(tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_nothing_half_written(tmp_path, monkeypatch):
+def test_nothing_half_written_stays(tmp_path, monkeypatch):
     """An old picture stays until the new one is whole."""
     path = tmp_path / "x.png"
     path.write_bytes(b"old")

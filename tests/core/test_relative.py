@@ -137,7 +137,7 @@ def test_zero_tables_are_plain_attention():
     torch.testing.assert_close(relative_attention(*tensors, positions)[0], expected)
 
 
-def test_one_query_and_one_key():
+def test_one_query_and_one_key_have_weight_one():
     positions, tensors = make(4, values=True), inputs(1, 1)
     output, weights = relative_attention(*tensors, positions, need_weights=True)
     assert weights.eq(1).all()
@@ -176,7 +176,7 @@ def as_addend(attn_mask=None, key_padding_mask=None):
 
 @pytest.mark.parametrize("values", [False, True])
 @pytest.mark.parametrize("mask", MASKS)
-def test_masks(mask, values):
+def test_masks_equal_both_references(mask, values):
     positions, tensors = make(2, values=values), inputs()
     unmasked, _ = relative_attention(*tensors, positions)
     actual, weights = relative_attention(*tensors, positions, **MASKS[mask], need_weights=True)

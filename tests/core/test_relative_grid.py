@@ -48,7 +48,7 @@ def slow(query, key, value, positions, patches, first):
 @pytest.mark.parametrize("patches", GRIDS, ids=str)
 @pytest.mark.parametrize(("beyond", "values", "heads"), OPTIONS)
 @pytest.mark.parametrize("context", [1, 7])
-def test_equals_the_formula(context, beyond, values, heads, patches, first):
+def test_attention_equals_the_formula(context, beyond, values, heads, patches, first):
     positions = RelativeGridPositions(context, DIM, heads, values, beyond)
     tensors = inputs(first + patches[0] * patches[1])
     output, weights = relative_attention(*tensors, positions, patches=patches, need_weights=True)

@@ -109,6 +109,6 @@ BAD = [
 
 
 @pytest.mark.parametrize(("call", "message"), BAD, ids=[message for _, message in BAD])
-def test_bad_input(call, message):
+def test_bad_input_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
