@@ -128,8 +128,8 @@ def test_error_rates_are_jiwers(run_cli, folder, checkpoint):
 
 
 @pytest.mark.slow
-def test_recordings_without_text(run_cli, folder, checkpoint):
-    """In a manifest, and by their paths; understood as those with a text, and not scored."""
+def test_recordings_without_text_are_understood_and_not_scored(run_cli, folder, checkpoint):
+    """Recordings in a manifest, and by their paths, are decoded like those with a text."""
     flags = ("--hop-seconds", 0.014)
     output = generate(run_cli, folder, checkpoint, *flags)
     plain = lines(output, "H")
@@ -201,7 +201,7 @@ def test_hop_beam_and_language_model(run_cli, folder, checkpoint, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["cape_asr", "speech_to_text"])
 def test_encoder_and_decoder(run_cli, folder, tmp_path, task):
-    """With our task, and with the stock task on features, whose recipe changes by one flag."""
+    """Uses our task, and the stock task on features, whose recipe changes by one flag."""
     arch = "cape_s2t_transformer_xs"
     flags = (*DECODER, "--position-embedding", "cape", "--max-update", 3)
     if task == "cape_asr":
@@ -250,7 +250,7 @@ BAD = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("words", "message"), BAD, ids=[message for _, message in BAD])
-def test_bad_command_lines(run_cli, folder, tmp_path, words, message):
+def test_bad_command_lines_stop_with_a_reason(run_cli, folder, tmp_path, words, message):
     failed = train(run_cli, folder, tmp_path, *words, "--max-update", 1, check=False)
     assert failed.returncode
     assert message in failed.stderr

@@ -171,7 +171,7 @@ def test_augmentation_in_training_only(folder, arch):
 
 
 def test_unaugmented_speech_to_text_is_the_stock_model(folder):
-    """Bit for bit without padding, and its checkpoint fits."""
+    """Equal bit for bit without padding, and its checkpoint fits."""
     task, _ = batch(folder)
     stock_args = argparse.Namespace(**{**SIZES, "input_channels": 1, "input_feat_per_channel": 8})
     stock_args.max_source_positions, stock_args.max_target_positions = 1000, 100
@@ -190,7 +190,7 @@ def test_unaugmented_speech_to_text_is_the_stock_model(folder):
     torch.testing.assert_close(outputs, expected, atol=1e-6, rtol=1e-5)
 
 
-def test_sizes():
+def test_sizes_are_those_of_the_paper_and_smaller():
     """The paper's model, and smaller ones."""
     sizes = {}
     for arch in (CTC, *(f"{CTC}_{size}" for size in ("base", "small", "tiny"))):
@@ -238,7 +238,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("given", "message"), BAD, ids=[message for _, message in BAD])
-def test_bad_settings(folder, given, message):
+def test_bad_settings_are_refused(folder, given, message):
     task = make_task(folder)
     with pytest.raises(ValueError, match=message):
         make_model(task, CTC, "", **given)

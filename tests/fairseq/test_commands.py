@@ -231,7 +231,9 @@ print("L", *lm.score("eins zwei und drei")["positional_scores"].tolist(), sep="\
 """
 
 
-def test_hub_interface(run_cli, trained, corpus, test_data, generated, tmp_path):
+def test_hub_interface_translates_and_scores(
+    run_cli, trained, corpus, test_data, generated, tmp_path
+):
     sources = [source[0][0] for source in lines(generated, "S").values()]
     arguments = (trained("cape").parent, test_data, trained("lm").parent, corpus.lm)
     words = ["python", "-c", HUB, *arguments]
@@ -267,7 +269,7 @@ TRAINED = {
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_training_with_option(name, run_cli, corpus, test_data, tmp_path):
+def test_model_trained_with_the_option_decodes(name, run_cli, corpus, test_data, tmp_path):
     """What is trained decodes, and beam scores agree with one pass."""
     arch = "cape_transformer_align" if name == "align" else "cape_transformer_tiny"
     words = train_words(corpus.binary, tmp_path, *TRAINED[name], arch=arch, updates=20)
