@@ -65,7 +65,7 @@ def test_what_is_read_is_what_the_model_adds(family, name, tmp_path):
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("heads", ["shared", "separate"])
 def test_relative_embeddings_are_those_of_the_layers(family, heads, tmp_path, monkeypatch):
-    """In the order of the layers, the heads of one side by side."""
+    """Ordered by layer, the heads of one side by side."""
     settings = {"type": "relpos", "relative_context": 3, "relative_heads": heads}
     model = FAMILIES[family].build({**settings, "relative_values": True})
     model.save_pretrained(tmp_path)
@@ -116,7 +116,7 @@ def test_shifts_in_the_unit_of_the_encoder(tmp_path):
 
 @pytest.mark.parametrize(("family", "name"), [("vit", "abspos"), ("marian", "sinpos")])
 def test_stock_models_are_read_as_the_type_they_are(family, name, tmp_path):
-    """Without position settings: the type that the stock model is."""
+    """Gives, without position settings, the type that the stock model is."""
     model = FAMILIES[family].build_stock()
     model.save_pretrained(tmp_path)
     stack = read_stack(tmp_path)

@@ -1,4 +1,4 @@
-"""From waveforms to text: feature extractor, processor and the speech recognition pipeline."""
+"""Waveforms to text: feature extractor, processor and the speech recognition pipeline."""
 
 import json
 import pickle
@@ -48,7 +48,7 @@ def speech(seconds=1.0):
     return np.random.default_rng(0).normal(0, 0.1, int(seconds * RATE)).astype(np.float32)
 
 
-def test_processor_comes_back(folder):
+def test_processor_is_saved_and_loaded(folder):
     processor = AutoProcessor.from_pretrained(folder)
     assert type(processor.feature_extractor) is CapeSpeechFeatureExtractor
     batch = processor([speech(), speech(0.6)], sampling_rate=RATE, return_tensors="pt")
@@ -142,7 +142,7 @@ def spm(tmp_path_factory):
     return folder / "spm.model"
 
 
-def test_subwords_there_and_back(spm, tmp_path):
+def test_subwords_are_encoded_and_decoded(spm, tmp_path):
     tokenizer = CapeSpeechTokenizer(str(spm))
     for text in SENTENCES:
         ids = tokenizer(text).input_ids
