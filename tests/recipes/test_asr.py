@@ -96,7 +96,7 @@ def test_folder_with_metadata_and_splits(tmp_path, suffix):
 
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
-def test_tables(tmp_path, suffix, monkeypatch):
+def test_tables_of_every_format_are_read(tmp_path, suffix, monkeypatch):
     import pandas
 
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
@@ -195,7 +195,7 @@ def test_what_ctc_cannot_align_is_left_out(capsys):
 
 
 @pytest.mark.slow
-def test_built_in_speech(tmp_path, monkeypatch, capsys):
+def test_built_in_speech_is_compared(tmp_path, monkeypatch, capsys):
     """Trained on less of it here, because the speech takes longer than the training."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(asr_data, "TRAIN_STRINGS", 200)
@@ -344,7 +344,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("words", "message"), BAD, ids=lambda value: str(value)[-40:])
-def test_bad_input(words, message, tmp_path, monkeypatch):
+def test_bad_input_is_refused(words, message, tmp_path, monkeypatch):
     monkeypatch.setattr(
         asr,
         "synthetic",

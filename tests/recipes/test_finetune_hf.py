@@ -193,7 +193,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("program", "words", "message"), BAD, ids=lambda value: str(value)[-40:])
-def test_bad_input(program, words, message, tmp_path):
+def test_bad_input_is_refused(program, words, message, tmp_path):
     with pytest.raises(CommandError, match=re.escape(message)):
         program.main([*words, "--output", str(tmp_path)])
 
@@ -212,7 +212,7 @@ ALLOWED = {
 
 @pytest.mark.parametrize(("program", "name"), FOREIGN, ids=lambda value: str(value)[-12:])
 def test_models_of_other_types_are_refused(program, name, tmp_path):
-    """Before anything is read or written; their weights would fit in part."""
+    """Refusals come before anything is read or written; the weights would fit in part."""
     config = getattr(transformers, f"{name}Config")()
     config.save_pretrained(tmp_path / "model")
     message = f"is of the type {config.model_type}; allowed: {ALLOWED[program]}"
@@ -230,14 +230,14 @@ def test_models_of_other_types_are_refused(program, name, tmp_path):
         (asr, hf_models.CapeSpeech2TextConfig(), "processor"),
     ],
 )
-def test_model_without_tokenizer(program, config, what, tmp_path):
+def test_model_without_tokenizer_is_refused(program, config, what, tmp_path):
     config.save_pretrained(tmp_path / "model")
     with pytest.raises(CommandError, match=rf"model: has no {what} that can be read .*; put its"):
         program.main(["--model", str(tmp_path / "model"), "--output", str(tmp_path / "out")])
 
 
 @pytest.mark.parametrize("damage", ["truncated", "other sizes"])
-def test_damaged_weights(damage, tmp_path):
+def test_damaged_weights_are_refused(damage, tmp_path):
     model_class = vit.CapeViTForImageClassification
     model = model_class(vit.CapeViTConfig(image_size=16, patch_size=8, **TINY_VIT))
     model.save_pretrained(tmp_path)
@@ -293,7 +293,7 @@ def test_new_options_are_recorded_without_being_named(tmp_path):
 
 @pytest.mark.slow
 def test_wrappers_of_several_processes_go_before_their_group(run_cli, tmp_path):
-    """Otherwise a program may never end, see recipes.lab.hf_training.train."""
+    """A program may otherwise never end, see recipes.lab.hf_training.train."""
     (tmp_path / "program.py").write_text(
         "import gc, os\n"
         "from torch.nn.parallel import DistributedDataParallel\n"

@@ -333,7 +333,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input(work, tmp_path, monkeypatch, name):
+def test_bad_input_is_refused(work, tmp_path, monkeypatch, name):
     words, message = BAD[name]
     monkeypatch.chdir(tmp_path)
     Path("text").write_text("no model\n")
@@ -356,7 +356,7 @@ def test_bad_input(work, tmp_path, monkeypatch, name):
 
 
 def test_language_models_are_refused_before_any_work(work, tmp_path, monkeypatch):
-    """Of both hosts, also behind a model that translates."""
+    """Models of both hosts, also behind a model that translates."""
     from fairseq import options
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 

@@ -302,7 +302,7 @@ def test_subwords_are_joined_by_their_marks(vocabulary, pieces, text, capsys):
 
 
 @pytest.mark.parametrize("host", ["fairseq", "hf"])
-def test_half_precision(work, host):
+def test_half_precision_is_close_to_full(work, host):
     path, pairs = getattr(work, host)("cape"), work.pairs()[:3]
     full, half = (open_translator(path, replace(RUNNING, half=half)) for half in (False, True))
     for scores, other in zip(*(model.log_probabilities(pairs) for model in (full, half)),

@@ -131,7 +131,7 @@ def test_timit_counts_samples(tmp_path):
 
 @pytest.mark.parametrize("text", [LONG, SHORT], ids=["long", "short"])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be"])
-def test_text_grids(tmp_path, text, encoding):
+def test_text_grids_of_any_encoding_are_read(tmp_path, text, encoding):
     path = tmp_path / "a.TextGrid"
     mark = "\ufeff" if encoding == "utf-16-be" else ""  # Praat on a Mac of old
     path.write_bytes((mark + text).encode(encoding))

@@ -214,7 +214,7 @@ def test_impossible_vocabulary_is_named(tmp_path):
         (("a", "a b c"), False),  # three times as long
     ],
 )
-def test_length_filter(pair, fits):
+def test_length_filter_has_limits_and_a_ratio(pair, fits):
     assert lengths_fit(pair, 1, 3, 2.0) is fits
 
 

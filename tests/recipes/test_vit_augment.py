@@ -231,7 +231,7 @@ def _labelled(item):
 
 
 def test_data_can_be_sent_to_worker_processes(tables):
-    """Where they are not forked, as on macOS."""
+    """Needed where processes are not forked, as on macOS."""
     train, _ = given_data(options(tables), 3)
     train.augment = Augment(ZERO, ONE, True, rand_augment("deit", (0.5,) * 3), 1.0)
     sent = pickle.loads(pickle.dumps(train))
@@ -245,7 +245,7 @@ def test_data_can_be_sent_to_worker_processes(tables):
         ({"label_column": "label"}, "--label-column label: the data have the columns"),
     ],
 )
-def test_wrong_columns(tables, more, message):
+def test_wrong_columns_are_refused(tables, more, message):
     with pytest.raises(CommandError, match=re.escape(message)):
         given_data(options(tables, **more), 3)
 
@@ -283,7 +283,7 @@ def test_processor_is_of_the_size_that_is_trained(tmp_path):
 
 
 def test_images_beyond_the_limit_are_not_even_decoded(tmp_path):
-    """Nor is any of a split that does not exist."""
+    """A split that does not exist is not decoded, either."""
     for number, name in enumerate("ABCDEFG"):
         folder = tmp_path / "photos/test" / name
         folder.mkdir(parents=True)

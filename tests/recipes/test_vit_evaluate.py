@@ -44,7 +44,7 @@ def data():
 
 
 def logits(classifier, image):
-    """Of one image, without the code under test."""
+    """Logits of one image, without the code under test."""
     with torch.no_grad():
         return classifier.model((image[None] - 0.5) / 0.5).logits[0]
 
@@ -203,7 +203,7 @@ def test_gamma_by_rule(classifier, data):
 
 @pytest.mark.parametrize(("train", "alike"), [(None, False), (64, True)])
 def test_gamma_knows_the_size_of_training(classifier, data, train, alike):
-    """That of the configuration (16), or the one that is given."""
+    """Takes that of the configuration (16), or the one that is given."""
     args = options(gamma=True, sizes=[64], train_size=train)
     rows = measure.measure(classifier, data, args)["gamma"]
     assert [row["gamma"] for row in rows] == list(measure.GAMMA_RULES)
@@ -340,7 +340,7 @@ def test_interrupted_evaluation_goes_on(digit_path, tmp_path, monkeypatch):
     assert not (tmp_path / "out" / evaluate.UNFINISHED).exists()
 
 
-def test_names_of_models():
+def test_models_are_grouped_by_name():
     groups = evaluate.model_groups(["runs/a", "x=b,c", "google/vit"])
     assert groups == {"a": ["runs/a"], "x": ["b", "c"], "vit": ["google/vit"]}
     assert list(evaluate.model_groups(["1/cape", "2/cape"])) == ["1/cape", "2/cape"]
@@ -374,7 +374,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("words", "message"), BAD, ids=lambda value: str(value)[:40])
-def test_bad_input(words, message, digit_path, path, tmp_path):
+def test_bad_input_is_refused(words, message, digit_path, path, tmp_path):
     names = digits()[1].names
     if words[1] in ("ABSPOS", "STOCK"):
         save(tmp_path / words[1], words[1].lower(), names=names, channels=1)

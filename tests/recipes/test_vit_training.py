@@ -123,8 +123,8 @@ def folder(tmp_path_factory):
 
 @pytest.mark.slow
 def test_two_processes_see_the_same_sizes_also_after_resuming(run_cli, folder, tmp_path):
-    """By torchrun, interrupted in the second epoch, in which accelerate does not reach the sampler
-    of a resumed training; three updates per epoch, the last of one micro-batch."""
+    """Runs by torchrun, interrupted in the second epoch, in which accelerate does not reach the
+    sampler of a resumed training; three updates per epoch, the last of one micro-batch."""
     (tmp_path / "spy.py").write_text(SPY)
     words = (
         "--dataset", folder, "--position-embedding", "cape", "--model-config", json.dumps(TINY),
@@ -163,7 +163,7 @@ def test_two_processes_see_the_same_sizes_also_after_resuming(run_cli, folder, t
 
 
 def test_resizing_the_learned_table():
-    """At its own size the identity; the row of the class token stays."""
+    """Identity at its own size; the row of the class token stays."""
     torch.manual_seed(0)
     config = CapeViTConfig(**TINY, position_embedding={"type": "abspos"})
     model = CapeViTForImageClassification(config).eval()
@@ -232,7 +232,7 @@ def test_finetuning_at_a_higher_size_and_several_seeds(run_cli, repo_root, tmp_p
 # ---- targets and decay ---------------------------------------------------------------------------
 
 
-def test_mixing_by_hand():
+def test_mixing_is_that_by_hand():
     images = torch.arange(3.0)[:, None, None, None].expand(3, 2, 4, 5)
     labels = torch.tensor([1, 0, 3])
     mixing = Mixing(0.8, 1.0, classes=4)
@@ -371,7 +371,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("words", "message"), BAD, ids=lambda value: str(value)[-40:])
-def test_bad_input(words, message, tmp_path, monkeypatch):
+def test_bad_input_is_refused(words, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CommandError, match=re.escape(message)):
         vit.main([*words, "--output", str(tmp_path / "out")])
@@ -382,7 +382,7 @@ def test_bad_input(words, message, tmp_path, monkeypatch):
     "words",
     [("--mixup", "-1"), ("--random-erasing", "1.1"), ("--drop-path", "1"), ("--seeds", "0")],
 )
-def test_numbers_out_of_range(words, capsys):
+def test_numbers_out_of_range_are_refused(words, capsys):
     with pytest.raises(SystemExit):
         vit.main(list(words))
     assert f"argument {words[0]}" in capsys.readouterr().err
