@@ -173,7 +173,7 @@ def train(model: Any, updates: int = 4, loss: Callable[..., Tensor] = loss_of) -
 
 
 class Recorder(nn.Module):
-    """In the place of an encoding: notes the coordinates that are encoded."""
+    """Stands for an encoding and notes the coordinates that are encoded."""
 
     def __init__(self, encoding: nn.Module) -> None:
         super().__init__()

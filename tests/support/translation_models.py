@@ -61,7 +61,7 @@ class TinyModels:
 
 
 def write_corpus(folder: Path) -> Path:
-    """As the quickstart leaves it: text, ``sentencepiece.model``, ``binary`` with dictionaries."""
+    """Writes what the quickstart leaves: text, ``sentencepiece.model``, ``binary``."""
     lists = make_number_lists(0, {"train": 80, "valid": 1, "test": 24})
     folder.mkdir(parents=True)
     for split in ("train", "test"):
