@@ -301,7 +301,7 @@ def test_every_accepted_scale_is_a_finite_positive_number(value):
 
 
 @pytest.mark.parametrize(("name", "domain", "architecture"), COMBINATIONS)
-def test_settings_survive_json_pickle_and_copy(name, domain, architecture):
+def test_round_trip(name, domain, architecture):
     causal = architecture != "encoder" and applies("mean_normalize", name)
     changes = {"mean_normalize": False} if causal else {}
     config = PositionConfig(name, domain, architecture, **changes)

@@ -293,7 +293,7 @@ def test_new_options_are_recorded_without_being_named(tmp_path):
 
 @pytest.mark.slow
 def test_wrappers_of_several_processes_go_before_their_group(run_cli, tmp_path):
-    """A program may otherwise never end, see recipes.lab.hf_training.train."""
+    """Otherwise a program may never end, see recipes.lab.hf_training.train."""
     (tmp_path / "program.py").write_text(
         "import gc, os\n"
         "from torch.nn.parallel import DistributedDataParallel\n"
