@@ -1,7 +1,5 @@
-"""Corpora: what is said in which recording of LibriSpeech, TED-LIUM 3, WSJ, or any folder.
-
-Each function returns the sets of a corpus as utterances: ``train``, ``valid``, test sets.
-"""
+"""What is said in which recording of LibriSpeech, TED-LIUM 3, WSJ, or any folder, as sets of
+utterances: ``train``, ``valid``, test sets."""
 
 import csv
 import io
@@ -26,8 +24,7 @@ from recipes.lab.steps import CommandError
 Sets = dict[str, list[Utterance]]
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
 TEXT_COLUMNS = ("text", "transcription", "transcript", "sentence")  # of a metadata file
-# Speech of espeak-ng: training has up to TRAIN_WORDS words, tests (how many of them) up to 16 times
-# as many.
+# Speech of espeak-ng: most words in training; of the tests, how many have so many words
 TRAIN_STRINGS, TRAIN_WORDS = 6000, 6
 TEST_WORDS = {(2, 4): 160, (4, 8): 120, (8, 16): 80, (16, 32): 40, (32, 64): 30, (64, 96): 20}
 
@@ -40,8 +37,6 @@ def gathered(read: Callable[[Path], Iterable[Utterance]], sets: Mapping[str, lis
     return {name: [item for path in paths for item in read(path)] for name, paths in sets.items()}
 
 
-# ---- LibriSpeech ---------------------------------------------------------------------------------
-
 LIBRISPEECH_VALID = "dev-clean"
 LIBRISPEECH_TESTS = ("dev-other", "test-clean", "test-other")
 
@@ -49,8 +44,7 @@ LIBRISPEECH_TESTS = ("dev-other", "test-clean", "test-other")
 def librispeech(source: Path, train: Sequence[str] = ()) -> Sets:
     """LibriSpeech: ``SUBSET/SPEAKER/CHAPTER/*.flac`` with the texts of a chapter in one file.
 
-    `source` is the folder of the subsets, or the one around it; all that there are for training
-    are used unless some are named.
+    `source` is the folder of the subsets, or the one around it; by default all of training is used.
     """
     places = (source, source / "LibriSpeech")
     subsets = {
@@ -88,8 +82,6 @@ def _chapters(subset: Path) -> Iterator[Utterance]:
         for id in sorted({*texts, *(audio.stem for audio in path.parent.glob("*.flac"))}):
             yield Utterance(id, path.parent / f"{id}.flac", texts.get(id, ""))
 
-
-# ---- TED-LIUM 3 ----------------------------------------------------------------------------------
 
 TEDLIUM_SETS = {"train": "train", "valid": "dev", "test": "test"}
 # The transcripts write "it 's" and "don 't". Other words with an apostrophe, as 'em, are whole.
@@ -165,8 +157,6 @@ def _cut(source: Path, start: float, end: float, target: Path) -> None:
         raise AudioError(f"{source}: {start} to {end} s cannot be decoded ({error})") from None
     write_audio(target, samples, info.samplerate)
 
-
-# ---- Wall Street Journal -------------------------------------------------------------------------
 
 WSJ_TRAIN = ("wsj0/si_tr_s", "wsj1/si_tr_s")  # si284
 # valid (nov93dev) and test (nov92), with 20000 or 5000 words in the prompts
@@ -283,9 +273,6 @@ def _uncompress(source: Path, target: Path) -> None:
         _cut(wav, 0, audio_seconds(wav), target)
 
 
-# ---- folders of recordings -----------------------------------------------------------------------
-
-
 def split_folder(folder: Path, names: Mapping[str, Sequence[str]]) -> Sets:
     """Audio files with their texts, in subfolders, with these names for each set, or in one folder.
 
@@ -320,14 +307,13 @@ def recordings_in(folder: Path) -> list[Path]:
 
 
 def utterances_in(folder: Path) -> list[Utterance]:
-    table, lines = folder / "metadata.csv", folder / "metadata.jsonl"
-    if table.is_file() or lines.is_file():
-        table = table if table.is_file() else lines
+    tables = (folder / "metadata.csv", folder / "metadata.jsonl")
+    if table := next(filter(Path.is_file, tables), None):
         rows = _metadata(table)
         column = next((name for name in TEXT_COLUMNS if rows and name in rows[0]), None)
         if column is None or "file_name" not in rows[0]:
-            needed = f"the columns file_name and one of {', '.join(TEXT_COLUMNS)}"
-            raise CommandError(f"{table}: needs {needed}")
+            names = ", ".join(TEXT_COLUMNS)
+            raise CommandError(f"{table}: needs the columns file_name and one of {names}")
         pairs = [(folder / row["file_name"], row[column] or "") for row in rows]
     else:
         recordings = recordings_in(folder)

@@ -23,6 +23,7 @@ from recipes.lab.hf_training import SetEpoch
 from recipes.lab.synthesis import make_speech
 
 FOLDERS = {"train": ("train",), "test": ("test", "validation", "valid", "dev")}
+Sample = tuple[torch.Tensor, list[int], Hop | None]  # waveform, labels
 
 
 class Recordings(Dataset):
@@ -78,9 +79,8 @@ def given(args: argparse.Namespace) -> dict[str, Recordings]:
     data = open_dataset(args.dataset, args.dataset_config) if args.dataset else given_tables(args)
     parts = train_and_test(data, args.train_split, args.test_split)
     check_columns(args, parts["train"], "audio_column", "text_column")
-    # paths in a table are relative to it
     table = Path(args.train_file or args.dataset)
-    base = table.parent if table.is_file() else Path()
+    base = table.parent if table.is_file() else Path()  # of the paths in a table
     audio, text = args.audio_column, args.text_column
 
     def measure(numbered: tuple[int, Mapping[str, Any]]) -> Utterance:
@@ -100,12 +100,6 @@ def given(args: argparse.Namespace) -> dict[str, Recordings]:
             part = part.cast_column(audio, Audio(decode=False))  # read by soundfile instead
         parts[name] = Recordings(usable(enumerate(part), len(part), name, measure), part, audio)
     return parts
-
-
-# ---- batches -------------------------------------------------------------------------------------
-
-
-Sample = tuple[torch.Tensor, list[int], Hop | None]  # waveform, labels
 
 
 class Labelled(Dataset):
@@ -173,17 +167,14 @@ class SpeechTrainer(Trainer):
         limits = (self.train_dataset.seconds, self.batch_seconds)
         make = partial(PaddingFreeBatches, *limits, seed=self.args.seed)
         free, padded = make(shuffle=True), make(shuffle=False)
-        if self.args.process_index == 0:
-            said = (
-                f"{len(free)} batches without padding; sorted batches of {self.batch_seconds:g} s"
-            )
-            print(f"{said} would have {100 * padded.padding():.1f} %", flush=True)
+        processes, own = self.args.world_size, self.args.process_index
+        if own == 0:
+            said = f"{len(free)} batches without padding; sorted batches of"
+            percent = f"{100 * padded.padding():.1f} %"
+            print(f"{said} {self.batch_seconds:g} s would have {percent}", flush=True)
         # The Trainer takes it for granted that all epochs have the same number of batches.
-        batches = make(
-            num_batches=max(len(free), self.args.world_size),
-            num_replicas=self.args.world_size,
-            rank=self.args.process_index,
-        )
+        count = max(len(free), processes)
+        batches = make(num_batches=count, num_replicas=processes, rank=own)
         self.add_callback(SetEpoch(batches))
         return DataLoader(
             self.train_dataset,
@@ -212,10 +203,10 @@ class Collator:
         self.extractor = extractor
         self.more = {} if hop_seconds is None else {"hop_seconds": hop_seconds}
 
-    def features(self, waveforms: Sequence[torch.Tensor]) -> Any:
-        """``input_features`` and ``attention_mask``."""
+    def features(self, waveforms: Sequence[torch.Tensor], **more: Any) -> Any:
+        """``input_features`` and ``attention_mask``; `more` goes to the extractor."""
         recordings = [waveform.numpy() for waveform in waveforms]
-        more = {"padding": True, "return_tensors": "pt", **self.more}
+        more = {"padding": True, "return_tensors": "pt", **self.more, **more}
         return self.extractor(recordings, sampling_rate=SAMPLING_RATE, **more)
 
     def without_padding(
@@ -223,11 +214,10 @@ class Collator:
     ) -> dict[str, torch.Tensor]:
         """``input_features`` and the times of the frames that were not skipped."""
         seconds = [hop.seconds for hop in hops]
-        frames = self.extractor(
-            [waveform.numpy() for waveform in waveforms], SAMPLING_RATE, seconds, padding=False
-        )["input_features"]
+        more = {"hop_seconds": seconds, "padding": False, "return_tensors": None}
+        frames = self.features(waveforms, **more)["input_features"]
         generator = torch.Generator().manual_seed(hops[0].seed)
-        features, kept = equal_length([torch.from_numpy(frame) for frame in frames], generator)
+        features, kept = equal_length(list(map(torch.from_numpy, frames)), generator)
         times = frame_nanoseconds(kept, seconds, self.extractor.window_seconds)
         return {"input_features": features, "frame_nanoseconds": times}
 

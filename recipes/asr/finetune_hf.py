@@ -22,28 +22,15 @@ if __name__ == "__main__":  # as a script, so that it also runs under `accelerat
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
-from transformers import (
-    AutoProcessor,
-    Seq2SeqTrainingArguments,
-    Speech2TextFeatureExtractor,
-    Speech2TextProcessor,
-    Speech2TextTokenizer,
-    Wav2Vec2CTCTokenizer,
-    Wav2Vec2Processor,
-)
+import transformers
+from transformers import Seq2SeqTrainingArguments
 
+import hf_models
 from cape_plugins.speech.audio import AudioError
 from cape_plugins.speech.ctc import outputs_needed
 from cape_plugins.speech.ctc_decoder import build_decoder
 from cape_plugins.speech.manifest import LeftOut, Unusable, Utterance
-from hf_models import (
-    CapeSpeech2TextConfig,
-    CapeSpeech2TextForConditionalGeneration,
-    CapeSpeechConfig,
-    CapeSpeechFeatureExtractor,
-    CapeSpeechForCTC,
-    CapeSpeechTokenizer,
-)
+from hf_models import CapeSpeech2TextConfig, CapeSpeechConfig, CapeSpeechForCTC
 from recipes.asr.data import Collator, Labelled, Recordings, SpeechTrainer, given, synthetic
 from recipes.asr.manifest import report_left_out
 from recipes.asr.report import METRICS, Text, by_duration, in_training
@@ -72,9 +59,6 @@ DIGIT_MASKS = {"frequency_width": 20, "time_masks": 2}
 SECONDS = (1, 2, 4, 8, 16, 32, 64)  # upper ends of bins of durations
 
 
-# ---- processors and models -----------------------------------------------------------------------
-
-
 def is_seq2seq(args: argparse.Namespace) -> bool:
     """True for models with a decoder, False for CTC; decided by checkpoint or sizes."""
     if args.model:
@@ -90,23 +74,24 @@ def is_seq2seq(args: argparse.Namespace) -> bool:
 
 def make_processor(
     folder: Path, texts: Sequence[str], vocab_size: int | None, seq2seq: bool, sizes: Any
-) -> Wav2Vec2Processor | Speech2TextProcessor:
+) -> transformers.ProcessorMixin:
     """Features with letters or, of a given number, sentencepiece subwords of the training text."""
     vocab_size = vocab_size or (1000 if seq2seq else None)
     made_of = {"vocab_size": vocab_size, "seq2seq": seq2seq, "text": fingerprint(texts)}
     step(folder, made_of, lambda partial: _vocabulary(partial, texts, vocab_size, seq2seq))
     names, pieces = str(folder / "vocab.json"), str(folder / "spm.model")
     if seq2seq:
-        tokenizer = Speech2TextTokenizer(names, pieces)
-        return Speech2TextProcessor(Speech2TextFeatureExtractor(), tokenizer)
+        tokenizer = transformers.Speech2TextTokenizer(names, pieces)
+        extractor = transformers.Speech2TextFeatureExtractor()
+        return transformers.Speech2TextProcessor(extractor, tokenizer)
     if vocab_size:
-        tokenizer = CapeSpeechTokenizer(pieces)
+        tokenizer = hf_models.CapeSpeechTokenizer(pieces)
     else:
-        tokenizer = Wav2Vec2CTCTokenizer(names, bos_token=None, eos_token=None)
+        tokenizer = transformers.Wav2Vec2CTCTokenizer(names, bos_token=None, eos_token=None)
     config = make_config(CapeSpeechConfig, sizes)
     times = (config.sampling_rate, config.hop_seconds, config.window_seconds)
-    extractor = CapeSpeechFeatureExtractor(config.num_mel_bins, *times)
-    return Wav2Vec2Processor(extractor, tokenizer)
+    extractor = hf_models.CapeSpeechFeatureExtractor(config.num_mel_bins, *times)
+    return transformers.Wav2Vec2Processor(extractor, tokenizer)
 
 
 def _vocabulary(folder: Path, texts: Sequence[str], vocab_size: int | None, seq2seq: bool) -> None:
@@ -124,7 +109,8 @@ def _vocabulary(folder: Path, texts: Sequence[str], vocab_size: int | None, seq2
 
 
 def build_model(path: str | None, settings: Any, sizes: Any, tokenizer: Any, seq2seq: bool) -> Any:
-    model_class = CapeSpeech2TextForConditionalGeneration if seq2seq else CapeSpeechForCTC
+    seq2seq_class = hf_models.CapeSpeech2TextForConditionalGeneration
+    model_class = seq2seq_class if seq2seq else CapeSpeechForCTC
     if path:
         return load_model(model_class, path, settings)
     own = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
@@ -153,9 +139,6 @@ def fitting(data: Labelled, model: Any) -> Labelled:
         raise CommandError("no recording has enough frames for its labels; is the text right?")
     items, labels = zip(*kept, strict=True)
     return Labelled(Recordings(items, data.recordings.rows, data.recordings.column), labels)
-
-
-# ---- evaluation ----------------------------------------------------------------------------------
 
 
 def recognise(
@@ -257,7 +240,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_flags(args, seq2seq)
     compared = settings_to_compare(args, "audio", COMPARED)
     if args.model:
-        processor = read_beside(AutoProcessor, args.model)
+        processor = read_beside(transformers.AutoProcessor, args.model)
     splits = synthetic() if builtin else given(args)
     if args.max_seconds is not None:
         kept = [item for item in splits["train"].items if item.seconds <= args.max_seconds]

@@ -13,7 +13,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import soundfile
@@ -24,17 +24,12 @@ from cape_plugins.speech.manifest import LeftOut, Unusable, Utterance, manifest_
 from recipes.lab import steps
 from recipes.lab.steps import CommandError, progress, write_lines
 
-T = TypeVar("T")
-
 
 class ToWrite(NamedTuple):
     """A recording that does not exist as a file yet, by the name that the file will have."""
 
     name: str
     write: Callable[[Path], None]  # may raise AudioError
-
-
-# ---- texts ---------------------------------------------------------------------------------------
 
 
 def ascii_words(text: str) -> str:
@@ -64,9 +59,6 @@ def _spaced(text: str) -> str:
     return " ".join(word for word in text.split() if word.strip("'"))
 
 
-# ---- recordings ----------------------------------------------------------------------------------
-
-
 def write_audio(path: Path, samples: np.ndarray, sampling_rate: int) -> None:
     """Writes 16-bit samples, int16 or floats in -1 to 1; the suffix says whether wav or flac."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,14 +69,14 @@ def write_audio(path: Path, samples: np.ndarray, sampling_rate: int) -> None:
 
 
 def usable(
-    utterances: Iterable[T], total: int, name: str, measure: Callable[[T], Utterance] = measured
+    items: Iterable[Any], total: int, name: str, measure: Callable[[Any], Utterance] = measured
 ) -> list[Utterance]:
     """What of the set `name` can be used; the others, for which `measure` raises Unusable, are
     counted and reported."""
     kept, left_out = [], LeftOut()
-    for utterance in progress(utterances, name, total=total, unit="recording"):
+    for item in progress(items, name, total=total, unit="recording"):
         with left_out.counting():
-            kept.append(measure(utterance))
+            kept.append(measure(item))
     report_left_out(name, left_out, total)
     if not kept:
         why = f"none of {total} recordings can be used. {left_out.example}".strip()
@@ -125,8 +117,6 @@ def collect(
 
     return usable(utterances, len(utterances), name, measure)
 
-
-# ---- folders -------------------------------------------------------------------------------------
 
 SOURCES = "sources"  # in the record of a folder: what its sources were
 # What preparations read: recordings, texts, lists of them.
@@ -210,9 +200,6 @@ def _replace_content(folder: Path, new: Path, tables: Sequence[str]) -> None:
         place.parent.mkdir(exist_ok=True)
         os.replace(path, place)
     shutil.rmtree(new)
-
-
-# ---- tables --------------------------------------------------------------------------------------
 
 
 def write_manifest(path: Path, utterances: Iterable[Utterance]) -> None:

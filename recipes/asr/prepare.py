@@ -35,8 +35,6 @@ from recipes.lab.options import new_parser, positive, whole
 from recipes.lab.steps import RECORD, CommandError, recorded, run_main
 from recipes.lab.synthesis import DIGITS, make_speech
 
-# ---- spoken digits -------------------------------------------------------------------------------
-
 TRAIN_DIGITS = (1, 6)  # fewest and most digits in a string of train and valid
 TEST_DIGITS = ((1, 6), (7, 12), (13, 20), (21, 40))
 SILENCE = (0.05, 0.2)  # seconds between two digits
@@ -108,9 +106,6 @@ def _join(paths: Sequence[Path], silences: Sequence[float], target: Path) -> Non
 _read = lru_cache(maxsize=10_000)(read_audio)  # the same takes are in many strings
 
 
-# ---- synthetic speech, folders of recordings -----------------------------------------------------
-
-
 def synthetic(seed: int, words: Sequence[str], **strings: int | None) -> Sets:
     """Random words read by espeak-ng, few in train and valid, up to 96 in test.
 
@@ -142,8 +137,6 @@ def folder(source: Path) -> Sets:
         utterances[:] = [u._replace(text=manifest.unicode_words(u.text)) for u in utterances]
     return sets
 
-
-# ---- the command ---------------------------------------------------------------------------------
 
 CORPORA = {"librispeech": corpora.librispeech, "tedlium3": corpora.tedlium, "wsj": corpora.wsj}
 CORPORA |= {"digits": digits, "synthetic": synthetic, "folder": folder}
@@ -190,8 +183,7 @@ def make_parser() -> argparse.ArgumentParser:
             text = f"number of {split} recordings"
             text += " for each range of lengths" if split == "test" else ""
             text += f" (default: {count})" if count else ""
-            option = {"type": positive, "default": count, "metavar": "N", "help": text}
-            adding[name](f"--{split}-strings", **option)
+            adding[name](f"--{split}-strings", type=positive, default=count, metavar="N", help=text)
     text = "recordings with an index below are for the test (default: 5)"
     adding["digits"]("--test-takes", type=positive, default=5, metavar="N", help=text)
     text = "so many indices after these are for validation (default: 5)"

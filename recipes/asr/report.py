@@ -17,11 +17,9 @@ SPEED = "audio_seconds_per_second"
 
 
 class Text(NamedTuple):
-    """What was said and what was understood in a recording of so many seconds."""
-
-    seconds: float
-    reference: str
-    hypothesis: str
+    seconds: float  # of the recording
+    reference: str  # what was said
+    hypothesis: str  # what was understood
 
 
 def rates(texts: Sequence[Text]) -> dict[str, Any]:

@@ -32,8 +32,6 @@ from recipes.lab.runs import run_all, train
 from recipes.lab.steps import CommandError, digest, run_main
 from recipes.lab.tables import Row, how_made, shown_command
 
-# ---- settings, and what is compared --------------------------------------------------------------
-
 
 class Recipe(NamedTuple):
     train: str  # flags of fairseq-train
@@ -113,9 +111,6 @@ STUDIES = {
 }
 # What they add to a model's name, and to its flags
 BATCHES = {"padded": ("", ""), "padding-free": (" (padding-free)", " --padding-free")}
-
-
-# ---- one model -----------------------------------------------------------------------------------
 
 
 class Model(NamedTuple):

@@ -67,8 +67,7 @@ def stretch(manifest: Path, output: Path, seconds: float, gap: float, any_group:
     """Makes the set ``{name}_{seconds}s.tsv`` in `output`, unless it is finished."""
     name, output = f"{manifest.stem}_{seconds:g}s", Path(os.path.abspath(output))
     table, audio = output / f"{name}.tsv", output / "audio" / name
-    utterances = manifests.read_manifest(manifest)
-    members = defaultdict(list)
+    members, utterances = defaultdict(list), manifests.read_manifest(manifest)
     for utterance in utterances:
         members["" if any_group else group_of(utterance.id)].append(utterance)
     if len(members) == len(utterances) > 1:

@@ -56,10 +56,9 @@ def interpolate(args: argparse.Namespace) -> None:
     def checked() -> Iterator[corpus.Pair]:
         for number, pair in enumerate(corpus.read_pairs(*args.text, "--text"), 1):
             if any(corpus.SEPARATOR in text for text in pair):
-                raise CommandError(
-                    f"--text {args.text[0]} {args.text[1]}: line {number} has the separator"
-                    f" {corpus.SEPARATOR}; give text that is not joined"
-                )
+                problem = f"line {number} has the separator {corpus.SEPARATOR}"
+                files = " ".join(map(str, args.text))
+                raise CommandError(f"--text {files}: {problem}; give text that is not joined")
             yield pair
 
     pairs = corpus.join_neighbours(checked(), args.count)
@@ -106,8 +105,8 @@ def make_parser() -> argparse.ArgumentParser:
     text = "neighbouring pairs that become one (default: %(default)s)"
     number = {"type": positive, "metavar": "N"}
     commands.choices["interpolate"].add_argument("--count", **number, default=10, help=text)
-    command = commands.choices["extrapolate"]
     text = "longest side of a pair that is kept (default: %(default)s)"
+    command = commands.choices["extrapolate"]
     command.add_argument("--max-length", **number, default=50, help=text)
     add = command.add_mutually_exclusive_group().add_argument
     text = "sentencepiece model: count its subwords (default: words)"

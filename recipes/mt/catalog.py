@@ -11,12 +11,11 @@ from dataclasses import dataclass, field, replace
 
 from recipes.lab.options import preset_flags
 
-ADAM = "--optimizer adam --adam-eps 1e-8 --clip-norm 0"
-INVERSE_SQRT = "--lr-scheduler inverse_sqrt --warmup-init-lr 1e-7 --stop-min-lr 1e-9"
 LOSS = "--criterion label_smoothed_cross_entropy --label-smoothing 0.1"
 _COMMON = (
-    f"{ADAM} {INVERSE_SQRT} {LOSS} --share-all-embeddings --attention-dropout 0.1"
-    " --skip-invalid-size-inputs-valid-test"
+    "--optimizer adam --adam-eps 1e-8 --clip-norm 0 --lr-scheduler inverse_sqrt"
+    f" --warmup-init-lr 1e-7 --stop-min-lr 1e-9 {LOSS} --share-all-embeddings"
+    " --attention-dropout 0.1 --skip-invalid-size-inputs-valid-test"
     # fairseq drops a last batch that is no multiple of this (default 8): always the same sentences.
     " --required-batch-size-multiple 1"
 )
@@ -69,8 +68,7 @@ class Recipe(Text):
 _WMT14 = Recipe(
     title="WMT14 English-German, 6+6 layers, ADMIN (CAPE table 2)",
     train=f"--arch cape_transformer_wmt_en_de {_COMMON} --admin-init --adam-betas (0.9,0.98)"
-    " --lr 1e-3 --warmup-updates 8000 --dropout 0.1 --activation-dropout 0.1"
-    " --seed 1111",
+    " --lr 1e-3 --warmup-updates 8000 --dropout 0.1 --activation-dropout 0.1 --seed 1111",
     epochs=150,
     tokens_per_update=4 * 8192,
     max_tokens=8192,

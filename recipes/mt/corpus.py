@@ -40,11 +40,8 @@ def fingerprint(path: Path, option: str) -> str:
 
 
 def read_lines(path: Path, option: str) -> Iterator[str]:
-    """Yield the lines of a UTF-8 text file, plain or gzip (``.gz``), stripped.
-
-    Only a line feed ends a line (not U+2028 and the like, which occur inside crawled sentences).
-    `option` names the command-line option in errors.
-    """
+    """Yield the stripped lines of a UTF-8 text file, plain or gzip (``.gz``). Only a line feed ends
+    one (not U+2028 and the like, which occur inside crawled sentences); errors name `option`."""
     opener = gzip.open if path.suffix == ".gz" else open
     number = 0
     try:
@@ -88,9 +85,8 @@ def write_columns(paths: Sequence[Path], rows: Iterable[Row]) -> int:
 
 def languages_of(source: Path, target: Path) -> Pair:
     """Language codes from file names such as ``train.en.gz``; "source" and "target" without."""
-    codes = tuple(
-        path.name.removesuffix(".gz").rpartition(".")[2].lower() for path in (source, target)
-    )
+    names = (path.name.removesuffix(".gz").lower() for path in (source, target))
+    codes = tuple(name.rpartition(".")[2] for name in names)
     usable = all(code.isalpha() and 2 <= len(code) <= 3 for code in codes) and codes[0] != codes[1]
     return codes if usable and "txt" not in codes else ("source", "target")
 
@@ -111,10 +107,8 @@ def split_pairs(pairs: list[Pair], sizes: dict[str, int], seed: int = 0) -> dict
 
 
 def join_neighbours(rows: Iterable[Row], count: int) -> Iterator[Row]:
-    """Join each `count` neighbouring rows into one, with :data:`SEPARATOR` between (SHAPE, 3.1).
-
-    The last one may be shorter, so that no sentence of a test set is lost.
-    """
+    """Join each `count` neighbouring rows into one, with :data:`SEPARATOR` between (SHAPE, 3.1);
+    fewer at the end, so that no sentence of a test set is lost."""
     rows = iter(rows)
     while group := list(islice(rows, count)):
         yield tuple(f" {SEPARATOR} ".join(column) for column in zip(*group, strict=True))
@@ -131,23 +125,18 @@ def by_sentence(function: Callable[[str], str], text: str) -> str:
 
 
 class Moses:
-    """What tokenizer.perl and its companions do to WMT text, by sacremoses: normalise, clean of
-    control characters, and tokenise one language; and the way back."""
+    """Text of one language by sacremoses: normalised, without control characters, tokenised."""
 
     def __init__(self, language: str, aggressive_hyphens: bool, lowercase: bool):
         self.normalizer = MosesPunctNormalizer(lang=language, post_remove_control_chars=True)
         self.tokenizer = MosesTokenizer(lang=language)
         self.detokenizer = MosesDetokenizer(lang=language)
-        self.aggressive_hyphens = aggressive_hyphens
+        self.flags = {"aggressive_dash_splits": aggressive_hyphens, "return_str": True}
         self.lowercase = lowercase
 
     def tokenise(self, text: str) -> str:
         """``tokenizer.perl`` (with ``-a`` for aggressive hyphens), special characters escaped."""
-        tokens = self.tokenizer.tokenize(
-            self.normalizer.normalize(text),
-            aggressive_dash_splits=self.aggressive_hyphens,
-            return_str=True,
-        )
+        tokens = self.tokenizer.tokenize(self.normalizer.normalize(text), **self.flags)
         return tokens.lower() if self.lowercase else tokens
 
     def detokenise(self, tokens: str) -> str:
@@ -184,8 +173,7 @@ def map_columns(functions: Functions, rows: Iterable[Row], workers: int) -> Iter
 
 
 class Segmentation:
-    """Text to the subwords of a model, separated by spaces, and back; `moses` tokenises source and
-    target before it."""
+    """Text to the subwords of a model, and back; `moses` tokenises source and target before."""
 
     def __init__(self, model: Subwords, moses: Sequence[Moses] = ()):
         self.model, self.moses = model, moses
@@ -210,8 +198,7 @@ class Segmentation:
 
 
 class Segmented:
-    """Text that is in the subwords of a model already. Their marks say how they are joined before
-    anything is scored."""
+    """Text that is in the subwords of a model already; their marks say how they are joined."""
 
     keeps_separator = True
 
@@ -220,8 +207,8 @@ class Segmented:
         self.join: Callable[[str], str] = segmentation.decode if segmentation else str
         if not segmentation:
             marks = f"{subwords.WORD_START} or {subwords.CONTINUED}"
-            print(f"--segmented: no subword of the model is marked by {marks}; text is scored as "
-                  "it is", flush=True)  # fmt: skip
+            problem = f"--segmented: no subword of the model is marked by {marks}"
+            print(f"{problem}; text is scored as it is", flush=True)
 
     def encode(self, text: str, side: int) -> str:
         return text
@@ -246,8 +233,7 @@ def open_subwords(method: str, path: Path, option: str) -> Subwords:
 def open_segmentation(
     data: Path, languages: Pair, spm: Path | None = None, bpe: Path | None = None
 ) -> Segmentation | None:
-    """What the options ``--spm`` and ``--bpe`` ask for, else what recipes.mt.quickstart and
-    recipes.mt.run have left beside the binarised `data`."""
+    """What ``--spm`` or ``--bpe`` asks for, else what quickstart and run left beside `data`."""
     method, option, flags = "sentencepiece", "segmentation", ()
     if spm:
         path, option = spm, "--spm"

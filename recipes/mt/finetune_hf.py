@@ -27,7 +27,6 @@ if __name__ == "__main__":  # as a script, so that it also runs under `accelerat
 
 import transformers
 from sentencepiece import SentencePieceProcessor
-from torch.utils.data import Dataset
 
 from hf_models import CapeMarianConfig, CapeMarianMTModel
 from recipes.lab import data
@@ -40,23 +39,13 @@ from recipes.mt.corpus import Pair
 from recipes.mt.number_lists import MAX_TRAIN_LENGTH, make_number_lists, spell
 from recipes.mt.scoring import METRICS, groups_by_length, score_groups
 
-COMPARED = ("sinpos", "cape")
 # As in the quickstart: shifts and offsets cover the longest test list.
 LIST_SETTINGS = {"cape": {"max_global_shift": 30}, "shape": {"max_offset": 60}}
-LIST_MODEL = {
-    "d_model": 96,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 384,
-    "decoder_ffn_dim": 384,
-    "dropout": 0.0,
-    "activation_function": "relu",
-    "scale_embedding": True,
-    # Larger, and cape learns to count instead of following the source: see docs/decisions.md
-    "init_std": 0.04,
-}
+_SIDE = {"layers": 2, "attention_heads": 4, "ffn_dim": 384}
+LIST_MODEL = {f"{side}_{name}": _SIDE[name] for side in ("encoder", "decoder") for name in _SIDE}
+LIST_MODEL |= {"d_model": 96, "dropout": 0.0, "activation_function": "relu"}
+# With larger parameters cape learns to count instead of following the source: docs/decisions.md
+LIST_MODEL |= {"scale_embedding": True, "init_std": 0.04}
 LIST_TRAINING = (
     *("--max_steps", "1800", "--per_device_train_batch_size", "128", "--learning_rate", "1e-3"),
     *("--warmup_steps", "150", "--lr_scheduler_type", "linear", "--label_smoothing_factor", "0.1"),
@@ -66,36 +55,10 @@ LIST_VOCABULARY = 140
 LENGTHS = (1, 2, 4, 8, 16, 32, 64)  # upper ends of bins of source words for other data
 
 
-class Pairs(Dataset):
-    """Tokenised sentence pairs; `max_length` is that of a side, None keeps all tokens."""
-
-    def __init__(self, pairs: Sequence[Pair], tokenizer: Any, max_length: int | None) -> None:
-        self.pairs = list(pairs)
-        cut = {"truncation": max_length is not None, "max_length": max_length}
-        sources, targets = map(list, zip(*self.pairs, strict=True))
-        self.sources = tokenizer(sources, **cut)["input_ids"]
-        self.targets = tokenizer(text_target=targets, **cut)["input_ids"]
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def __getitem__(self, index: int) -> dict[str, list[int]]:
-        source, target = self.sources[index], self.targets[index]
-        return {"input_ids": source, "attention_mask": [1] * len(source), "labels": target}
-
-    @property
-    def source_scale(self) -> str:
-        """Alpha as TARGET/SOURCE tokens (CAPE section 5.3), end-of-sentence tokens counted."""
-        return f"{sum(map(len, self.targets))}/{sum(map(len, self.sources))}"
-
-
 def number_lists() -> dict[str, list[Pair]]:
     """Lists of numbers written out in English and German, at most 4 in training, 12 in test."""
     lists = make_number_lists(0, {"train": 20000, "valid": 200, "test": 600})
-    return {
-        split: [(spell(numbers, "en"), spell(numbers, "de")) for numbers in rows]
-        for split, rows in lists.items()
-    }
+    return {s: [(spell(n, "en"), spell(n, "de")) for n in rows] for s, rows in lists.items()}
 
 
 def given_data(args: argparse.Namespace) -> dict[str, list[Pair]]:
@@ -123,10 +86,8 @@ def _pair(row: Mapping[str, Any], source: str, target: str) -> Pair:
         raise CommandError(f"{problem} the columns {', '.join(texts)}; name two of them")
     for text in (texts[source], texts[target]):
         if not isinstance(text, str | None):
-            raise CommandError(
-                f"{problem} {text!r}, which is no text; name columns of texts (json keeps numbers"
-                " in quotes)"
-            )
+            remedy = "name columns of texts (json keeps numbers in quotes)"
+            raise CommandError(f"{problem} {text!r}, which is no text; {remedy}")
     return texts[source], texts[target]
 
 
@@ -156,30 +117,37 @@ def build_model(
     """Makes a model from a stock or cape checkpoint, or from scratch."""
     if path:
         return load_model(CapeMarianMTModel, path, settings)
-    special = {
-        "vocab_size": len(tokenizer),
-        "pad_token_id": tokenizer.pad_token_id,
-        "decoder_start_token_id": tokenizer.pad_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "forced_eos_token_id": None,
-        "bos_token_id": None,
-    }
+    pad, end = tokenizer.pad_token_id, tokenizer.eos_token_id
+    special = {"pad_token_id": pad, "decoder_start_token_id": pad, "eos_token_id": end}
+    special |= {"forced_eos_token_id": None, "bos_token_id": None, "vocab_size": len(tokenizer)}
     more = {"position_embedding": dict(settings)}
     return CapeMarianMTModel(make_config(CapeMarianConfig, {**sizes, **special}, **more))
 
 
-def translate(model: Any, tokenizer: Any, pairs: Pairs, beams: int, batch_size: int) -> list[str]:
+def encode(pairs: Sequence[Pair], tokenizer: Any, longest: int) -> list[dict[str, list[int]]]:
+    """Tokens of training pairs, at most `longest` on a side."""
+    cut = {"truncation": True, "max_length": longest}
+    sources, targets = map(list, zip(*pairs, strict=True))
+    inputs = tokenizer(sources, **cut)["input_ids"]
+    labels = tokenizer(text_target=targets, **cut)["input_ids"]
+    rows = zip(inputs, labels, strict=True)
+    return [{"input_ids": source, "labels": target} for source, target in rows]
+
+
+def translate(
+    model: Any, tokenizer: Any, sources: Sequence[list[int]], beams: int, batch_size: int
+) -> list[str]:
     """Hypotheses in the order of the data."""
 
     def run(rows: Sequence[int]) -> list[str]:
-        sources = {"input_ids": [pairs.sources[row] for row in rows]}
-        batch = tokenizer.pad(sources, return_tensors="pt").to(model.device)
+        padded = tokenizer.pad({"input_ids": [sources[row] for row in rows]}, return_tensors="pt")
+        batch = padded.to(model.device)
         limit = 10 + 2 * batch["input_ids"].shape[1]
         out = model.generate(**batch, num_beams=beams, max_new_tokens=limit, do_sample=False)
         return tokenizer.batch_decode(out, skip_special_tokens=True)
 
-    work = batches(list(map(len, pairs.sources)), batch_size)
-    return share(work, run, "translate", len(pairs))
+    work = batches(list(map(len, sources)), batch_size)
+    return share(work, run, "translate", len(sources))
 
 
 def read_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Any, bool]:
@@ -207,27 +175,29 @@ def main(argv: Sequence[str] | None = None) -> None:
         size = LIST_VOCABULARY if lists else args.vocab_size
         with training.main_process_first():
             tokenizer = make_tokenizer(args.output / "tokenizer", splits["train"], size)
-    train_set = Pairs(splits["train"], tokenizer, args.max_length)
-    test_set = Pairs(splits["test"], tokenizer, None)
+    train_set = encode(splits["train"], tokenizer, args.max_length)
     sizes = {**(LIST_MODEL if lists else {}), **(args.model_config or {})}
-    alpha = train_set.source_scale
+    # target/source tokens (CAPE section 5.3), end-of-sentence tokens counted
+    tokens = {side: sum(len(row[side]) for row in train_set) for side in ("input_ids", "labels")}
+    alpha = f"{tokens['labels']}/{tokens['input_ids']}"
     if training.process_index == 0:
         print(f"alpha = {alpha} = {float(Fraction(alpha)):.4f} target tokens per source token")
 
     def make_trainer(settings: Any, own: Any) -> transformers.Seq2SeqTrainer:
         model = build_model(args.model, settings, sizes, tokenizer)
         collator = transformers.DataCollatorForSeq2Seq(tokenizer, model=model)
-        more = {"processing_class": tokenizer}
-        return transformers.Seq2SeqTrainer(model, own, collator, train_set, **more)
+        trainer = transformers.Seq2SeqTrainer
+        return trainer(model, own, collator, train_set, processing_class=tokenizer)
 
     defaults = LIST_SETTINGS if lists else {}
     defaults = {**defaults, "cape": {"source_scale": alpha, **defaults.get("cape", {})}}
-    compared = settings_to_compare(args, "text", COMPARED, defaults)
+    compared = settings_to_compare(args, "text", ("sinpos", "cape"), defaults)
     for settings in compared.values():
         if settings.get("source_scale") == "auto":
             settings["source_scale"] = alpha
     metric, group = ("exact_match", "numbers") if lists else ("bleu", "source words")
-    sources, references = zip(*test_set.pairs, strict=True)
+    sources, references = map(list, zip(*splits["test"], strict=True))
+    source_ids = tokenizer(sources)["input_ids"]
     groups, labels = groups_by_length(sources, LENGTHS)
     if lists:
         groups = [str(source.count(",") + 1) for source in sources]
@@ -235,9 +205,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = []
     for columns, trainer in train_all(compared, args, training, make_trainer):
         batch_size = training.per_device_eval_batch_size
-        hypotheses = translate(trainer.model, tokenizer, test_set, args.beams, batch_size)
+        hypotheses = translate(trainer.model, tokenizer, source_ids, args.beams, batch_size)
         for label, score in score_groups(hypotheses, references, groups, labels).items():
-            rows.append({**columns, group: label, metric: getattr(score, metric)})
+            rows.append({**columns, group: label, metric: score[metric]})
     trained = [str(n + 1) for n in range(MAX_TRAIN_LENGTH)] if lists else []
     report(args.output, "Translation", rows, group, {metric: METRICS[metric]}, trained=trained)
 

@@ -38,11 +38,9 @@ def spell(numbers: Sequence[int], language: str) -> str:
 def draw_split(
     rng: random.Random, size: int, max_length: int, forbidden: set[NumberList], distinct: bool
 ) -> list[NumberList]:
-    """Draw about `size` lists of 1..`max_length` numbers, equally many of each length.
-
-    None of them is `forbidden`. With `distinct`, no list comes twice, and of the hundred lists of
-    one number only a fifth is used, so that training keeps some; training lists may come twice.
-    """
+    """Draw about `size` lists of 1..`max_length` numbers, equally many of each length. With
+    `distinct`, no list comes twice, and of the hundred lists of one number only a fifth is used, so
+    that training keeps some."""
     lists: list[NumberList] = []
     seen = set(forbidden)
     for length in range(1, max_length + 1):
@@ -59,8 +57,7 @@ def draw_split(
 def make_number_lists(
     seed: int = 0, sizes: Mapping[str, int] = SPLIT_SIZES
 ) -> dict[str, list[NumberList]]:
-    """Three disjoint sets of lists, the same for the same seed: of 1..4 numbers for training and
-    validation, of 1..12 for the test."""
+    """Disjoint sets of lists: 1..4 numbers for training and validation, 1..12 for the test."""
     rng = random.Random(seed)
     test = draw_split(rng, sizes["test"], MAX_TEST_LENGTH, set(), distinct=True)
     valid = draw_split(rng, sizes["valid"], MAX_TRAIN_LENGTH, set(test), distinct=True)
@@ -84,9 +81,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = new_parser(__doc__, "recipes.mt.number_lists")
     add_shared(parser, "output", required=True, help="folder to write, must not exist")
     parser.add_argument("--seed", type=int, default=0)
-    for split, size in SPLIT_SIZES.items():
-        text = "pairs (default %(default)s)"
-        parser.add_argument(f"--{split}-size", type=positive, default=size, help=text)
+    size = {"type": positive, "help": "pairs (default %(default)s)"}
+    for split in SPLIT_SIZES:
+        parser.add_argument(f"--{split}-size", default=SPLIT_SIZES[split], **size)
     args = parser.parse_args(argv)
     if args.output.exists():
         raise CommandError(f"--output {args.output}: exists; name a new folder or delete it")

@@ -114,11 +114,8 @@ def tokenise_text(
 def segment_text(
     options: Namespace, splits: Sequence[str], text: Path, tokens: Path, workers: int, folder: Path
 ) -> None:
-    """Subwords of all splits, and the plain text that they are to be compared with.
-
-    Writes ``{split}.{language}``, ``model``, and for all splits but train ``{split}.reference``:
-    the target side, untokenised, filtered and joined like the subwords.
-    """
+    """Write ``model`` and ``{split}.{language}``, and for all splits but train the plain text they
+    are to be compared with, filtered and joined likewise: ``{split}.reference``."""
     files = split_files(tokens, "train", options)
     model = SEGMENTATIONS[options.segmentation].train(files, folder / "model", options.vocab_size)
     for split in splits:

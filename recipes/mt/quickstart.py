@@ -75,9 +75,7 @@ MIN_PAIRS = 8  # fairseq drops a last batch that is no multiple of 8, and refuse
 
 
 class Data(NamedTuple):
-    """A corpus, segmented and binarised in `folder`, with the test sentences by length."""
-
-    folder: Path
+    folder: Path  # of a corpus, segmented and binarised
     settings: Mapping[str, object]
     languages: corpus.Pair
     lengths: str  # what the lengths count
@@ -115,7 +113,6 @@ def prepare_number_lists(args: argparse.Namespace) -> Data:
 
 
 def word_count(text: str) -> int:
-    """Length of a sentence as the user sees it, before segmentation."""
     return len(text.split())
 
 
@@ -127,8 +124,7 @@ def length_bins(limit: int) -> list[tuple[str, int, float]]:
 
 
 def read_splits(args: argparse.Namespace) -> dict[str, list[corpus.Pair]]:
-    """The user's pairs without those that are empty on one side; validation and test data are split
-    off the training data where they are not given."""
+    """The user's pairs without those that are empty on one side; missing splits are split off."""
     given = {}
     for split, option in (("train", "data"), ("valid", "valid"), ("test", "test")):
         if paths := getattr(args, option):
@@ -140,10 +136,8 @@ def read_splits(args: argparse.Namespace) -> dict[str, list[corpus.Pair]]:
     missing = {split: size for split, size in sizes.items() if split not in given}
     splits = given | corpus.split_pairs(given["train"], missing)
     if len(splits["train"]) < MIN_PAIRS:
-        raise CommandError(
-            f"{what} {len(splits['train'])} training pairs are not also in validation or test data;"
-            " give more, or more different sentences"
-        )
+        few = f"{len(splits['train'])} training pairs are not also in validation or test data"
+        raise CommandError(f"{what} {few}; give more, or more different sentences")
     return splits
 
 
@@ -155,10 +149,8 @@ def prepare_files(args: argparse.Namespace) -> Data:
     for split in ("train", "valid"):
         splits[split] = [pair for pair in splits[split] if max(map(word_count, pair)) <= limit]
         if len(splits[split]) < MIN_PAIRS:
-            raise CommandError(
-                f"--max-train-length {limit}: only {len(splits[split])} {split} pairs are that"
-                f" short, {MIN_PAIRS} are needed; choose a larger length"
-            )
+            few = f"only {len(splits[split])} {split} pairs are that short, {MIN_PAIRS} are needed"
+            raise CommandError(f"--max-train-length {limit}: {few}; choose a larger length")
     bins = length_bins(limit)
     groups = [options.bin_of(word_count(source), bins) for source, _ in splits["test"]]
     files = [path for paths in (args.data, args.valid, args.test) for path in paths or ()]
@@ -171,8 +163,7 @@ def prepare_files(args: argparse.Namespace) -> Data:
 
     def write(folder: Path) -> None:
         for split, pairs in splits.items():
-            names = [folder / f"{split}.{language}" for language in languages]
-            corpus.write_columns(names, pairs)
+            corpus.write_columns([folder / f"{split}.{code}" for code in languages], pairs)
         write_lines(folder / "test.group", groups)
 
     work = args.work / args.data[0].name.removesuffix(".gz")
@@ -223,7 +214,7 @@ class Comparison:
         columns = {"variant": name, "seed": seed}
         with self.lock:
             self.rows[variant, seed] = [
-                {**columns, "length": label, "train_seconds": seconds, **vars(values)}
+                {**columns, "length": label, "train_seconds": seconds, **values}
                 for label, values in scores.items()
             ]
             self.write()
@@ -250,9 +241,6 @@ def in_order_of_contrast(variants: Sequence[str]) -> list[str]:
     return list(dict.fromkeys([variants[0], variants[-1], *variants]))
 
 
-# ---- command line ------------------------------------------------------------------------------
-
-
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = options.new_parser(__doc__, "recipes.mt.quickstart")
     add, positive, shared = parser.add_argument, options.positive, options.add_shared
@@ -261,9 +249,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--valid", **pair, help="validation text (default: split off --data)")
     add("--test", **pair, help="test text (default: split off --data)")
     for split in ("train", "test"):
-        size = number_lists.SPLIT_SIZES[split]
-        text = "number lists, without --data (default: %(default)s)"
-        add(f"--{split}-size", type=positive, default=size, help=text)
+        more = {"type": positive, "help": "number lists, without --data (default: %(default)s)"}
+        add(f"--{split}-size", default=number_lists.SPLIT_SIZES[split], **more)
     text = "keep pairs of --data with more words out of training (default: median of the source)"
     add("--max-train-length", type=positive, metavar="WORDS", help=text)
     add("--vocab-size", type=positive, help="subwords (default: 140; with --data 4000)")
@@ -309,11 +296,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         metrics=METRICS_ARE,
     )
     comparison = Comparison(args, data, facts)
-    jobs = [
-        partial(comparison.run, variant, seed)
-        for seed in args.seeds
-        for variant in in_order_of_contrast(args.compare)
-    ]
+    variants = in_order_of_contrast(args.compare)
+    jobs = [partial(comparison.run, name, seed) for seed in args.seeds for name in variants]
     print(f"{len(jobs)} trainings of {args.updates} updates, {args.jobs} side by side", flush=True)
     runs.run_all(jobs, args.jobs)
     comparison.write(shown=True)

@@ -16,7 +16,6 @@ built-in number lists where no files are given: a check of the whole recipe.
 """
 
 import argparse
-import os
 import shlex
 import shutil
 from collections.abc import Sequence
@@ -33,11 +32,11 @@ from sacrebleu.metrics import BLEU
 from cape_plugins.config import TYPES
 from recipes.lab import runs
 from recipes.lab.options import add_shared, available_cores, check_shared, new_parser, positive
-from recipes.lab.steps import CommandError, read_written, recorded, run_main, run_module
+from recipes.lab.steps import CommandError, read_written, recorded, run_main, run_module, writing
 from recipes.lab.subwords import SEGMENTATIONS
 from recipes.lab.tables import markdown, write_csv, write_page
 from recipes.mt.analysis.options import open_translator, translations
-from recipes.mt.analysis.stack import TABLE_BIN, position_rows, stack_pairs
+from recipes.mt.analysis.stack import TABLE_BIN, position_rows, stack_pairs, totals_by_bin
 from recipes.mt.analysis.swap import COLUMNS, swap_bleu
 from recipes.mt.analysis.translators import Decoding, Running, Translator
 from recipes.mt.catalog import RECIPES, Recipe, sampled
@@ -65,22 +64,20 @@ class Experiment:
         self.device_flags = GPU_FLAGS if gpus else ["--cpu"]  # of every fairseq command
         decoding = f"--beam {recipe.beam} --lenpen {recipe.length_penalty} --batch-size 128"
         self.decode_flags = [*shlex.split(f"{decoding} {recipe.max_length}"), *runs.LIMITS]
-        self.threads = args.threads
 
     def prepare(self) -> None:
         """Make the data, or take those that are finished."""
-        files = {split: getattr(self.args, split) for split in ("train", "valid", "test")}
-        workers = 1 if self.args.sample else self.args.workers
-        prepare(self.recipe, files, self.work, self.args.sample, workers)
+        args = self.args
+        files = {"train": args.train, "valid": args.valid, "test": args.test}
+        prepare(self.recipe, files, self.work, args.sample, 1 if args.sample else args.workers)
 
     @property
     def data(self) -> Path:
         """The binarised corpus."""
         folder = self.work / "binary"
         if not folder.exists():
-            raise CommandError(
-                f"--work {self.work}: no prepared data there; run the stage prepare first"
-            )
+            problem = f"--work {self.work}: no prepared data there"
+            raise CommandError(f"{problem}; run the stage prepare first")
         return folder
 
     @property
@@ -88,10 +85,8 @@ class Experiment:
         """The result of the stage select."""
         checkpoint = self.run / SELECTED
         if not checkpoint.exists():
-            raise CommandError(
-                f"--work {self.work}: {checkpoint} does not exist; run the stages train and"
-                " select first"
-            )
+            problem = f"--work {self.work}: {checkpoint} does not exist"
+            raise CommandError(f"{problem}; run the stages train and select first")
         return checkpoint
 
     @property
@@ -109,7 +104,7 @@ class Experiment:
             self.run,
             [*self.train_flags, *self.device_flags],
             {"data": recorded(self.data)},
-            threads=self.threads,
+            threads=self.args.threads,
             title=f"train {self.run.name}",
             remedy="give this training another --name",
         )
@@ -129,22 +124,23 @@ class Experiment:
             return
         named = {path.stem.removeprefix("checkpoint"): path for path in run.glob("checkpoint*.pt")}
         epochs = {int(name): path for name, path in named.items() if name.isdecimal()}
-        if not any(epoch >= recipe.first_epoch for epoch in epochs):
+        chosen = sorted(epoch for epoch in epochs if epoch >= recipe.first_epoch)
+        if not chosen:
             raise CommandError(
                 f"--first-epoch {recipe.first_epoch}: {run} has"
                 f" {f'epochs {min(epochs)} to {max(epochs)}' if epochs else 'no epoch checkpoint'};"
                 " train for longer or choose an earlier epoch"
             )
         scores = {}
-        for epoch in sorted(epoch for epoch in epochs if epoch >= recipe.first_epoch):
+        for epoch in chosen:
             pieces = self.decode_split(epochs[epoch], "valid", f"valid-epoch{epoch}")
             scores[epoch] = self.tokenised_bleu("valid", pieces)
             print(f"epoch {epoch}: validation BLEU {scores[epoch]:.2f}", flush=True)
         best = max(scores, key=scores.get)
         rows = ({"epoch": epoch, "valid_bleu": bleu} for epoch, bleu in scores.items())
         write_csv(run / "selection.csv", rows, digits=2)
-        shutil.copyfile(epochs[best], run / f".{SELECTED}")
-        os.replace(run / f".{SELECTED}", run / SELECTED)
+        with writing(run / SELECTED, "wb") as file:
+            shutil.copyfile(epochs[best], file.name)
         print(f"best epoch {best}: {run / SELECTED}")
 
     def decode_split(self, checkpoint: Path, split: str, name: str) -> list[str]:
@@ -155,7 +151,7 @@ class Experiment:
             self.run / "decoded" / name,
             [*self.decode_flags, *self.device_flags, "--gen-subset", split],
             count=len(self.lines(split, "reference")),
-            threads=self.threads,
+            threads=self.args.threads,
         )
 
     def decode(self) -> dict[str, list[str]]:
@@ -192,8 +188,8 @@ class Experiment:
             _, counts, *bleu = zip(*rows, strict=True)
             rows.append(("mean", sum(counts), *map(fmean, bleu)))
         table = markdown(["test set", "sentences", "sacreBLEU", "tokenised BLEU"], rows)
-        facts = {"sacreBLEU signature": str(metric.get_signature())}
-        facts["Tokenised BLEU"] = "Moses tokens, no smoothing (multi-bleu.perl)"
+        tokenised = "Moses tokens, no smoothing (multi-bleu.perl)"
+        facts = {"sacreBLEU signature": str(metric.get_signature()), "Tokenised BLEU": tokenised}
         title = f"{self.recipe.title}: {self.run.name}"
         print("\n".join(write_page(self.run / "scores.md", title, {"": table}, facts)))
 
@@ -214,23 +210,20 @@ class Experiment:
         model = self.open_selected()
         model.title = "stack"
         losses = [-scores for scores in model.log_probabilities(pieces)]
-        rows = position_rows(losses, length)
-        write_csv(self.run / "stacked.csv", rows)
+        write_csv(self.run / "stacked.csv", position_rows(losses, length))
         print(f"{len(losses)} stacked sentences; mean negative log likelihood (nats) by position")
-        for start in range(0, length, TABLE_BIN):
-            part = rows[start : min(start + TABLE_BIN, length)]
-            total = sum(row["count"] for row in part)
-            loss = sum(row["mean_nll"] * row["count"] for row in part) / total
-            print(f"{start:5d}-{start + len(part) - 1:<5d} {loss:8.3f}   {total} tokens")
+        shown = totals_by_bin([values[:length] for values in losses], TABLE_BIN).sum(1)
+        for start, (total, count) in zip(range(0, length, TABLE_BIN), shown.T, strict=True):
+            end = min(start + TABLE_BIN, length) - 1
+            print(f"{start:5d}-{end:<5d} {total / count:8.3f}   {count:.0f} tokens")
         print(f"not shown: from {length} on, the ends of the texts (tail 1 in stacked.csv)")
 
     def swap(self) -> None:
         """BLEU on training sentences in original and in swapped order: ``run/swap.md``."""
         recipe = self.recipe
         if recipe.join == 1:
-            raise CommandError(
-                "the stage swap needs joined sentences; choose the recipe wmt16_en_de_interpolate"
-            )
+            remedy = "choose the recipe wmt16_en_de_interpolate"
+            raise CommandError(f"the stage swap needs joined sentences; {remedy}")
         files = [self.work / "subwords" / f"train.{language}" for language in recipe.languages]
         pairs = islice(read_pairs(*files, "--train"), SWAPPED_SENTENCES)
         sources, targets = zip(*pairs, strict=True)
@@ -247,13 +240,10 @@ class Experiment:
 
     def open_selected(self) -> Translator:
         """The selected checkpoint, for text in the subwords of the recipe."""
-        torch.set_num_threads(self.threads)
+        torch.set_num_threads(self.args.threads)
         gpu = torch.cuda.is_available()
         running = Running(torch.device("cuda" if gpu else "cpu"), half=gpu)
         return open_translator(self.selected, running, data=self.data, segmented=True)
-
-
-# ---- command line ------------------------------------------------------------------------------
 
 
 def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:

@@ -1,7 +1,6 @@
 """Scores of decoded sentences, overall and by length."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
 from sacrebleu.metrics import BLEU
@@ -11,24 +10,13 @@ from recipes.lab.tables import ALL
 
 # Texts too short for a 4-gram, such as one number, are scored by shorter n-grams; others as usual.
 _BLEU = BLEU(effective_order=True)
-
-
-@dataclass(frozen=True)
-class Score:
-    """Scores of a group of sentences: exact match and token accuracy 0 to 1, BLEU 0 to 100."""
-
-    count: int
-    exact_match: float
-    bleu: float
-    token_accuracy: float
-
-
 METRICS = {"exact_match": "Exact match", "bleu": "BLEU", "token_accuracy": "Token accuracy"}
 METRICS_ARE = (
     "exact match: share of sentences translated without any error; BLEU: sacrebleu, 13a; token"
     " accuracy: share of positions with the right subword, of the longer of hypothesis and"
     " reference"
 )
+Score = dict[str, float]  # count, and METRICS: BLEU from 0 to 100, shares from 0 to 1
 
 
 def token_accuracy(hypothesis: Sequence[str], reference: Sequence[str]) -> float:
@@ -47,7 +35,8 @@ def score(
     matches = [ours == theirs for ours, theirs in zip(hypotheses, references, strict=True)]
     bleu = _BLEU.corpus_score(list(hypotheses), [list(references)]).score
     accuracy = fmean(map(token_accuracy, hypothesis_tokens, reference_tokens))
-    return Score(len(matches), fmean(matches), bleu, accuracy)
+    shares = {"exact_match": fmean(matches), "bleu": bleu, "token_accuracy": accuracy}
+    return {"count": len(matches), **shares}
 
 
 def score_groups(

@@ -1,7 +1,4 @@
-"""What frames, predictions and attention tell: pure functions of arrays.
-
-Targets and predictions are lists of integer arrays ``[T]``, one for each utterance.
-"""
+"""What frames, predictions and attention tell: pure functions of arrays."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,7 +8,7 @@ import numpy as np
 from sklearn.metrics import confusion_matrix
 
 MAX_RUN = 3  # frames; the context of longer runs of wrong frames is wrong itself
-Frames = Sequence[np.ndarray]
+Frames = Sequence[np.ndarray]  # targets or predictions, integers [T] for each utterance
 
 
 def error_rate(targets: Frames, predictions: Frames) -> float:
@@ -41,9 +38,6 @@ def top_confusions(
     return [(classes[a], classes[b], float(beside[a, b])) for a, b in pairs]
 
 
-# ---- types of errors -----------------------------------------------------------------------------
-
-
 def error_types(targets: Frames, predictions: Frames) -> tuple[int, ...]:
     """Numbers of wrong frames of types 1, 2 and 3, and in long runs."""
     types = Counter(np.concatenate([*map(frame_error_types, targets, predictions)]).tolist())
@@ -66,9 +60,6 @@ def frame_error_types(target: np.ndarray, prediction: np.ndarray) -> np.ndarray:
         if end - first > MAX_RUN:
             types[first:end] = -1
     return types
-
-
-# ---- attention -----------------------------------------------------------------------------------
 
 
 def attention_by_distance(weights: np.ndarray, farthest: int) -> np.ndarray:

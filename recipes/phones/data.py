@@ -98,17 +98,11 @@ class Corpus:
         )
 
 
-def extract(waveform: Tensor) -> Tensor:
-    """``[samples]`` at 16 kHz to ``[T, 40]``, each band normalised over the utterance."""
-    return normalized(log_mel(waveform, SAMPLING_RATE, BANDS, HOP_SECONDS, normalize=False), 0)
-
-
 def label(name: str, waveform: Tensor, phones: Sequence[Phone]) -> Example:
-    features = extract(waveform)
+    """Features of ``[samples]`` at 16 kHz, each band normalised over the utterance, with labels."""
+    mel = log_mel(waveform, SAMPLING_RATE, BANDS, HOP_SECONDS, normalize=False)
+    features = normalized(mel, 0)
     return Example(name, features, frame_labels(phones, len(features)))
-
-
-# ---- labels --------------------------------------------------------------------------------------
 
 
 class LabelError(ValueError):
@@ -229,9 +223,6 @@ def frame_labels(
     ]
 
 
-# ---- synthetic speech ----------------------------------------------------------------------------
-
-
 def add_noise(waveform: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """White noise at a random distance of :data:`NOISE_DB` to the speech, ``[samples]`` float32."""
     level = np.sqrt((waveform**2).mean()) * 10 ** (-rng.uniform(*NOISE_DB) / 20)
@@ -255,9 +246,6 @@ def synthetic(sizes: Sequence[int], seed: int = 0) -> Corpus:
             phones = [Phone(*times, ESPEAK.get(name, name)) for *times, name in speech.phones]
             splits[split].append(label(f"{split}{index} ({speech.text})", waveform, phones))
     return _corpus(splits, f"random words by espeak-ng, seed {seed}", [])
-
-
-# ---- a folder ------------------------------------------------------------------------------------
 
 
 def read_folder(folder: Path, tier: str | None = None, seed: int = 0) -> Corpus:
@@ -284,9 +272,8 @@ def read_folder(folder: Path, tier: str | None = None, seed: int = 0) -> Corpus:
         )
     splits = _split(items, seed)
     if not splits["train"]:
-        raise CommandError(
-            f"--data {folder}: nothing is left for training; add recordings to train"
-        )
+        remedy = "add recordings to train"
+        raise CommandError(f"--data {folder}: nothing is left for training; {remedy}")
     return _corpus(splits, folder.name, skipped)
 
 

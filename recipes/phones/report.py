@@ -43,9 +43,6 @@ class Result:
         return folder_name(self.name) if own else NO_POSITIONS.type
 
 
-# ---- pictures ------------------------------------------------------------------------------------
-
-
 def draw_histories(path: Path, histories: Mapping[str, History]) -> None:
     """Writes loss, PER of dev and near attention of each model by epoch."""
     rows = [{**row, "model": name} for name, history in histories.items() for row in history]
@@ -75,10 +72,8 @@ def draw_confusions(path: Path, matrices: Mapping[str, np.ndarray], classes: Seq
 
 
 def draw_attention(path: Path, weights: np.ndarray, title: str) -> None:
-    """Writes attention maps ``[layers, H, T, T]``, layers in rows, heads and their mean in columns.
-
-    Each map has its own colours, up to its 99th percentile: few large weights would hide the rest.
-    """
+    """Writes attention maps ``[layers, H, T, T]``, layers in rows, heads and their mean in columns,
+    each in colours up to its 99th percentile: few large weights would hide the rest."""
     layers, heads = weights.shape[:2]
     figure, axes = new_figure(1.9 * (heads + 1), 2 * layers + 0.5, layers, heads + 1)
     for layer, row in enumerate(axes):
@@ -95,12 +90,8 @@ def draw_attention(path: Path, weights: np.ndarray, title: str) -> None:
     save(figure, path)
 
 
-# ---- tables --------------------------------------------------------------------------------------
-
-
-def rate_table(results: Sequence[Result]) -> list[str]:
+def rate_table(rows: Sequence[Row]) -> list[str]:
     """Error rates with models in rows, test conditions in columns."""
-    rows = [row for result in results for row in result.rows]
     rows = [{**row, "model": f"{row['type']} M-{row['trained']}"} for row in rows]
     cells = pivot(rows, "model", "tested", "per")
     tests = [name for name in CONDITIONS if any(name in row for row in cells.values())]
@@ -113,8 +104,9 @@ def write_results(
 ) -> list[str]:
     """Writes all tables: ``results.md``, ``measurements.csv``, and those of each type in its
     folder. Returns the lines of the table of error rates."""
-    write_csv(output / "measurements.csv", [row for result in results for row in result.rows])
-    rates = rate_table(results)
+    measurements = [row for result in results for row in result.rows]
+    write_csv(output / "measurements.csv", measurements)
+    rates = rate_table(measurements)
     sections = {"PER": ["Wrong frames in percent of all frames of the test.", "", *rates]}
     for result in results:
         folder = output / result.folder()

@@ -27,7 +27,7 @@ from recipes.lab.steps import CommandError, run_main, write_lines
 from recipes.lab.tables import how_made, shown_command
 from recipes.phones import report, train
 from recipes.phones.analysis import class_changes, confusions, error_rate, error_types, head_rows
-from recipes.phones.data import Corpus, read_folder, synthetic
+from recipes.phones.data import read_folder, synthetic
 from recipes.phones.report import Result
 from recipes.phones.train import CONDITIONS, Experiment, PhoneClassifier, Sizes, Training, targets
 
@@ -48,9 +48,6 @@ LEFT_OUT = "left_out.txt"
 TRAINED = ("inc", "exc", "inc-scram", "exc-scram")
 BY_DISTANCE = 50  # frames
 SIMILARITIES = ("distance", "dot", "dot_min", "dot_max", "cosine", "cosine_min", "cosine_max")
-
-
-# ---- all models of one position embedding --------------------------------------------------------
 
 
 def run_type(
@@ -117,9 +114,6 @@ def _compare_positions(model: PhoneClassifier, folder: Path, result: Result, len
         result.similarities.append(dict(zip(SIMILARITIES, (distance, *values), strict=True)))
 
 
-# ---- the command ---------------------------------------------------------------------------------
-
-
 def make_parser() -> argparse.ArgumentParser:
     parser = options.new_parser(__doc__, "recipes.phones.run")
     add = parser.add_argument
@@ -179,18 +173,6 @@ def position_configs(args: argparse.Namespace) -> dict[str, PositionConfig]:
     return configs
 
 
-def load(args: argparse.Namespace) -> Corpus:
-    """The data, with a word about what was left out."""
-    if not args.data:
-        return synthetic([getattr(args, option) for option in BUILTIN_SIZES])
-    corpus, path = read_folder(args.data, args.tier), args.output / LEFT_OUT
-    if skipped := corpus.skipped:
-        write_lines(path, skipped)
-        said = f"{len(skipped)} files left out, such as {skipped[0]}; all of them and why: {path}"
-        print(said, file=sys.stderr)
-    return corpus
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     args = parse_arguments(argv)
@@ -199,7 +181,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     training = Training(args.epochs, args.learning_rate, args.final_learning_rate)
     if not args.paper:
         torch.set_num_threads(1)  # so small a model gains nothing by more
-    corpus = load(args)
+    utterances = [getattr(args, option) for option in BUILTIN_SIZES]
+    corpus = read_folder(args.data, args.tier) if args.data else synthetic(utterances)
+    if skipped := corpus.skipped:
+        path = args.output / LEFT_OUT
+        write_lines(path, skipped)
+        said = f"{len(skipped)} files left out, such as {skipped[0]}; all of them and why: {path}"
+        print(said, file=sys.stderr)
     experiment = Experiment(corpus, sizes, training, args.work, args.device)
     numbers = f"{corpus.sizes()}; {len(corpus.classes)} classes"
     print(f"{corpus.description}: {numbers}", flush=True)
@@ -211,7 +199,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         args.device,
         threads=str(torch.get_num_threads()),
         data=f"{corpus.description}; {numbers}: {' '.join(corpus.classes)}",
-        left_out=f"{len(corpus.skipped)} files" + f", [why]({LEFT_OUT})" * bool(corpus.skipped),
+        left_out=f"{len(skipped)} files" + f", [why]({LEFT_OUT})" * bool(skipped),
         model=", ".join(f"{key} {value}" for key, value in vars(sizes).items()),
         training=f"SGD, one utterance per step, {training.epochs} epochs, learning rate "
         f"{training.learning_rate}, in the last eighth {training.final_learning_rate}",

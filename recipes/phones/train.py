@@ -20,15 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from cape_plugins import (
-    PositionConfig,
-    RelativePositions,
-    build_position_encoder,
-    build_relative_positions,
-    combine,
-    frame_positions,
-    relative_attention,
-)
+import cape_plugins
+from cape_plugins import PositionConfig
 from cape_plugins.speech.features import HOP_SECONDS
 from recipes.lab.steps import CommandError, read_written, step, write_lines
 from recipes.phones.analysis import Frames, error_rate, near_attention
@@ -51,8 +44,6 @@ class Sizes:
             raise CommandError(f"--dim {self.dim}: {sizes}, {why}")
         if self.dim < 4 or self.dim % 2:
             raise CommandError(f"--dim {self.dim}: allowed: even numbers from 4 on, such as 88")
-        if not 0 <= self.dropout < 1:
-            raise CommandError(f"--dropout {self.dropout}: allowed: 0 to less than 1, such as 0.1")
 
 
 class Output(NamedTuple):
@@ -74,13 +65,13 @@ class Layer(nn.Module):
         self.ffn_norm = nn.LayerNorm(width)
 
     def forward(
-        self, x: Tensor, relative: RelativePositions | None, need_weights: bool
+        self, x: Tensor, relative: cape_plugins.RelativePositions | None, need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
         heads = self.query_key_value(x).unflatten(-1, (3, self.heads, -1))
         query, key, value = heads.permute(2, 0, 3, 1, 4)
         dropout, weights = self.dropout if self.training else 0.0, None
         if relative is not None:
-            mixed, weights = relative_attention(
+            mixed, weights = cape_plugins.relative_attention(
                 query, key, value, relative, dropout=dropout, need_weights=need_weights
             )
         elif need_weights:
@@ -101,13 +92,12 @@ class PhoneClassifier(nn.Module):
         self, num_classes: int, config: PositionConfig, sizes: Sizes, table_size: int
     ) -> None:
         super().__init__()
-        self.dim = sizes.dim
-        width = BANDS + sizes.dim
+        self.dim, width = sizes.dim, BANDS + sizes.dim
         self.project = nn.Linear(width, width)
         self.layers = nn.ModuleList(Layer(width, sizes) for _ in range(sizes.layers))
         self.classify = nn.Linear(width, num_classes)
         # last, so that one seed draws the same other weights whatever the position embedding
-        self.positions = build_position_encoder(
+        self.positions = cape_plugins.build_position_encoder(
             config,
             sizes.dim,
             unit=HOP_SECONDS,  # positions count frames, so that the sinusoid is the thesis's
@@ -116,14 +106,14 @@ class PhoneClassifier(nn.Module):
             table_std=0.5**0.5,  # as large as sines are
         )
         self.relative = nn.ModuleList(
-            build_relative_positions(config, width // sizes.heads, sizes.heads)
+            cape_plugins.build_relative_positions(config, width // sizes.heads, sizes.heads)
             for _ in range(config.relative_depth(sizes.layers))
         )
 
     def embed(self, length: int, device: torch.device | str | None = None) -> Tensor | None:
         """``[1, T, d]`` embeddings of frames in natural order; None if the type has none."""
         lengths = torch.tensor([length], device=device)
-        frames = frame_positions(lengths, HOP_SECONDS, max_frames=length)
+        frames = cape_plugins.frame_positions(lengths, HOP_SECONDS, max_frames=length)
         return self.positions(frames, self.positions.draw(1, device))
 
     def forward(
@@ -133,15 +123,12 @@ class PhoneClassifier(nn.Module):
         order: Tensor | None = None,
         need_weights: bool = False,
     ) -> Output:
-        """Classes of features ``[B, T, 40]``, all of T frames.
-
-        Without `positions` they are left out, of whatever type; `order`, ``[T]``, is the position
-        of each frame, by default 0, 1, 2 ...
-        """
+        """Classes of features ``[B, T, 40]``. Without `positions` they are left out, of whatever
+        type; `order`, ``[T]``, is the position of each frame, by default 0, 1, 2 ..."""
         embedding = self.embed(features.shape[1], features.device) if positions else None
         if embedding is not None and order is not None:
             embedding = embedding[:, order]
-        x = self.project(combine(features, embedding, "concat", self.dim))
+        x = self.project(cape_plugins.combine(features, embedding, "concat", self.dim))
         # relative attention counts rows, so the frames stand in the order of their positions there
         moved = order is not None and positions and len(self.relative) > 0
         if moved:
@@ -153,11 +140,6 @@ class PhoneClassifier(nn.Module):
             if weights is not None:
                 all_weights.append(weights[:, :, order][..., order] if moved else weights)
         return Output(self.classify(x[:, order] if moved else x), all_weights)
-
-
-HISTORY = ("epoch", "train_loss", "dev_per", "near_attention")
-History = list[dict[str, float]]
-NEAR = 5  # frames; attention that is not farther is followed from epoch to epoch
 
 
 class Condition(NamedTuple):
@@ -175,8 +157,10 @@ CONDITIONS = {
     "exc-scram": Condition(positions=False, scrambled=True),
     "inc-scram-both": Condition(positions=True, scrambled=True, with_positions=True),
 }
-
 NO_POSITIONS = PositionConfig("nopos", "audio")
+HISTORY = ("epoch", "train_loss", "dev_per", "near_attention")
+History = list[dict[str, float]]
+NEAR = 5  # frames; attention that is not farther is followed from epoch to epoch
 
 
 @dataclass(frozen=True)
@@ -224,8 +208,9 @@ def predict(model: PhoneClassifier, utterances: Sequence[Example], condition: Co
     for utterance, order in zip(utterances, permutations(utterances, 0), strict=True):
         logits, _ = run_model(model, utterance.features, condition, order)
         classes = logits.argmax(-1).cpu()
-        predictions.append(classes[order.argsort()] if condition.scrambled else classes)
-    return [classes.numpy() for classes in predictions]
+        natural = classes[order.argsort()] if condition.scrambled else classes
+        predictions.append(natural.numpy())
+    return predictions
 
 
 @torch.no_grad()
@@ -308,14 +293,8 @@ class Experiment:
         self, name: str, config: PositionConfig, condition: str, seed: int
     ) -> tuple[PhoneClassifier, History]:
         """A model and its history, trained unless `work` has it."""
-        settings = {
-            "condition": condition,
-            "position_embedding": config.to_dict(),
-            "seed": seed,
-            "data": self.corpus.fingerprint(),
-            **vars(self.sizes),
-            **vars(self.training),
-        }
+        settings = {"condition": condition, "position_embedding": config.to_dict(), "seed": seed}
+        settings |= {"data": self.corpus.fingerprint(), **vars(self.sizes), **vars(self.training)}
         folder = self.work / f"{folder_name(name)}-{condition}-seed{seed}"
         step(folder, settings, lambda new: self._train(new, name, config, condition, seed))
         model = self.build(config, seed)

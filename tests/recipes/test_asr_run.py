@@ -12,7 +12,7 @@ from cape_plugins.arguments import TYPE_ARG, given_settings
 from recipes.asr import evaluate, run
 from recipes.asr.report import Text, by_duration, in_training, rates
 from recipes.asr.run import BATCHES, RECIPES, STUDIES
-from recipes.lab import runs
+from recipes.lab import steps
 from recipes.lab.steps import CommandError
 from tests.support.fairseq_speech import durations, write_manifest
 from tests.support.plots import COLOURS, assert_lines
@@ -127,7 +127,7 @@ def children(monkeypatch, run_cli):
         for line in done.stderr.splitlines() if on_line else ():
             on_line(line)
 
-    for module in (runs, evaluate):
+    for module in (steps, evaluate):
         monkeypatch.setattr(module, "run_module", run_module)
 
 

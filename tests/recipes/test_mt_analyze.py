@@ -78,10 +78,10 @@ def test_scores_by_length():
     groups = groups_by_length(["a b", "a b c", "a " * 8], (2, 5, 7))
     rows = score_groups(["das ist gut", "so ist", "ein Satz der lang ist"], references, *groups)
     assert list(rows) == ["0-2", "3-5", "over 7", "all"]
-    assert [row.count for row in rows.values()] == [1, 1, 1, 3]
-    assert [row.exact_match for row in rows.values()] == pytest.approx([1, 0, 1, 2 / 3])
-    assert rows["0-2"].bleu == pytest.approx(100)
-    assert 0 < rows["3-5"].bleu < 90
+    assert [row["count"] for row in rows.values()] == [1, 1, 1, 3]
+    assert [row["exact_match"] for row in rows.values()] == pytest.approx([1, 0, 1, 2 / 3])
+    assert rows["0-2"]["bleu"] == pytest.approx(100)
+    assert 0 < rows["3-5"]["bleu"] < 90
 
 
 def test_share_of_tokens_scored_higher():

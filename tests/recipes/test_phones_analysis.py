@@ -16,7 +16,7 @@ from recipes.phones.analysis import (
     near_attention,
     top_confusions,
 )
-from recipes.phones.report import Result, rate_table
+from recipes.phones.report import rate_table
 
 
 def numbered(text):
@@ -94,7 +94,7 @@ def test_table_of_error_rates():
     columns = {"type": "sinpos", "trained": "inc", "tested": "inc"}
     rows = [{**columns, "seed": seed, "per": per} for seed, per in ((1, 10.0), (2, 12.0))]
     other = {"type": "sinpos", "trained": "exc", "tested": "exc", "seed": 1, "per": 20.0}
-    table = rate_table([Result("sinpos", 0, [other, *rows])])
+    table = rate_table([other, *rows])
     assert table[0].endswith(" | inc | exc |")
     assert table[2:4] == [
         "| sinpos M-exc | - | 20.00 |",

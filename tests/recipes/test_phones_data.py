@@ -22,8 +22,8 @@ from recipes.phones.data import (
     LabelError,
     add_noise,
     choose_tier,
-    extract,
     frame_labels,
+    label,
     parse_phn,
     parse_text_grid,
     read_folder,
@@ -329,7 +329,7 @@ def test_a_folder_through_the_whole_recipe(tmp_path, capsys):
 
 
 def test_each_band_is_normalised():
-    features = extract(torch.randn(16000).cumsum(0) / 100)
+    features = label("noise", torch.randn(16000).cumsum(0) / 100, []).features
     assert features.shape == (98, BANDS)
     assert torch.allclose(features.mean(0), torch.zeros(BANDS), atol=1e-5)
     assert torch.allclose(features.std(0, correction=0), torch.ones(BANDS), atol=1e-4)

@@ -251,10 +251,10 @@ def test_token_accuracy_counts_missing_and_extra_tokens():
 
 def test_score_of_a_group():
     result = score(["eins", "zwei drei"], ["eins", "zwei vier"], [["1"], ["2", "3"]], [["1"]] * 2)
-    assert result.count == 2
-    assert result.exact_match == 0.5
-    assert result.token_accuracy == 0.5
+    assert result["count"] == 2
+    assert result["exact_match"] == 0.5
+    assert result["token_accuracy"] == 0.5
 
 
 def test_perfect_one_word_texts_score_full_bleu():
-    assert score(["eins"], ["eins"], [["a"]], [["a"]]).bleu == pytest.approx(100)
+    assert score(["eins"], ["eins"], [["a"]], [["a"]])["bleu"] == pytest.approx(100)

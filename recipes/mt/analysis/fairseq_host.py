@@ -27,9 +27,6 @@ warnings.filterwarnings("ignore", "Support for mismatched key_padding_mask and a
 class FairseqTranslator(Translator):
     """A ``checkpoint*.pt`` of a translation task, of this package or stock.
 
-    A stock Transformer is loaded as the architecture of this package with the same outputs, so that
-    its length has no limit and its positions can be moved.
-
     Args:
         segmented: Whether the test text is in the subwords of the model.
         data: Folder with the dictionaries; default the one the checkpoint names.
@@ -67,13 +64,12 @@ class FairseqTranslator(Translator):
         return [self.path]
 
     def source_ids(self, text: str) -> Ids:
-        return self._ids(self.segmentation.encode(text, 0), self.source)
+        pieces = self.segmentation.encode(text, 0)
+        return self.source.encode_line(pieces, add_if_not_exist=False).tolist()
 
     def target_ids(self, text: str) -> Ids:
-        return self._ids(self.segmentation.encode(text, 1), self.target)
-
-    def _ids(self, pieces: str, dictionary: Any) -> Ids:
-        return dictionary.encode_line(pieces, add_if_not_exist=False).tolist()
+        pieces = self.segmentation.encode(text, 1)
+        return self.target.encode_line(pieces, add_if_not_exist=False).tolist()
 
     def subwords(self, ids: Sequence[int]) -> list[str]:
         return [self.target[index] for index in ids]
@@ -123,8 +119,7 @@ class FairseqTranslator(Translator):
         return {"src_tokens": self._padded(rows), "src_lengths": lengths}
 
     def _read(self) -> dict[str, Any]:
-        """The checkpoint; in its ``cfg`` the data folder is the one found, and the architecture one
-        of this package."""
+        """The checkpoint; its ``cfg`` names the folder of data here, and our architecture."""
         try:
             state = checkpoint_utils.load_checkpoint_to_cpu(str(self.path))
         except Exception as error:  # what a file of another kind raises is up to torch and fairseq
@@ -152,7 +147,8 @@ def _arch(model: Any) -> str:
 
 
 def use_cape_architecture(model: Any) -> None:
-    """Names in the settings of a stock Transformer the architecture with the same outputs."""
+    """Names in the settings of a stock Transformer the architecture with the same outputs, whose
+    length has no limit and whose positions can be moved."""
     arch = _arch(model)
     if arch.startswith("cape_") or f"cape_{arch}" not in ARCH_MODEL_REGISTRY:
         return
@@ -171,9 +167,7 @@ def use_cape_architecture(model: Any) -> None:
 
 def find_data(checkpoint: Path, chosen: Path | None, task: Any) -> Path:
     """The folder with the dictionaries of a checkpoint: that which was `chosen`, or the one of its
-    training, where it was then, or at the same place relative to any folder above the checkpoint,
-    if all was moved."""
-
+    training, also where all was moved, at the same place relative to a folder above."""
     names = [f"dict.{code or '*'}.txt" for code in (task.source_lang, task.target_lang)]
     candidates = [chosen or Path(str(task.data).split(":")[0])]
     if not chosen:
@@ -183,7 +177,5 @@ def find_data(checkpoint: Path, chosen: Path | None, task: Any) -> Path:
     for folder in candidates:
         if all(any(folder.glob(name)) for name in names):
             return folder
-    raise CommandError(
-        f"--model {checkpoint}: no dictionaries in {candidates[0]}; give --data FOLDER, the folder"
-        " that fairseq-preprocess has made"
-    )
+    remedy = "give --data FOLDER, the folder that fairseq-preprocess has made"
+    raise CommandError(f"--model {checkpoint}: no dictionaries in {candidates[0]}; {remedy}")

@@ -8,8 +8,7 @@ import argparse
 from recipes.lab.options import bins, positive
 from recipes.lab.scores import write_scores
 from recipes.mt.analysis import options
-from recipes.mt.analysis.translators import Translator
-from recipes.mt.scoring import METRICS, METRICS_ARE, Score, groups_by_length, score_groups
+from recipes.mt.scoring import METRICS, METRICS_ARE, groups_by_length, score_groups
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -23,21 +22,16 @@ def run(args: argparse.Namespace) -> None:
     bins(args.bins, "--bins")  # refuses bad ones before any work
     how, pairs = options.decoding(args), options.test_pairs(args)
     models = options.open_models(args)
-    sources = [source for source, _ in pairs]
-
-    def measure(model: Translator) -> dict[str, Score]:
-        hypotheses = options.translations(model, how, args.output / "translations", sources)
-        plain, references = (
-            [model.plain(text) for text in side] for side in zip(*pairs, strict=True)
-        )
-        return score_groups(hypotheses, references, *groups_by_length(plain, args.bins))
-
+    sides = list(zip(*pairs, strict=True))
     metrics = {metric: METRICS[metric] for metric in ("bleu", "exact_match")}
-    rows = [
-        {**columns, "source_words": label, **{n: getattr(score, n) for n in ("count", *metrics)}}
-        for columns, model in options.each(models)
-        for label, score in measure(model).items()
-    ]
+    rows = []
+    for columns, model in options.each(models):
+        hypotheses = options.translations(model, how, args.output / "translations", sides[0])
+        sources, references = (list(map(model.plain, side)) for side in sides)
+        groups = groups_by_length(sources, args.bins)
+        for label, score in score_groups(hypotheses, references, *groups).items():
+            values = {name: score[name] for name in ("count", *metrics)}
+            rows.append({**columns, "source_words": label, **values})
     counts = {row["source_words"]: row["count"] for row in rows}
     sentences = ", ".join(f"{label}: {count}" for label, count in counts.items())
     facts = options.facts(args, models, sentences=sentences, metrics=METRICS_ARE)

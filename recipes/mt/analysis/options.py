@@ -19,12 +19,6 @@ from recipes.mt.corpus import Pair, fingerprint, read_pairs
 
 PACKAGES = ("torch", "fairseq-fixed", "transformers", "sentencepiece", "sacrebleu")
 Models = dict[str, list[Translator]]  # by name; several are seeds
-# Whose models these are, by name: only what opens one is imported, as the other may not be
-# installed.
-HOSTS = {
-    "file": "recipes.mt.analysis.fairseq_host:FairseqTranslator",
-    "folder": "recipes.mt.analysis.huggingface_host:HuggingFaceTranslator",
-}
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -106,10 +100,8 @@ def _open_seeds(
         )
     for option, by_name in files.items():
         if name in by_name and all(path.is_dir() for path in paths):
-            raise CommandError(
-                f"--{option} {name}={by_name[name]} has no effect: {name} is a Hugging Face "
-                "model, which has its own tokenizer; leave it out"
-            )
+            why = f"{name} is a Hugging Face model, which has its own tokenizer; leave it out"
+            raise CommandError(f"--{option} {name}={by_name[name]} has no effect: {why}")
     own = {option: by_name.get(name, by_name.get("")) for option, by_name in files.items()}
     how = Running(args.device, args.fp16, args.max_tokens, args.inference_offset)
     seeds = [open_translator(path, how, segmented=args.segmented, **own) for path in paths]
@@ -152,9 +144,10 @@ def open_translator(path: Path, how: Running, **files: Any) -> Translator:
         raise CommandError(f"--model {path}: no such file or folder")
     # The first to do so wins: an import of fairseq would let all libraries talk.
     logging.basicConfig(level=logging.WARNING)
-    try:
-        host = pkgutil.resolve_name(HOSTS["folder" if path.is_dir() else "file"])
-        return host(path, how, **files)
+    host = "HuggingFace" if path.is_dir() else "Fairseq"
+    module = f"recipes.mt.analysis.{host.lower()}_host"
+    try:  # imports this host alone, as the other may not be installed
+        return pkgutil.resolve_name(f"{module}:{host}Translator")(path, how, **files)
     except ModuleNotFoundError as error:
         raise CommandError(
             f"--model {path}: needs {error.name}, which is not installed; `make setup` installs"
@@ -165,8 +158,7 @@ def open_translator(path: Path, how: Running, **files: Any) -> Translator:
 def translations(
     model: Translator, how: Decoding, folder: Path, sources: Sequence[str], order: str = ""
 ) -> list[str]:
-    """Hypotheses, kept in `folder` under a name made of all they depend on: a command that is
-    repeated, or was interrupted, translates nothing twice."""
+    """Hypotheses, kept in `folder` under a name made of all they depend on, for the next run."""
     settings = {
         "model": [digest(path) for path in model.files()],
         "text": digest_text(sources),

@@ -44,8 +44,7 @@ def compare(
     frequency_edges: Sequence[int],
 ) -> np.ndarray:
     """``[2, frequency bins, position bins]``: number of tokens to which one model gives a higher
-    score than the other, and of all. Those count that have `frequencies`, so that an end of
-    sentence is left out."""
+    score than the other, and of all that have `frequencies`: the end of sentence has none."""
     tally = np.zeros((2, len(frequency_edges) + 1, len(position_edges) + 1), int)
     for ours, theirs, often in zip(better, worse, frequencies, strict=True):
         column = np.searchsorted(position_edges, np.arange(len(often)))
@@ -61,15 +60,12 @@ def run(args: argparse.Namespace) -> None:
     pairs = test_pairs(args)
     models = open_models(args)
     if len(models) != 2:
-        raise CommandError(
-            f"--model: {len(models)} given; scores compares two, as in shape=A.pt sinpos=B.pt"
-        )
+        remedy = "scores compares two, as in shape=A.pt sinpos=B.pt"
+        raise CommandError(f"--model: {len(models)} given; {remedy}")
     (first, ours), (second, theirs) = models.items()
     if len(ours) != len(theirs):
-        raise CommandError(
-            f"--model: {first} has {len(ours)} seeds, {second} has {len(theirs)}; give as many of"
-            " each"
-        )
+        counts = f"{first} has {len(ours)} seeds, {second} has {len(theirs)}"
+        raise CommandError(f"--model: {counts}; give as many of each")
     tokens = counted = _tokens([*ours, *theirs], [target for _, target in pairs])
     if args.train_target:
         counted = _tokens(ours[:1], list(read_lines(args.train_target, "--train-target")))
@@ -84,12 +80,10 @@ def run(args: argparse.Namespace) -> None:
     often, places = (list(np.take(names, at)) for names, at in zip(labels, kept, strict=True))
     ratio = np.where(counts > 0, wins / np.maximum(counts, 1), np.nan)
     columns = ("frequency", "position", "count", "higher", "ratio")
-    rows = [
-        dict(
-            zip(columns, (often[i], places[j], counts[i, j], wins[i, j], ratio[i, j]), strict=True)
-        )
-        for i, j in np.argwhere(counts)
-    ]
+    rows = []
+    for i, j in np.argwhere(counts):
+        values = often[i], places[j], counts[i, j], wins[i, j], ratio[i, j]
+        rows.append(dict(zip(columns, values, strict=True)))
     cells = [
         [label, *(f"{share:.2f} ({n})" if n else "" for share, n in zip(*line, strict=True))]
         for label, *line in zip(often, ratio, counts, strict=True)
@@ -124,9 +118,8 @@ def plot(
         [f"{share:.2f}\n{count}" for share, count in zip(*line, strict=True)]
         for line in zip(ratio, counts, strict=True)
     ]
-    picture = draw_matrix(
-        axes, ratio, texts, vmin=0.5 - reach, vmax=0.5 + reach, cmap="RdBu", origin="lower"
-    )
+    scale = {"vmin": 0.5 - reach, "vmax": 0.5 + reach, "cmap": "RdBu"}
+    picture = draw_matrix(axes, ratio, texts, origin="lower", **scale)
     axes.set_xticks(range(len(columns)), columns)
     axes.set_yticks(range(len(rows)), rows)
     axes.set(xlabel="target position (subwords)", ylabel="frequency of the subword", title=title)

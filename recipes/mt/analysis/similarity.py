@@ -30,8 +30,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def similarities(model: Translator, sources: Sequence[str], offsets: Sequence[int]) -> np.ndarray:
-    """``[layers + 1, offsets, offsets]``: mean over all tokens of the cosine similarity of a state
-    at two offsets (SHAPE Eq. 3), of the sum of embeddings and after each encoder layer."""
+    """``[layers + 1, offsets, offsets]``: mean similarity of a token's states (SHAPE Eq. 3)."""
     ids = [model.source_ids(source) for source in sources]
 
     def measure(network: nn.Module, rows: list[int]) -> list[tuple[np.ndarray, int]]:
@@ -54,14 +53,12 @@ def similarities(model: Translator, sources: Sequence[str], offsets: Sequence[in
 
 def run(args: argparse.Namespace) -> None:
     if len(set(args.offsets)) != len(args.offsets) or len(args.offsets) < 2:
-        raise CommandError(
-            f"--offsets {' '.join(map(str, args.offsets))}: give two or more different numbers"
-        )
+        offsets = " ".join(map(str, args.offsets))
+        raise CommandError(f"--offsets {offsets}: give two or more different numbers")
     sources = [source for source, _ in test_pairs(args)]
     models = open_models(args)
     for first, *_ in models.values():
         first.check_offset(max(args.offsets))
-
     measured = {
         name: np.array([similarities(model, sources, args.offsets) for model in seeds])
         for name, seeds in models.items()
@@ -78,7 +75,6 @@ def run(args: argparse.Namespace) -> None:
         f" {', '.join(map(str, args.offsets))}: mean over all pairs of different offsets. Layer 0"
         " is the sum of the embeddings.",
     ]
-
     rows = [
         {**at, "layer": layer, "offset_a": args.offsets[i], "offset_b": args.offsets[j],
          "cosine_similarity": float(cosine)}
@@ -97,7 +93,6 @@ def plot(offsets: Sequence[int], models: Mapping[str, np.ndarray]) -> Any:
     width, height = size * depth + 1.2, size * len(models) + 0.6
     figure, panels = new_figure(width, height, len(models), depth)
     low = np.floor(10 * min(values.min() for values in models.values())) / 10
-    picture = None
     for row, (name, layers) in zip(panels, models.items(), strict=True):
         for axes in row[len(layers) :]:
             axes.set_axis_off()

@@ -40,8 +40,7 @@ def lower_first(text: str) -> str:
 
 
 def stack_sentences(sentences: Sequence[str]) -> str:
-    """One long sentence; all but the first begin in lower case, and a full stop of all but the last
-    becomes a comma."""
+    """One sentence: inside it they begin in lower case, and a full stop becomes a comma."""
     *parts, last = sentences[0], *map(lower_first, sentences[1:])
     parts = [f"{part[:-1]}," if part.endswith(".") else part for part in parts]
     return " ".join([*parts, last])
@@ -50,10 +49,7 @@ def stack_sentences(sentences: Sequence[str]) -> str:
 def stack_pairs(
     pairs: Iterable[Pair], target_length: Callable[[str], int], minimum: int
 ) -> Iterator[Pair]:
-    """Stack consecutive pairs until the target has `minimum` tokens by `target_length(text)`.
-
-    What is left at the end and too short is dropped.
-    """
+    """Stack consecutive pairs until the target is long enough; a shorter rest is dropped."""
     group: list[Pair] = []
     for pair in pairs:
         group.append(pair)
@@ -84,8 +80,7 @@ def totals_by_bin(losses: Losses, width: int) -> np.ndarray:
 
 
 def position_rows(losses: Losses, end: int) -> list[Row]:
-    """Mean loss of the sentences that reach a position, and their number; what follows position
-    `end` is tail."""
+    """Mean loss of the sentences that reach a position, and their number; from `end` on: tail."""
     totals = enumerate(totals_by_bin(losses, 1).sum(1).T.tolist())
     return [
         {"position": n, "mean_nll": total / count, "count": int(count), "tail": int(n >= end)}
@@ -97,8 +92,7 @@ def estimate(
     seeds: Sequence[Losses], width: int, end: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mean loss of a token by bin of positions before `end`, and its sample standard deviation over
-    the seeds; of a single one its standard error over sentences, NaN where there are fewer than
-    two."""
+    the seeds; of a single one the standard error over sentences, NaN for fewer than two."""
     totals = [totals_by_bin([values[:end] for values in losses], width) for losses in seeds]
     means = np.stack([sums.sum(0) / counts.sum(0) for sums, counts in totals])
     if len(seeds) > 1:

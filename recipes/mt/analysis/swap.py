@@ -54,8 +54,7 @@ def swap_bleu(
     readable: Callable[[Sequence[str]], list[str]] = list,
 ) -> dict[str, float]:
     """BLEU of each order, its drop, and how many hypotheses of the swapped order, in percent, have
-    as many separators as their source: in others the last sentence is not found, or a wrong one,
-    and their BLEU says little about positions.
+    as many separators as their source: the BLEU of others says little about positions.
 
     Args:
         translate: Hypotheses of sources; its second argument is "original" or "swapped".
@@ -81,13 +80,12 @@ def run(args: argparse.Namespace) -> None:
             f"--test: no line has the separator {SEPARATOR} between words, so there is nothing to"
             " swap; make such text by `python -m recipes.mt.analyze interpolate`, or give --join 10"
         )
-    models = options.open_models(args)
+    models, metric = options.open_models(args), BLEU()
     sources, references = zip(*pairs, strict=True)
-    metric, folder = BLEU(), args.output / "translations"
     cells: Cells = {}
     rows = []
     for columns, model in options.each(models):
-        translate = partial(options.translations, model, how, folder)
+        translate = partial(options.translations, model, how, args.output / "translations")
         bleu = swap_bleu(translate, sources, list(map(model.plain, references)), metric)
         named = {f"bleu_{name}" if name in BLEUS else name: bleu[name] for name in COLUMNS}
         rows.append({**columns, **named, "lines": len(pairs)})

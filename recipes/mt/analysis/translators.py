@@ -81,8 +81,7 @@ class Translator:
         return len(self.target_ids(text)) - 1
 
     def log_probabilities(self, pairs: Sequence[Pair]) -> list[np.ndarray]:
-        """Log probabilities (nats) of all target tokens, the end of sentence last, given the source
-        and the right tokens before."""
+        """Log probabilities (nats) of all target tokens, the end of sentence last."""
         ids = [(self.source_ids(source), self.target_ids(target)) for source, target in pairs]
 
         def score(model: nn.Module, rows: list[int]) -> list[np.ndarray]:
@@ -149,8 +148,7 @@ def shifted(model: nn.Module, config: PositionConfig | None, offset: int) -> Ite
     """Moves all positions of a model by `offset` tokens, on the source and on the target side.
 
     The hosts hand a draw on in training only. The position encoder is where all their ways meet,
-    incremental decoding included, so positions begin elsewhere there. Types that add nothing to the
-    tokens ignore it, as it has no effect.
+    incremental decoding included. Types that add nothing to the tokens ignore it, without effect.
     """
     if offset and (config is None or config.encoding.counts):
         what = "a learned table has" if config else "this architecture has"
