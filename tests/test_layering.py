@@ -221,7 +221,7 @@ def check_bars(path: str, source: str) -> Iterator[str]:
 
 def check_vague_names(path: str, source: str) -> Iterator[str]:
     """A variable is named after what it holds."""
-    if PurePosixPath(path).parts[0] not in (*OWN, "benchmarks"):
+    if PurePosixPath(path).parts[0] not in (*OWN, "benchmarks", "tests"):
         return
     for node in ast.walk(ast.parse(source)):
         name = node.arg if isinstance(node, ast.arg) else getattr(node, "id", None)
@@ -281,6 +281,8 @@ LONG_FUNCTION = 'def f():\n    """Doc."""\n' + "    x = 1\n" * MAX_FUNCTION_LINE
         (check_vague_names, "hf_models/x.py", "found = 1"),
         (check_vague_names, "recipes/x.py", "def f(kind): pass"),
         (check_vague_names, "recipes/x.py", "x = [one for one in y]"),
+        (check_vague_names, "tests/core/test_x.py", "def test_x(kind): pass"),
+        (check_vague_names, "tests/support/x.py", "for first, found in y: pass"),
         (check_machine_paths, "docs/x.md", "see " + "/home" + "/me/data"),
         (check_machine_paths, "docs/x.md", "see `" + "/tmp" + "/x`"),
     ],
@@ -311,6 +313,7 @@ def test_check_can_fail(check: Check, path: str, source: str) -> None:
         (check_sizes, "recipes/x.py", LONG_FUNCTION.rpartition("    x")[0]),
         (check_bars, "recipes/x.py", "for one in tqdm(work, disable=None): pass"),
         (check_vague_names, "recipes/x.py", "np.argsort(x, kind='stable')"),
+        (check_vague_names, "tests/x.py", "soundfile.write('one.wav', x.found)"),
         (check_machine_paths, "docs/x.md", "recipes/work/x ~/home/x https://a.org/home/b"),
     ],
 )
@@ -324,12 +327,12 @@ def test_check_accepts_what_is_right(check: Check, path: str, source: str) -> No
 @pytest.fixture(scope="module")
 def files(repo_root: Path) -> dict[str, str]:
     """Repository path -> text of every text file, Python or not."""
-    found = [path for path in repo_root.iterdir() if path.is_file()]
+    paths = [path for path in repo_root.iterdir() if path.is_file()]
     for folder in FOLDERS:
-        found += (path for path in (repo_root / folder).rglob("*") if path.is_file())
+        paths += (path for path in (repo_root / folder).rglob("*") if path.is_file())
     return {
         path.relative_to(repo_root).as_posix(): path.read_text(encoding="utf-8")
-        for path in sorted(found)
+        for path in sorted(paths)
         if path.suffix in TEXT and "__pycache__" not in path.parts and path.name != ".coverage"
     }
 

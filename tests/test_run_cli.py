@@ -168,7 +168,7 @@ def write_module(folder, name, source):
 
 @pytest.mark.slow
 def test_children_of_fairseq_are_forks_and_others_are_not(run_cli, tmp_path):
-    """They have their own words, input, output and exit status."""
+    """Each has its own words, input, output and exit status."""
     write_module(tmp_path, "says", SAYS)
     (tmp_path / "other.py").write_text(SAYS)
     for module, how in (("fairseq_user_dir.says", "fork"), ("other", "new")):

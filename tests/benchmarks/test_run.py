@@ -79,7 +79,7 @@ def test_every_combination_has_one_row_with_finite_numbers(results, name):
 
 
 @pytest.mark.slow
-def test_hugging_face_families(results):
+def test_hugging_face_table_has_every_family(results):
     rows = read_rows(only(results, "huggingface-cpu-torch*.csv"))
     variants = {case: {row["variant"] for row in rows if row["case"] == case} for case in HF_CASES}
     assert variants == HF_CASES
@@ -106,7 +106,7 @@ def test_speech(results):
 
 
 @pytest.mark.slow
-def test_vision(results):
+def test_vision_table_has_every_type_and_size(results):
     """UniViT, types at two sizes, and images per second at each size."""
     rows = read_rows(only(results, "vision-cpu-torch*.csv"))
     timed = {(row["case"], row["variant"]) for row in rows if row["ratio"]}

@@ -90,7 +90,7 @@ def test_parse_is_exact(text: str, target: int, source: int) -> None:
         *("1/0", "0/1", "-1/2", "1.5/2", "1/2/3", "9" * 5000),
     ],
 )
-def test_parse_refuses(text: str) -> None:
+def test_parse_refuses_what_is_no_ratio(text: str) -> None:
     with pytest.raises(ValueError, match="source scale .* is not allowed; allowed: TARGET/SOURCE"):
         TokenCounts.parse(text)
 
@@ -133,7 +133,7 @@ def test_compressed_text_and_text_without_final_newline(tmp_path: Path) -> None:
     assert count_text_files(compressed, target) == COUNTS
 
 
-def test_bad_text_files(tmp_path: Path) -> None:
+def test_bad_text_files_are_refused(tmp_path: Path) -> None:
     source, target = write_text(tmp_path)
     with pytest.raises(FileNotFoundError, match="missing.de is not a file; check"):
         count_text_files(tmp_path / "missing.de", target)
@@ -165,34 +165,34 @@ def test_bad_text_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [write_mmap, write_legacy])
-def test_index_sizes(tmp_path: Path, write: Callable[..., None]) -> None:
+def test_lengths_of_an_index_are_those_written(tmp_path: Path, write: Callable[..., None]) -> None:
     write(tmp_path / "x.idx", [3, 1, 70000])
     np.testing.assert_array_equal(read_index_sizes(tmp_path / "x.idx"), [3, 1, 70000])
 
 
-def test_sums_over_subsets_folders_directions_and_formats(tmp_path: Path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    write_pair(one, [10, 20], [1, 2])
-    write_pair(one, [100], [10], stem="train1.en-de", write=write_legacy)
-    write_pair(one, [10**6], [10**6], stem="train3.de-en")  # there is no train2: never read
-    write_pair(one, [7], [70], stem="valid.de-en")
-    two.mkdir()
-    (two / "train.de-en.de").write_text("a b\n")
-    (two / "train.de-en.en").write_text("c d e\n")
-    assert count_binarized(one, "de", "en") == TokenCounts(130, 13)
-    assert count_binarized(str(one), "en", "de") == TokenCounts(13, 130)
-    assert count_binarized(one, "de", "en", split="valid") == TokenCounts(7, 70)
+def test_subsets_folders_directions_and_formats_are_summed(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    write_pair(first, [10, 20], [1, 2])
+    write_pair(first, [100], [10], stem="train1.en-de", write=write_legacy)
+    write_pair(first, [10**6], [10**6], stem="train3.de-en")  # there is no train2: never read
+    write_pair(first, [7], [70], stem="valid.de-en")
+    second.mkdir()
+    (second / "train.de-en.de").write_text("a b\n")
+    (second / "train.de-en.en").write_text("c d e\n")
+    assert count_binarized(first, "de", "en") == TokenCounts(130, 13)
+    assert count_binarized(str(first), "en", "de") == TokenCounts(13, 130)
+    assert count_binarized(first, "de", "en", split="valid") == TokenCounts(7, 70)
     both = TokenCounts(133, 17)
-    assert count_binarized(f"{one}:{two}", "de", "en") == both
-    assert count_binarized([one, str(two)], "de", "en") == both
+    assert count_binarized(f"{first}:{second}", "de", "en") == both
+    assert count_binarized([first, str(second)], "de", "en") == both
 
 
-def test_sums_beyond_32_bits(tmp_path: Path) -> None:
+def test_sums_beyond_32_bits_are_exact(tmp_path: Path) -> None:
     write_pair(tmp_path, [2**31 - 1] * 3, [1] * 3)
     assert count_binarized(tmp_path, "de", "en").source == 3 * (2**31 - 1)
 
 
-def test_missing_data(tmp_path: Path) -> None:
+def test_missing_data_are_named_with_the_remedy(tmp_path: Path) -> None:
     remedy = "or give the ratio yourself, for example --position-source-scale"
     with pytest.raises(
         FileNotFoundError, match=f"data folder .*nowhere does not exist; .*{remedy}"
@@ -224,7 +224,7 @@ def test_sides_must_fit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [write_mmap, write_legacy])
-def test_damaged_index_files(tmp_path: Path, write: Callable[..., None]) -> None:
+def test_damaged_index_files_are_refused(tmp_path: Path, write: Callable[..., None]) -> None:
     path = tmp_path / "x.idx"
     with pytest.raises(FileNotFoundError, match="x.idx is not a file"):
         read_index_sizes(path)
@@ -244,14 +244,14 @@ def test_damaged_index_files(tmp_path: Path, write: Callable[..., None]) -> None
 
 
 @pytest.mark.parametrize("start", [b"", b"HUFFIDX\0\0", b"some text in a wrong place\n"])
-def test_unknown_index_formats(tmp_path: Path, start: bytes) -> None:
+def test_unknown_index_formats_are_refused(tmp_path: Path, start: bytes) -> None:
     path = tmp_path / "x.idx"
     path.write_bytes(start)
     with pytest.raises(ValueError, match=r"x.idx begins with b'.*--dataset-impl mmap"):
         read_index_sizes(path)
 
 
-def test_legacy_index_of_something_else_than_text(tmp_path: Path) -> None:
+def test_legacy_index_of_something_else_than_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.idx"
     write_legacy(path, [3, 1])
     data = bytearray(path.read_bytes())
@@ -291,7 +291,7 @@ def test_command_prints_counts_and_flag(tmp_path: Path, capsys: pytest.CaptureFi
         ([], "one of the arguments --text --binarized is required"),
     ],
 )
-def test_command_refuses(
+def test_command_refuses_bad_input(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -312,7 +312,9 @@ def test_command_refuses(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["mmap", "lazy", "raw"])
-def test_equals_fairseq_preprocess(tmp_path: Path, run_cli: Callable, implementation: str) -> None:
+def test_counts_equal_those_of_fairseq_preprocess(
+    tmp_path: Path, run_cli: Callable, implementation: str
+) -> None:
     write_text(tmp_path, SOURCE * 20, TARGET * 20)
     data = tmp_path / "data-bin"
     run_cli(

@@ -19,15 +19,15 @@ def tone(rate, seconds=0.5, frequency=440.0):
 
 
 @pytest.mark.parametrize("suffix", ["wav", "flac", "ogg"])
-def test_formats(tmp_path, suffix):
+def test_every_format_is_read(tmp_path, suffix):
     path = tmp_path / f"one.{suffix}"
     soundfile.write(path, tone(16000), 16000)
-    found = read_audio(path)
-    assert found.dtype == torch.float32
+    samples = read_audio(path)
+    assert samples.dtype == torch.float32
     tolerance = 0.05 if suffix == "ogg" else 1e-4
-    np.testing.assert_allclose(found.numpy(), tone(16000), atol=tolerance)
+    np.testing.assert_allclose(samples.numpy(), tone(16000), atol=tolerance)
     assert audio_seconds(path) == 0.5
-    assert torch.equal(read_audio(path.read_bytes()), found)
+    assert torch.equal(read_audio(path.read_bytes()), samples)
 
 
 @pytest.mark.parametrize("rate", [8000, 22050, 44100, 48000])
@@ -35,9 +35,9 @@ def test_rates_are_resampled(tmp_path, rate):
     """A tone stays the same tone, and what 16 kHz cannot hold is filtered out."""
     path = tmp_path / "one.wav"
     soundfile.write(path, tone(rate), rate)
-    found = read_audio(path).numpy()
-    assert len(found) == 8000
-    np.testing.assert_allclose(found[500:-500], tone(16000)[500:-500], atol=0.01)
+    samples = read_audio(path).numpy()
+    assert len(samples) == 8000
+    np.testing.assert_allclose(samples[500:-500], tone(16000)[500:-500], atol=0.01)
     if rate > 22050:
         soundfile.write(path, tone(rate, frequency=10000.0), rate)
         assert np.abs(read_audio(path).numpy()[500:-500]).max() < 0.01
@@ -46,8 +46,8 @@ def test_rates_are_resampled(tmp_path, rate):
 def test_channels_are_averaged(tmp_path):
     both = np.stack((tone(16000), np.zeros(8000, "f")), axis=1)
     soundfile.write(tmp_path / "one.wav", both, 16000)
-    found = read_audio(tmp_path / "one.wav")
-    np.testing.assert_allclose(found.numpy(), tone(16000) / 2, atol=1e-4)
+    samples = read_audio(tmp_path / "one.wav")
+    np.testing.assert_allclose(samples.numpy(), tone(16000) / 2, atol=1e-4)
 
 
 def written(samples, rate=16000, **options):
@@ -68,13 +68,13 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_recordings(name):
+def test_bad_recordings_are_refused(name):
     source, message = BAD[name]
     with pytest.raises(AudioError, match=re.escape(message)):
         read_audio(source)
 
 
-def test_a_file_of_another_kind(tmp_path):
+def test_a_file_that_is_no_recording_is_refused(tmp_path):
     (tmp_path / "one.wav").write_text("not audio")
     for function in (read_audio, audio_seconds):
         with pytest.raises(AudioError, match=r"one\.wav cannot be decoded.*convert it"):
@@ -90,7 +90,7 @@ def cut(samples, format, share=0.5, **options):
 
 @pytest.mark.parametrize("share", [0.5, 0.99])
 @pytest.mark.parametrize("format", ["WAV", "WAVEX", "AIFF", "AU"])
-def test_fewer_samples_than_the_header_says(tmp_path, format, share):
+def test_fewer_samples_than_the_header_says_are_refused(tmp_path, format, share):
     """libsndfile reads what is there; its text would be longer than what is said."""
     path = tmp_path / "one"
     path.write_bytes(cut(tone(16000), format, share))
@@ -101,8 +101,8 @@ def test_fewer_samples_than_the_header_says(tmp_path, format, share):
 
 
 @pytest.mark.parametrize("size", [0x7FFFF000, 0x7FFFFFFF, 0xFFFFFFFF, 16044])
-def test_headers_of_writers_that_do_not_know_the_size(size):
-    """Into a pipe; or such as count the header."""
+def test_files_whose_writer_did_not_know_the_size_are_read_whole(size):
+    """Writers into a pipe do not know it, others count the header."""
     file = bytearray(written(tone(16000)))
     place = file.index(b"data") + 4
     file[place : place + 4] = size.to_bytes(4, "little")

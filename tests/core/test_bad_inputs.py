@@ -177,7 +177,7 @@ def test_there_are_enough_of_them():
 @pytest.mark.parametrize(
     ("call", "expected"), [pytest.param(*case, id=name.replace(" ", "-")) for name, *case in BAD]
 )
-def test_bad_input(call, expected):
+def test_bad_input_is_refused(call, expected):
     with pytest.raises(ValueError) as error:  # noqa: PT011 (the text is checked below)
         call()
     text = str(error.value)

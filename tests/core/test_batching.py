@@ -22,8 +22,8 @@ def seconds():
 
 def test_an_epoch_holds_every_recording_once(seconds):
     batches = PaddingFreeBatches(seconds, 60)
-    found = [hop.index for batch in batches for hop in batch]
-    assert sorted(found) == list(range(500))
+    indices = [hop.index for batch in batches for hop in batch]
+    assert sorted(indices) == list(range(500))
     assert len(list(batches)) == len(batches)
 
 
@@ -42,7 +42,7 @@ def test_hops_give_the_frames_of_the_mean_duration(seconds):
         assert all(0.005 <= hop.seconds <= 0.02 for hop in batch)
 
 
-def test_batches_of_few_recordings(seconds):
+def test_batches_have_at_most_the_given_number_of_recordings(seconds):
     sizes = [len(batch) for batch in PaddingFreeBatches(seconds, 60, max_recordings=4)]
     assert max(sizes) == 4
     assert sum(sizes) == 500
@@ -68,17 +68,17 @@ def test_a_recording_longer_than_a_batch_stands_alone():
 
 
 def test_order_depends_on_seed_and_epoch_alone(seconds):
-    one, other = PaddingFreeBatches(seconds, 60, seed=1), PaddingFreeBatches(seconds, 60, seed=1)
-    other.set_epoch(7)
-    other.set_epoch(0)
-    assert list(one) == list(other)
-    one.set_epoch(1)
-    assert list(one) != list(other)
-    members = [{frozenset(h.index for h in batch) for batch in b} for b in (one, other)]
+    first, second = PaddingFreeBatches(seconds, 60, seed=1), PaddingFreeBatches(seconds, 60, seed=1)
+    second.set_epoch(7)
+    second.set_epoch(0)
+    assert list(first) == list(second)
+    first.set_epoch(1)
+    assert list(first) != list(second)
+    members = [{frozenset(h.index for h in batch) for batch in b} for b in (first, second)]
     assert len(members[0] & members[1]) < len(members[0]) / 2, (
         "batches differ, not only their order"
     )
-    assert list(PaddingFreeBatches(seconds, 60, seed=2)) != list(other)
+    assert list(PaddingFreeBatches(seconds, 60, seed=2)) != list(second)
 
 
 def test_processes_share_an_epoch(seconds):
@@ -109,7 +109,7 @@ def test_seeds_differ_between_recordings_and_epochs(seconds):
     assert len(seeds) == 1000
 
 
-def test_padding_that_is_saved():
+def test_saved_padding_is_that_of_the_sorted_batches():
     assert PaddingFreeBatches([4.0, 2.0], 10, shuffle=False).padding() == pytest.approx(0.25)
     assert PaddingFreeBatches([4.0, 4.0], 10).padding() == 0
     twice = PaddingFreeBatches([4.0, 2.0], 10, shuffle=False, num_batches=2)
@@ -184,6 +184,6 @@ BAD = [
 
 
 @pytest.mark.parametrize(("call", "message"), BAD, ids=[message for _, message in BAD])
-def test_bad_input(call, message):
+def test_bad_input_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()

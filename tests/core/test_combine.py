@@ -68,6 +68,6 @@ def test_gradients_reach_content_and_embedding():
         (torch.ones(1, 3, 1), "add", None, "the embedding has 1 channels, the content 4"),
     ],
 )
-def test_refuses(embedding, mode, dim, message):
+def test_what_does_not_fit_is_refused(embedding, mode, dim, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         combine(CONTENT, embedding, mode, dim)

@@ -46,7 +46,7 @@ def positions_from(domain, data):
 
 
 def placed_encoder(name, domain):
-    """At the places of a host, with alpha where there is a source."""
+    """Encoder at the place of a host, with alpha where there is a source."""
     if domain != "text":
         return make_encoder(name, domain, start=0.0125, unit=0.5)
     scale = {"architecture": "seq2seq", "source_scale": 1.05} if name in RANDOM_TYPES else {}
@@ -69,7 +69,7 @@ def test_a_graph_break_would_be_noticed():
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(("name", "domain"), CASES)
-def test_encoder(name, domain, training):
+def test_compiled_encoder_computes_the_same(name, domain, training):
     encoder, data = placed_encoder(name, domain).train(training), data_for(domain)
 
     def forward(data):
@@ -121,7 +121,7 @@ def test_exported_program_is_saved_and_loaded(domain, tmp_path):
     assert torch.equal(loaded(data), model(data))
 
 
-def test_one_step_of_decoding():
+def test_compiled_step_of_decoding_computes_the_same():
     encoder = placed_encoder("cape", "text").eval()
 
     def step(index):
@@ -137,7 +137,7 @@ def test_one_step_of_decoding():
     [{}, {"values": True}, {"beyond": "zero", "values": True, "num_heads": 2}],
     ids=["keys", "values", "zero"],
 )
-def test_relative_attention(monkeypatch, options, blocks):
+def test_compiled_relative_attention_computes_the_same(monkeypatch, options, blocks):
     if blocks:
         monkeypatch.setattr(relative, "BLOCK_ELEMENTS", 2 * 5 * 4)
     positions = RelativePositions(2, 4, **options)

@@ -103,7 +103,7 @@ def test_options_refuse_everything_else(option, value):
     assert OPTIONS[option]["help"] in text
 
 
-def test_ranges_as_texts():
+def test_ranges_as_texts_are_those_enforced():
     """What people read is what is enforced."""
     ranges = {option: meta["range"] for option, meta in OPTIONS.items()}
     assert ranges["max_local_shift"] == "0 to 0.5"
@@ -181,14 +181,14 @@ def test_details_of_relative_attention_need_a_context(option):
         PositionConfig("nopos", **{option: other_than_off(option)})
 
 
-def test_layers_with_relative_attention():
+def test_relative_attention_is_in_all_layers_or_the_first():
     depths = [PositionConfig("relpos", relative_layers=layers) for layers in ("all", "first")]
     assert [config.relative_depth(6) for config in depths] == [6, 1]
     assert [config.relative_depth(0) for config in depths] == [0, 0]
     assert PositionConfig("cape").relative_depth(6) == 0
 
 
-def test_options_of_a_domain():
+def test_gamma_is_the_only_option_of_images_alone():
     assert {o.name for o in options()} - {o.name for o in options("text")} == {"gamma"}
     assert options("image") == options()
 
@@ -234,7 +234,7 @@ def test_defaults_build_everywhere(name, domain, architecture):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_presets(name):
+def test_presets_can_be_changed(name):
     config = PositionConfig.preset(name)
     assert config.type == PRESETS[name]["type"]
     assert PositionConfig.preset(name, relative_context=7).relative_context == 7
@@ -275,13 +275,13 @@ def with_scale(value):
     return PositionConfig("cape", architecture="seq2seq", source_scale=value)
 
 
-def test_alpha():
+def test_alpha_is_the_ratio_as_given():
     assert with_scale("470049/454234").alpha == 470049 / 454234
     assert with_scale("470049/454234").source_scale == "470049/454234"  # two exact integers
     assert with_scale(1.05).alpha == 1.05
     assert PositionConfig("sinpos").alpha == 1.0
-    for one in (1, 1.0, "1.0", "7/7"):
-        assert with_scale(one).source_scale == "1"
+    for scale in (1, 1.0, "1.0", "7/7"):
+        assert with_scale(scale).source_scale == "1"
 
 
 def test_alpha_that_nobody_counted_raises():
@@ -332,14 +332,14 @@ def test_from_dict_completes_and_refuses():
             PositionConfig.from_dict({key: "text"})
 
 
-def test_frozen():
+def test_configuration_is_frozen():
     config = PositionConfig("cape")
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.max_global_shift = 7.0
     assert config == PositionConfig()
 
 
-def test_replace():
+def test_replace_changes_what_it_names():
     config = PositionConfig("cape", "audio")
     changed = config.replace(max_global_shift=7)
     assert changed.max_global_shift == 7.0

@@ -44,7 +44,7 @@ def spell(hypothesis):
 
 
 def test_loss_is_that_of_the_sample_alone():
-    """By enumeration of all paths that collapse to the labels; padding counts for nothing."""
+    """Enumerates all paths that collapse to the labels; padding counts for nothing."""
     log_probs = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
     targets, lengths = torch.tensor([[1, 1], [2, 9]]), torch.tensor([5, 3])
     losses = ctc_loss(log_probs, lengths, targets, targets != 9)
@@ -99,9 +99,9 @@ def test_beam_finds_the_most_probable_text(seed):
         text = tuple(collapse(path, 0))
         totals[text] = torch.logaddexp(totals.get(text, torch.tensor(-1e9)), score)
     best = max(totals, key=totals.get)
-    (found,) = BeamDecoder(["<b>", "a", "c"], beam=200)(log_probs, torch.tensor([5]))
-    assert tuple(found.tokens) == best
-    assert found.score == pytest.approx(float(totals[best]), abs=1e-4)
+    (hypothesis,) = BeamDecoder(["<b>", "a", "c"], beam=200)(log_probs, torch.tensor([5]))
+    assert tuple(hypothesis.tokens) == best
+    assert hypothesis.score == pytest.approx(float(totals[best]), abs=1e-4)
 
 
 def test_language_model_of_words_decides(tmp_path):
@@ -134,7 +134,7 @@ def test_last_word_needs_no_separator(tmp_path, end):
     assert spell(beam(log_probs, torch.tensor([5]))[0]) == "t|o"
 
 
-def test_language_model_of_tokens(tmp_path):
+def test_language_model_of_tokens_decides(tmp_path):
     arpa = ARPA.replace("one", "o").replace("two", "t")
     (tmp_path / "lm.arpa").write_text(arpa)
     log_probs = torch.full((1, 1, len(TOKENS)), -20.0)
@@ -160,8 +160,10 @@ FEW = (
 
 
 @pytest.mark.parametrize(("arpa", "tokens", "lexicon", "message"), [*WORDS, *FEW])
-def test_language_model_of_something_else(tmp_path, caplog, arpa, tokens, lexicon, message):
-    """Of words without a lexicon, or of words that are written otherwise."""
+def test_language_model_of_something_else_is_noticed(
+    tmp_path, caplog, arpa, tokens, lexicon, message
+):
+    """Words without a lexicon, or words that are written otherwise."""
     (tmp_path / "lm.arpa").write_text(arpa)
     given = {"lm": tmp_path / "lm.arpa", "lexicon": lexicon, "separator": "|"}
     if (arpa, tokens, lexicon, message) in FEW:
@@ -172,7 +174,7 @@ def test_language_model_of_something_else(tmp_path, caplog, arpa, tokens, lexico
             BeamDecoder(tokens, **given)
 
 
-def test_nothing_fits_the_lexicon(tmp_path):
+def test_recording_that_fits_no_word_is_no_error(tmp_path):
     (tmp_path / "lm.arpa").write_text(ARPA)
     beam = BeamDecoder(TOKENS, lm=tmp_path / "lm.arpa", lexicon={"one": [["o", "n", "e"]]})
     assert beam(emissions("t"), torch.tensor([1]))[0].tokens in ([], [5])
@@ -199,7 +201,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("call", "message"), BAD, ids=[message for _, message in BAD])
-def test_bad_input(call, message, tmp_path):
+def test_bad_input_is_refused(call, message, tmp_path):
     (tmp_path / "lm").write_text(ARPA)
     (tmp_path / "bad").write_text("one o n e\ntwo\n")
     (tmp_path / "empty").write_text("\n")

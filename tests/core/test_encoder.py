@@ -139,7 +139,7 @@ def test_a_generator_is_made_only_where_something_is_drawn(name):
 @pytest.mark.parametrize("domain", DOMAINS)
 @pytest.mark.parametrize("width", [0.0, 3.0])
 def test_draws_have_the_shape_of_the_domain(domain, width):
-    """Also where only the local shift is on: then the draw tells the batch size."""
+    """Holds where only the local shift is on, too: then the draw tells the batch size."""
     encoder = make_encoder("cape", domain, max_global_shift=width, max_global_scale=1.0)
     draw = encoder.draw(5)
     assert draw.batch_size == 5

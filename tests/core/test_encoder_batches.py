@@ -75,7 +75,7 @@ def test_a_sample_alone_equals_the_sample_in_its_batch(name, domain, training):
 @pytest.mark.parametrize("positions", ["tokens", "one hop", "hops"])
 @pytest.mark.parametrize("mean_normalize", [True, False])
 def test_evaluation_is_centred_on_the_mean_of_what_is_valid(positions, mean_normalize):
-    """Also where the samples share one grid, which is not the same once it is centred."""
+    """Holds where the samples share one grid, too, which is not the same once it is centred."""
     valid = valid_mask()
     positions = {
         "tokens": token_positions(valid),

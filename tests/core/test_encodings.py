@@ -84,7 +84,7 @@ def test_image_sinusoids_equal_equation_three_and_four():
 
 
 def fairseq_formula(rows, dim):
-    """As in fairseq's SinusoidalPositionalEmbedding.get_embedding."""
+    """Table of fairseq's SinusoidalPositionalEmbedding.get_embedding."""
     half_dim = dim // 2
     emb = math.log(10000) / (half_dim - 1)
     emb = torch.exp(torch.arange(half_dim, dtype=torch.float) * -emb)
@@ -103,7 +103,7 @@ def test_fairseq_layout_is_fairseqs_table_bit_for_bit(dim):
 
 @pytest.mark.parametrize("dim", [4, 10, 512])
 def test_marian_layout_is_marians_table_bit_for_bit(dim):
-    """As in transformers' MarianSinusoidalPositionalEmbedding.create_weight."""
+    """Computed as in transformers' MarianSinusoidalPositionalEmbedding.create_weight."""
     angle = np.arange(1024)[:, None] / np.power(10000, 2 * np.arange(dim // 2) / dim)
     table = torch.from_numpy(np.concatenate((np.sin(angle), np.cos(angle)), axis=1)).float()
     grid = torch.arange(1024.0)[:, None]
@@ -112,7 +112,7 @@ def test_marian_layout_is_marians_table_bit_for_bit(dim):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dim", [4, 10, 768])
-def test_frequency_matrices(name, dim):
+def test_frequencies_fall_to_those_of_the_papers(name, dim):
     weights = FREQUENCIES[name](dim, CPU)
     assert weights.shape == (AXES[name], dim // 2)
     assert weights.dtype == (torch.float64 if name == "marian" else torch.float32)

@@ -45,14 +45,14 @@ def wave(samples=1000, seed=0):
 
 @pytest.mark.parametrize("hop", [0.01, 0.0125, 0.0077])
 @pytest.mark.parametrize("rate", [8000, 16000])
-def test_equals_the_slow_loop(rate, hop):
+def test_frames_equal_the_slow_loop(rate, hop):
     expected = slow(wave(), rate, 12, hop, 0.025)
     actual = log_mel(torch.from_numpy(wave()), rate, 12, hop, normalize=False)
     assert actual.shape == expected.shape
     np.testing.assert_allclose(actual.numpy(), expected, atol=2e-3)
 
 
-def test_normalised_over_the_whole_recording():
+def test_frames_are_normalised_over_the_whole_recording():
     raw = log_mel(torch.from_numpy(wave()), 8000, 12, normalize=False)
     features = log_mel(torch.from_numpy(wave()), 8000, 12)
     assert features.mean().abs() < 1e-5
@@ -62,8 +62,8 @@ def test_normalised_over_the_whole_recording():
 
 
 @pytest.mark.parametrize("samples", [200, 201, 279, 280, 1000])
-def test_number_of_frames(samples):
-    """1 + floor((samples - window) / hop)"""
+def test_number_of_frames_is_that_of_whole_windows(samples):
+    """Formula: 1 + floor((samples - window) / hop)."""
     count = log_mel(torch.from_numpy(wave(samples)), 8000, 4).shape[0]
     assert count == 1 + (samples - 200) // 80
 
@@ -141,6 +141,6 @@ def test_spec_augment_switched_off_and_short():
 @pytest.mark.parametrize(
     ("name", "value"), [("frequency_masks", -1), ("time_width", -3), ("time_share", 1.5)]
 )
-def test_spec_augment_refuses(name, value):
+def test_spec_augment_refuses_values_out_of_range(name, value):
     with pytest.raises(ValueError, match=f"{name}={value} is not allowed; allowed: "):
         spec_augment(torch.rand(5, 4), **{name: value})

@@ -1,5 +1,5 @@
-"""Pictures of position embeddings: every kind in every domain for every type, what they show, and
-what the command refuses. Their numbers are in test_views.py."""
+"""Pictures of position embeddings: each in every domain for every type, what they show, and what
+the command refuses. Their numbers are in test_views.py."""
 
 import argparse
 import re
@@ -28,7 +28,7 @@ SHOWN = {
     "augmentation": {"shape", "cape"},
     "coverage": {"sinpos", "shape", "cape"},
 }
-CASES = [(kind, domain, name) for kind in PICTURES for domain in DOMAINS for name in TYPES]
+CASES = [(picture, domain, name) for picture in PICTURES for domain in DOMAINS for name in TYPES]
 SIZES = {"text": ("6", "9"), "audio": ("0.3", "0.5"), "image": ("4", "3x5")}
 
 
@@ -57,20 +57,20 @@ def test_no_folder_is_made_at_the_root_of_the_file_system(monkeypatch, capsys):
         assert words in message
 
 
-@pytest.mark.parametrize(("kind", "domain", "name"), CASES)
-def test_every_kind_in_every_domain_for_every_type(kind, domain, name, shown, tmp_path, capsys):
+@pytest.mark.parametrize(("picture", "domain", "name"), CASES)
+def test_pictures_show_their_types_in_every_domain(picture, domain, name, shown, tmp_path, capsys):
     output = tmp_path / "new" / "a picture.PNG"
-    words = [kind, "--domain", domain, "--position-embedding", name, "--dim", "16"]
-    several = PICTURES[kind].most_sizes if name == "cape" else 1
+    words = [picture, "--domain", domain, "--position-embedding", name, "--dim", "16"]
+    several = PICTURES[picture].most_sizes if name == "cape" else 1
     words += [] if name == "relpos" else ["--sizes", *SIZES[domain][:several]]
     words += ["--output", output]
-    words += ["--channels", "0", "1"] if kind == "components" else []
-    if name not in SHOWN[kind]:
+    words += ["--channels", "0", "1"] if picture == "components" else []
+    if name not in SHOWN[picture]:
         with pytest.raises(SystemExit, match="2"):
             main(["plot", *map(str, words)])
         message = capsys.readouterr().err
         assert f"--position-embedding {name}" in message
-        assert set(re.findall(r"\w+", message)) >= SHOWN[kind]
+        assert set(re.findall(r"\w+", message)) >= SHOWN[picture]
         assert not output.parent.exists()
         return
     assert main(["plot", *map(str, words)]) == 0
@@ -86,7 +86,7 @@ def test_every_kind_in_every_domain_for_every_type(kind, domain, name, shown, tm
     labels = [axis.get_xlabel() + axis.get_ylabel() for axis in figure.axes]
     labels.append(figure.get_supxlabel() + figure.get_supylabel())
     unit = {"text": "tokens", "audio": "(s)", "image": "patches"}[domain]
-    if domain == "image" and kind in ("augmentation", "coverage"):
+    if domain == "image" and picture in ("augmentation", "coverage"):
         unit = "normalised"
     if domain == "audio" and name == "relpos":
         unit = "frames"
@@ -101,17 +101,17 @@ def test_every_kind_in_every_domain_for_every_type(kind, domain, name, shown, tm
 
 
 @pytest.mark.slow
-def test_defaults_alone(tmp_path, run_cli):
-    """As on a server: no display, no backend chosen, and pyplot is never needed."""
+def test_defaults_are_enough(tmp_path, run_cli):
+    """Runs as on a server: no display, no backend chosen, and pyplot is never needed."""
     code = (
         "import sys; from cape_plugins.cli import main\n"
-        f"for kind in {tuple(PICTURES)!r}: main(['plot', kind])\n"
+        f"for picture in {tuple(PICTURES)!r}: main(['plot', picture])\n"
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     env = {"MPLBACKEND": "", "DISPLAY": ""}
     words = [word for name in env for word in ("-u", name)]
     run_cli("env", *words, sys.executable, "-c", code, cwd=tmp_path)
-    names = {f"{kind}-cape-text.png" for kind in PICTURES}
+    names = {f"{picture}-cape-text.png" for picture in PICTURES}
     assert {path.name for path in tmp_path.iterdir()} == names
     done = run_cli("python", "-m", "cape_plugins", "plot", "similarity", cwd=tmp_path)
     assert done.stdout == "wrote similarity-cape-text.png\n"
@@ -125,7 +125,7 @@ def test_defaults_alone(tmp_path, run_cli):
         "coverage --lengths 9 --draws 20",
     ],
 )
-def test_seed_decides(words, tmp_path):
+def test_seed_decides_what_is_drawn(words, tmp_path):
     def picture(seed):
         path = tmp_path / "one.png"
         main(["plot", *words.split(), "--dim", "16", "--seed", str(seed), "--output", str(path)])
@@ -145,12 +145,12 @@ def test_pictures_of_the_documents_are_those_of_their_commands(repo_root, tmp_pa
     assert len(commands) == len(list((repo_root / "docs/pictures").iterdir())) == len(PICTURES)
     for words, path in commands:
         main([*words.split(), "--output", path])
-        found, shown = (
+        drawn, shown = (
             np.asarray(Image.open(root / path).convert("L"), dtype=float)
             for root in (tmp_path, repo_root)
         )
-        assert found.shape == shown.shape
-        assert np.abs(found - shown).mean() < 3, path
+        assert drawn.shape == shown.shape
+        assert np.abs(drawn - shown).mean() < 3, path
         assert (repo_root / path).stat().st_size < 150_000
 
 
@@ -182,7 +182,7 @@ def test_coverage_by_hand(tmp_path):
 
 
 def test_bars_of_whole_positions_hold_as_many_each():
-    """Else some bars would be higher by rounding alone."""
+    """Some bars would otherwise be higher by rounding alone."""
     config = PositionConfig("shape", max_offset=60)
     stack = Stack(config, build_position_encoder(config, 8))
     figure, _ = coverage_figure(stack, [150], [150], 2000, torch.Generator().manual_seed(0))
@@ -207,9 +207,9 @@ def test_sizes_in_their_units(shown, tmp_path):
     assert np.allclose(x, np.arange(5))
     words = "similarity --domain image --sizes 3x5 --patch 0 4 --position-gamma 0.5"
     draw_picture(arguments(words, tmp_path))
-    full, one, *_ = (axis.images[0].get_array() for axis in shown.pop().axes if axis.images)
-    assert (full.shape, one.shape) == ((15, 15), (3, 5))
-    assert np.unravel_index(one.argmax(), one.shape) == (0, 4)
+    full, patch, *_ = (axis.images[0].get_array() for axis in shown.pop().axes if axis.images)
+    assert (full.shape, patch.shape) == ((15, 15), (3, 5))
+    assert np.unravel_index(patch.argmax(), patch.shape) == (0, 4)
 
 
 def test_relative_embeddings_over_their_distances(shown, tmp_path):
@@ -310,7 +310,7 @@ def test_maps_show_the_channels_that_were_asked_for(shown, tmp_path):
         ("similarity --channels 1", ["--channels"]),
     ],
 )
-def test_bad_input(words, said, tmp_path, monkeypatch, capsys):
+def test_bad_input_is_refused(words, said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="2"):
         main(["plot", *words.split()])
@@ -319,7 +319,7 @@ def test_bad_input(words, said, tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_unreadable_checkpoints(tmp_path, capsys):
+def test_unreadable_checkpoints_are_named(tmp_path, capsys):
     folder = tmp_path / "model"
     folder.mkdir()
     files = {"damaged.pt": b"no zip", "text.pt": b"import os", "config.json": b"{"}
@@ -347,7 +347,7 @@ def test_unreadable_checkpoints(tmp_path, capsys):
         assert said in capsys.readouterr().err
 
 
-def test_without_matplotlib(tmp_path, monkeypatch, capsys):
+def test_without_matplotlib_the_command_says_what_to_install(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(SystemExit, match="2"):
@@ -356,7 +356,7 @@ def test_without_matplotlib(tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_nothing_half_written(tmp_path, monkeypatch):
+def test_nothing_half_written_stays(tmp_path, monkeypatch):
     """An old picture stays until the new one is whole."""
     path = tmp_path / "x.png"
     path.write_bytes(b"old")

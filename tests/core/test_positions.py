@@ -87,9 +87,9 @@ def test_one_step_equals_its_column_of_the_whole():
     assert torch.equal(token_position_at(7, length=9).coords[0], whole.coords[0, 7:16])
 
 
-def test_one_token_and_only_padding():
-    one = token_positions(torch.ones(1, 1, dtype=torch.bool))
-    assert one.coords.tolist() == [[[0.0]]]
+def test_one_token_and_only_padding_have_finite_positions():
+    single = token_positions(torch.ones(1, 1, dtype=torch.bool))
+    assert single.coords.tolist() == [[[0.0]]]
     none = token_positions(torch.zeros(2, 3, dtype=torch.bool))
     assert none.coords.isfinite().all()
     assert none.index.eq(0).all()
@@ -119,7 +119,7 @@ def test_frames_with_a_first_centre_for_each_sample():
 
 
 def test_frames_at_the_unit_of_an_encoder_are_whole_numbers():
-    """So that a stock model, which counts frames, has the same positions bit for bit."""
+    """A stock model, which counts frames, thus has the same positions bit for bit."""
     encoder = make_encoder("cape", "audio", start=2.0, unit=0.04)
     rows, step = encoder.place(frame_positions(torch.tensor([3000]), 0.01 * 4))
     assert torch.equal(rows.flatten(), 2.0 + torch.arange(3000.0))
@@ -145,7 +145,7 @@ def test_a_sample_of_frames_alone_is_the_same_in_a_batch():
         torch.testing.assert_close(alone.coords[0], batch.coords[row, :length], rtol=0, atol=0)
 
 
-def test_one_frame_and_no_frame():
+def test_one_frame_is_at_zero_and_no_frame_is_not_valid():
     assert frame_positions(torch.tensor([1]), 0.03).coords.tolist() == [[[0.0]]]
     assert not frame_positions(torch.tensor([0, 0]), 0.03, max_frames=2).valid.any()
 
@@ -213,9 +213,9 @@ def test_positions_are_float32_whatever_the_default(domain, dtype):
     torch.testing.assert_close(single.coords.item(), 3.0)
 
 
-@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
-def test_frame_arguments_of_another_dtype_give_float32(kind):
-    positions = frame_positions(FRAMES.int(), torch.tensor([0.5, 0.25, 1.0], dtype=kind))
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_frame_arguments_of_another_dtype_give_float32(dtype):
+    positions = frame_positions(FRAMES.int(), torch.tensor([0.5, 0.25, 1.0], dtype=dtype))
     assert positions.coords.dtype == positions.step.dtype == torch.float32
     assert positions.coords[0, :3, 0].tolist() == [0, 0.5, 1]
 

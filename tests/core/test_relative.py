@@ -111,8 +111,8 @@ def test_masks_of_any_shape_in_blocks(monkeypatch):
     whole = [relative_attention(*tensors, positions, attn_mask=mask)[0] for mask in masks]
     monkeypatch.setattr(relative, "BLOCK_ELEMENTS", 2 * BATCH * HEADS * QUERIES)
     blocks = [relative_attention(*tensors, positions, attn_mask=mask)[0] for mask in masks]
-    for one, other in zip(whole, blocks, strict=True):
-        torch.testing.assert_close(one, other)
+    for expected, block in zip(whole, blocks, strict=True):
+        torch.testing.assert_close(expected, block)
 
 
 def test_options_matter_and_tables_learn():
@@ -125,8 +125,8 @@ def test_options_matter_and_tables_learn():
         results[beyond, values, heads] = output
         for gradient in gradients(output, list(positions.parameters())):
             assert gradient.ne(0).all()
-    for one, two in itertools.combinations(results, 2):
-        assert not torch.allclose(results[one], results[two]), (one, two)
+    for first, second in itertools.combinations(results, 2):
+        assert not torch.allclose(results[first], results[second]), (first, second)
 
 
 def test_zero_tables_are_plain_attention():
@@ -137,7 +137,7 @@ def test_zero_tables_are_plain_attention():
     torch.testing.assert_close(relative_attention(*tensors, positions)[0], expected)
 
 
-def test_one_query_and_one_key():
+def test_one_query_and_one_key_have_weight_one():
     positions, tensors = make(4, values=True), inputs(1, 1)
     output, weights = relative_attention(*tensors, positions, need_weights=True)
     assert weights.eq(1).all()
@@ -176,7 +176,7 @@ def as_addend(attn_mask=None, key_padding_mask=None):
 
 @pytest.mark.parametrize("values", [False, True])
 @pytest.mark.parametrize("mask", MASKS)
-def test_masks(mask, values):
+def test_masks_equal_both_references(mask, values):
     positions, tensors = make(2, values=values), inputs()
     unmasked, _ = relative_attention(*tensors, positions)
     actual, weights = relative_attention(*tensors, positions, **MASKS[mask], need_weights=True)

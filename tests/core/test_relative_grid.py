@@ -16,7 +16,7 @@ def inputs(length):
     return [torch.randn(BATCH, HEADS, length, DIM, requires_grad=True) for _ in range(3)]
 
 
-def embeddings(positions, patches, first, kind):
+def embeddings(positions, patches, first, name):
     """``[H or 1, S, S, d]``, one pair of patches after the other."""
     height, width = patches
     length = first + height * width
@@ -30,7 +30,7 @@ def embeddings(positions, patches, first, kind):
         ):
             if abs(distance) <= context or axis.clip:
                 row = max(-context, min(context, distance)) + context
-                out[:, first + i, first + j] += getattr(axis, kind)[:, row]
+                out[:, first + i, first + j] += getattr(axis, name)[:, row]
     return out
 
 
@@ -48,7 +48,7 @@ def slow(query, key, value, positions, patches, first):
 @pytest.mark.parametrize("patches", GRIDS, ids=str)
 @pytest.mark.parametrize(("beyond", "values", "heads"), OPTIONS)
 @pytest.mark.parametrize("context", [1, 7])
-def test_equals_the_formula(context, beyond, values, heads, patches, first):
+def test_attention_equals_the_formula(context, beyond, values, heads, patches, first):
     positions = RelativeGridPositions(context, DIM, heads, values, beyond)
     tensors = inputs(first + patches[0] * patches[1])
     output, weights = relative_attention(*tensors, positions, patches=patches, need_weights=True)

@@ -34,10 +34,10 @@ def test_a_click_is_found_at_its_time(layers, hop):
         for conv in model.conv_layers:  # averages, so that each output looks at all of its field
             conv.weight.fill_(0.1)
             conv.bias.zero_()
-    frames = [log_mel(one, RATE, 8, hop, normalize=False)[None] for one in (wave, clicked)]
+    frames = [log_mel(samples, RATE, 8, hop, normalize=False)[None] for samples in (wave, clicked)]
     lengths = torch.tensor([frames[0].shape[1]])
     with torch.no_grad():
-        (quiet, outputs), (loud, _) = (model.subsample(one, lengths) for one in frames)
+        (quiet, outputs), (loud, _) = (model.subsample(mel, lengths) for mel in frames)
     positions = subsampled_positions(outputs, quiet.shape[1], model.stride, hop)
     times = positions.coords[0, :, 0] + WINDOW_SECONDS / 2
     change = (loud - quiet).abs().sum(-1)[0]
@@ -109,6 +109,6 @@ BAD = [
 
 
 @pytest.mark.parametrize(("call", "message"), BAD, ids=[message for _, message in BAD])
-def test_bad_input(call, message):
+def test_bad_input_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()

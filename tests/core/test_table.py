@@ -135,7 +135,7 @@ def test_images_of_any_size_get_the_resized_table(size):
 # ---- both ----------------------------------------------------------------------------------------
 
 
-def test_initialisation():
+def test_weights_begin_with_the_deviation_asked_for():
     assert PositionTable(64, 2000).weight.std().item() == pytest.approx(1 / 8, rel=0.02)
     encoder = make_table_encoder("text", 2000, dim=64, std=0.02)
     assert encoder.encoding.weight.std().item() == pytest.approx(0.02, rel=0.02)

@@ -42,7 +42,7 @@ def test_similarities_by_hand():
 @pytest.mark.parametrize("domain", DOMAINS)
 @pytest.mark.parametrize("name", ADDING_TYPES)
 def test_similarity_at_offset_zero_is_one(name, domain):
-    """Also of augmented embeddings."""
+    """Augmented embeddings, too."""
     stack = make_stack(name, domain)
     for view in views(stack, [POSITIONS[domain]], 2 * stack.config.random, generator()):
         cosine = similarity(view.embedding)["cosine"]

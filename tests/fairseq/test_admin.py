@@ -100,7 +100,7 @@ def recurrence_by_hand(model, data, seed):
     Residuals are layer inputs and layer-norm outputs, branches are what leaves the dropout module.
     Returns a list [(constant the sub-layer should have, its omega)] per stack.
     """
-    found = []
+    observed = []
     for stack in (model.encoder, model.decoder):
         for layer in stack.layers:
             seen = {"residual": [], "branch": []}
@@ -120,7 +120,7 @@ def recurrence_by_hand(model, data, seed):
                 for norm in norms
                 if norm is not None
             ]
-            found.append((stack, layer, seen, hooks))
+            observed.append((stack, layer, seen, hooks))
     state = torch.get_rng_state()
     torch.manual_seed(seed)
     with torch.no_grad():
@@ -130,7 +130,7 @@ def recurrence_by_hand(model, data, seed):
     results = []
     for stack in (model.encoder, model.decoder):
         s, pairs = 1.0, []
-        for owner, layer, seen, hooks in found:
+        for owner, layer, seen, hooks in observed:
             for hook in hooks:
                 hook.remove()
             if owner is not stack:

@@ -163,7 +163,7 @@ def build_language_model(arch, *words, seed=1):
 
 
 @pytest.mark.parametrize("arch", LANGUAGE_MODELS)
-def test_language_model_arch(arch):
+def test_language_model_arch_trains_and_equals_stock(arch):
     """Trains with cape, and equals the stock arch without augmentation."""
     stock = build_language_model(arch)
     assert stock.decoder.embed_dim == 32

@@ -102,8 +102,8 @@ def test_bad_lines_are_counted_and_reported(tmp_path, make, caplog):
     manifest = write_manifest(tmp_path, "train", [1.0, 0.5])
     lines = ["audio\ttgt_text", "train/000.wav\tb", make(tmp_path), "train/001.wav\tc"]
     manifest.write_text("\n".join(lines) + "\n")
-    found = read_manifest(str(manifest))
-    assert [one.text for one in found] == ["b", "c"]
+    utterances = read_manifest(str(manifest))
+    assert [utterance.text for utterance in utterances] == ["b", "c"]
     (message,) = [record.message for record in caplog.records]
     assert "1 of 3 skipped (1 " in message
     assert "line 3" in message
@@ -121,9 +121,9 @@ def test_other_formats_are_converted(tmp_path, samples, rate):
     manifest = write_manifest(tmp_path, "train", [1.0])
     soundfile.write(tmp_path / "other.wav", samples, rate)
     manifest.write_text("audio\ttext\nother.wav\ta\n")
-    (one,) = read_manifest(str(manifest))
-    assert one.seconds == pytest.approx(1.0)
-    assert load(one).shape == (RATE,)
+    (utterance,) = read_manifest(str(manifest))
+    assert utterance.seconds == pytest.approx(1.0)
+    assert load(utterance).shape == (RATE,)
 
 
 REFUSED = {
@@ -137,7 +137,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("text", "message"), REFUSED.values(), ids=REFUSED)
-def test_bad_manifests(tmp_path, text, message):
+def test_bad_manifests_are_refused(tmp_path, text, message):
     if text is not None:
         (tmp_path / "train.tsv").write_text(text)
     with pytest.raises(ValueError, match=message):
@@ -148,7 +148,7 @@ DURATIONS = {"inf": "without a duration", "nan": "without a duration", "x": "unr
 
 
 @pytest.mark.parametrize(("seconds", "reason"), DURATIONS.items())
-def test_bad_durations(tmp_path, seconds, reason, caplog):
+def test_bad_durations_are_skipped_and_counted(tmp_path, seconds, reason, caplog):
     manifest = write_manifest(tmp_path, "train", [1.0])
     lines = ["audio\ttext\tseconds", f"train/000.wav\ta\t{seconds}", "train/000.wav\ta\t1.0"]
     manifest.write_text("\n".join(lines) + "\n")
@@ -156,8 +156,8 @@ def test_bad_durations(tmp_path, seconds, reason, caplog):
     assert f"1 of 2 skipped (1 {reason})" in caplog.text
 
 
-def test_duration_that_is_not_true(tmp_path, caplog):
-    """Its hop would be wrong, and its batch cut to pieces."""
+def test_recording_of_an_untrue_duration_is_reported_and_replaced(tmp_path, caplog):
+    """The hop of its batch would be wrong, and the batch cut to pieces."""
     manifest = write_manifest(tmp_path, "train", [1.0, 1.1])
     lines = ["audio\ttext\tseconds", "train/000.wav\ta\t5.0", "train/001.wav\tb\t1.1"]
     manifest.write_text("\n".join(lines) + "\n")
@@ -166,7 +166,7 @@ def test_duration_that_is_not_true(tmp_path, caplog):
     assert "has 1.00 s, its manifest says 5.00" in caplog.text
 
 
-def test_units_that_the_dictionary_lacks(tmp_path, caplog):
+def test_units_that_the_dictionary_lacks_are_reported(tmp_path, caplog):
     write_manifest(tmp_path, "train", [1.0])
     (tmp_path / "train.tsv").write_text("audio\ttext\ntrain/000.wav\tabc abc abc abc\n")
     (tmp_path / "test.tsv").write_text("audio\ttext\ntrain/000.wav\tabé\n")
@@ -181,6 +181,6 @@ def test_units_that_the_dictionary_lacks(tmp_path, caplog):
         task.load_dataset("train")
 
 
-def test_missing_subword_model(folder):
+def test_missing_subword_model_is_named(folder):
     with pytest.raises(ValueError, match="--subword-model gone.model: no such file"):
         make_task(folder, "--subword-model", "gone.model")

@@ -98,15 +98,15 @@ def test_two_processes_share_the_batches_of_one(run_cli, folder, tmp_path):
     for updates in (4, 9):
         log = train_on_two(run_cli, folder, tmp_path / "again", *words, "--max-update", updates)
     assert re.search(r"Loaded checkpoint .*@ 4 updates", log.stdout + log.stderr)
-    one, two, again = (
+    alone, shared, again = (
         parameters(tmp_path / name / "checkpoint_last.pt") for name in ("one", "two", "again")
     )
-    assert not differences(two, again)
+    assert not differences(shared, again)
     start = parameters(tmp_path / "one/checkpoint1.pt")
-    moved = max(float((one[name] - start[name]).abs().max()) for name in one)
+    moved = max(float((alone[name] - start[name]).abs().max()) for name in alone)
     assert moved > 0.01
-    for name in one:
-        assert torch.allclose(one[name], two[name], atol=1e-6), name
+    for name in alone:
+        assert torch.allclose(alone[name], shared[name], atol=1e-6), name
 
 
 @pytest.mark.slow
@@ -116,9 +116,9 @@ def test_error_rates_are_jiwers(run_cli, folder, checkpoint):
     assert len(references) == 11, "every recording is decoded"
     pairs = [(references[i][0][0], hypotheses[i][0][1]) for i in references]
     wer, ler = map(float, re.search(r"WER ([\d.]+) LER ([\d.]+)", output).groups())
-    truth, found = map(list, zip(*pairs, strict=True))
-    assert wer == pytest.approx(100 * jiwer.wer(truth, found), abs=0.006)
-    assert ler == pytest.approx(100 * jiwer.cer(truth, found), abs=0.006)
+    truth, recognised = map(list, zip(*pairs, strict=True))
+    assert wer == pytest.approx(100 * jiwer.wer(truth, recognised), abs=0.006)
+    assert ler == pytest.approx(100 * jiwer.cer(truth, recognised), abs=0.006)
     log = run_cli(
         "fairseq-validate", folder, *TASK, "--path", checkpoint, "--valid-subset", "test",
         "--max-tokens", 2000,
@@ -128,8 +128,8 @@ def test_error_rates_are_jiwers(run_cli, folder, checkpoint):
 
 
 @pytest.mark.slow
-def test_recordings_without_text(run_cli, folder, checkpoint):
-    """In a manifest, and by their paths; understood as those with a text, and not scored."""
+def test_recordings_without_text_are_understood_and_not_scored(run_cli, folder, checkpoint):
+    """Recordings in a manifest, and by their paths, are decoded like those with a text."""
     flags = ("--hop-seconds", 0.014)
     output = generate(run_cli, folder, checkpoint, *flags)
     plain = lines(output, "H")
@@ -144,10 +144,10 @@ def test_recordings_without_text(run_cli, folder, checkpoint):
         "fairseq-interactive", folder, *TASK, "--path", checkpoint, *flags,
         input="\n".join(["gone.wav", *recordings[1:4], "", recordings[4]]) + "\n", cwd=folder,
     )  # fmt: skip
-    found = lines(named.stdout, "H")
-    assert list(found) == [1, 2, 3, 5]
-    for number, expected in zip(found, range(4), strict=True):
-        (score, text), (same_score, same_text) = found[number][0], plain[expected][0]
+    by_line = lines(named.stdout, "H")
+    assert list(by_line) == [1, 2, 3, 5]
+    for number, expected in zip(by_line, range(4), strict=True):
+        (score, text), (same_score, same_text) = by_line[number][0], plain[expected][0]
         assert text == same_text
         assert float(score) == pytest.approx(float(same_score), abs=1e-4)
     assert "gone.wav: no such file" in named.stdout + named.stderr
@@ -201,7 +201,7 @@ def test_hop_beam_and_language_model(run_cli, folder, checkpoint, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["cape_asr", "speech_to_text"])
 def test_encoder_and_decoder(run_cli, folder, tmp_path, task):
-    """With our task, and with the stock task on features, whose recipe changes by one flag."""
+    """Uses our task, and the stock task on features, whose recipe changes by one flag."""
     arch = "cape_s2t_transformer_xs"
     flags = (*DECODER, "--position-embedding", "cape", "--max-update", 3)
     if task == "cape_asr":
@@ -250,7 +250,7 @@ BAD = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("words", "message"), BAD, ids=[message for _, message in BAD])
-def test_bad_command_lines(run_cli, folder, tmp_path, words, message):
+def test_bad_command_lines_stop_with_a_reason(run_cli, folder, tmp_path, words, message):
     failed = train(run_cli, folder, tmp_path, *words, "--max-update", 1, check=False)
     assert failed.returncode
     assert message in failed.stderr

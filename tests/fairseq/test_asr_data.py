@@ -36,7 +36,7 @@ def make_batches(dataset, max_tokens=600):
 # ---- batches -------------------------------------------------------------------------------------
 
 
-def test_epoch_without_padding(folder):
+def test_epoch_without_padding_has_every_recording_once(folder):
     """Every recording once; frames are those at its own hop, in order, at their true times."""
     dataset = training_set(folder, "--padding-free")
     batches = make_batches(dataset)
@@ -67,11 +67,11 @@ def test_epochs_differ_and_are_reproducible(folder):
     assert first != other
     dataset = training_set(folder, "--padding-free", epoch=1)
     samples = [dataset[index] for index in first[0]]
-    one, two = (dataset.collater(samples)["net_input"] for _ in range(2))
-    assert torch.equal(one["frame_nanoseconds"], two["frame_nanoseconds"])
+    inputs, repeated = (dataset.collater(samples)["net_input"] for _ in range(2))
+    assert torch.equal(inputs["frame_nanoseconds"], repeated["frame_nanoseconds"])
     dataset.set_epoch(2)
     assert not torch.equal(
-        one["frame_nanoseconds"], dataset.collater(samples)["net_input"]["frame_nanoseconds"]
+        inputs["frame_nanoseconds"], dataset.collater(samples)["net_input"]["frame_nanoseconds"]
     )
 
 
@@ -95,7 +95,7 @@ def test_ranks_share_an_epoch(folder):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_resuming_in_mid_epoch(folder, workers):
+def test_resuming_in_mid_epoch_gives_the_remaining_batches(folder, workers):
     """The batches after the interruption are the same, to the last bit, with any workers."""
     iterator = epoch_iterator(folder)
     epoch = iterator.next_epoch_itr()
@@ -110,13 +110,13 @@ def test_resuming_in_mid_epoch(folder, workers):
     resumed.load_state_dict(state)
     rest = list(resumed.next_epoch_itr())
     assert len(rest) == len(expected) - 3
-    for one, two in zip(rest, expected[3:], strict=True):
-        for key, value in one["net_input"].items():
-            assert torch.equal(value, two["net_input"][key]), key
+    for batch, other in zip(rest, expected[3:], strict=True):
+        for key, value in batch["net_input"].items():
+            assert torch.equal(value, other["net_input"][key]), key
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_epochs_of_a_training(folder, workers, monkeypatch, capfd):
+def test_epochs_of_a_training_are_those_of_new_trainings(folder, workers, monkeypatch, capfd):
     """The same as those of trainings that begin with them. Processes of a data loader live on, for
     those of the next epoch would find garbage that refers to them, and fail to end them."""
     load = SpeechDataset.__getitem__
@@ -132,24 +132,24 @@ def test_epochs_of_a_training(folder, workers, monkeypatch, capfd):
     task.load_dataset("train")
     given = {"max_tokens": 600, "seed": 7, "num_workers": workers}
     gc.collect()  # what other tests left
-    processes, others = set(), {one.pid for one in multiprocessing.active_children()}
+    processes, others = set(), {process.pid for process in multiprocessing.active_children()}
     gc.disable()
     try:
         for epoch in (1, 2, 3):  # as fairseq's trainer does
             iterator = task.get_batch_iterator(task.dataset("train"), epoch=epoch, **given)
             batches = list(iterator.next_epoch_itr())
-            processes |= {one.pid for one in multiprocessing.active_children()} - others
+            processes |= {process.pid for process in multiprocessing.active_children()} - others
             alone = list(epoch_iterator(folder, epoch=epoch).next_epoch_itr())
-            for one, two in zip(batches, alone, strict=True):
-                for key, value in one["net_input"].items():
-                    assert torch.equal(value, two["net_input"][key]), (epoch, key)
+            for batch, reference in zip(batches, alone, strict=True):
+                for key, value in batch["net_input"].items():
+                    assert torch.equal(value, reference["net_input"][key]), (epoch, key)
     finally:
         gc.enable()
     assert "can only test a child process" not in capfd.readouterr().err
     assert len(processes) == workers
 
 
-def test_says_how_much_padding_is_saved(folder, caplog):
+def test_log_says_how_much_padding_is_saved(folder, caplog):
     dataset = training_set(folder, "--padding-free")
     with caplog.at_level(logging.INFO):
         batches = make_batches(dataset)
@@ -170,7 +170,7 @@ def test_padded_batches_keep_every_recording(folder):
 
 
 def test_evaluation_has_one_hop(folder):
-    """Also with --padding-free, which is about training; --hop-seconds changes it."""
+    """Holds with --padding-free, too, which is about training; --hop-seconds changes it."""
     task = make_task(folder, "--padding-free", "--hop-seconds", "0.02")
     task.load_dataset("valid")
     dataset = task.dataset("valid")
@@ -183,7 +183,7 @@ def test_evaluation_has_one_hop(folder):
 # ---- texts ---------------------------------------------------------------------------------------
 
 
-def test_letters(folder):
+def test_letters_are_encoded_and_decoded(folder):
     task = make_task(folder)
     assert (folder / "dict.txt").read_text().split()[::2] == ["a", "b", "c", "|"]
     dictionary = task.target_dictionary
@@ -195,7 +195,7 @@ def test_letters(folder):
     assert dictionary[int(task.targets.encode("x", dictionary))] == "<unk>"
 
 
-def test_subwords(tmp_path):
+def test_subwords_are_encoded_and_decoded(tmp_path):
     from sentencepiece import SentencePieceTrainer
 
     write_manifest(tmp_path, "train", durations(10))
@@ -211,7 +211,7 @@ def test_subwords(tmp_path):
     assert len(make_task(tmp_path).target_dictionary) == len(task.target_dictionary), "read again"
 
 
-def test_manifest_of_fairseq(tmp_path):
+def test_manifest_of_fairseq_is_read(tmp_path):
     """Parts of an uncompressed zip, audio or features, and the names of files in config.yaml."""
     tone = np.random.default_rng(0).normal(0, 0.1, RATE).astype("f")
     flac, frames = io.BytesIO(), io.BytesIO()
@@ -267,13 +267,13 @@ def test_recordings_without_text_are_transcribed(folder, caplog):
 
 
 def test_paths_of_recordings_are_read_one_by_one(folder, monkeypatch):
-    """Without files that stay open, and without keeping what was read."""
+    """Leaves no file open and keeps nothing of what was read."""
     monkeypatch.chdir(folder)
     task = make_task(folder)
     task.mel_bins = 8
     for line in ["train/000.wav", "gone.wav", "", "train/001.wav"] * 8:
-        found, seconds = task.get_interactive_tokens_and_lengths([line], None)
-        dataset = task.build_dataset_for_inference(found, seconds)
+        paths, seconds = task.get_interactive_tokens_and_lengths([line], None)
+        dataset = task.build_dataset_for_inference(paths, seconds)
         iterator = task.get_batch_iterator(dataset, max_sentences=1)
         batches = list(iterator.next_epoch_itr(shuffle=False))
         assert [batch["id"].tolist() for batch in batches] == [[0]] * line.startswith("train")
@@ -308,7 +308,7 @@ def test_folder_without_dictionary_and_training_data(tmp_path):
 
 
 def test_training_sets_of_any_name(tmp_path):
-    """Several, too; the dictionary is of all of them."""
+    """Several sets may be given; the dictionary is of all of them."""
     for seed, name in enumerate(("one", "two")):
         write_manifest(tmp_path, name, durations(5, seed), seed)
     (tmp_path / "two.tsv").write_text((tmp_path / "two.tsv").read_text().replace("ab", "xy"))
@@ -323,7 +323,7 @@ def test_training_sets_of_any_name(tmp_path):
     assert not task.dataset("one,two").training, "a training set that is decoded"
 
 
-def test_combined_validation_sets(tmp_path):
+def test_validation_sets_are_combined_if_asked(tmp_path):
     for name, count in (("train", 3), ("valid", 2), ("valid1", 4), ("valid3", 5)):
         write_manifest(tmp_path, name, durations(count))
     task = make_task(tmp_path)

@@ -50,21 +50,21 @@ def test_batch_equals_its_samples(folder, name, arch, mode):
         rows = [part(sample, row) for row in range(4)]
         alone = [model(**row["net_input"]) for row in rows]
     if arch == S2T:
-        for row, one in enumerate(alone):
-            units = one[0].shape[1]
-            torch.testing.assert_close(together[0][row, :units], one[0][0], atol=2e-5, rtol=1e-4)
+        for row, output in enumerate(alone):
+            units = output[0].shape[1]
+            torch.testing.assert_close(together[0][row, :units], output[0][0], atol=2e-5, rtol=1e-4)
         return
-    for row, one in enumerate(alone):
-        length = len(one["encoder_out"])
+    for row, output in enumerate(alone):
+        length = len(output["encoder_out"])
         assert int(together["lengths"][row]) == length
         torch.testing.assert_close(
-            together["encoder_out"][:length, row], one["encoder_out"][:, 0], atol=2e-5, rtol=1e-4
+            together["encoder_out"][:length, row], output["encoder_out"][:, 0], atol=2e-5, rtol=1e-4
         )
     criterion = CapeCtcCriterion(task)
     loss, size, log = criterion(model, sample)
     losses = [criterion(model, row) for row in rows]
-    torch.testing.assert_close(loss, sum(one[0] for one in losses), atol=1e-3, rtol=1e-4)
-    assert size == sum(one[1] for one in losses)
+    torch.testing.assert_close(loss, sum(row[0] for row in losses), atol=1e-3, rtol=1e-4)
+    assert size == sum(row[1] for row in losses)
     assert log["letters"] == sum(len(text) for text in sample["texts"])
     assert (log["frames"] == log["padding"]) == bool(mode), "no padding frame"
 
@@ -79,7 +79,7 @@ def test_loss_is_ctc_without_eos(folder):
         out["encoder_out"].log_softmax(-1),
         torch.cat(texts),
         out["lengths"],
-        torch.tensor([len(one) for one in texts]),
+        torch.tensor([len(text) for text in texts]),
         reduction="sum",
     )
     torch.testing.assert_close(loss, expected)
@@ -101,8 +101,8 @@ def test_what_cannot_be_aligned_does_not_count(folder):
     longer["target"] = target
     loss, size, log = CapeCtcCriterion(task)(model, longer)
     rows = [CapeCtcCriterion(task)(model, part(sample, row)) for row in (0, 2, 3)]
-    torch.testing.assert_close(loss, sum(one[0] for one in rows), atol=1e-3, rtol=1e-4)
-    assert size == sum(one[1] for one in rows)
+    torch.testing.assert_close(loss, sum(row[0] for row in rows), atol=1e-3, rtol=1e-4)
+    assert size == sum(row[1] for row in rows)
     assert (log["unaligned"], log["recordings"]) == (1, 4)
 
 
@@ -171,7 +171,7 @@ def test_augmentation_in_training_only(folder, arch):
 
 
 def test_unaugmented_speech_to_text_is_the_stock_model(folder):
-    """Bit for bit without padding, and its checkpoint fits."""
+    """Equal bit for bit without padding, and its checkpoint fits."""
     task, _ = batch(folder)
     stock_args = argparse.Namespace(**{**SIZES, "input_channels": 1, "input_feat_per_channel": 8})
     stock_args.max_source_positions, stock_args.max_target_positions = 1000, 100
@@ -186,11 +186,11 @@ def test_unaugmented_speech_to_text_is_the_stock_model(folder):
     lengths = torch.tensor([60, 60])
     with torch.no_grad():
         expected, _ = stock(features, lengths, tokens)
-        found, _ = model(features, lengths, tokens)
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+        outputs, _ = model(features, lengths, tokens)
+    torch.testing.assert_close(outputs, expected, atol=1e-6, rtol=1e-5)
 
 
-def test_sizes():
+def test_sizes_are_those_of_the_paper_and_smaller():
     """The paper's model, and smaller ones."""
     sizes = {}
     for arch in (CTC, *(f"{CTC}_{size}" for size in ("base", "small", "tiny"))):
@@ -238,7 +238,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("given", "message"), BAD, ids=[message for _, message in BAD])
-def test_bad_settings(folder, given, message):
+def test_bad_settings_are_refused(folder, given, message):
     task = make_task(folder)
     with pytest.raises(ValueError, match=message):
         make_model(task, CTC, "", **given)

@@ -201,7 +201,7 @@ def changed(path, source, **entries):
         ({"mask": "text"}, r"encoder\.mask of .* no tensors"),
     ],
 )  # fmt: skip
-def test_models_that_have_no_mean(files, tmp_path, entries, message):
+def test_models_that_have_no_mean_are_refused(files, tmp_path, entries, message):
     odd = changed(tmp_path / "odd.pt", files[0], **entries)
     with pytest.raises(ValueError, match=rf"^--inputs: .*{message}") as error:
         average_checkpoints([*files, odd])
@@ -215,7 +215,7 @@ def test_models_that_have_no_mean(files, tmp_path, entries, message):
         ({}, {"position_embedding": "x"}, "position_embedding: x and unset"),
     ],
 )  # fmt: skip
-def test_other_positional_settings(tmp_path, ours, theirs, message):
+def test_other_positional_settings_are_refused(tmp_path, ours, theirs, message):
     paths = [
         checkpoint(tmp_path / "a.pt", 1, lr=0.1, **ours),
         checkpoint(tmp_path / "b.pt", 2, lr=0.2, **theirs),
@@ -224,7 +224,7 @@ def test_other_positional_settings(tmp_path, ours, theirs, message):
         average_checkpoints(paths)
 
 
-def test_files_that_cannot_be_read(files, tmp_path):
+def test_files_that_cannot_be_read_are_named(files, tmp_path):
     with pytest.raises(ValueError, match=r"no checkpoint at .*nine\.pt; .*checkpoint1\.pt, check"):
         average_checkpoints([files[0], tmp_path / "nine.pt"])
     with pytest.raises(ValueError, match="the folder .* does not exist"):

@@ -94,9 +94,9 @@ def attention_of(model, task, source, target):
     return extra["attn"][0][0]
 
 
-@pytest.mark.parametrize("kind", ["hard", "soft"])
-def test_printed_alignment_is_that_of_the_words(kind, run_cli, trained, test_data):
-    words = generate_words(test_data, trained("cape"), "--print-alignment", kind, "--beam", 3)
+@pytest.mark.parametrize("alignment", ["hard", "soft"])
+def test_printed_alignment_is_that_of_the_words(alignment, run_cli, trained, test_data):
+    words = generate_words(test_data, trained("cape"), "--print-alignment", alignment, "--beam", 3)
     output = run_cli(*words).stdout
     model, task = load(trained("cape"), test_data)
     sources, alignments = lines(output, "S"), lines(output, "A")
@@ -105,7 +105,7 @@ def test_printed_alignment_is_that_of_the_words(kind, run_cli, trained, test_dat
     for i, (_, hypothesis) in hypotheses(output).items():
         attention = attention_of(model, task, sources[i][0][0], hypothesis)
         items = alignments[i][0][0].split()
-        if kind == "soft":
+        if alignment == "soft":
             rows = torch.tensor([[float(p) for p in row.split(",")] for row in items])
             torch.testing.assert_close(rows, attention, atol=1e-4, rtol=0)
             continue
@@ -115,7 +115,7 @@ def test_printed_alignment_is_that_of_the_words(kind, run_cli, trained, test_dat
             on_words = attention[target, :-1]
             assert on_words[source] >= on_words.max() - 1e-4
             moved += bool(source > 0 and on_words[source - 1] < on_words[source] - 1e-4)
-    assert kind == "soft" or moved > 20  # an alignment shifted by one would be noticed
+    assert alignment == "soft" or moved > 20  # an alignment shifted by one would be noticed
 
 
 @pytest.mark.parametrize("options", [[], ["--print-alignment", "soft"]])
@@ -133,8 +133,8 @@ def test_unknown_words_are_replaced_by_the_aligned_source(options, run_cli, trai
         words = hypotheses(replaced)[i][1].split()
         for place, word in enumerate(hypothesis.split()):
             if word == "<unk>":
-                found = [i for i, name in enumerate(source) if name == words[place]]
-                assert attention[place, found].max() >= attention[place].max() - 1e-4
+                equal = [i for i, name in enumerate(source) if name == words[place]]
+                assert attention[place, equal].max() >= attention[place].max() - 1e-4
                 copied += 1
             else:
                 assert words[place] == word
@@ -176,7 +176,7 @@ def test_words_are_replaced_by_a_dictionary(run_cli, trained, corpus, tmp_path):
     words = generate_words(corpus.raw, trained("cape"), *options)
     copied, mapped = (hypotheses(run_cli(*words, *end).stdout) for end in ([], [dictionary]))
     both = [(copied[i][1].split(), mapped[i][1].split()) for i in copied]
-    changed = [(a, b) for one, two in both for a, b in zip(one, two, strict=True) if a != b]
+    changed = [(a, b) for words in both for a, b in zip(*words, strict=True) if a != b]
     assert changed
     assert all(b == f"NEW{a}" for a, b in changed)
 
@@ -231,7 +231,9 @@ print("L", *lm.score("eins zwei und drei")["positional_scores"].tolist(), sep="\
 """
 
 
-def test_hub_interface(run_cli, trained, corpus, test_data, generated, tmp_path):
+def test_hub_interface_translates_and_scores(
+    run_cli, trained, corpus, test_data, generated, tmp_path
+):
     sources = [source[0][0] for source in lines(generated, "S").values()]
     arguments = (trained("cape").parent, test_data, trained("lm").parent, corpus.lm)
     words = ["python", "-c", HUB, *arguments]
@@ -267,7 +269,7 @@ TRAINED = {
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_training_with_option(name, run_cli, corpus, test_data, tmp_path):
+def test_model_trained_with_the_option_decodes(name, run_cli, corpus, test_data, tmp_path):
     """What is trained decodes, and beam scores agree with one pass."""
     arch = "cape_transformer_align" if name == "align" else "cape_transformer_tiny"
     words = train_words(corpus.binary, tmp_path, *TRAINED[name], arch=arch, updates=20)

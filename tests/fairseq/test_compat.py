@@ -76,7 +76,7 @@ def test_passive_types_load_only_when_allowed(value, nothing_allowed):
     assert np.all(loaded == value)
 
 
-def test_types_that_other_code_took_off_the_list(tmp_path):
+def test_types_that_other_code_took_off_the_list_come_back(tmp_path):
     """The end of torch's own context manager also removes what was declared before it."""
     from fairseq import checkpoint_utils
 

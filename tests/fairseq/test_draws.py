@@ -71,15 +71,15 @@ def spread(values):
 
 @pytest.mark.parametrize("left", [True, False], ids=["left", "right"])
 @pytest.mark.parametrize("bos", [True, False], ids=["bos", "no bos"])
-@pytest.mark.parametrize("kind", SHARED)
-def test_source_and_target_share_shift_and_scale(kind, bos, left):
-    model = build(position_max_local_shift=0, position_source_bos=bos, **SHARED[kind])
+@pytest.mark.parametrize("shared", SHARED)
+def test_source_and_target_share_shift_and_scale(shared, bos, left):
+    model = build(position_max_local_shift=0, position_source_bos=bos, **SHARED[shared])
     source, i, target, j = coordinates(model, left=left)
     # scale * (START + index + shift): read off the target, then expected of the source
     scale = target[:, 1] - target[:, 0]
     shift = target[:, 0] / scale - START
     for name, drawn, neutral in (("shift", shift, 0.0), ("scale", scale, 1.0)):
-        if name in kind:
+        if name in shared:
             assert drawn.unique().numel() == 4
             assert (drawn - neutral).abs().min() > 1e-3
         else:

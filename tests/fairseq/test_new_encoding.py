@@ -9,7 +9,7 @@ from tests.support.fairseq_models import batch, build, configure, decoder_input,
 from tests.support.triangle import PERIOD, Triangle, add_triangle
 
 
-def test_a_model_with_a_new_encoding(monkeypatch):
+def test_a_model_takes_a_new_encoding(monkeypatch):
     add_triangle(monkeypatch)
     cfg = configure("--position-embedding", "triangle", "--position-max-offset", 5)
     assert cfg.model.position_embedding == "triangle"

@@ -129,7 +129,7 @@ def test_hint_equals_sentences_with_bos(name, left, mode):
 @pytest.mark.parametrize(
     "setting", [{}, {"no_scale_embedding": True}, {"layernorm_embedding": True}]
 )
-def test_hint_with_token_embeddings(left, setting):
+def test_hint_equals_a_prefix_with_token_embeddings(left, setting):
     hinted, plain = with_and_without_hint("cape", **setting)
     source, longer = pad(sentences(), left), prefixed(left)
     embeddings = torch.nn.Embedding(24, 32)

@@ -63,7 +63,7 @@ def test_relative_attention_of_stock_is_none():
 
 
 @EACH_VARIANT
-def test_no_limit_of_positions(name):
+def test_positions_have_no_limit(name):
     model = build_variant(name)
     assert min(model.max_positions()) >= 100_000
     assert model.max_decoder_positions() >= 100_000
@@ -95,7 +95,7 @@ def test_step_by_step_equals_one_pass_beyond_the_stock_tables(name):
 
 
 def test_stock_fails_beyond_its_learned_table():
-    """Which is the limit that the test above goes beyond."""
+    """The limit that the test above goes beyond."""
     learned = {"encoder_learned_pos": True, "decoder_learned_pos": True}
     model = build("transformer_tiny", **learned).eval()
     with pytest.raises(IndexError):

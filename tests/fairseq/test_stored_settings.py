@@ -100,7 +100,7 @@ def test_arguments_are_completed_when_a_model_is_built():
 
 @pytest.mark.slow
 def test_older_checkpoints_load_and_resume(trained, fairseq_train, begun, corpus):
-    """They have None where an option was left out, and nothing of their dictionaries."""
+    """Older settings are None where an option was left out, and say nothing of dictionaries."""
     folder = begun("cape")
     last = folder / "checkpoint_last.pt"
     state = torch.load(last, weights_only=True)

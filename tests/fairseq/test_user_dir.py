@@ -14,26 +14,26 @@ pytestmark = pytest.mark.slow
 
 PACKAGES = ("cape_plugins", "fairseq_user_dir")
 # Folder, --user-dir, what is imported before, and whether both are installed beside fairseq.
-# {name} is the package, {root} the repository, {tmp} a folder elsewhere.
+# {name} is the package, {root} the repository, {elsewhere} another folder.
 RESOLVED = {
     "bare name in the repository": ("{root}", "{name}", None, False),
     "relative": ("{root}", "./{name}", None, False),
     "trailing slash": ("{root}", "{name}/", None, False),
     "from a folder of the repository": ("{root}/tests", "../{name}", None, False),
     "absolute in the repository": ("{root}", "{root}/{name}", None, False),
-    "absolute elsewhere": ("{tmp}", "{root}/{name}", None, False),
-    "relative elsewhere": ("{tmp}", "{relative}/{name}", None, False),
-    "installed": ("{tmp}", "{name}", None, True),
+    "absolute elsewhere": ("{elsewhere}", "{root}/{name}", None, False),
+    "relative elsewhere": ("{elsewhere}", "{relative}/{name}", None, False),
+    "installed": ("{elsewhere}", "{name}", None, True),
     "installed and in the repository": ("{root}", "{name}", None, True),
-    "imported, absolute": ("{tmp}", "{root}/{name}", "fairseq_user_dir", False),
+    "imported, absolute": ("{elsewhere}", "{root}/{name}", "fairseq_user_dir", False),
     "imported, bare name": ("{root}", "{name}", "fairseq_user_dir", False),
-    "imported, installed": ("{tmp}", "{name}", "fairseq_user_dir", True),
-    "imported, no user dir": ("{tmp}", None, "fairseq_user_dir", False),
+    "imported, installed": ("{elsewhere}", "{name}", "fairseq_user_dir", True),
+    "imported, no user dir": ("{elsewhere}", None, "fairseq_user_dir", False),
 }
 NOT_RESOLVED = {
-    "core imported, no hook": ("{tmp}", None, "cape_plugins", False),
+    "core imported, no hook": ("{elsewhere}", None, "cape_plugins", False),
     "no user dir": ("{root}", None, None, False),
-    "bare name elsewhere": ("{tmp}", "{name}", None, False),
+    "bare name elsewhere": ("{elsewhere}", "{name}", None, False),
 }
 # Imports fairseq once; each case then runs in a fork, because a process imports a package once.
 PROGRAM = """
@@ -80,7 +80,7 @@ def make_site(folder: Path, packages: bool) -> Path:
 @pytest.fixture(scope="module")
 def resolve(run_cli, tmp_path_factory):
     """{case: "found" or the error}, for all cases of both packages."""
-    tmp = tmp_path_factory.mktemp("elsewhere")
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
     sites = {
         installed: make_site(tmp_path_factory.mktemp("site") / "site-packages", installed)
         for installed in (True, False)
@@ -89,8 +89,8 @@ def resolve(run_cli, tmp_path_factory):
     for installed, site in sites.items():
         cases = {}
         for package in PACKAGES:
-            relative = os.path.relpath(ROOT, tmp)
-            places = {"name": package, "root": ROOT, "tmp": tmp, "relative": relative}
+            relative = os.path.relpath(ROOT, elsewhere)
+            places = {"name": package, "root": ROOT, "elsewhere": elsewhere, "relative": relative}
             for case, (folder, user_dir, imported, beside) in (RESOLVED | NOT_RESOLVED).items():
                 if beside == installed:
                     search = [str(ROOT)] if imported and not beside else []
@@ -99,7 +99,7 @@ def resolve(run_cli, tmp_path_factory):
         # the repository is not on the path, so that it must be results_of_site
         environment = {"PYTHONPATH": str(site)}
         words = ["python", "-c", PROGRAM]
-        output = run_cli(*words, input=json.dumps(cases), cwd=tmp, env=environment).stdout
+        output = run_cli(*words, input=json.dumps(cases), cwd=elsewhere, env=environment).stdout
         results_of_site = [line[7:] for line in output.splitlines() if line.startswith("RESULT ")]
         results.update(json.loads(pair) for pair in results_of_site)
     return results

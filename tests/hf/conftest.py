@@ -1,4 +1,4 @@
-"""Without the Hugging Face packages these tests are left out."""
+"""Leaves these tests out where the Hugging Face packages are missing."""
 
 import importlib.util
 

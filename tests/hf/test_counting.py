@@ -111,7 +111,7 @@ def test_bad_texts_and_tokenizers_end_in_one_line(words, message, translator, tm
 
 
 def test_tokenizer_without_transformers_says_what_to_install(translator, tmp_path):
-    """In a process of its own, where transformers cannot be imported."""
+    """Runs a process of its own, where transformers cannot be imported."""
     folder, source, target, _ = translator
     code = (
         "import sys; sys.modules['transformers'] = None\n"

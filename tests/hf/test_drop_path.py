@@ -12,9 +12,9 @@ IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(4))
 LABELS = torch.tensor([0, 3, 1])
 
 
-def build(kind, layers, **sizes):
+def build(name, layers, **sizes):
     deep = VIT._replace(sizes={**VIT.sizes, "num_hidden_layers": layers})
-    return deep.build({"type": kind}, **sizes)
+    return deep.build({"type": name}, **sizes)
 
 
 def test_rate_zero_is_the_stock_model_bit_for_bit():

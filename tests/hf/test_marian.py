@@ -34,7 +34,7 @@ def test_padding_side_and_batch_mates_do_not_matter(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_left_padded_targets(name):
+def test_left_padded_targets_equal_unpadded_ones(name):
     """Decoder prompts of different lengths, padded on the left, with and without a cache."""
     model, inputs = make("marian", name), sentences(lengths=(5, 5))
     prompt = targets(2, 6)
@@ -94,15 +94,15 @@ def test_generation_in_training_mode_equals_evaluation_mode(name):
     options = {"num_beams": 2, "max_new_tokens": 8, "do_sample": False}
     options |= {"return_dict_in_generate": True, "output_scores": True}
     expected = model.generate(**inputs, **options)
-    found = model.train().generate(**inputs, **options)
-    assert torch.equal(found.sequences, expected.sequences)
-    assert all(map(torch.equal, found.scores, expected.scores))
+    generated = model.train().generate(**inputs, **options)
+    assert torch.equal(generated.sequences, expected.sequences)
+    assert all(map(torch.equal, generated.scores, expected.scores))
 
 
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_encoder_outputs_can_be_reused(name, left):
-    """As they are, or as a tuple, by forward and by generate()."""
+    """Given as they are, or as a tuple, to forward and to generate()."""
     model, inputs = make("marian", name), sentences(left)
     with torch.no_grad():
         encoded = model.get_encoder()(**inputs, output_hidden_states=True)
@@ -123,7 +123,7 @@ def test_encoder_outputs_can_be_reused(name, left):
 
 
 @pytest.mark.parametrize("hint", [False, True])
-def test_encoder_outputs_without_a_mask(hint):
+def test_encoder_outputs_need_no_mask(hint):
     model, inputs = make("marian", "sinpos+bos" if hint else "sinpos"), sentences(lengths=(7, 7))
     expected = model.generate(input_ids=inputs["input_ids"], max_new_tokens=8, num_beams=2)
     with torch.no_grad():
@@ -194,7 +194,7 @@ def test_outputs_fit_the_tokens_of_the_caller(name, left):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_states_of_tokens_do_not_depend_on_the_padding_side(name):
-    """So that they can be pooled by the mask of the caller."""
+    """Callers can thus pool them by their own mask."""
     model, right, left = make("marian", name), sentences(), sentences(left=True)
     with torch.no_grad():
         states, others = (model.get_encoder()(**inputs, output_hidden_states=True).hidden_states
@@ -204,7 +204,7 @@ def test_states_of_tokens_do_not_depend_on_the_padding_side(name):
         torch.testing.assert_close(tokens, same, atol=1e-5, rtol=1e-5)
 
 
-def test_selected_hidden_states():
+def test_only_selected_hidden_states_are_returned():
     model, inputs = make("marian", "cape"), sentences()
     states = model.get_encoder()(**inputs, output_hidden_states=[1]).hidden_states
     if all(state is not None for state in states):
@@ -214,7 +214,7 @@ def test_selected_hidden_states():
 
 
 def test_hint_is_a_token_before_the_source():
-    """As if the caller had put EOS, Marian's only candidate, in front."""
+    """Equals what the caller gets who puts EOS, Marian's only candidate, in front."""
     hinted = make("marian", "sinpos+bos")
     plain = MARIAN.build({"type": "sinpos", "source_scale": "11/10"})
     plain.load_state_dict(hinted.state_dict())
@@ -288,7 +288,7 @@ def test_vocabulary_can_be_resized(tmp_path):
 
 
 @pytest.mark.parametrize("share", [True, False])
-def test_embeddings_shared_or_not(share):
+def test_embeddings_are_shared_as_in_stock(share):
     sizes = {"share_encoder_decoder_embeddings": share, "decoder_vocab_size": 60 if share else 70}
     model = MARIAN.build(TEXT["cape"], **sizes)
     stock = MARIAN.build_stock(**sizes)

@@ -65,9 +65,9 @@ def test_what_is_read_is_what_the_model_adds(family, name, tmp_path):
         stack = read_stack(tmp_path, side)
         size = PATCHES if "pixel_values" in batch(family) else len(rows)
         with torch.no_grad():
-            found = stack.encoder(stack.positions(size), random=False)[0]
-        assert found.shape == rows.shape
-        assert torch.allclose(found, rows, atol=1e-5), side
+            embeddings = stack.encoder(stack.positions(size), random=False)[0]
+        assert embeddings.shape == rows.shape
+        assert torch.allclose(embeddings, rows, atol=1e-5), side
         assert rows.std() > 0.05
         settings = VARIANTS[family][name]
         assert stack.config.type == settings["type"]
@@ -79,7 +79,7 @@ def test_what_is_read_is_what_the_model_adds(family, name, tmp_path):
 @pytest.mark.parametrize("family", [name for name in STACKS if "relpos" in VARIANTS[name]])
 @pytest.mark.parametrize("heads", ["shared", "separate"])
 def test_relative_embeddings_are_those_of_the_layers(family, heads, tmp_path, monkeypatch):
-    """In the order of the layers, the heads of one side by side."""
+    """Ordered by layer, the heads of one side by side."""
     settings = {"type": "relpos", "relative_context": 3, "relative_heads": heads}
     model = FAMILIES[family].build({**settings, "relative_values": True})
     model.save_pretrained(tmp_path)
@@ -90,18 +90,18 @@ def test_relative_embeddings_are_those_of_the_layers(family, heads, tmp_path, mo
     }
     assert len(tables) == (8 if family == "vit" else 4)  # of two layers
     stack = read_stack(tmp_path)
-    found = relative_views(stack)
-    assert [view.state.split(",")[0] for view in found] == sorted(
-        view.state.split(",")[0] for view in found
+    views = relative_views(stack)
+    assert [view.state.split(",")[0] for view in views] == sorted(
+        view.state.split(",")[0] for view in views
     )
-    for view in found:
+    for view in views:
         _, layer, *words = view.state.replace(",", "").split()
         ending = ".".join(["relative", *words])
         (table,) = (t for n, t in tables.items() if f".{layer}." in n and n.endswith(ending))
         assert view.places[:, 0].tolist() == [-3, -2, -1, 0, 1, 2, 3]
         for row, expected in zip(view.embedding, table.detach().unbind(1), strict=True):
             assert row.tolist() == expected.flatten().tolist()
-    assert stack.dim == found[0].embedding.shape[1]
+    assert stack.dim == views[0].embedding.shape[1]
 
     # similarities are those of one kind, layer by layer
     drawn, draw = [], command.similarities_figure
@@ -113,8 +113,8 @@ def test_relative_embeddings_are_those_of_the_layers(family, heads, tmp_path, mo
     monkeypatch.setattr(command, "save", lambda *_: None)  # takes longest
     words = ["--checkpoint", str(tmp_path), "--output", str(tmp_path / "x.png")]
     main(["plot", "similarity", *words])
-    kind = "columns, keys" if family == "vit" else "keys"
-    assert [view.state for view in drawn] == [f"layer {layer}, {kind}" for layer in (0, 1)]
+    table = "columns, keys" if family == "vit" else "keys"
+    assert [view.state for view in drawn] == [f"layer {layer}, {table}" for layer in (0, 1)]
 
 
 def test_shifts_in_the_unit_of_the_encoder(tmp_path):
@@ -128,13 +128,13 @@ def test_shifts_in_the_unit_of_the_encoder(tmp_path):
     assert stack.config.max_global_shift == 30.0
 
 
-@pytest.mark.parametrize(("family", "kind"), [("vit", "abspos"), ("marian", "sinpos")])
-def test_stock_models_are_read_as_the_type_they_are(family, kind, tmp_path):
-    """Without position settings: the type that the stock model is."""
+@pytest.mark.parametrize(("family", "name"), [("vit", "abspos"), ("marian", "sinpos")])
+def test_stock_models_are_read_as_the_type_they_are(family, name, tmp_path):
+    """Gives, without position settings, the type that the stock model is."""
     model = FAMILIES[family].build_stock()
     model.save_pretrained(tmp_path)
     stack = read_stack(tmp_path)
-    assert stack.config.type == kind
+    assert stack.config.type == name
     size = stack.grid if family == "vit" else 11
     with torch.no_grad():
         embedding = stack.encoder(stack.positions(size), random=False)[0]

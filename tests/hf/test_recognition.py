@@ -1,4 +1,4 @@
-"""From waveforms to text: feature extractor, processor and the speech recognition pipeline."""
+"""Waveforms to text: feature extractor, processor and the speech recognition pipeline."""
 
 import json
 import pickle
@@ -48,7 +48,7 @@ def speech(seconds=1.0):
     return np.random.default_rng(0).normal(0, 0.1, int(seconds * RATE)).astype(np.float32)
 
 
-def test_processor_comes_back(folder):
+def test_processor_is_saved_and_loaded(folder):
     processor = AutoProcessor.from_pretrained(folder)
     assert type(processor.feature_extractor) is CapeSpeechFeatureExtractor
     batch = processor([speech(), speech(0.6)], sampling_rate=RATE, return_tensors="pt")
@@ -142,7 +142,7 @@ def spm(tmp_path_factory):
     return folder / "spm.model"
 
 
-def test_subwords_there_and_back(spm, tmp_path):
+def test_subwords_are_encoded_and_decoded(spm, tmp_path):
     tokenizer = CapeSpeechTokenizer(str(spm))
     for text in SENTENCES:
         ids = tokenizer(text).input_ids
@@ -170,9 +170,9 @@ def test_subwords_collapse_repeats_and_blanks(spm):
     double = [pieces[0], 0, pieces[0]]
     once = tokenizer.decode(pieces[:1])
     assert tokenizer.decode(double).replace(" ", "") == once * 2
-    found = tokenizer.decode(outputs, output_word_offsets=True)
-    assert [word["word"] for word in found.word_offsets] == ["one", "two"]
-    first, second = found.word_offsets
+    decoded = tokenizer.decode(outputs, output_word_offsets=True)
+    assert [word["word"] for word in decoded.word_offsets] == ["one", "two"]
+    first, second = decoded.word_offsets
     assert first["start_offset"] == 2
     assert first["end_offset"] < second["start_offset"]
     assert second["end_offset"] == len(outputs) - 1
@@ -185,9 +185,10 @@ def test_subwords_in_the_pipeline(spm, tmp_path):
     CapeSpeechForCTC(config).save_pretrained(tmp_path)
     Wav2Vec2Processor(CapeSpeechFeatureExtractor(), tokenizer).save_pretrained(tmp_path)
     recogniser = pipeline("automatic-speech-recognition", model=str(tmp_path))
-    found = recogniser(np.tile(speech(), 2), return_timestamps="word")
-    assert "".join(chunk["text"] for chunk in found["chunks"]) == found["text"].replace(" ", "")
-    assert all(0 <= c["timestamp"][0] < c["timestamp"][1] <= 1.02 for c in found["chunks"])
+    recognised = recogniser(np.tile(speech(), 2), return_timestamps="word")
+    chunks, text = recognised["chunks"], recognised["text"]
+    assert "".join(chunk["text"] for chunk in chunks) == text.replace(" ", "")
+    assert all(0 <= c["timestamp"][0] < c["timestamp"][1] <= 1.02 for c in chunks)
 
 
 def test_subwords_need_a_blank(tmp_path):

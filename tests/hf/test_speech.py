@@ -69,7 +69,7 @@ def test_mean_over_valid_frames_is_removed():
 
 
 def test_speech_to_text_counts_frames_as_in_stock():
-    """From pad_token_id + 1 on, in steps of four frames of 10 ms."""
+    """Counts from pad_token_id + 1 on, in steps of four frames of 10 ms."""
     model = make("speech_to_text", "sinpos")
     assert torch.equal(coordinates(model, frames())[0], 2.0 + torch.arange(13.0))
     model = make("speech_to_text", "sinpos")
@@ -95,7 +95,7 @@ def test_position_embedding_follows_time_not_frames():
 
 
 @pytest.mark.parametrize("layer_norm", ["pre", "post"])
-def test_normalisation_before_or_after(layer_norm):
+def test_normalisation_is_before_or_after_as_asked(layer_norm):
     model = CTC.build({"type": "cape"}, layer_norm=layer_norm)
     assert isinstance(model.encoder.layer_norm, torch.nn.LayerNorm) == (layer_norm == "pre")
     names = {name.rsplit(".", 1)[0] for name, _ in model.named_parameters()}
@@ -134,15 +134,16 @@ def test_batch_without_padding_equals_its_samples(name, family):
     }
     labels = targets(3, 4) % 11 + 1
     with torch.no_grad():
-        batch = model(**inputs, labels=labels)
+        labelled = {**inputs, "labels": labels}
+        batch = model(**labelled)
         alone = [
-            model(**{key: value[row : row + 1] for key, value in inputs.items()}, labels=one[None])
-            for row, one in enumerate(labels)
+            model(**{key: value[row : row + 1] for key, value in labelled.items()})
+            for row in range(3)
         ]
         other = model(input_features=features, labels=labels)
-    logits = torch.cat([one.logits for one in alone])
+    logits = torch.cat([output.logits for output in alone])
     torch.testing.assert_close(batch.logits, logits, atol=2e-5, rtol=1e-4)
-    losses = torch.stack([one.loss for one in alone])
+    losses = torch.stack([output.loss for output in alone])
     torch.testing.assert_close(batch.loss, losses.mean())
     encoding = model.config.position_config.encoding
     timed = encoding.adds and not encoding.counts

@@ -181,7 +181,7 @@ def test_guard_of_earlier_versions_is_read(family, field, tmp_path):
     assert torch.equal(logits_of(again, family), logits_of(model, family))
 
 
-def test_one_cape_model_to_another(tmp_path):
+def test_one_cape_model_becomes_another(tmp_path):
     VIT.build({"type": "cape"}).save_pretrained(tmp_path / "a")
     convert(str(tmp_path / "a"), tmp_path / "b", {"type": "shape", "max_offset": 3})
     model = AutoModelForImageClassification.from_pretrained(tmp_path / "b")

@@ -16,7 +16,7 @@ def logits(model, *size, rows=2):
 
 @pytest.mark.parametrize("size", [(32, 32), (8, 8), (8, 64), (37, 50), (72, 24)])
 @pytest.mark.parametrize("name", NAMES)
-def test_any_size_without_a_flag(name, size):
+def test_images_of_any_size_need_no_flag(name, size):
     model = make("vit", name)
     both, images = logits(model, *size)
     assert both.isfinite().all()

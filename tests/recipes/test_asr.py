@@ -78,13 +78,13 @@ def test_texts_of_other_encodings(tmp_path):
         corpora.utterances_in(tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["csv", "jsonl"])
-def test_folder_with_metadata_and_splits(tmp_path, kind):
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_folder_with_metadata_and_splits(tmp_path, suffix):
     for split, count in (("train", 4), ("test", 3)):
         texts = write_wavs(tmp_path / split, count)
         rows = [{"file_name": name, "transcription": text} for name, text in texts.items()]
-        with open(tmp_path / split / f"metadata.{kind}", "w", newline="") as file:
-            if kind == "csv":
+        with open(tmp_path / split / f"metadata.{suffix}", "w", newline="") as file:
+            if suffix == "csv":
                 table = csv.DictWriter(file, rows[0])
                 table.writeheader()
                 table.writerows(rows)
@@ -95,24 +95,24 @@ def test_folder_with_metadata_and_splits(tmp_path, kind):
     assert len(splits["train"]) == 4
 
 
-@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet"])
-def test_tables(tmp_path, kind, monkeypatch):
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
+def test_tables_of_every_format_are_read(tmp_path, suffix, monkeypatch):
     import pandas
 
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     texts = write_wavs(tmp_path / "wavs", 12, rate=8000)
-    if kind == "parquet":  # with the bytes in it, as on the hub
+    if suffix == "parquet":  # with the bytes in it, as on the hub
         audio = [{"bytes": (tmp_path / "wavs" / n).read_bytes(), "path": n} for n in texts]
     else:
         audio = [f"wavs/{name}" for name in texts]
     frame = pandas.DataFrame({"audio": audio, "said": list(texts.values())})
-    path = tmp_path / f"train.{kind}"
+    path = tmp_path / f"train.{suffix}"
     {
         "csv": lambda: frame.to_csv(path, index=False),
         "tsv": lambda: frame.to_csv(path, index=False, sep="\t"),
         "jsonl": lambda: frame.to_json(path, orient="records", lines=True),
         "parquet": lambda: frame.to_parquet(path),
-    }[kind]()
+    }[suffix]()
     splits = given(arguments("--train-file", path, "--text-column", "said"))
     assert len(splits["train"]) == 11
     waveform = splits["train"][5]
@@ -195,7 +195,7 @@ def test_what_ctc_cannot_align_is_left_out(capsys):
 
 
 @pytest.mark.slow
-def test_built_in_speech(tmp_path, monkeypatch, capsys):
+def test_built_in_speech_is_compared(tmp_path, monkeypatch, capsys):
     """Trained on less of it here, because the speech takes longer than the training."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(asr_data, "TRAIN_STRINGS", 200)
@@ -344,7 +344,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("words", "message"), BAD, ids=lambda value: str(value)[-40:])
-def test_bad_input(words, message, tmp_path, monkeypatch):
+def test_bad_input_is_refused(words, message, tmp_path, monkeypatch):
     monkeypatch.setattr(
         asr,
         "synthetic",

@@ -28,7 +28,7 @@ from tests.support.speech_data import (
 
 
 @pytest.mark.parametrize("module", [corpora, manifest, stretch])
-def test_examples_in_docstrings(module):
+def test_examples_in_docstrings_are_true(module):
     outcome = doctest.testmod(module)
     assert outcome.attempted > 0
     assert outcome.failed == 0
@@ -44,7 +44,7 @@ def test_examples_in_docstrings(module):
         ("1984, !?", ""),
     ],
 )
-def test_ascii_words(text, expected):
+def test_ascii_words_are_lower_case_without_marks(text, expected):
     assert ascii_words(text) == expected
 
 
@@ -66,7 +66,7 @@ def test_unicode_words_keep_every_script():
         ("<unk>", ""),
     ],
 )
-def test_tedlium_words(text, expected):
+def test_tedlium_words_are_cleaned(text, expected):
     assert tedlium_words(text) == expected
 
 
@@ -89,7 +89,7 @@ def test_tedlium_words(text, expected):
         ("[NOISE]", ""),
     ],
 )
-def test_wsj_words(text, expected):
+def test_wsj_words_are_cleaned(text, expected):
     assert wsj_words(text) == expected
 
 
@@ -101,7 +101,7 @@ def libri(tmp_path):
     return make_librispeech(tmp_path / "corpora")
 
 
-def test_librispeech(libri, tmp_path, capsys):
+def test_librispeech_is_prepared(libri, tmp_path, capsys):
     out = tmp_path / "out"
     run("librispeech", libri, "--output", out)
     assert {path.name for path in out.iterdir()} == {
@@ -121,7 +121,7 @@ def test_librispeech(libri, tmp_path, capsys):
     assert re.search(r"^train +8 +24 ", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_librispeech_subsets(libri, tmp_path, capsys):
+def test_librispeech_subsets_are_chosen_and_missing_ones_named(libri, tmp_path, capsys):
     source = libri / "LibriSpeech"  # the folder itself will do, too
     run("librispeech", source, "--output", tmp_path / "a", "--train", "train-other-500")
     assert {id.split("-")[0] for id in texts(tmp_path / "a", "train")} == {"20"}
@@ -173,7 +173,7 @@ def ted(tmp_path):
     return make_tedlium(tmp_path)
 
 
-def test_tedlium(ted, tmp_path, capsys):
+def test_tedlium_is_prepared(ted, tmp_path, capsys):
     out = tmp_path / "out"
     run("tedlium3", ted, "--output", out)
     assert texts(out, "train") == {
@@ -194,16 +194,16 @@ def test_tedlium(ted, tmp_path, capsys):
 
 
 def test_tedlium_training_talks_in_data(ted, tmp_path):
-    """As unpacked without the links of legacy/train; talks of dev and test are held out."""
+    """Unpacked without the links of legacy/train; talks of dev and test are held out."""
     (ted / "legacy/train").rename(ted / "data")
-    for kind in ("sph", "stm"):
-        source = ted / "legacy/dev" / kind / f"AlGore_2009.{kind}"
-        (ted / "data" / kind / source.name).write_bytes(source.read_bytes())
+    for suffix in ("sph", "stm"):
+        source = ted / "legacy/dev" / suffix / f"AlGore_2009.{suffix}"
+        (ted / "data" / suffix / source.name).write_bytes(source.read_bytes())
     run("tedlium3", ted.parent, "--output", tmp_path / "out")
     assert {id.rpartition("-")[0] for id in texts(tmp_path / "out", "train")} == {"AaronHuey_2010X"}
 
 
-def test_tedlium_refuses(ted, tmp_path):
+def test_tedlium_with_bad_lines_or_without_tests_is_refused(ted, tmp_path):
     with open(ted / "legacy/dev/stm/AlGore_2009.stm", "a") as file:
         file.write("AlGore_2009 1 AlGore_2009 later 3.0 text\n")
     with pytest.raises(CommandError, match=r"AlGore_2009.stm: line 4 is not 'talk channel"):
@@ -268,7 +268,7 @@ def ldc(tmp_path):
     return root
 
 
-def test_wsj(ldc, tmp_path, capsys):
+def test_wsj_is_prepared(ldc, tmp_path, capsys):
     out = tmp_path / "out"
     run("wsj", ldc, "--output", out)
     assert texts(out, "train") == {
@@ -287,7 +287,7 @@ def test_wsj(ldc, tmp_path, capsys):
     assert "skipped" not in output
 
 
-def test_wsj_5k(ldc, tmp_path):
+def test_wsj_5k_has_its_own_tests(ldc, tmp_path):
     run("wsj", ldc, "--output", tmp_path / "out", "--vocabulary", "5k")
     assert list(texts(tmp_path / "out", "valid")) == ["4k0-4k0c0201"]
     assert list(texts(tmp_path / "out", "test")) == ["440-440c0201"]
@@ -304,7 +304,7 @@ def test_wsj_transcripts(ldc, tmp_path):
 
 
 def compress(path):
-    """Like a recording compressed by shorten: its header, followed by a wav file for the test."""
+    """Writes the header of a recording compressed by shorten, and a wav file for the test."""
     samples, rate = soundfile.read(path, dtype="int16")
     wav = path.with_suffix(".tmp")
     soundfile.write(wav, samples, rate, format="WAV")
@@ -331,7 +331,7 @@ def fake_tool(folder, name, script, monkeypatch):
         ("ffmpeg", '[ "$5$7$8" = "-i-c:apcm_s16le" ] && tail -c +1025 "$6" > "$9"'),
     ],
 )
-def test_wsj_uncompresses(ldc, tmp_path, monkeypatch, tool, script):
+def test_wsj_recordings_are_uncompressed(ldc, tmp_path, monkeypatch, tool, script):
     path = ldc / "11-14.1/wsj0/si_et_20/440/440c0401.wv1"
     samples = compress(path)
     fake_tool(tmp_path / "bin", tool, script, monkeypatch)
@@ -349,7 +349,7 @@ def test_wsj_converter_that_fails_is_counted(ldc, tmp_path, monkeypatch, capsys)
     assert "4k0c0301.wv1: sph2pipe failed (bad checksum)" in capsys.readouterr().out
 
 
-def test_wsj_without_a_converter(ldc, tmp_path, monkeypatch):
+def test_wsj_without_a_converter_is_refused_with_the_remedy(ldc, tmp_path, monkeypatch):
     path = ldc / "11-14.1/wsj0/si_et_20/440/440c0401.wv1"
     compress(path)
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -83,7 +83,7 @@ def test_every_study_has_its_models_and_flags():
 
 
 def fairseq_args(folder, flags):
-    """As fairseq-train parses them."""
+    """Arguments as fairseq-train parses them."""
     from fairseq import options
 
     words = ["--task", "cape_asr", "--criterion", "cape_ctc", *shlex.split(flags)]
@@ -200,7 +200,7 @@ BAD_RUN = [
 
 
 @pytest.mark.parametrize(("words", "message"), BAD_RUN, ids=[message for _, message in BAD_RUN])
-def test_bad_comparisons(folder, words, message):
+def test_bad_comparisons_are_refused(folder, words, message):
     data = [] if "--data" in words else ["--data", str(folder)]
     with pytest.raises(CommandError, match=message):
         run.main([*data, *words])
@@ -216,8 +216,8 @@ BAD_EVALUATION = [
 ]
 
 
-@pytest.mark.parametrize(("words", "kind", "message"), BAD_EVALUATION, ids=list("abcdef"))
-def test_bad_evaluations(folder, words, kind, message, capsys):
-    with pytest.raises(kind) as error:
+@pytest.mark.parametrize(("words", "exception", "message"), BAD_EVALUATION, ids=list("abcdef"))
+def test_bad_evaluations_are_refused(folder, words, exception, message, capsys):
+    with pytest.raises(exception) as error:
         evaluate.main([*words, "--data", str(folder)])
     assert re.search(message, f"{error.value} {capsys.readouterr().err}")

@@ -13,7 +13,7 @@ from tests.support.speech_data import rows
 # ---- manifests -----------------------------------------------------------------------------------
 
 
-def test_manifest_round_trip(tmp_path):
+def test_manifest_is_read_as_written(tmp_path):
     entries = [
         Utterance("a-1", str(tmp_path / "data/wavs/1.wav"), "one two", 1.23456),
         Utterance("a-2", str(tmp_path / "elsewhere/2.wav"), 'a "quoted" word', 0.5),
@@ -43,7 +43,7 @@ def test_manifest_round_trip(tmp_path):
         (b"\x89PNG\r\n\xff\xfe", "cannot be read as UTF-8"),
     ],
 )
-def test_manifest_refuses(content, message, tmp_path):
+def test_bad_manifests_are_refused(content, message, tmp_path):
     path = tmp_path / "test.tsv"
     if content is not None:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -52,7 +52,7 @@ def test_manifest_refuses(content, message, tmp_path):
     assert message in str(error.value).replace(f"{tmp_path}/a.wav", "a.wav")
 
 
-def test_recording_that_cannot_be_written(tmp_path):
+def test_recording_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "one.flac").mkdir()
     with pytest.raises(CommandError, match="one.flac cannot be written"):
         write_audio(tmp_path / "one.flac", np.zeros(10), 16000)
@@ -82,7 +82,7 @@ def test_set(tmp_path):
     return tmp_path / "test.tsv"
 
 
-def test_stretch(test_set, capsys):
+def test_utterances_of_a_chapter_are_joined(test_set, capsys):
     stretch.main([str(test_set), "--seconds", "6", "12.5"])
     folder = test_set.parent
     assert rows(folder / "test_6s.tsv") == [
@@ -111,18 +111,18 @@ def test_stretch(test_set, capsys):
     assert lines[2].split()[-2:] == ["5.00", "6.00"]  # mean, longest
 
 
-def test_stretch_with_gaps(test_set):
+def test_gaps_count_towards_the_duration(test_set):
     stretch.main([str(test_set), "--seconds", "6.5", "--gap", "0.5"])
-    one, two, *_ = read_manifest(test_set.parent / "test_6.5s.tsv")
-    assert (one.text, two.text) == ("1 1 1 2", "1 3")  # 1 + 0.5 + 2 + 0.5 + 3 are too long
-    assert one.seconds == 3.5
-    samples, _ = soundfile.read(one.audio)
+    first, second, *_ = read_manifest(test_set.parent / "test_6.5s.tsv")
+    assert (first.text, second.text) == ("1 1 1 2", "1 3")  # 1 + 0.5 + 2 + 0.5 + 3 are too long
+    assert first.seconds == 3.5
+    samples, _ = soundfile.read(first.audio)
     assert np.abs(samples[16500:23500]).max() < 1e-3
     assert samples[15500] > 0.09
     assert samples[24500] > 0.19
 
 
-def test_stretch_any_group(test_set, tmp_path):
+def test_any_group_joins_across_chapters(test_set, tmp_path):
     out = tmp_path / "longer"
     stretch.main([str(test_set), "--seconds", "100", "--any-group", "--output", str(out)])
     (entry,) = read_manifest(out / "test_100s.tsv")
@@ -139,7 +139,7 @@ def test_no_utterance_is_lost_or_joined_twice(test_set):
         assert joined == " ".join(f"{c} {n}" for c in "12" for n in range(1, 6)), table
 
 
-def test_stretch_without_groups(test_set):
+def test_ids_without_groups_are_refused(test_set):
     entries = [e._replace(id=f"x{n}") for n, e in enumerate(read_manifest(test_set))]
     write_manifest(test_set, entries)
     with pytest.raises(CommandError, match="every id is of another talk.* give --any-group"):

@@ -38,10 +38,10 @@ def test_images_built_in(run_cli, repo_root, tmp_path):
     assert "| cape | 0." in output
     report = (tmp_path / "out/scores.md").read_text()
     assert f"`{shlex.join(map(str, command))}`" in report  # can be pasted
-    found = read_scores(tmp_path / "out", "accuracy")
-    assert list(found) == ["abspos", "cape"]
-    assert list(found["cape"]) == ["16", "20", "24", "32", "48"]
-    assert all(0 <= value <= 1 for row in found.values() for value in row.values())
+    scores = read_scores(tmp_path / "out", "accuracy")
+    assert list(scores) == ["abspos", "cape"]
+    assert list(scores["cape"]) == ["16", "20", "24", "32", "48"]
+    assert all(0 <= value <= 1 for row in scores.values() for value in row.values())
     assert_lines(tmp_path / "out/scores.png")
     config = json.loads((tmp_path / "out/cape/config.json").read_text())
     assert config["position_embedding"]["type"] == "cape"
@@ -90,8 +90,8 @@ def test_translation_built_in(run_cli, repo_root, tmp_path):
     command += ("--model-config", json.dumps(TINY_MT), "--position-embedding", "cape")
     output = run_cli(*command, cwd=tmp_path).stdout
     alpha = re.search(r"alpha = (\d+/\d+)", output)[1]
-    found = read_scores(tmp_path / "out", "exact_match")
-    assert list(found["cape"]) == [*map(str, range(1, 13)), "all"]
+    scores = read_scores(tmp_path / "out", "exact_match")
+    assert list(scores["cape"]) == [*map(str, range(1, 13)), "all"]
     config = json.loads((tmp_path / "out/cape/config.json").read_text())
     assert config["position_embedding"]["source_scale"] == alpha
     assert (tmp_path / "out/cape/source.spm").exists()
@@ -125,8 +125,8 @@ def test_given_settings_win_over_those_of_the_built_in_data():
     shift = ["--position-max-global-shift", "0.3"]
     for words in (["--position-embedding", "cape", *shift], shift):
         args, _ = hf_training.parse(hf_training.make_parser("", "image"), (), words)
-        found = settings_to_compare(args, "image", (), {"cape": {"max_global_shift": 0.1}})
-        assert found == {"cape": {"type": "cape", "max_global_shift": 0.3}}
+        settings = settings_to_compare(args, "image", (), {"cape": {"max_global_shift": 0.1}})
+        assert settings == {"cape": {"type": "cape", "max_global_shift": 0.3}}
 
 
 @pytest.mark.parametrize(
@@ -193,15 +193,15 @@ BAD = [
 
 
 @pytest.mark.parametrize(("program", "words", "message"), BAD, ids=lambda value: str(value)[-40:])
-def test_bad_input(program, words, message, tmp_path):
+def test_bad_input_is_refused(program, words, message, tmp_path):
     with pytest.raises(CommandError, match=re.escape(message)):
         program.main([*words, "--output", str(tmp_path)])
 
 
 FOREIGN = [
-    *((mt, kind) for kind in ("M2M100", "Bart", "Whisper", "Llama")),
-    *((vit, kind) for kind in ("DeiT", "Beit", "ViTMAE")),
-    *((asr, kind) for kind in ("Moonshine", "Llama", "Wav2Vec2")),
+    *((mt, name) for name in ("M2M100", "Bart", "Whisper", "Llama")),
+    *((vit, name) for name in ("DeiT", "Beit", "ViTMAE")),
+    *((asr, name) for name in ("Moonshine", "Llama", "Wav2Vec2")),
 ]
 ALLOWED = {
     mt: "marian, cape_marian",
@@ -210,10 +210,10 @@ ALLOWED = {
 }
 
 
-@pytest.mark.parametrize(("program", "kind"), FOREIGN, ids=lambda value: str(value)[-12:])
-def test_models_of_other_types_are_refused(program, kind, tmp_path):
-    """Before anything is read or written; their weights would fit in part."""
-    config = getattr(transformers, f"{kind}Config")()
+@pytest.mark.parametrize(("program", "name"), FOREIGN, ids=lambda value: str(value)[-12:])
+def test_models_of_other_types_are_refused(program, name, tmp_path):
+    """Refusals come before anything is read or written; the weights would fit in part."""
+    config = getattr(transformers, f"{name}Config")()
     config.save_pretrained(tmp_path / "model")
     message = f"is of the type {config.model_type}; allowed: {ALLOWED[program]}"
     with pytest.raises(CommandError, match=re.escape(message)):
@@ -230,16 +230,17 @@ def test_models_of_other_types_are_refused(program, kind, tmp_path):
         (asr, hf_models.CapeSpeech2TextConfig(), "processor"),
     ],
 )
-def test_model_without_tokenizer(program, config, what, tmp_path):
+def test_model_without_tokenizer_is_refused(program, config, what, tmp_path):
     config.save_pretrained(tmp_path / "model")
     with pytest.raises(CommandError, match=rf"model: has no {what} that can be read .*; put its"):
         program.main(["--model", str(tmp_path / "model"), "--output", str(tmp_path / "out")])
 
 
 @pytest.mark.parametrize("damage", ["truncated", "other sizes"])
-def test_damaged_weights(damage, tmp_path):
-    kind = vit.CapeViTForImageClassification
-    kind(vit.CapeViTConfig(image_size=16, patch_size=8, **TINY_VIT)).save_pretrained(tmp_path)
+def test_damaged_weights_are_refused(damage, tmp_path):
+    model_class = vit.CapeViTForImageClassification
+    model = model_class(vit.CapeViTConfig(image_size=16, patch_size=8, **TINY_VIT))
+    model.save_pretrained(tmp_path)
     weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
     if damage == "truncated":
         weights.write_bytes(weights.read_bytes()[:300])
@@ -305,7 +306,7 @@ def test_wrappers_of_several_processes_go_before_their_group(run_cli, repo_root,
         "        return super().training_step(model, *args)\n"
         "def report(*args, **kwargs):\n"
         "    assert set(trainers) == {DistributedDataParallel}\n"
-        "    left = [one for one in gc.get_objects() if type(one) is DistributedDataParallel]\n"
+        "    left = [x for x in gc.get_objects() if type(x) is DistributedDataParallel]\n"
         "    open('left' + os.environ['RANK'], 'w').write(str(len(left)))\n"
         "kept, train = [], hf_training.train\n"
         "def keep(trainer, folder):\n"  # as recipes do that need more than its model

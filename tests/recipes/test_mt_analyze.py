@@ -61,27 +61,27 @@ def test_translator_that_ignores_order_loses_in_the_swap_test():
         return sources
 
     assert swap.swap_bleu(faithful, sources, sources, metric)["drop"] == 0
-    found = swap.swap_bleu(stubborn, sources, sources, metric)
-    assert found["original"] == pytest.approx(100)
-    assert 5 < found["drop"] < 95
-    assert found["separated"] == 100
+    bleu = swap.swap_bleu(stubborn, sources, sources, metric)
+    assert bleu["original"] == pytest.approx(100)
+    assert 5 < bleu["drop"] < 95
+    assert bleu["separated"] == 100
 
     def runs_together(lines, order):  # one line has its separators, two do not
         return [line.replace(SEPARATOR, "") for line in lines[1:]] + list(lines[:1])
 
-    found = swap.swap_bleu(runs_together, sources, sources, metric)
-    assert found["separated"] == pytest.approx(100 / 3)
+    bleu = swap.swap_bleu(runs_together, sources, sources, metric)
+    assert bleu["separated"] == pytest.approx(100 / 3)
 
 
 def test_scores_by_length():
     references = ["das ist gut", "so ist es", "ein Satz der lang ist"]
     groups = groups_by_length(["a b", "a b c", "a " * 8], (2, 5, 7))
-    found = score_groups(["das ist gut", "so ist", "ein Satz der lang ist"], references, *groups)
-    assert list(found) == ["0-2", "3-5", "over 7", "all"]
-    assert [row["count"] for row in found.values()] == [1, 1, 1, 3]
-    assert [row["exact_match"] for row in found.values()] == pytest.approx([1, 0, 1, 2 / 3])
-    assert found["0-2"]["bleu"] == pytest.approx(100)
-    assert 0 < found["3-5"]["bleu"] < 90
+    rows = score_groups(["das ist gut", "so ist", "ein Satz der lang ist"], references, *groups)
+    assert list(rows) == ["0-2", "3-5", "over 7", "all"]
+    assert [row["count"] for row in rows.values()] == [1, 1, 1, 3]
+    assert [row["exact_match"] for row in rows.values()] == pytest.approx([1, 0, 1, 2 / 3])
+    assert rows["0-2"]["bleu"] == pytest.approx(100)
+    assert 0 < rows["3-5"]["bleu"] < 90
 
 
 def test_share_of_tokens_scored_higher():
@@ -94,23 +94,23 @@ def test_share_of_tokens_scored_higher():
 
 
 def test_bins_cover_all_numbers_once():
-    found = bins((2, 5), "--bins")
+    intervals = bins((2, 5), "--bins")
     for number in range(9):
-        assert sum(low <= number <= high for _, low, high in found) == 1
-    assert [label for label, *_ in found] == ["0-2", "3-5", "over 5"]
+        assert sum(low <= number <= high for _, low, high in intervals) == 1
+    assert [label for label, *_ in intervals] == ["0-2", "3-5", "over 5"]
 
 
 def test_files_can_be_for_one_model():
-    found = _by_name(["a=one.model", "x=y.model"], ["a", "b"])
-    assert found == {"a": Path("one.model"), "": Path("x=y.model")}
+    files = _by_name(["a=one.model", "x=y.model"], ["a", "b"])
+    assert files == {"a": Path("one.model"), "": Path("x=y.model")}
 
 
 def test_translations_are_kept(work, tmp_path, monkeypatch):
     model = open_translator(work.fairseq("sinpos"), RUNNING)
     sources = work.sources()[:4]
-    found = translations(model, GREEDY, tmp_path, sources)
+    lines = translations(model, GREEDY, tmp_path, sources)
     model.translate = None
-    assert translations(model, GREEDY, tmp_path, sources) == found
+    assert translations(model, GREEDY, tmp_path, sources) == lines
     with pytest.raises(TypeError):  # other settings are not taken for the same
         translations(model, replace(GREEDY, max_len_b=3), tmp_path, sources)
     for what in ("source_ids", "target_ids"):  # another subword model
@@ -166,9 +166,9 @@ def test_stack_command_agrees_between_hosts(work, tmp_path):
     rows = read_csv(tmp_path / "stack.csv")
     ours, theirs = ([row for row in rows if row["model"] == name] for name in ("ours", "theirs"))
     assert len(ours) == len(theirs) > 30
-    for one, other in zip(ours, theirs, strict=True):
-        assert one["count"] == other["count"]
-        assert float(one["mean_nll"]) == pytest.approx(float(other["mean_nll"]), abs=1e-5)
+    for row, other in zip(ours, theirs, strict=True):
+        assert row["count"] == other["count"]
+        assert float(row["mean_nll"]) == pytest.approx(float(other["mean_nll"]), abs=1e-5)
 
 
 def test_ends_of_texts_are_not_taken_for_better_translation(work, tmp_path, capsys):
@@ -241,19 +241,19 @@ def test_text_in_subwords_is_scored_as_text(work, tmp_path, command, monkeypatch
     segmented = tmp_path / "pieces.en"
     pieces = (f" {SEPARATOR} ".join(map(subwords.encode, line.split(SEPARATOR))) for line in lines)
     segmented.write_text("".join(f"{line}\n" for line in pieces), encoding="utf-8")
-    found = {}
+    rows = {}
     for path, more in ((test, []), (segmented, ["--segmented"])):
         output = tmp_path / f"out-{path.stem}"
         model = f"a={checkpoint_with_separator(work, tmp_path)}"
         options = ["--test", path, path, "--output", output, *MORE[command], *more]
         options = options if command == "length" else [*options, "--join", "1"]
         analyze.main([command, "--model", model, *options])
-        found[path] = read_csv(output / f"{command}.csv")
+        rows[path] = read_csv(output / f"{command}.csv")
         report = (output / f"{command}.md").read_text("utf-8")
         assert ("Subwords of the test text are joined" in report) == bool(more)
-    assert found[test] == found[segmented]
+    assert rows[test] == rows[segmented]
     name = "bleu" if command == "length" else "bleu_original"
-    assert all(5 < float(row[name]) < 99 for row in found[test])
+    assert all(5 < float(row[name]) < 99 for row in rows[test])
 
 
 def checkpoint_with_separator(work, folder):
@@ -280,14 +280,14 @@ def test_quickstart_models_need_no_other_flags(run_cli, tmp_path):
             "--vocab-size", 80, "--variants", "sinpos", "--jobs", 1, cwd=tmp_path,
             warm_children=True)  # fmt: skip
     (checkpoint,) = tmp_path.glob("build/quickstart/*/runs/sinpos-seed1/checkpoint_last.pt")
-    found = run_cli(
+    done = run_cli(
         *("python", "-m", "recipes.mt.analyze", "stack", "--target-tokens", 40, "--model"),
         *(f"sinpos={checkpoint.relative_to(tmp_path)}", "--test", "all.en", "all.de"),
         cwd=tmp_path,
         env={"MPLBACKEND": "TkAgg", "DISPLAY": ""},
     )
-    assert "| sinpos |" in found.stdout
-    assert "INFO" not in found.stderr
+    assert "| sinpos |" in done.stdout
+    assert "INFO" not in done.stderr
     assert Image.open(tmp_path / "results/translation/stack.png").format == "PNG"
 
 
@@ -333,7 +333,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input(work, tmp_path, monkeypatch, name):
+def test_bad_input_is_refused(work, tmp_path, monkeypatch, name):
     words, message = BAD[name]
     monkeypatch.chdir(tmp_path)
     Path("text").write_text("no model\n")
@@ -356,7 +356,7 @@ def test_bad_input(work, tmp_path, monkeypatch, name):
 
 
 def test_language_models_are_refused_before_any_work(work, tmp_path, monkeypatch):
-    """Of both hosts, also behind a model that translates."""
+    """Models of both hosts, also behind a model that translates."""
     from fairseq import options
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 

@@ -50,32 +50,32 @@ def same_sinusoids(monkeypatch):
     monkeypatch.setitem(FAMILIES, "marian", replace(row, sides=sides))
 
 
-@pytest.mark.parametrize("kind", ["nopos", "relpos", "sinpos", "shape", "cape"])
-def test_hosts_give_the_same_analysis_for_the_same_weights(work, kind, same_sinusoids):
+@pytest.mark.parametrize("position", ["nopos", "relpos", "sinpos", "shape", "cape"])
+def test_hosts_give_the_same_analysis_for_the_same_weights(work, position, same_sinusoids):
     """Scores, greedy translations and encoder states. Marian counts positions from 0, fairseq from
     2, which an offset makes up for."""
-    ours = open_translator(work.fairseq(kind), RUNNING)
-    theirs = open_translator(work.hf(kind), replace(RUNNING, offset=FAIRSEQ_START))
+    ours = open_translator(work.fairseq(position), RUNNING)
+    theirs = open_translator(work.hf(position), replace(RUNNING, offset=FAIRSEQ_START))
     pairs = work.pairs()[:10]
     sources = [source for source, _ in pairs]
     assert ours.source_ids(sources[0]) == theirs.source_ids(sources[0])
-    for one, other in zip(*(model.log_probabilities(pairs) for model in (ours, theirs)),
-                          strict=True):  # fmt: skip
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
-        assert one.std() > 0.1
+    for scores, other in zip(*(model.log_probabilities(pairs) for model in (ours, theirs)),
+                             strict=True):  # fmt: skip
+        np.testing.assert_allclose(scores, other, rtol=1e-4, atol=1e-5)
+        assert scores.std() > 0.1
     hypotheses = ours.translate(sources, GREEDY)
     assert hypotheses == theirs.translate(sources, GREEDY)
     assert len(set(hypotheses)) > 2
-    one, other = (similarities(model, sources, offsets)
-                  for model, offsets in ((ours, (0, 5)), (theirs, (0, 5))))  # fmt: skip
-    np.testing.assert_allclose(one, other, atol=1e-5)
+    cosines, other = (similarities(model, sources, offsets)
+                      for model, offsets in ((ours, (0, 5)), (theirs, (0, 5))))  # fmt: skip
+    np.testing.assert_allclose(cosines, other, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["sinpos", "cape"])
-def test_loss_is_fairseqs_own(work, kind):
+@pytest.mark.parametrize("position", ["sinpos", "cape"])
+def test_loss_is_fairseqs_own(work, position):
     """The sum over positions, against the criterion on the same data."""
     pairs = work.pairs()
-    checkpoint = work.fairseq(kind)
+    checkpoint = work.fairseq(position)
     (model,), *_, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)])
     subwords = SentencePiece(work.corpus / "sentencepiece.model")
     dictionary = task.source_dictionary
@@ -85,10 +85,10 @@ def test_loss_is_fairseqs_own(work, kind):
     dataset = LanguagePairDataset(sides[0], sizes[0], dictionary, sides[1], sizes[1], dictionary)
     batch = dataset.collater([dataset[index] for index in range(len(dataset))])
     loss, tokens, _ = CrossEntropyCriterion(task, False).forward(model.eval(), batch)
-    found = open_translator(checkpoint, RUNNING).log_probabilities(pairs)
-    assert sum(map(len, found)) == tokens
-    rows = position_rows([-values for values in found], 0)
-    assert [row["position"] for row in rows] == list(range(max(map(len, found))))
+    scores = open_translator(checkpoint, RUNNING).log_probabilities(pairs)
+    assert sum(map(len, scores)) == tokens
+    rows = position_rows([-values for values in scores], 0)
+    assert [row["position"] for row in rows] == list(range(max(map(len, scores))))
     total = sum(row["mean_nll"] * row["count"] for row in rows)
     assert total == pytest.approx(loss.item(), rel=1e-5)
 
@@ -102,14 +102,14 @@ def test_stock_checkpoints_of_fairseq_give_their_own_scores(work, tmp_path, posi
                                  spm=work.corpus / "sentencepiece.model")  # fmt: skip
     assert translator.kind == f"fairseq cape_transformer {position}"
     (source, target), *_ = work.pairs()
-    (found,) = translator.log_probabilities([(source, target)])
+    (scores,) = translator.log_probabilities([(source, target)])
     (stock,), *_ = checkpoint_utils.load_model_ensemble_and_task([str(path)])
     assert not hasattr(stock, "position_config")
     ids, labels = (torch.tensor([ids]) for ids in
                    (translator.source_ids(source), translator.target_ids(target)))  # fmt: skip
     before = torch.cat((labels[:, -1:], labels[:, :-1]), 1)
     expected = stock.eval()(ids, None, before)[0].log_softmax(-1).gather(2, labels[..., None])
-    np.testing.assert_allclose(found, expected[0, :, 0].detach(), atol=1e-5)
+    np.testing.assert_allclose(scores, expected[0, :, 0].detach(), atol=1e-5)
 
 
 def test_weights_stored_in_half_precision_are_not_computed_in_it(work, tmp_path):
@@ -128,29 +128,29 @@ def test_stock_marian_gives_its_own_scores_and_can_be_shifted(work, tmp_path):
     folder = copy_to_hugging_face(work.corpus, work.fairseq("sinpos"), tmp_path, stock=True)
     translator = open_translator(folder, RUNNING)
     (source, target), *_ = work.pairs()
-    (found,) = translator.log_probabilities([(source, target)])
+    (scores,) = translator.log_probabilities([(source, target)])
     ids, labels = (torch.tensor([ids]) for ids in
                    (translator.source_ids(source), translator.target_ids(target)))  # fmt: skip
     logits = MarianMTModel.from_pretrained(folder)(ids, labels=labels).logits
     expected = logits.log_softmax(-1).gather(2, labels[..., None])[0, :, 0]
-    np.testing.assert_allclose(found, expected.detach(), atol=1e-5)
-    found = similarities(translator, [source], (0, 5))
-    assert found[0, 0, 1] < 0.99
+    np.testing.assert_allclose(scores, expected.detach(), atol=1e-5)
+    cosines = similarities(translator, [source], (0, 5))
+    assert cosines[0, 0, 1] < 0.99
 
 
 # ---- offsets and similarity --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("host", ["fairseq", "hf"])
-@pytest.mark.parametrize("kind", ["nopos", "relpos", "sinpos", "shape", "cape"])
-def test_similarity_is_one_at_the_same_offset_and_without_positions(work, kind, host):
-    model = open_translator(getattr(work, host)(kind), RUNNING)
-    found = similarities(model, work.sources(), (0, 40, 90))
-    assert found.shape == (3, 3, 3)  # embeddings and two layers
-    np.testing.assert_allclose(found[:, range(3), range(3)], 1, atol=1e-6)
-    np.testing.assert_allclose(found, found.transpose(0, 2, 1), atol=1e-6)
-    different = found[:, ~np.eye(3, dtype=bool)]
-    if kind in ("nopos", "relpos"):
+@pytest.mark.parametrize("position", ["nopos", "relpos", "sinpos", "shape", "cape"])
+def test_similarity_is_one_at_the_same_offset_and_without_positions(work, position, host):
+    model = open_translator(getattr(work, host)(position), RUNNING)
+    cosines = similarities(model, work.sources(), (0, 40, 90))
+    assert cosines.shape == (3, 3, 3)  # embeddings and two layers
+    np.testing.assert_allclose(cosines[:, range(3), range(3)], 1, atol=1e-6)
+    np.testing.assert_allclose(cosines, cosines.transpose(0, 2, 1), atol=1e-6)
+    different = cosines[:, ~np.eye(3, dtype=bool)]
+    if position in ("nopos", "relpos"):
         np.testing.assert_allclose(different, 1, atol=1e-6)
     else:
         assert (different < 0.999).all()
@@ -161,7 +161,7 @@ def test_similarity_of_embeddings_by_hand(work):
     whatever the batches."""
     offsets, sources = (0, 13), work.sources()
     model = open_translator(work.fairseq("sinpos"), replace(RUNNING, max_tokens=70))
-    found = similarities(model, sources, offsets)
+    measured = similarities(model, sources, offsets)
     words = torch.load(work.fairseq("sinpos"), weights_only=True)["model"]
     words = words["encoder.embed_tokens.weight"]
     rates = torch.exp(torch.arange(16.0) * -(np.log(10000) / 15))
@@ -173,7 +173,7 @@ def test_similarity_of_embeddings_by_hand(work):
             phase = (torch.arange(len(ids)) + FAIRSEQ_START + offset)[:, None] * rates
             at.append(32**0.5 * words[ids] + torch.cat((phase.sin(), phase.cos()), 1))
         cosines.append(torch.cosine_similarity(*at))
-    assert found[0, 0, 1] == pytest.approx(torch.cat(cosines).mean().item(), abs=1e-5)
+    assert measured[0, 0, 1] == pytest.approx(torch.cat(cosines).mean().item(), abs=1e-5)
 
 
 @pytest.mark.parametrize("host", ["fairseq", "hf"])
@@ -246,8 +246,8 @@ def test_dictionaries_are_found_after_a_move(work, tmp_path, monkeypatch):
     model = open_translator(moved / "runs" / "checkpoint_last.pt", RUNNING)
     assert Path(model.task.cfg.data) == moved / "data" / "binary"
     expected = open_translator(work.fairseq("nopos"), RUNNING).log_probabilities(work.pairs()[:2])
-    for one, other in zip(model.log_probabilities(work.pairs()[:2]), expected, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for scores, other in zip(model.log_probabilities(work.pairs()[:2]), expected, strict=True):
+        np.testing.assert_array_equal(scores, other)
 
 
 def test_separator_is_kept_where_it_is_a_word(work):
@@ -268,9 +268,9 @@ def test_segmentation_of_the_recipes_is_found(work, tmp_path):
     bpe = SubwordNMT.train(files, tmp_path / "subwords" / "model", 20)
     settings = {"segmentation": "bpe", "aggressive_hyphens": False, "lowercase": True}
     (tmp_path / "subwords" / "settings.json").write_text(json.dumps(settings))
-    found = open_segmentation(tmp_path / "binary", ("en", "de"))
-    assert found.encode("Forty-one, TWO.", 0) == bpe.encode("forty-one , two .")
-    assert found.decode(bpe.encode("acht und zwanzig , zwei .")) == "acht und zwanzig, zwei."
+    segmentation = open_segmentation(tmp_path / "binary", ("en", "de"))
+    assert segmentation.encode("Forty-one, TWO.", 0) == bpe.encode("forty-one , two .")
+    assert segmentation.decode(bpe.encode("acht und zwanzig , zwei .")) == "acht und zwanzig, zwei."
     assert open_segmentation(tmp_path / "elsewhere" / "binary", ("en", "de")) is None
 
 
@@ -302,22 +302,22 @@ def test_subwords_are_joined_by_their_marks(vocabulary, pieces, text, capsys):
 
 
 @pytest.mark.parametrize("host", ["fairseq", "hf"])
-def test_half_precision(work, host):
+def test_half_precision_is_close_to_full(work, host):
     path, pairs = getattr(work, host)("cape"), work.pairs()[:3]
     full, half = (open_translator(path, replace(RUNNING, half=half)) for half in (False, True))
-    for one, other in zip(*(model.log_probabilities(pairs) for model in (full, half)),
-                          strict=True):  # fmt: skip
-        assert not np.array_equal(one, other)
-        np.testing.assert_allclose(one, other, rtol=0.02, atol=0.1)
+    for scores, other in zip(*(model.log_probabilities(pairs) for model in (full, half)),
+                             strict=True):  # fmt: skip
+        assert not np.array_equal(scores, other)
+        np.testing.assert_allclose(scores, other, rtol=0.02, atol=0.1)
     assert len(half.translate([source for source, _ in pairs], GREEDY)) == 3
-    found = similarities(half, [source for source, _ in pairs], (0, 30))
-    np.testing.assert_allclose(found[:, 0, 0], 1, atol=1e-6)
+    cosines = similarities(half, [source for source, _ in pairs], (0, 30))
+    np.testing.assert_allclose(cosines[:, 0, 0], 1, atol=1e-6)
 
 
 def test_batches_hold_everything_once_and_fit():
     lengths = [3, 50, 7, 7, 1, 20, 8, 200]
-    found = batches(lengths, 60)
-    assert sorted(index for rows in found for index in rows) == list(range(8))
-    for rows in found:
+    groups = batches(lengths, 60)
+    assert sorted(index for rows in groups for index in rows) == list(range(8))
+    for rows in groups:
         assert len(rows) == 1 or len(rows) * max(lengths[row] for row in rows) <= 60
-    assert len(found) == 4
+    assert len(groups) == 4

@@ -31,8 +31,8 @@ def _cache(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("splits", [("train",), ("train", "validation")])
-def test_folders_of_datasets(splits, tmp_path):
-    """As save_to_disk leaves them, and as files of tables."""
+def test_folders_of_datasets_are_read(splits, tmp_path):
+    """Folders as save_to_disk leaves them, and of files of tables."""
     rows = datasets.Dataset.from_dict({"en": [f"a {n}" for n in range(30)], "de": ["b"] * 30})
     datasets.DatasetDict(dict.fromkeys(splits, rows)).save_to_disk(tmp_path / "saved")
     for split in splits:
@@ -49,22 +49,23 @@ def test_folders_of_datasets(splits, tmp_path):
 
 
 def test_single_file_is_tested_whole(tmp_path):
-    """Not a part of it, as training would split off."""
+    """Tests all of it, not the part that training would split off."""
     path = save(tmp_path / "digits", names=digits()[1].names, channels=1)
     chosen = [digits()[1][number] for number in range(40)]
     pixels = [(255 * image[0]).round().to(torch.uint8).numpy() for image, _ in chosen]
-    rows = {"image": [Image.fromarray(one) for one in pixels], "label": [n for _, n in chosen]}
+    rows = {"image": [Image.fromarray(image) for image in pixels], "label": [n for _, n in chosen]}
     datasets.Dataset.from_dict(rows).to_parquet(tmp_path / "pages.parquet")
     words = ["--model", path, "--dataset", str(tmp_path / "pages.parquet"), "--sizes", "16"]
     evaluate.main([*words, "--device", "cpu", "--output", str(tmp_path / "out")])
     with open(tmp_path / "out/accuracy.csv", encoding="utf-8") as file:
-        (found,) = csv.DictReader(file)
-    assert found["images"] == "40"
-    images = torch.stack([View("crop", 16)(torch.from_numpy(one)[None] / 255) for one in pixels])
+        (row,) = csv.DictReader(file)
+    assert row["images"] == "40"
+    view = View("crop", 16)
+    images = torch.stack([view(torch.from_numpy(image)[None] / 255) for image in pixels])
     with torch.no_grad():
         logits = Classifier(path).model((images - 0.5) / 0.5).logits
     right = logits.argmax(-1) == torch.tensor(rows["label"])
-    assert float(found["top1"]) == pytest.approx(100 * right.double().mean().item(), abs=1e-4)
+    assert float(row["top1"]) == pytest.approx(100 * right.double().mean().item(), abs=1e-4)
 
 
 TABLES = {
@@ -93,13 +94,13 @@ def test_broken_tables_are_named(name, tmp_path):
     ("rows", "message"),
     [("1,2\n1,2\n", "the data have 1, which is no text"), ("a,b\n", "train: has 1 row, too few")],
 )
-def test_tables_that_cannot_be_used(rows, message, tmp_path):
+def test_tables_that_cannot_be_used_are_refused(rows, message, tmp_path):
     (tmp_path / "train.csv").write_text(f"en,de\n{rows}")
     with pytest.raises(CommandError, match=message):
         mt.main(["--train-file", str(tmp_path / "train.csv"), "--output", str(tmp_path / "out")])
 
 
-def test_damaged_folder_of_a_data_set(tmp_path):
+def test_damaged_folder_of_a_data_set_is_named(tmp_path):
     (tmp_path / "dataset_dict.json").write_text("{")
     with pytest.raises(CommandError, match=r"--dataset .* cannot be read .*; give the name"):
         data.open_dataset(str(tmp_path))
@@ -138,7 +139,7 @@ def test_broken_image_in_a_worker_process_is_named(photos, capsys):
 
 
 @pytest.mark.parametrize("classes", [0, 1])
-def test_images_of_fewer_than_two_classes(classes, photos, tmp_path):
+def test_images_of_fewer_than_two_classes_are_refused(classes, photos, tmp_path):
     for folder in ("dark", "light")[classes:]:
         shutil.rmtree(photos / folder)
     message = "--label-column is missing: .*two classes" if classes else "--dataset .* cannot be"

@@ -204,7 +204,7 @@ def test_learning_rate_falls_for_the_last_eighth():
 
 
 def test_the_optimizer_follows_the_learning_rate(tmp_path):
-    """With a rate of nearly 0 the last of eight epochs changes nothing."""
+    """A rate of nearly 0 lets the last of eight epochs change nothing."""
     job = ("sinpos", config("sinpos"), "inc", 1)
     _, still = make_experiment(make_corpus(), Training(8, 0.1, 1e-9), tmp_path / "a").trained(*job)
     _, moving = make_experiment(make_corpus(), Training(8, 0.1, 0.1), tmp_path / "b").trained(*job)

@@ -131,7 +131,7 @@ def test_timit_counts_samples(tmp_path):
 
 @pytest.mark.parametrize("text", [LONG, SHORT], ids=["long", "short"])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be"])
-def test_text_grids(tmp_path, text, encoding):
+def test_text_grids_of_any_encoding_are_read(tmp_path, text, encoding):
     path = tmp_path / "a.TextGrid"
     mark = "\ufeff" if encoding == "utf-16-be" else ""  # Praat on a Mac of old
     path.write_bytes((mark + text).encode(encoding))
@@ -188,13 +188,13 @@ def test_a_frame_has_the_phone_at_its_centre():
 # ---- folders -------------------------------------------------------------------------------------
 
 
-def write_recording(folder, name, rate=16000, suffix=".wav", seconds=0.5, kind="WAV"):
+def write_recording(folder, name, rate=16000, suffix=".wav", seconds=0.5, container="WAV"):
     """Noise with the phones a and b, each of half the recording."""
     folder.mkdir(parents=True, exist_ok=True)
     count = int(seconds * rate)
     rng = np.random.default_rng(0)
     soundfile.write(
-        folder / f"{name}{suffix}", rng.normal(0, 0.1, count), rate, "PCM_16", format=kind
+        folder / f"{name}{suffix}", rng.normal(0, 0.1, count), rate, "PCM_16", format=container
     )
     text = f"0 {count // 2} a\n{count // 2} {count} b\n"
     (folder / f"{name.partition('.')[0]}.PHN").write_text(text)
@@ -203,7 +203,7 @@ def write_recording(folder, name, rate=16000, suffix=".wav", seconds=0.5, kind="
 def test_folder_of_the_shape_of_timit(tmp_path):
     """Splits by folder, NIST headers, any letter case, .WAV.wav, labels in samples of the file."""
     for number in range(4):
-        write_recording(tmp_path / "TRAIN" / f"DR{number}", "SA1", suffix=".WAV", kind="NIST")
+        write_recording(tmp_path / "TRAIN" / f"DR{number}", "SA1", suffix=".WAV", container="NIST")
     write_recording(tmp_path / "TRAIN" / "DR5", "SA2.WAV")  # SA2.WAV.wav
     write_recording(tmp_path / "test" / "DR1", "SI3", rate=8000)
     corpus = read_folder(tmp_path)

@@ -42,7 +42,7 @@ def test_pairs_are_stacked_until_the_target_is_long_enough():
 
 
 def test_stacking_keeps_every_token_in_order():
-    """But for the case of first letters and for full stops at junctions."""
+    """Differences are the case of first letters and full stops at junctions."""
     rng = random.Random(0)
     words = ["Ein", "hund", "läuft", "Über", "die", "U.S.A.", "3.5", "?", "Straße"]
     pairs = [tuple(" ".join(rng.choices(words, k=rng.randint(1, 9))) + end for _ in range(2))
@@ -51,9 +51,9 @@ def test_stacking_keeps_every_token_in_order():
     assert 3 < len(stacked) < 12
     for side in (0, 1):
         expected = " ".join(pair[side] for pair in pairs).lower().replace(",", ".").split()
-        found = " ".join(pair[side] for pair in stacked).lower().replace(",", ".").split()
-        assert found == expected[: len(found)]
-        rest = len(expected) - len(found)
+        words = " ".join(pair[side] for pair in stacked).lower().replace(",", ".").split()
+        assert words == expected[: len(words)]
+        rest = len(expected) - len(words)
         assert rest < 25 + 10
 
 
@@ -63,7 +63,7 @@ def test_loss_is_averaged_over_the_sentences_that_reach_a_position():
 
 
 def test_bands_of_one_seed_are_over_sentences():
-    """Known: a normal mean. Tokens of one sentence vary together, so they do not count singly."""
+    """Equal to a normal mean; tokens of one sentence vary together, so they do not count singly."""
     rng = np.random.default_rng(1)
     level = rng.normal(5, 1, 400)
     mean, spread = estimate([[np.full(20, value) for value in level]], 10)
@@ -74,7 +74,7 @@ def test_bands_of_one_seed_are_over_sentences():
 
 
 def test_standard_errors_are_those_of_resampled_sentences():
-    """Of different lengths: the bootstrap needs no formula."""
+    """Sentences differ in length; the bootstrap needs no formula."""
     rng = np.random.default_rng(2)
     losses = [rng.normal(4, 1) + rng.normal(0, 0.5, rng.integers(5, 30)) for _ in range(300)]
     _, (spread,) = estimate([losses], 40)

@@ -156,7 +156,7 @@ def test_options_of_training_are_no_matter_of_the_text(steps):
 
 
 def test_new_options_of_the_text_are_recorded_without_being_named(steps, monkeypatch):
-    """Of records from before them they have their default."""
+    """Options that older records lack have their defaults."""
     row = sampled(RECIPES["wmt14_en_de"])
     work = steps(row)
     accents = [("accents", str, field(default="kept"))]

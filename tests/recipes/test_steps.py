@@ -41,8 +41,8 @@ def test_a_defect_keeps_its_traceback():
 
 
 def test_folders_for_results(tmp_path, monkeypatch):
-    """They are made anywhere but at the root of the file system, where a typing error is likelier,
-    and not under a file."""
+    """Folders are made anywhere but at the root of the file system, where a typing error is
+    likelier, and not under a file."""
     monkeypatch.chdir(tmp_path)
     for path in (Path("results/vit"), tmp_path / "a/b", tmp_path, Path()):
         usable_folder(path, "--output")
@@ -74,7 +74,7 @@ def test_recipes_look_at_their_folders_before_they_begin(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("module", [False, True])
 def test_shown_commands_can_be_pasted(module, tmp_path):
-    """From another folder than that of the program, with words that a shell would change."""
+    """Runs in another folder than that of the program, with words that a shell would change."""
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools/tell it.py").write_text(
         "import sys\n"

@@ -36,7 +36,7 @@ def test_phones_stand_where_the_sound_is():
 
 
 def test_speech_is_the_same_in_another_process(run_cli):
-    """Of all voices, also those with noise."""
+    """Covers all voices, also those with noise."""
     code = (
         "import hashlib; from recipes.lab.synthesis import VOICES, Synthesizer; s = Synthesizer(); "
         "print([hashlib.md5(s.speak('one two', v).waveform).hexdigest() for v in VOICES])"

@@ -181,17 +181,17 @@ def test_map_columns_in_processes_equals_map():
     assert list(map_columns(functions, iter(rows), 2)) == alone
 
 
-@pytest.mark.parametrize("kind", [SentencePiece, SubwordNMT])
-def test_subwords_are_invertible_and_joint(tmp_path, kind):
+@pytest.mark.parametrize("algorithm", [SentencePiece, SubwordNMT])
+def test_subwords_are_invertible_and_joint(tmp_path, algorithm):
     texts = {"en": "the cat sat on the mat", "de": "die Katze saß auf der Matte"}
     for language, text in texts.items():
         (tmp_path / language).write_text(f"{text}\n" * 20)
-    model = kind.train([tmp_path / "en", tmp_path / "de"], tmp_path / "model", 40)
+    model = algorithm.train([tmp_path / "en", tmp_path / "de"], tmp_path / "model", 40)
     for text in (*texts.values(), "the Matte sat"):
         pieces = model.encode(text)
         assert model.decode(pieces) == text
         assert len(pieces.split()) >= len(text.split())
-    assert kind(tmp_path / "model").encode("the mat") == model.encode("the mat")
+    assert algorithm(tmp_path / "model").encode("the mat") == model.encode("the mat")
 
 
 def test_impossible_vocabulary_is_named(tmp_path):
@@ -214,7 +214,7 @@ def test_impossible_vocabulary_is_named(tmp_path):
         (("a", "a b c"), False),  # three times as long
     ],
 )
-def test_length_filter(pair, fits):
+def test_length_filter_has_limits_and_a_ratio(pair, fits):
     assert lengths_fit(pair, 1, 3, 2.0) is fits
 
 

@@ -137,9 +137,9 @@ def test_timm_is_seeded_by_the_sample(monkeypatch):
     monkeypatch.setitem(sys.modules, module.__name__, module)
     augment = rand_augment("rand-m9-mstd0.5-inc1", (0.5,) * 3)
     image = to_pil(picture())
-    found = [augment(image, random.Random(n)).getpixel((0, 0)) for n in (0, 1, 2, 0)]
-    assert found[0] == found[3]
-    assert len({one[0] for one in found}) == len({one[1] for one in found}) == 3
+    colours = [augment(image, random.Random(n)).getpixel((0, 0)) for n in (0, 1, 2, 0)]
+    assert colours[0] == colours[3]
+    assert len({colour[0] for colour in colours}) == len({colour[1] for colour in colours}) == 3
     random.seed(5)
     expected = random.random()
     random.seed(5)
@@ -223,7 +223,7 @@ def test_workers_change_nothing():
     for workers in (0, 2):
         loader = DataLoader(data, batch_size=2, sampler=sampler, num_workers=workers)
         batches.append([images for images, _ in loader])
-    assert all(torch.equal(one, other) for one, other in zip(*batches, strict=True))
+    assert all(torch.equal(images, other) for images, other in zip(*batches, strict=True))
 
 
 def _labelled(item):
@@ -231,7 +231,7 @@ def _labelled(item):
 
 
 def test_data_can_be_sent_to_worker_processes(tables):
-    """Where they are not forked, as on macOS."""
+    """Needed where processes are not forked, as on macOS."""
     train, _ = given_data(options(tables), 3)
     train.augment = Augment(ZERO, ONE, True, rand_augment("deit", (0.5,) * 3), 1.0)
     sent = pickle.loads(pickle.dumps(train))
@@ -245,7 +245,7 @@ def test_data_can_be_sent_to_worker_processes(tables):
         ({"label_column": "label"}, "--label-column label: the data have the columns"),
     ],
 )
-def test_wrong_columns(tables, more, message):
+def test_wrong_columns_are_refused(tables, more, message):
     with pytest.raises(CommandError, match=re.escape(message)):
         given_data(options(tables, **more), 3)
 
@@ -270,8 +270,8 @@ def test_missing_columns_and_unknown_labels(tmp_path, monkeypatch):
     words = ["--model", "any", "--dataset", str(tmp_path / "unlabelled")]
     with pytest.raises(CommandError, match="--test-split is missing: .* has the splits train, te"):
         load_data(evaluate.parse(words), 1)
-    (found,) = load_data(evaluate.parse([*words, "--test-split", "train"]), 1)
-    assert (len(found.images), found.images.names) == (2, ["1"])
+    (data,) = load_data(evaluate.parse([*words, "--test-split", "train"]), 1)
+    assert (len(data.images), data.images.names) == (2, ["1"])
 
 
 def test_processor_is_of_the_size_that_is_trained(tmp_path):
@@ -283,7 +283,7 @@ def test_processor_is_of_the_size_that_is_trained(tmp_path):
 
 
 def test_images_beyond_the_limit_are_not_even_decoded(tmp_path):
-    """Nor is any of a split that does not exist."""
+    """A split that does not exist is not decoded, either."""
     for number, name in enumerate("ABCDEFG"):
         folder = tmp_path / "photos/test" / name
         folder.mkdir(parents=True)
@@ -291,9 +291,9 @@ def test_images_beyond_the_limit_are_not_even_decoded(tmp_path):
             Image.new("RGB", (24, 24), (8 * number, 50 * n, 0)).save(folder / f"{n}.png")
     words = ["--model", "any", "--dataset", str(tmp_path / "photos"), "--output", str(tmp_path)]
     args = evaluate.parse([*words, "--limit", "14"])
-    (found,) = load_data(args, 3)
-    assert list(found.order) == list(range(14))
-    pixels = [(label, int(image[1, 0, 0])) for image, label in found.images.items]
+    (data,) = load_data(args, 3)
+    assert list(data.order) == list(range(14))
+    pixels = [(label, int(image[1, 0, 0])) for image, label in data.images.items]
     assert pixels == [(number, shade) for number in range(7) for shade in (0, 100)]
     args.image_column = "label"
     with pytest.raises(CommandError, match="--image-column label has no images but 0"):

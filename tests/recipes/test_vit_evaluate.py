@@ -44,7 +44,7 @@ def data():
 
 
 def logits(classifier, image):
-    """Of one image, without the code under test."""
+    """Logits of one image, without the code under test."""
     with torch.no_grad():
         return classifier.model((image[None] - 0.5) / 0.5).logits[0]
 
@@ -107,8 +107,8 @@ def test_strategy_that_a_model_refuses_is_left_out(classifier, capsys):
 
 
 def test_augmentation_of_one_size_is_plain_evaluation(classifier, data):
-    one = measure.columns_of(options(tta=True, tta_step=0, sizes=[24]), 16)["tta", 24, "+"]
-    columns = {"plain": [View("crop", 24)], "one": one}
+    views = measure.columns_of(options(tta=True, tta_step=0, sizes=[24]), 16)["tta", 24, "+"]
+    columns = {"plain": [View("crop", 24)], "one": views}
     ranks = label_ranks(classifier, data, columns, range(7))
     assert np.array_equal(ranks["plain"], ranks["one"])
     for index in data.order:
@@ -146,8 +146,8 @@ def test_mixed_sizes_are_scored_as_one_by_one(classifier, data, monkeypatch, wor
     assert sorted(shapes) == sorted(SHAPES * 4), "an image was resized"
     for index in data.order:
         image, label = data.images[index]
-        found = logits(classifier, image)
-        assert together[index] == (found > found[label]).sum()
+        scores = logits(classifier, image)
+        assert together[index] == (scores > scores[label]).sum()
 
 
 def test_labels_go_to_the_classes_of_the_model(classifier, data):
@@ -203,7 +203,7 @@ def test_gamma_by_rule(classifier, data):
 
 @pytest.mark.parametrize(("train", "alike"), [(None, False), (64, True)])
 def test_gamma_knows_the_size_of_training(classifier, data, train, alike):
-    """That of the configuration (16), or the one that is given."""
+    """Takes that of the configuration (16), or the one that is given."""
     args = options(gamma=True, sizes=[64], train_size=train)
     rows = measure.measure(classifier, data, args)["gamma"]
     assert [row["gamma"] for row in rows] == list(measure.GAMMA_RULES)
@@ -225,12 +225,12 @@ def test_throughput_of_a_model_that_runs_out_of_memory(classifier, monkeypatch):
         return pixels
 
     monkeypatch.setattr(classifier, "forward", forward)
-    found = throughput(classifier, 24, limit=64, warmup=6, runs=7)
-    assert found["batch"] == 33
+    measured = throughput(classifier, 24, limit=64, warmup=6, runs=7)
+    assert measured["batch"] == 33
     assert batches.count(37) == 5
     assert batches[-13:] == [33] * 13
     assert batches[-14] == 37
-    assert found["images_per_second"] > 0
+    assert measured["images_per_second"] > 0
 
 
 def test_throughput_of_a_model_that_never_fits(classifier, monkeypatch):
@@ -267,13 +267,13 @@ def test_command_line_on_a_folder_of_images(run_cli, repo_root, tmp_path):
     more = ["--tta", "--tta-step", 8, "--gamma", "--bins", 10, 20, "--throughput"]
     more += ["--runs", 2, "--warmup", 1, "--max-batch", 4]
     output = run_cli(*command, *more, cwd=tmp_path, env=env).stdout
-    kinds = ("accuracy", "tta", "gamma", "bins", "throughput")
+    tables = ("accuracy", "tta", "gamma", "bins", "throughput")
     assert "tables and plots: out/{accuracy,tta,gamma,bins,throughput}.{md,csv,png}" in output
-    files = {f"{kind}.{suffix}" for kind in kinds for suffix in ("md", "csv", "png")}
+    files = {f"{table}.{suffix}" for table in tables for suffix in ("md", "csv", "png")}
     assert {file.name for file in (tmp_path / "out").iterdir()} == files
-    for kind in kinds:
-        assert_lines(tmp_path / f"out/{kind}.png", COLOURS[:1])
-        text = (tmp_path / f"out/{kind}.md").read_text()
+    for table in tables:
+        assert_lines(tmp_path / f"out/{table}.png", COLOURS[:1])
+        text = (tmp_path / f"out/{table}.md").read_text()
         assert f"`{shlex.join(map(str, [*command, *more]))}`" in text
         assert "torch 2" in text
     values = [float(r["top1"]) for r in rows_of(tmp_path / "out/accuracy.csv") if r["size"] == "24"]
@@ -306,11 +306,11 @@ def test_whole_images_of_digits(digit_path, tmp_path, capsys):
     assert len(list(tmp_path.iterdir())) == 4
     assert (tmp_path / "done").is_dir()
     test, classifier = digits()[1], Classifier(digit_path)
-    for size, found in zip((12, 16), rows_of(tmp_path / "accuracy.csv"), strict=True):
+    for size, row in zip((12, 16), rows_of(tmp_path / "accuracy.csv"), strict=True):
         chosen = [test[number * len(test) // 40] for number in range(40)]
         images = torch.stack([View("whole", size)(image) for image, _ in chosen])
         right = logits_of(classifier, images).argmax(-1) == torch.tensor([n for _, n in chosen])
-        assert float(found["top1"]) == pytest.approx(100 * right.double().mean().item())
+        assert float(row["top1"]) == pytest.approx(100 * right.double().mean().item())
 
 
 def logits_of(classifier, images):
@@ -340,7 +340,7 @@ def test_interrupted_evaluation_goes_on(digit_path, tmp_path, monkeypatch):
     assert not (tmp_path / "out" / evaluate.UNFINISHED).exists()
 
 
-def test_names_of_models():
+def test_models_are_grouped_by_name():
     groups = evaluate.model_groups(["runs/a", "x=b,c", "google/vit"])
     assert groups == {"a": ["runs/a"], "x": ["b", "c"], "vit": ["google/vit"]}
     assert list(evaluate.model_groups(["1/cape", "2/cape"])) == ["1/cape", "2/cape"]
@@ -374,7 +374,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("words", "message"), BAD, ids=lambda value: str(value)[:40])
-def test_bad_input(words, message, digit_path, path, tmp_path):
+def test_bad_input_is_refused(words, message, digit_path, path, tmp_path):
     names = digits()[1].names
     if words[1] in ("ABSPOS", "STOCK"):
         save(tmp_path / words[1], words[1].lower(), names=names, channels=1)

@@ -95,7 +95,7 @@ def test_best_of_each_bin_is_weighted_by_images():
     assert lines[2] == "| 0-9 | 10 | 50.00 | **70.00** (9) | 0.00 | 70.00 |"
     assert lines[3] == "| 10+ | 30 | **90.00** | 20.00 (9) | - | 90.00 |"
     assert lines[-1] == "| all | 40 | 80.00 | 32.50 | - | 85.00 |"
-    rows += [{**one, "checkpoint": "b", "top1": 60.0} for one in rows]
+    rows += [{**measured, "checkpoint": "b", "top1": 60.0} for measured in rows]
     assert f"| all | 40 | {cell([80.0, 60.0])} |" in evaluate.bin_table(rows)[-1]
 
 
@@ -184,8 +184,8 @@ def test_ranks_give_the_top_k_accuracy_of_scikit_learn():
     for k in range(1, 7):
         expected = top_k_accuracy_score(right, scores.numpy(), k=k, labels=range(7))
         assert (ranks < k).double().mean().item() == pytest.approx(expected)
-    found = measure.accuracies(ranks.numpy())
-    assert found["top5"] == pytest.approx(100 * (ranks < 5).double().mean().item())
+    percent = measure.accuracies(ranks.numpy())
+    assert percent["top5"] == pytest.approx(100 * (ranks < 5).double().mean().item())
     equal = torch.tensor([[1.0, 2.0, 2.0]] * 3)  # argmax takes the first
     assert rank_of(equal, torch.tensor([0, 1, 2])).tolist() == [2, 0, 1]
 
@@ -240,10 +240,10 @@ def test_largest_batch_is_found(fitting, monkeypatch):
     monkeypatch.setattr(speed, "clear_device_cache", lambda garbage_collection: None)
     for limit in (1, 100, 5000):
         calls = []
-        found, known = speed.largest_batch(limited(fitting, calls), limit), min(fitting, limit)
+        batch, known = speed.largest_batch(limited(fitting, calls), limit), min(fitting, limit)
         assert max(calls) <= limit
         assert len(calls) <= 25
-        assert found == known if known < 128 else known * 63 / 64 <= found <= known
+        assert batch == known if known < 128 else known * 63 / 64 <= batch <= known
 
 
 def test_what_is_no_lack_of_memory_is_raised():

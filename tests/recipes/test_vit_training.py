@@ -52,14 +52,14 @@ def test_sizes_agree_over_processes_and_micro_batches(images, split, drop_last):
     drawn = set()
     for epoch in range(4):
         sampler.set_epoch(epoch)
-        found = shares(sampler, world, per_device, split, drop_last)
-        assert len({len(steps) for steps in found}) == 1
-        for first in range(0, len(found[0]), accumulation):
-            steps = [step for one in found for step in one[first : first + accumulation]]
+        parts = shares(sampler, world, per_device, split, drop_last)
+        assert len({len(steps) for steps in parts}) == 1
+        for first in range(0, len(parts[0]), accumulation):
+            steps = [step for part in parts for step in part[first : first + accumulation]]
             sizes = {request.size for step in steps for request in step}
             assert len(sizes) == 1
             drawn |= sizes
-        seen = [request.index for steps in found for step in steps for request in step]
+        seen = [request.index for steps in parts for step in steps for request in step]
         if drop_last:
             assert len(set(seen)) == len(seen) == images // step * step
         else:
@@ -78,16 +78,16 @@ def test_sizes_are_uniform_and_depend_on_seed_and_epoch():
     assert all(850 < first.count(size) < 1150 for size in (16, 24, 32, 40))
     assert first == sizes(1, 0)
     assert first != sizes(2, 0) != sizes(1, 1) != first
-    one = [request.index for request in SizeSampler(9, (8,), 3)]
-    assert one == [request.index for request in SizeSampler(9, (16, 24), 3)]
+    order = [request.index for request in SizeSampler(9, (8,), 3)]
+    assert order == [request.index for request in SizeSampler(9, (16, 24), 3)]
 
 
 def test_repeated_augmentation_keeps_the_length_of_the_epoch():
-    found = list(SizeSampler(30, (8,), 5, repeats=3))
-    assert len(found) == 30
-    counts = [sum(request.index == index for request in found) for index in range(30)]
+    requests = list(SizeSampler(30, (8,), 5, repeats=3))
+    assert len(requests) == 30
+    counts = [sum(request.index == index for request in requests) for index in range(30)]
     assert sorted(counts) == [0] * 20 + [3] * 10
-    assert len({request.place for request in found}) == 30  # copies are augmented differently
+    assert len({request.place for request in requests}) == 30  # copies are augmented differently
 
 
 SPY = """
@@ -123,8 +123,8 @@ def folder(tmp_path_factory):
 
 @pytest.mark.slow
 def test_two_processes_see_the_same_sizes_also_after_resuming(run_cli, folder, tmp_path):
-    """By torchrun, interrupted in the second epoch, in which accelerate does not reach the sampler
-    of a resumed training; three updates per epoch, the last of one micro-batch."""
+    """Runs by torchrun, interrupted in the second epoch, in which accelerate does not reach the
+    sampler of a resumed training; three updates per epoch, the last of one micro-batch."""
     (tmp_path / "spy.py").write_text(SPY)
     words = (
         "--dataset", folder, "--position-embedding", "cape", "--model-config", json.dumps(TINY),
@@ -163,7 +163,7 @@ def test_two_processes_see_the_same_sizes_also_after_resuming(run_cli, folder, t
 
 
 def test_resizing_the_learned_table():
-    """At its own size the identity; the row of the class token stays."""
+    """Identity at its own size; the row of the class token stays."""
     torch.manual_seed(0)
     config = CapeViTConfig(**TINY, position_embedding={"type": "abspos"})
     model = CapeViTForImageClassification(config).eval()
@@ -232,7 +232,7 @@ def test_finetuning_at_a_higher_size_and_several_seeds(run_cli, repo_root, tmp_p
 # ---- targets and decay ---------------------------------------------------------------------------
 
 
-def test_mixing_by_hand():
+def test_mixing_is_that_by_hand():
     images = torch.arange(3.0)[:, None, None, None].expand(3, 2, 4, 5)
     labels = torch.tensor([1, 0, 3])
     mixing = Mixing(0.8, 1.0, classes=4)
@@ -262,8 +262,8 @@ def test_mixes_are_drawn_as_in_deit():
     shares = torch.tensor([mix.share for mix in draws if not mix.box])
     assert float(shares.mean()) == pytest.approx(0.5, abs=0.05)
     assert float(shares.var()) == pytest.approx(0.25 / (2 * 0.8 + 1), abs=0.02)  # Beta(0.8, 0.8)
-    for one, kind in ((Mixing(0.8, 0, 4), False), (Mixing(0, 1.0, 4), True)):
-        assert all(bool(one.draw(8, 8).box) == kind for _ in range(20))
+    for always, box in ((Mixing(0.8, 0, 4), False), (Mixing(0, 1.0, 4), True)):
+        assert all(bool(always.draw(8, 8).box) == box for _ in range(20))
     _, targets = mixing(torch.zeros(5, 1, 12, 20), torch.arange(5) % 4)
     torch.testing.assert_close(targets.sum(1), torch.ones(5))
     torch.manual_seed(1)
@@ -371,7 +371,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("words", "message"), BAD, ids=lambda value: str(value)[-40:])
-def test_bad_input(words, message, tmp_path, monkeypatch):
+def test_bad_input_is_refused(words, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CommandError, match=re.escape(message)):
         vit.main([*words, "--output", str(tmp_path / "out")])
@@ -382,7 +382,7 @@ def test_bad_input(words, message, tmp_path, monkeypatch):
     "words",
     [("--mixup", "-1"), ("--random-erasing", "1.1"), ("--drop-path", "1"), ("--seeds", "0")],
 )
-def test_numbers_out_of_range(words, capsys):
+def test_numbers_out_of_range_are_refused(words, capsys):
     with pytest.raises(SystemExit):
         vit.main(list(words))
     assert f"argument {words[0]}" in capsys.readouterr().err

@@ -47,7 +47,7 @@ def run_command(
 
 
 def environment() -> dict[str, str]:
-    """That of the commands: the one of the tests, in which the repository root is importable."""
+    """Environment of the commands: that of the tests, with the repository root importable."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     return {**ours, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"}

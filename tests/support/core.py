@@ -52,8 +52,8 @@ def make_encoder(
     layout: str = "cos_sin_interleaved",
     **options: Any,
 ) -> PositionEncoder:
-    """In training mode, as modules are born; `options` may hold those of the place, too: side,
-    start and unit."""
+    """Encoder in training mode, as modules are born; `options` may hold those of the place, too:
+    side, start and unit."""
     size = GRID if domain == "image" else LENGTH
     place = {name: options.pop(name) for name in ("side", "start", "unit") if name in options}
     config = PositionConfig(type_name, domain, **options)
@@ -77,7 +77,7 @@ def make_positions(domain: str) -> Positions:
 
 
 class Readout(nn.Module):
-    """In the place of an encoding: returns the coordinates, so a test sees what was encoded."""
+    """Stands for an encoding and returns the coordinates, so a test sees what was encoded."""
 
     def forward(self, coords: Tensor) -> Tensor:
         return coords.clone()

@@ -173,7 +173,7 @@ def train(model: Any, updates: int = 4, loss: Callable[..., Tensor] = loss_of) -
 
 
 class Recorder(nn.Module):
-    """In the place of an encoding: notes the coordinates that are encoded."""
+    """Stands for an encoding and notes the coordinates that are encoded."""
 
     def __init__(self, encoding: nn.Module) -> None:
         super().__init__()
@@ -258,15 +258,15 @@ def generate_words(data: object, checkpoint: object, *extra: object) -> list[obj
     ]  # fmt: skip
 
 
-def lines(output: str, kind: str) -> dict[int, list[list[str]]]:
+def lines(output: str, letter: str) -> dict[int, list[list[str]]]:
     """The lines ``KIND-ID\\tfield\\tfield`` of a generation, fields by sentence, in order."""
-    found: dict[int, list[list[str]]] = {}
+    fields: dict[int, list[list[str]]] = {}
     for line in output.splitlines():
         head, _, rest = line.partition("\t")
-        letter, _, number = head.partition("-")
-        if letter == kind and number.isdigit():
-            found.setdefault(int(number), []).append(rest.split("\t"))
-    return found
+        start, _, number = head.partition("-")
+        if start == letter and number.isdigit():
+            fields.setdefault(int(number), []).append(rest.split("\t"))
+    return fields
 
 
 def holds(values: Tensor, dtype: torch.dtype) -> bool:

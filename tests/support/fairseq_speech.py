@@ -92,14 +92,14 @@ def part(sample: dict[str, Any], row: int) -> dict[str, Any]:
     inputs = sample["net_input"]
     length, units = int(inputs["src_lengths"][row]), int(sample["target_lengths"][row])
     rows = slice(row, row + 1)
-    one = {key: value[rows] for key, value in inputs.items()}
+    single = {key: value[rows] for key, value in inputs.items()}
     for key in ("src_tokens", "frame_nanoseconds"):
-        if key in one:
-            one[key] = one[key][:, :length]
-    one["prev_output_tokens"] = one["prev_output_tokens"][:, :units]
+        if key in single:
+            single[key] = single[key][:, :length]
+    single["prev_output_tokens"] = single["prev_output_tokens"][:, :units]
     return {
         **{key: sample[key][rows] for key in ("id", "target_lengths", "texts")},
-        "net_input": one,
+        "net_input": single,
         "target": sample["target"][rows, :units],
         "ntokens": units,
         "nsentences": 1,

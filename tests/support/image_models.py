@@ -14,14 +14,14 @@ SIZES = {
 SHAPES = ((8, 8), (12, 20), (21, 13), (12, 20), (30, 9), (8, 8), (33, 40))
 
 
-def save(folder, kind="cape", names=NAMES, seed=0, channels=3, **settings):
+def save(folder, position="cape", names=NAMES, seed=0, channels=3, **settings):
     """A small model of random weights, large enough to tell images apart."""
     torch.manual_seed(seed)
     labels = {"id2label": dict(enumerate(names)), "num_channels": channels, **SIZES}
-    if kind == "stock":
+    if position == "stock":
         model = ViTForImageClassification(ViTConfig(**labels))
     else:
-        settings = {"type": kind, **settings}
+        settings = {"type": position, **settings}
         model = CapeViTForImageClassification(CapeViTConfig(**labels, position_embedding=settings))
     with torch.no_grad():
         for name, weight in model.named_parameters():

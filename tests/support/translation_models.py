@@ -47,21 +47,21 @@ class TinyModels:
     def sources(self) -> list[str]:
         return [source for source, _ in self.pairs()]
 
-    def fairseq(self, kind: str, seed: int = 1) -> Path:
-        path = self.folder / "runs" / f"{kind}-seed{seed}" / "checkpoint_last.pt"
-        flags = ("--position-embedding", kind, *FLAGS[kind])
+    def fairseq(self, position: str, seed: int = 1) -> Path:
+        path = self.folder / "runs" / f"{position}-seed{seed}" / "checkpoint_last.pt"
+        flags = ("--position-embedding", position, *FLAGS[position])
         return path if path.exists() else save_fairseq(self.corpus, path, *flags, seed=seed)
 
-    def hf(self, kind: str, seed: int = 1) -> Path:
+    def hf(self, position: str, seed: int = 1) -> Path:
         """The same parameters."""
-        path = self.folder / "hf" / f"{kind}-seed{seed}"
+        path = self.folder / "hf" / f"{position}-seed{seed}"
         if path.exists():
             return path
-        return copy_to_hugging_face(self.corpus, self.fairseq(kind, seed), path)
+        return copy_to_hugging_face(self.corpus, self.fairseq(position, seed), path)
 
 
 def write_corpus(folder: Path) -> Path:
-    """As the quickstart leaves it: text, ``sentencepiece.model``, ``binary`` with dictionaries."""
+    """Writes what the quickstart leaves: text, ``sentencepiece.model``, ``binary``."""
     lists = make_number_lists(0, {"train": 80, "valid": 1, "test": 24})
     folder.mkdir(parents=True)
     for split in ("train", "test"):
