@@ -262,7 +262,7 @@ def test_ranks_draw_differently(family, drawn_on_ranks):
     first, second = (json.loads(file.read_text()) for file in files)
     assert first["ranks"] == 2
     assert first["common"] == second["common"]  # both hosts seed all ranks alike
-    numbers = [x for one in (first, second) for shift in one["shifts"] for x in shift]
+    numbers = [x for rank in (first, second) for shift in rank["shifts"] for x in shift]
     assert len(set(numbers)) == len(numbers) >= 12
 
 

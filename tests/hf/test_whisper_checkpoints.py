@@ -191,10 +191,8 @@ def test_pipeline(cape_folder):
         recognise.model.generation_config.alignment_heads = [[0, 0], [1, 1]]
         chunks = recognise(wave(0.5), return_timestamps=stamps, generate_kwargs=options)["chunks"]
         assert all(len(chunk["timestamp"]) == 2 for chunk in chunks)
-    one = {**options, "one_piece": True}
-    sizes = encoder_sizes(
-        recognise.model, lambda: recognise(wave(30.5), generate_kwargs={**one, "language": "en"})
-    )
+    options |= {"one_piece": True, "language": "en"}
+    sizes = encoder_sizes(recognise.model, lambda: recognise(wave(30.5), generate_kwargs=options))
     assert sizes == [1525]
     assert encoder is recognise.model.get_encoder()
 
