@@ -28,6 +28,7 @@ from hf_models import (
     CapeViTConfig,
     CapeViTForImageClassification,
 )
+from tests.support import whisper
 from tests.support.hf import (
     FAMILIES,
     MARIAN,
@@ -84,6 +85,8 @@ def folders(tmp_path_factory):
         make(name, "nopos").save_pretrained(root / f"cape_{name}")
     for name in WITH_STOCK:
         FAMILIES[name].build_stock().save_pretrained(root / name)
+    whisper.make_stock().save_pretrained(root / "whisper")
+    whisper.switched("nopos").save_pretrained(root / "cape_whisper")
     return root
 
 
