@@ -144,7 +144,6 @@ def _counter_of_hugging_face() -> Callable[..., TokenCounts]:
 
 def option_table(args: argparse.Namespace) -> str:
     """The options of PositionConfig as a Markdown table, with the defaults of each type."""
-    flags = {option.name for option in options("text")}
     rows = [("option", "default", "allowed", "unit", "meaning"), ("---",) * 5]
     rows.append(
         ("`--position-embedding`", DEFAULT_TYPE, ", ".join(TYPES), "", "type of position embedding")
@@ -153,7 +152,7 @@ def option_table(args: argparse.Namespace) -> str:
         name = option.name
         rows.append(
             (
-                f"`--position-{name.replace('_', '-')}`" if name in flags else f"`{name}`",
+                f"`--position-{name.replace('_', '-')}`",
                 _defaults(option, args.domain),
                 option.metadata["range"],
                 unit_of(option.metadata),

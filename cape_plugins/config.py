@@ -1,7 +1,7 @@
 """Every option of a position embedding, defined once: meaning, unit, range and validation.
 
-Command-line flags, Hugging Face config fields, error texts and the table of options in the README
-are generated from :class:`PositionConfig` and the registry; nothing repeats them. This module
+Command-line flags, Hugging Face config fields, error texts and docs/flags.md are
+generated from :class:`PositionConfig` and the registry; nothing repeats them. This module
 needs the standard library only.
 """
 

@@ -195,7 +195,7 @@ def build_position_encoder(
     unit: float = 1.0,
     frequencies: str | Frequencies | None = None,
     layout: str = "cos_sin_interleaved",
-    table_size: int | tuple[int, ...] = 1024,
+    table_size: int | tuple[int, ...] | None = None,
     table_std: float | None = None,
 ) -> PositionEncoder:
     """The position encoder of one side of a model.
@@ -209,13 +209,16 @@ def build_position_encoder(
         frequencies: Key of :data:`~cape_plugins.encodings.FREQUENCIES`, or such a function;
             default the domain's.
         layout: One of :data:`~cape_plugins.encodings.LAYOUTS`; default the paper's.
-        table_size: Rows of a learned table, or its size as a grid, (height, width) in patches.
+        table_size: Rows of a learned table, or its size as a grid, (height, width) in patches;
+            default 1024, or the grid of the domain.
         table_std: Standard deviation of its initialisation; default ``dim ** -0.5``.
 
     Raises:
         ValueError: if `dim` does not fit the encoding, for an unknown side or a bad unit.
     """
     encoding = None
+    if table_size is None:
+        table_size = DOMAINS[config.domain].table_size if DOMAINS[config.domain].grid else 1024
     if config.encoding.build is not None:
         encoding = config.encoding.build(
             dim=dim,

@@ -184,9 +184,9 @@ def _cape_model(
         model, new = load_whole(own, source, position_embedding=settings)
     else:
         stock, _ = load_whole(stock_class(own), source)
-        weights = set(stock.state_dict())
+        weights = stock.state_dict()
         model = hf_models.switch(stock, settings)
-        new = sorted(set(model.state_dict()) - weights)
+        new = _new_weights(weights, model)
     changes = _changes(before, _settings(model.config))
     if neutral:
         changes = _begin_relative_at_zero(model, new, changes)
@@ -215,6 +215,13 @@ def _cape_model(
     else:
         print("until it is fine-tuned, this model computes what the one it comes from does")
     return model
+
+
+def _new_weights(stock: Mapping[str, torch.Tensor], model: PreTrainedModel) -> list[str]:
+    """Names in a switched model of what the stock one did not have, under any name."""
+    places = {tensor.data_ptr() for tensor in stock.values()}
+    own = model.state_dict().items()
+    return sorted(n for n, value in own if n not in stock and value.data_ptr() not in places)
 
 
 @torch.no_grad()

@@ -52,6 +52,12 @@ def make_self_contained(folder: str | os.PathLike[str]) -> None:
             f"{folder} holds a model of type {config.get('model_type')!r}; only those of this "
             "package can carry its code. Convert it first."
         )
+    (config_class,) = entries
+    if config_class.__module__.partition(".")[0] != hf_models.__name__:
+        raise ValueError(
+            f"{folder} holds a model of {config_class.__module__}, which is not part of this "
+            "package and would not be copied. Load it where that module is installed."
+        )
     for package in (cape_plugins, hf_models):
         root = Path(package.__file__).parent
         for source in root.rglob("*.py"):
@@ -59,7 +65,6 @@ def make_self_contained(folder: str | os.PathLike[str]) -> None:
             if not any(fnmatch(name, command) for command in _COMMANDS):
                 text = _IMPORT.sub(_flattened, source.read_text(encoding="utf-8"))
                 (folder / f"{name}.py").write_text(text, encoding="utf-8")
-    (config_class,) = entries
     config["auto_map"] = {
         "AutoConfig": _reference(config_class),
         **{

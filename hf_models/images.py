@@ -56,12 +56,13 @@ class PatchEmbeddings(Bound, Seam):
                 special = getattr(self, self.special_tokens[0])
                 self.set_table(nn.Parameter(special.new_zeros(1, rows, special.shape[-1])))
             return
+        positions = build_positions(config, "encoder")  # first, as it may refuse its settings
         if trained and table is not None:
             with torch.no_grad():
                 for row, name in enumerate(self.special_tokens):
                     getattr(self, name).add_(table[:, row : row + 1])
         self.set_table(None)
-        self.positions = build_positions(config, "encoder")
+        self.positions = positions
 
     @property
     def table(self) -> Tensor | None:

@@ -60,6 +60,11 @@ class PositionModelMixin(InitializesPositions):
         super().__init__(config, *args, **kwargs)
         install(self)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy of a model is built from a copy of its configuration, which is then in use."""
+        super().__setstate__(state)
+        self.config.mark_in_use()
+
     def post_init(self) -> None:
         """See transformers."""
         super().post_init()

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cape_plugins.config import options
-
-FIELD = "position_embedding"
+from cape_plugins.families import FIELD
 
 
 class CheckedSettings(dict):

@@ -10,6 +10,7 @@ stand in for those of a stock module (:class:`Addend`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -154,6 +155,15 @@ def install(model: nn.Module, trained: bool = False) -> None:
         if isinstance(module, Seam):
             module.take_place(model.config, trained)
             module.train(module.training)  # what is new, too
+    settings = [model.config.position_settings(field) for field in model.config.position_fields]
+    asked = any(config.relative_context for config in settings)
+    took = any(hasattr(module, "relative") for module in model.modules())
+    if asked and not took and type(model) in PARTS.values():
+        raise ValueError(
+            f"relative_context has no effect on {type(model).__name__}: no part of its family puts "
+            "relative positions into attention. Choose a type without them, or let a part call "
+            "hf_models.relative.add_relative_positions."
+        )
 
 
 def switch(model: Any, position_embedding: Mapping[str, Any], **fields: Any) -> Any:
@@ -168,7 +178,7 @@ def switch(model: Any, position_embedding: Mapping[str, Any], **fields: Any) -> 
         `model`, whose class and configuration are now those of this package.
 
     Raises:
-        ValueError: if the family is unknown, or a setting is wrong.
+        ValueError: if the family is unknown, or a setting is wrong; the model stays as it was.
     """
     own, stock_config = PARTS.get(type(model)), getattr(model, "config", None)
     if not is_model(own):
@@ -178,10 +188,33 @@ def switch(model: Any, position_embedding: Mapping[str, Any], **fields: Any) -> 
             f"model is a {type(model).__name__}, whose positions cannot be switched; allowed: "
             f"{', '.join(known)}. {again if is_model(type(model)) else ''}Give such a model."
         )
-    settings = {**stock_config.to_dict(), FIELD: dict(position_embedding), **fields}
+    if not isinstance(position_embedding, Mapping):
+        raise ValueError(
+            f"{FIELD}={position_embedding!r} is not allowed; allowed: a dict with 'type' and "
+            'options, such as {"type": "cape", "max_global_shift": 5.0}.'
+        )
+    allowed = vars(own.config_class()).keys() - vars(type(stock_config)()).keys() - {FIELD}
+    if unknown := sorted(fields.keys() - allowed):
+        raise ValueError(
+            f"{unknown[0]}={fields[unknown[0]]!r} cannot be set by switch; allowed for "
+            f"{own.__name__}: {', '.join(sorted(allowed)) or 'nothing'}. Set it before the stock "
+            "model is built."
+        )
+    settings = {**stock_config.to_dict(), FIELD: position_embedding, **fields}
     config = own.config_class.from_dict(settings)
     config._attn_implementation = stock_config._attn_implementation
     require_own_config(config, own.__name__)
+    before = _recorded(model)
+    try:
+        _switch(model, stock_config, config)
+    except BaseException:  # the model is the caller's, and stays what it was
+        _restore(before)
+        raise
+    model.finish()
+    return model
+
+
+def _switch(model: Any, stock_config: Any, config: Any) -> None:
     parts = [(getattr(stock_config, part), getattr(config, part)) for part in config.sub_configs]
     for module in model.modules():
         for old, new in ((stock_config, config), *parts):
@@ -191,8 +224,23 @@ def switch(model: Any, position_embedding: Mapping[str, Any], **fields: Any) -> 
     install(model, trained=True)
     for parameter in set(model.parameters()) - before:
         parameter.data = parameter.data.to(model.device, model.dtype)
-    model.finish()
-    return model
+
+
+def _recorded(model: nn.Module) -> list[tuple[nn.Module, type, dict[str, Any]]]:
+    """Modules with their classes and what they hold, but for the values of tensors."""
+
+    def held(module: nn.Module) -> dict[str, Any]:
+        states = vars(module).items()
+        return {name: copy(value) if isinstance(value, dict) else value for name, value in states}
+
+    return [(module, type(module), held(module)) for module in model.modules()]
+
+
+def _restore(modules: list[tuple[nn.Module, type, dict[str, Any]]]) -> None:
+    for module, stock, held in modules:
+        module.__class__ = stock
+        vars(module).clear()
+        vars(module).update(held)
 
 
 def stock_class(own: type) -> type | None:

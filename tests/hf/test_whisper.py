@@ -118,7 +118,7 @@ def test_changed_sinusoids_are_told():
 # ---- natural length ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settings", TYPES.keys() - {"rope"})
+@pytest.mark.parametrize("settings", TYPES)
 def test_recording_alone_equals_itself_in_a_batch(settings):
     model = switched(settings, decoder=settings, natural_length=True)
     together = model(RAGGED, attention_mask=MASK, labels=LABELS).logits

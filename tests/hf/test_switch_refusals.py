@@ -1,0 +1,96 @@
+"""A model that `switch` refuses to change stays what it was; copies keep their settings."""
+
+import copy
+
+import pytest
+import torch
+from transformers import (
+    Speech2TextConfig,
+    Speech2TextForConditionalGeneration,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+import hf_models
+from hf_models.families.bert import CapeBertModel
+from hf_models.relative import add_relative_positions
+from hf_models.text import TokenModel
+from tests.support.hf import FAMILIES, sentences
+
+SIZES = {"num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 12}
+IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+
+
+def vit(width=12):
+    torch.manual_seed(0)
+    sizes = {**SIZES, "hidden_size": width, "image_size": 16, "patch_size": 8}
+    return ViTForImageClassification(ViTConfig(**sizes)).eval()
+
+
+def recogniser():
+    torch.manual_seed(0)
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 20}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    return Speech2TextForConditionalGeneration(Speech2TextConfig(**sizes, **heads)).eval()
+
+
+def test_refused_setting_leaves_the_model_as_it_was():
+    model = vit(width=15)  # odd, which no sinusoid fits
+    expected, names, config = model(IMAGES).logits, list(model.state_dict()), model.config
+    with pytest.raises(ValueError, match="15"):
+        hf_models.switch(model, {"type": "cape"})
+    assert type(model) is ViTForImageClassification
+    assert model.config is config
+    assert list(model.state_dict()) == names
+    assert torch.equal(model(IMAGES).logits, expected)
+    assert type(hf_models.switch(model, {"type": "nopos"})).__name__.startswith("Cape")
+
+
+def test_failure_in_the_middle_leaves_the_model_as_it_was(monkeypatch):
+    model = FAMILIES["bert"].build_stock()
+    inputs = sentences()
+    expected = model(**inputs).logits
+
+    def fail(*args):
+        raise RuntimeError("in the middle")
+
+    monkeypatch.setattr(TokenModel, "take_place", fail)
+    with pytest.raises(RuntimeError, match="in the middle"):
+        hf_models.switch(model, {"type": "cape"})
+    assert type(model) is FAMILIES["bert"].stock_model
+    assert torch.equal(model(**inputs).logits, expected)
+
+
+@pytest.mark.parametrize("settings", [None, "cape", 3])
+def test_settings_that_are_no_dict_are_refused(settings):
+    with pytest.raises(ValueError, match=r"position_embedding=.*is not allowed; allowed: a dict"):
+        hf_models.switch(vit(), settings)
+
+
+@pytest.mark.parametrize("name", ["foo", "hidden_size"])
+def test_fields_that_the_stock_model_has_or_nobody_knows_are_refused(name):
+    with pytest.raises(ValueError, match=rf"{name}=64 cannot be set by switch.*drop_path_rate"):
+        hf_models.switch(vit(), {"type": "cape"}, **{name: 64})
+
+
+def test_bad_hop_is_refused_and_the_model_stays():
+    model = recogniser()
+    with pytest.raises(ValueError, match=r"hop_seconds|unit"):
+        hf_models.switch(model, {"type": "cape"}, hop_seconds=-1.0)
+    assert type(model) is Speech2TextForConditionalGeneration
+
+
+def test_family_without_relative_attention_refuses_it(monkeypatch):
+    monkeypatch.setattr("hf_models.text.add_relative_positions", lambda *args: None)
+    model = FAMILIES["bert"].build_stock()
+    with pytest.raises(ValueError, match=r"relative_context has no effect.*add_relative_positions"):
+        hf_models.switch(model, {"type": "relpos"})
+    assert not isinstance(model.base_model, CapeBertModel)
+    assert add_relative_positions.__module__ == "hf_models.relative"
+
+
+def test_copy_of_a_model_refuses_other_settings_too():
+    model = copy.deepcopy(hf_models.switch(vit(), {"type": "sinpos"}))
+    with pytest.raises(ValueError, match="a model was built from this configuration"):
+        model.config.position_embedding = {"type": "nopos"}
+    copy.deepcopy(model.config).position_embedding = {"type": "nopos"}  # a copy of it alone is free
