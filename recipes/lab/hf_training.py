@@ -76,7 +76,8 @@ def parse(
     args, rest = parser.parse_known_args(argv)
     trainer_parser = HfArgumentParser(Seq2SeqTrainingArguments, allow_abbrev=False)
     ours = [*TRAINER_DEFAULTS.split(), *defaults, "--output_dir", str(args.output)]
-    if not torch.accelerator.is_available() and "--use_cpu" not in rest:
+    if not torch.accelerator.is_available() or "--use_cpu" in rest:
+        # also for what is parsed below: all arguments share one state of processes and devices
         ours.append("--use_cpu")
     training, *_, unknown = trainer_parser.parse_args_into_dataclasses(
         args=[*ours, *rest], look_for_args_file=False, return_remaining_strings=True

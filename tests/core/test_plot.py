@@ -338,7 +338,7 @@ def test_unreadable_checkpoints_are_named(tmp_path, capsys):
         assert said in message
         assert "weights_only" not in message  # advice for users of torch
     for config, said in (
-        ('{"model_type": "bert"}', "'bert'"),
+        ('{"model_type": "gpt2"}', "'gpt2'"),
         ('{"model_type": "cape_vit", "position_embedding": {"type": "cape"}}', "'image_size'"),
     ):
         (folder / "config.json").write_text(config)

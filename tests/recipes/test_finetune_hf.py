@@ -313,6 +313,12 @@ def test_wrappers_of_several_processes_go_before_their_group(run_cli, repo_root,
         "    kept.append(trainer)\n"
         "    train(trainer, folder)\n"
         "vit.ImageTrainer, vit.report, hf_training.train = Trainer, report, keep\n"
+        "parse = vit.parse\n"
+        "def parse_and_look(*args):\n"
+        "    options, training = parse(*args)\n"
+        "    assert training.world_size == 2\n"  # what is written by the first process needs it
+        "    return options, training\n"
+        "vit.parse = parse_and_look\n"
         "vit.main(['--use_cpu', '--max_steps', '2', '--compare', 'nopos', 'cape', '--test-sizes',\n"
         "    '16', '--per_device_train_batch_size', '2', '--model-config',\n"
         f"    {json.dumps(json.dumps(TINY_VIT))}])\n",
