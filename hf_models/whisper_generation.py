@@ -161,6 +161,24 @@ class GeneratesAtNaturalLength:
         )
 
 
+class NaturalLengthPipeline(AutomaticSpeechRecognitionPipeline):
+    """The recognition pipeline, with recordings of different lengths in a batch. Stock code pads the
+    first dimension of each, so between the extractor and the model that is time: ``[B, T, bins]``.
+    """
+
+    def preprocess(self, *args: Any, **kwargs: Any) -> Iterator[dict[str, Any]]:
+        """See transformers."""
+        for item in super().preprocess(*args, **kwargs):
+            yield _turned(item)
+
+    def _forward(self, model_inputs: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return super()._forward(_turned(model_inputs), *args, **kwargs)
+
+
+def _turned(item: dict[str, Any]) -> dict[str, Any]:
+    return {**item, "input_features": item["input_features"].transpose(1, 2)}
+
+
 def recognise_as_whisper(model_type: str) -> None:
     """Lets the pipeline of transformers take a model type for Whisper, whose own it knows by
     name."""
@@ -170,6 +188,7 @@ def recognise_as_whisper(model_type: str) -> None:
     def sanitize_parameters(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.model.config.model_type == model_type:
             self.type = "seq2seq_whisper"
+            self.__class__ = NaturalLengthPipeline
         return stock_parameters(self, *args, **kwargs)
 
     AutomaticSpeechRecognitionPipeline._sanitize_parameters = sanitize_parameters
