@@ -19,14 +19,9 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import (
-    WhisperConfig,
-    WhisperFeatureExtractor,
-    WhisperForConditionalGeneration,
-    WhisperProcessor,
-    WhisperTokenizer,
-)
+from transformers import WhisperConfig, WhisperForConditionalGeneration, WhisperProcessor
 
 import hf_models
 from cape_plugins.speech.features import SAMPLING_RATE
@@ -38,7 +33,7 @@ from recipes.lab.data import add_data_args, fingerprint, has_data
 from recipes.lab.figures import draw_bars, new_figure, write_figure
 from recipes.lab.hf_checkpoints import make_config, read_beside, read_config
 from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
-from recipes.lab.options import number, positive, settings_to_compare
+from recipes.lab.options import check_increasing, number, positive, settings_to_compare
 from recipes.lab.steps import CommandError, progress, run_main, step
 from recipes.lab.synthesis import make_speech
 from recipes.lab.tables import Row, pivot, seed_table, write_csv
@@ -49,16 +44,10 @@ LONGEST, TIMED = 30.0, 5.0  # seconds: of stock models, and of the recordings th
 TRAIN_STRINGS, TEST_STRINGS, TIMED_STRINGS = 3000, 60, 32
 RECOGNISED = 16  # together
 DIGITS = {"train": 400, "test": 100}  # of which strings are made
-SIZES = {
-    **dict.fromkeys(("encoder_layers", "decoder_layers"), 2),
-    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2),
-    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 256),
-    **dict.fromkeys(("begin_suppress_tokens", "suppress_tokens")),
-    "d_model": 64,
-    "init_std": 0.1,
-    "num_mel_bins": 24,
-    "max_source_positions": 750,  # of 30 s: frames are 20 ms apart
-}
+SIDE = {"layers": 2, "attention_heads": 2, "ffn_dim": 256}
+SIZES = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in SIDE.items()}
+SIZES |= {"d_model": 64, "init_std": 0.1, "begin_suppress_tokens": None, "suppress_tokens": None}
+SIZES |= {"num_mel_bins": 24, "max_source_positions": 750}  # of 30 s: frames are 20 ms apart
 TRAINING = (
     *("--num_train_epochs", "1", "--per_device_train_batch_size", "4", "--learning_rate", "2e-3"),
     *("--warmup_steps", "100", "--lr_scheduler_type", "cosine", "--weight_decay", "0.01"),
@@ -69,12 +58,8 @@ SPECIAL = ("<|endoftext|>", "<|startoftranscript|>", "<|notimestamps|>")
 class Joined(Recordings):
     """Recordings of a pool, one after the other; the items have their numbers."""
 
-    def __init__(self, pool: Recordings, items: Sequence[Utterance]) -> None:
-        super().__init__(items)
-        self.pool = pool
-
     def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.cat([self.pool[row] for row in self.items[index].audio])
+        return torch.cat([self.rows[row] for row in self.items[index].audio])
 
 
 def join(pool: Recordings, count: int, low: float, high: float, seed: int) -> Joined:
@@ -90,7 +75,7 @@ def join(pool: Recordings, count: int, low: float, high: float, seed: int) -> Jo
         if low <= seconds <= high:
             text = " ".join(part.text for part in parts)
             items.append(Utterance(str(len(items)), rows, text, seconds))
-    return Joined(pool, items[:count])
+    return Joined(items[:count], pool)
 
 
 def spoken_digits() -> dict[str, Recordings]:
@@ -104,7 +89,7 @@ def spoken_digits() -> dict[str, Recordings]:
     }
 
 
-def test_ranges(low: float, high: float) -> dict[str, tuple[float, float]]:
+def durations(low: float, high: float) -> dict[str, tuple[float, float]]:
     """Durations of the tests: shorter than in training, as in training, longer."""
     ends = [end for end in (low / 3, low, high, 2 * high, 4 * high, 8 * high) if end < LONGEST]
     return {f"{start:.2g}-{end:.2g} s": (start, end) for start, end in pairwise(ends)}
@@ -118,14 +103,14 @@ def make_strings(args: argparse.Namespace, pools: Mapping[str, Recordings]) -> d
         "train": (pools["train"], args.samples, low, high),
         "timed": (pools["train"], min(TIMED_STRINGS, args.samples), 0.9 * longest, longest),
     }
-    for name, ends in test_ranges(low, high).items():
+    for name, ends in durations(low, high).items():
         parts[name] = (pools["test"], min(TEST_STRINGS, args.samples), *ends)
     strings = {name: join(*part, seed) for seed, (name, part) in enumerate(parts.items())}
     if not all(len(strings[name]) for name in ("train", "timed")):
         shortest = min(item.seconds for item in pools["train"].items)
         raise CommandError(
             f"--seconds {low:g} {high:g}: recordings of {shortest:.1f} s and more cannot be joined "
-            f"to that; give increasing numbers up to {LONGEST:g}, or shorter recordings"
+            f"to that; give greater numbers, up to {LONGEST:g}, or shorter recordings"
         )
     return {name: part for name, part in strings.items() if len(part)}
 
@@ -137,10 +122,10 @@ def make_processor(folder: Path, texts: Sequence[str], sizes: Mapping[str, Any])
         tokens = [*SPECIAL, *sorted(ByteLevel.alphabet())]
         vocabulary = {token: number for number, token in enumerate(tokens)}
         special = {"pad_token": SPECIAL[0], "additional_special_tokens": SPECIAL[1:]}
-        letters = WhisperTokenizer(vocab=vocabulary, merges=[], **special)
+        letters = transformers.WhisperTokenizer(vocab=vocabulary, merges=[], **special)
         tokenizer = letters.train_new_from_iterator(map(spoken, texts), 512, show_progress=False)
         hop = round(LONGEST * SAMPLING_RATE / 2 / sizes["max_source_positions"])
-        extractor = WhisperFeatureExtractor(sizes["num_mel_bins"], hop_length=hop)
+        extractor = transformers.WhisperFeatureExtractor(sizes["num_mel_bins"], hop_length=hop)
         WhisperProcessor(extractor, tokenizer).save_pretrained(partial)
 
     named = {name: sizes[name] for name in ("num_mel_bins", "max_source_positions")}
@@ -177,7 +162,7 @@ class Hearing:
             self.collate.more = {"padding": "max_length"}
 
     def write(self, model: Any, waveforms: Sequence[torch.Tensor], **limits: Any) -> list[str]:
-        """What `model` understands."""
+        """Texts that `model` understands."""
         batch = self.collate.features(waveforms).to(model.device)
         written = model.generate(**batch, **limits, max_length=None)
         return [text.strip() for text in self.processor.batch_decode(written, True)]
@@ -196,12 +181,10 @@ def recognise(model: Any, hearing: Hearing, test: Labelled) -> dict[str, Any]:
     return rates([Text(item.seconds, item.text, text) for item, text in items])
 
 
-def take_time(
-    models: Mapping[str, tuple[Any, Hearing]], data: Labelled, batch_size: int
-) -> list[Row]:
+def take_time(models: Mapping[str, Any], data: Labelled, batch_size: int) -> list[Row]:
     """Seconds of training and of recognition with all of `data`, and how many times as fast as the
     padded model each is. They take turns, batch by batch, so that all meet what else runs."""
-    spent = {name: {"training": 0.0, "recognition": 0.0} for name in models}
+    spent = {(name, work): 0.0 for name in models for work in ("training", "recognition")}
     learners = {name: copy.deepcopy(model).train() for name, (model, _) in models.items()}
     optimizers = {name: torch.optim.AdamW(model.parameters()) for name, model in learners.items()}
     tokens = max(map(len, data.labels))  # all write as many
@@ -222,23 +205,20 @@ def take_time(
             trained = time.perf_counter()
             hearing.write(model, [waveform for waveform, *_ in samples], **limits)
             if turn:  # the first one of all is slow
-                spent[name]["training"] += trained - started
-                spent[name]["recognition"] += time.perf_counter() - trained
+                spent[name, "training"] += trained - started
+                spent[name, "recognition"] += time.perf_counter() - trained
     return [
-        {"variant": name, "work": part, "seconds": own, "ratio": spent[PADDED][part] / own}
-        for name, parts in spent.items()
-        for part, own in parts.items()
+        {"variant": name, "work": work, "seconds": own, "ratio": spent[PADDED, work] / own}
+        for (name, work), own in spent.items()
     ]
 
 
-def write_results(
-    args: argparse.Namespace, rows: Sequence[Row], times: Sequence[Row], timed: Joined
-) -> None:
+def write_results(args: Any, rows: Sequence[Row], times: Sequence[Row], timed: Joined) -> None:
     """Tables and figures of error rates and of times."""
-    ratios = pivot(times, "variant", "work", "ratio")
+    seconds, ratios = (pivot(times, "variant", "work", column) for column in ("seconds", "ratio"))
     what = f"{len(timed)} recordings of {np.mean([item.seconds for item in timed.items]):.1f} s"
     more = {
-        f"Seconds for {what}": seed_table(pivot(times, "variant", "work", "seconds"), "variant"),
+        f"Seconds for {what}": seed_table(seconds, "variant"),
         f"Times as fast as the padded model, {what}": seed_table(ratios, "variant", 1),
     }
     write_csv(args.output / "times.csv", times)
@@ -248,22 +228,23 @@ def write_results(
     axes.legend(fontsize="small")
     write_figure(args.output / "times.png", figure)
     print("\n".join(line for heading, table in more.items() for line in (heading, "", *table, "")))
-    trained = [name for name, ends in test_ranges(*args.seconds).items() if [*ends] == args.seconds]
-    title = "Whisper at natural length"
-    report(args.output, title, rows, "duration", METRICS, trained=trained, more=more)
+    place = (args.output, "Whisper at natural length", rows, "duration", METRICS)
+    report(*place, trained=list(durations(*args.seconds))[1:2], more=more)
 
 
 def make_options() -> argparse.ArgumentParser:
     parser = make_parser(__doc__, "audio")
-    add = parser.add_argument
     add_data_args(parser)
-    add("--audio-column", default="audio", help="path or bytes (default: audio)")
-    add("--text-column", default="text", help="(default: text)")
-    text = "durations in training, of joined recordings (default: 0.5 3)"
-    seconds = number(0.1, LONGEST)
-    add("--seconds", type=seconds, nargs=2, default=[0.5, 3.0], metavar=("LOW", "HIGH"), help=text)
+    for column, what in (("audio", "path or bytes"), ("text", "what is said")):
+        parser.add_argument(
+            f"--{column}-column", default=column, help=f"{what} (default: {column})"
+        )
+    text, seconds = "joined recordings of training (default: 0.5 3)", {"type": number(0.1, LONGEST)}
+    seconds |= {"nargs": 2, "default": [0.5, 3.0], "metavar": ("LOW", "HIGH")}
+    parser.add_argument("--seconds", help=text, **seconds)
     text = f"recordings of training (default: {TRAIN_STRINGS}), and at most so many of each test"
-    add("--samples", type=positive, default=TRAIN_STRINGS, metavar="N", help=text)
+    samples = {"type": positive, "default": TRAIN_STRINGS, "metavar": "N"}
+    parser.add_argument("--samples", help=text, **samples)
     parser.set_defaults(output=Path("results/whisper"), seeds=[1, 2, 3])
     return parser
 
@@ -274,6 +255,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args, training = parse(parser, TRAINING, argv)
     if builtin:
         torch.set_num_threads(1)  # so small a model gains nothing by more
+    check_increasing(args.seconds, "--seconds")
     compared = settings_to_compare(args, "audio", COMPARED)
     sizes = {**SIZES, **(args.model_config or {})}
     if args.model:
@@ -302,17 +284,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     models: dict[int, dict[str, Any]] = {}
     for columns, trainer in train_all({**compared, PADDED: {}}, args, training, make_trainer):
         variant, seed = columns.values()
-        hearing = hearings[variant == PADDED]
-        models.setdefault(seed, {})[variant] = trainer.model, hearing
-        for name in (name for name in test_ranges(*args.seconds) if name in sets):
-            rows.append(
-                {**columns, "duration": name, **recognise(trainer.model, hearing, sets[name])}
-            )
-    times = [
-        {**row, "seed": seed}
-        for seed, trained in models.items()
-        for row in take_time(trained, sets["timed"], training.per_device_train_batch_size)
-    ]
+        learned = trainer.model, hearings[variant == PADDED]
+        models.setdefault(seed, {})[variant] = learned
+        for name in [name for name in durations(*args.seconds) if name in sets]:
+            rows.append({**columns, "duration": name, **recognise(*learned, sets[name])})
+    size, times = training.per_device_train_batch_size, []
+    for seed, trained in models.items():
+        times += [{**row, "seed": seed} for row in take_time(trained, sets["timed"], size)]
     write_results(args, rows, times, strings["timed"])
 
 
