@@ -31,7 +31,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    parser = new_parser(__doc__, "benchmarks.run")
+    parser = new_parser(__doc__)
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help=f"{', '.join(BENCHMARKS)}; default all")
     add_shared(parser, "device", default="cpu", choices=("cpu", "cuda"), help="")

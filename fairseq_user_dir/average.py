@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from cape_plugins.arguments import Parser
 from cape_plugins.pictures.checkpoint import DICTIONARIES, fairseq_arguments, fairseq_configs
 from fairseq_user_dir.compat import allow_fairseq_checkpoints
 
@@ -324,7 +325,7 @@ def _check_output(output: Path, inputs: Sequence[Path]) -> None:
 
 def make_parser() -> argparse.ArgumentParser:
     """The options of ``cape-average-checkpoints``."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="cape-average-checkpoints",
         description="Average the model parameters of fairseq checkpoints.",
     )

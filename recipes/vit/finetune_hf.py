@@ -40,7 +40,7 @@ CLASSIFIER = ("classifier.weight", "classifier.bias")  # new for other classes
 
 
 def make_options() -> argparse.ArgumentParser:
-    parser = make_parser(__doc__, "image")
+    parser = make_parser(__doc__, "image", COMPARED, "results/vit")
     add = parser.add_argument
     add_data_args(parser, files=False)
     add("--image-column", metavar="NAME", help="default: image or img")
@@ -54,7 +54,7 @@ def make_options() -> argparse.ArgumentParser:
     text = "one random size per update, of --train-sizes; default: 128 to 320 in steps of 32"
     add("--univit", action="store_true", help=f"{text}, of the digits: 16 to 48")
     text = "train on random crops of this share of the image; default: whole, of the digits 0.25 1"
-    add("--crop", nargs=2, type=float, metavar=("LOW", "HIGH"), help=text)
+    add("--crop", nargs=2, type=number(0, 1), metavar=("LOW", "HIGH"), help=text)
     add("--flip", action=argparse.BooleanOptionalAction, default=False, help="mirror half")
     text = "deit (its 15 operations), none, or a setting of timm such as rand-m9-mstd0.5-inc1"
     add("--rand-augment", metavar="NAME", help=text)
@@ -68,7 +68,6 @@ def make_options() -> argparse.ArgumentParser:
     add("--repeats", type=positive, default=1, metavar="N", help=text)
     text = "stochastic depth: rate of the last layer (default: 0, or that of the checkpoint)"
     add("--drop-path", type=number(0, 1, below=True), metavar="P", help=text)
-    parser.set_defaults(output=Path("results/vit"))
     return parser
 
 
