@@ -116,7 +116,7 @@ def add_plot_args(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_model_args(parser: argparse.ArgumentParser) -> None:
-    text = "trained model: checkpoint or folder; has settings of its own"
+    text = "trained model: checkpoint or folder; it has its own settings"
     parser.add_argument("--model", metavar="PATH", help=text)
     hidden = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
     parser.add_argument("--checkpoint", dest="model", **hidden)  # its earlier name

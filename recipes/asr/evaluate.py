@@ -27,7 +27,7 @@ from recipes.lab.tables import Row, how_made, shown_command
 PACKAGES = ("torch", "fairseq-fixed", "jiwer", "soundfile")
 BINS = (10, 15, 20)
 DECODED = "decoded.tsv"
-MILLISECONDS, SECONDS = options.number(1, 100), options.number(0, 1e6)
+SECONDS = options.number(0, 1e6)
 OWN_FLAGS = {
     **dict.fromkeys(("--hop-seconds", "--gen-subset"), "--hops and --sets"),
     **dict.fromkeys(("--path", "--scoring", "--task", "--user-dir"), "the checkpoints"),
@@ -121,8 +121,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--sets", nargs="+", default=["test"], metavar="NAME", help="manifests (default: test)")
     text = "upper ends of the bins of durations (default: 10 15 20)"
     add("--bins", nargs="+", type=SECONDS, default=BINS, metavar="SECONDS", help=text)
-    text = "also decode at these hops, and plot word error rate against throughput"
-    add("--hops", nargs="+", default=[], type=MILLISECONDS, metavar="MS", help=text)
+    options.add_shared(parser, "hops", note="plot word error rate against throughput")
     text = "frames of a batch (default: 20000)"
     add("--max-tokens", type=options.positive, default=20000, help=text)
     options.add_shared(parser, "device")

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from cape_plugins import PRESETS, TYPES
 from fairseq_user_dir.asr.manifest import read_manifest
 from recipes.asr import prepare
-from recipes.asr.evaluate import MILLISECONDS, PACKAGES, SECONDS, calm_logging, measure
+from recipes.asr.evaluate import PACKAGES, SECONDS, calm_logging, measure
 from recipes.asr.report import write_report
 from recipes.lab import options
 from recipes.lab.options import position_flags
@@ -82,19 +82,13 @@ STUDIES: dict[str, dict[str, options.Settings]] = {
         "relpos-first": options.without_place(PRESETS["relpos_first_wsj"]),
         "cape": CAPE,
     },
-    "augmentation": {  # Figure 7
-        "baseline": SINPOS,
-        "+CAPE": CAPE,
-        "+SpecAug": SINPOS,
-        "+CAPE +SpecAug": CAPE,
-    },
+    # Figure 7
+    "augmentation": {"baseline": SINPOS, "+CAPE": CAPE, "+SpecAug": SINPOS, "+CAPE +SpecAug": CAPE},
     "shift": {  # Figure 18: global shifts that cover 15, 30, 60 seconds
         f"covers-{2 * half:g}s": {**CAPE, "max_global_shift": half} for half in (7.5, 15.0, 30.0)
     },
-    "local": {  # Figure 19
-        "global-and-local": CAPE,
-        "global-only": {**CAPE, "max_local_shift": 0},
-    },
+    # Figure 19
+    "local": {"global-and-local": CAPE, "global-only": {**CAPE, "max_local_shift": 0}},
     "scale": {  # Figures 20 and 21
         f"scale-{scale:g}": {**CAPE, "max_global_scale": scale} for scale in (1, 1.1, 1.4, 2, 3)
     },
@@ -162,8 +156,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--test", default="test", metavar="NAME", help="manifest of the test set (default: test)")
     text = "upper ends of the bins of durations (default: those of the recipe)"
     add("--bins", nargs="+", type=SECONDS, metavar="SECONDS", help=text)
-    text = "also decode at these hops, by the models of the first seed"
-    add("--hops", nargs="+", default=[], type=MILLISECONDS, metavar="MS", help=text)
+    options.add_shared(parser, "hops", note="by the models of the first seed")
     options.add_shared(parser, "jobs", default=options.available_cores())
     options.add_shared(parser, "threads", default=1)
     options.add_shared(parser, "work", shown="build/asr/STUDY")

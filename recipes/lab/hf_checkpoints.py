@@ -32,11 +32,10 @@ def make_config(config_class: type[Any], sizes: Mapping[str, Any], **more: Any) 
 def unloadable(path: str, error: Exception) -> CommandError:
     """What to say of a ``--model`` that transformers refuses."""
     remedy = "give a folder of save_pretrained with config.json and weights, or a name on the hub"
-    # names on the hub have at most one slash
-    is_folder = path.startswith((".", "/", "~")) or path.count("/") > 1
-    if is_folder and not Path(path).is_dir():
-        return CommandError(f"--model {path}: no such folder; {remedy}")
-    return CommandError(f"--model {path} cannot be loaded: {reason(error)}; {remedy}")
+    is_folder = path.startswith((".", "/", "~")) or path.count("/") > 1  # a hub name has at most 1
+    lost = is_folder and not Path(path).is_dir()
+    why = ": no such folder" if lost else f" cannot be loaded: {reason(error)}"
+    return CommandError(f"--model {path}{why}; {remedy}")
 
 
 def read_config(path: str, *configs: type[Any]) -> Any:

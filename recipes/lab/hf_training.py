@@ -54,7 +54,7 @@ def make_parser(
     """Options of every recipe; `default` is what it compares."""
     epilog = "All other flags go to transformers' Seq2SeqTrainingArguments."
     parser = new_parser(description, epilog=epilog)
-    note = "stock or cape, where training begins"
+    note = "or name on the hub, stock or cape, where training begins"
     add_shared(parser, "model", note=note, shown="none, from scratch")
     text = """sizes of a model trained from scratch, a file or such as '{"hidden_size": 192}'"""
     parser.add_argument("--model-config", metavar="JSON", help=text)

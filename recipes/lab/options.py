@@ -84,8 +84,10 @@ def named_models(words: Sequence[str]) -> dict[str, list[str]]:
         if not equals or Path(word).exists():  # a folder may have "=" in its name
             path = Path(word)
             name, rest = (path.parent if path.is_file() else path).name, word
-        paths = [path for part in rest.split(",") for path in _matching(part)]
-        named.append((name, paths))
+        parts = [sorted(glob.glob(part)) if "*" in part else [part] for part in rest.split(",")]
+        if not all(parts):
+            raise CommandError(f"--model {word}: nothing matches; give the path of a checkpoint")
+        named.append((name, [path for part in parts for path in part]))
     short = [name for name, _ in named]
     models: dict[str, list[str]] = {}
     for word, (name, paths) in zip(words, named, strict=True):
@@ -97,14 +99,6 @@ def named_models(words: Sequence[str]) -> dict[str, list[str]]:
             )
         models[name] = paths
     return models
-
-
-def _matching(path: str) -> list[str]:
-    if "*" not in path:
-        return [path]
-    if matching := sorted(glob.glob(path)):
-        return matching
-    raise CommandError(f"--model {path}: nothing matches; give the path of a checkpoint")
 
 
 def usable_folder(path: Path, option: str) -> None:
@@ -140,15 +134,14 @@ SHARED: dict[str, dict[str, Any]] = {
     },
     "seeds": {**_COUNT, "nargs": "+", "help": "each type is trained with each of these seeds"},
     "seed": {"type": whole, "metavar": "N", "help": "of the random numbers that are drawn"},
-    "model": {"metavar": "PATH", "help": "trained model: checkpoint, folder or hub name"},
+    "model": {"metavar": "PATH", "help": "trained model: checkpoint or folder"},
     "models": {  # see named_models
         "flag": "--model",
         "nargs": "+",
         "action": "extend",
         "required": True,
         "metavar": "[NAME=]PATH[,PATH]",
-        "help": "trained models: checkpoint, folder or hub name; several of one NAME, also by *, "
-        "are seeds",
+        "help": "trained model: checkpoint or folder; several of one NAME, also by *, are seeds",
     },
     "limit": {**_COUNT, "help": "test with N samples only"},
     "device": {
@@ -160,6 +153,13 @@ SHARED: dict[str, dict[str, Any]] = {
     "jobs": {**_COUNT, "help": "trainings side by side"},
     "threads": {**_COUNT, "help": "CPU threads of each training and decoding"},
     "updates": {**_COUNT, "help": "training steps"},
+    "hops": {
+        "nargs": "+",
+        "type": number(1, 100),
+        "metavar": "MS",
+        "default": (),
+        "help": "also decode at these hops of the frames",
+    },
     "beam": {**_COUNT, "help": "hypotheses of the beam search of a decoder"},
     "length-penalty": {"type": number(-100, 100), "metavar": "X", "help": "of the beam search"},
     "work": {**_FOLDER, "help": "what is kept and reused"},
@@ -177,7 +177,7 @@ def add_shared(parser: Any, name: str, *earlier: str, note: str = "", **more: An
     of ``shown`` where the program works it out. `more` goes to :func:`add_named`."""
     settings = {"flag": f"--{name}", **SHARED[name], **more}
     default, shown = settings.get("default"), settings.pop("shown", "")
-    if default is not None and not shown:
+    if default not in (None, ()) and not shown:
         shown = " ".join(map(str, default if isinstance(default, list | tuple) else [default]))
     text = "; ".join(filter(None, (settings["help"], note)))
     settings["help"] = f"{text} (default: {shown})" if shown else text
@@ -259,9 +259,8 @@ def settings_to_compare(
         try:
             PositionConfig.from_dict(settings[name], domain, DOMAINS[domain].architecture)
         except ValueError as error:
-            raise CommandError(
-                f"position embedding {name}: {arguments.in_flags(str(error))}"
-            ) from None
+            why = arguments.in_flags(str(error))
+            raise CommandError(f"position embedding {name}: {why}") from None
     return settings
 
 
@@ -286,14 +285,11 @@ def _parse_row(text: str, domain: str, rows: Mapping[str, Settings]) -> tuple[st
 
 def position_flags(settings: Settings) -> str:
     """Flags of fairseq-train for a position embedding."""
-
-    def word(value: Any) -> str:
-        return f"{value:g}" if isinstance(value, float) else str(value).lower()
-
-    names = {"type": TYPE_ARG} | {name: PREFIX + name for name in settings if name != "type"}
-    return " ".join(
-        f"{arguments.flag(names[name])} {word(value)}" for name, value in settings.items()
-    )
+    words = []
+    for name, value in settings.items():
+        shown = f"{value:g}" if isinstance(value, float) else str(value).lower()
+        words += [arguments.flag(TYPE_ARG if name == "type" else PREFIX + name), shown]
+    return " ".join(words)
 
 
 def without_place(preset: Settings) -> dict[str, Any]:

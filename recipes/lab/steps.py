@@ -63,7 +63,7 @@ def started_as() -> str:
 
 
 def folder_name(name: str) -> str:
-    """The name with hyphens for spaces, colons, commas and the like."""
+    """The name with hyphens for spaces, colons and the like."""
     return re.sub(r"[^\w.+()]", "-", name)
 
 

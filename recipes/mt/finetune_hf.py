@@ -159,7 +159,8 @@ def read_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Any, b
     add("--source-lang", default="en", help="column (default: en)")
     add("--target-lang", default="de", help="column (default: de)")
     add("--vocab-size", type=positive, default=8000, help="of a new tokenizer (default: 8000)")
-    add("--max-length", type=positive, default=256, help="tokens of a training sentence")
+    text = "tokens of a training sentence (default: 256)"
+    add("--max-length", type=positive, default=256, help=text)
     add_shared(parser, "beam", "--beams", default=1)
     lists = not data.has_data(parser.parse_known_args(argv)[0])
     return *parse(parser, LIST_TRAINING if lists else (), argv), lists

@@ -68,9 +68,6 @@ FIRST_LOOK = 400  # updates after which a model is tested for the first picture
 MIN_PAIRS = 8  # fairseq drops a last batch that is no multiple of 8, and refuses an empty set
 
 
-# ---- data --------------------------------------------------------------------------------------
-
-
 class Data(NamedTuple):
     folder: Path  # of a corpus, segmented and binarised
     settings: Mapping[str, object]
@@ -170,17 +167,12 @@ def prepare_files(args: argparse.Namespace) -> Data:
     return Data(folder, settings, languages, "source words", list(ends), trained)
 
 
-# ---- models ------------------------------------------------------------------------------------
-
-
 class Comparison:
     """The scores so far; tables and figure are written anew with each model that is tested."""
 
     def __init__(self, args: argparse.Namespace, data: Data, facts: Mapping[str, str]):
         self.args, self.data, self.facts = args, data, facts
-        self.flags = {
-            name: options.position_flags(settings) for name, settings in args.variants.items()
-        }
+        self.flags = {name: options.position_flags(own) for name, own in args.variants.items()}
         self.rows: dict[tuple[str, int], list[Row]] = {}
         self.lock = Lock()
 

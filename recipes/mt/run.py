@@ -46,7 +46,7 @@ from recipes.mt.prepare import prepare
 
 PACKAGES = ("torch", "fairseq-fixed", "sacrebleu")
 STAGES, PROBES = ("prepare", "train", "select", "decode", "score"), ("stack", "swap")
-BLEUS = ("sacreBLEU", "tokenised BLEU")
+SCORES = ("test set", "sentences", "sacreBLEU", "tokenised BLEU")
 SELECTED = "checkpoint_selected.pt"
 SWAPPED_SENTENCES = 10_000
 GPU_FLAGS = ["--fp16", "--fp16-scale-window", "256"]
@@ -56,9 +56,7 @@ GPU_TRAIN_FLAGS = ["--threshold-loss-scale", "0.03125"]
 class Experiment:
     """One training on prepared data, and its stages as methods."""
 
-    def __init__(
-        self, args: argparse.Namespace, name: str, settings: Settings, seed: int | None = None
-    ):
+    def __init__(self, args: argparse.Namespace, name: str, settings: Settings, seed: int | None):
         recipe = self.recipe = args.settled
         gpus = torch.cuda.device_count() if args.device.type == "cuda" else 0
         self.args, self.work, self.name, self.seed = args, args.work, name, seed
@@ -194,16 +192,13 @@ class Experiment:
         if len(rows) > 1:
             _, counts, *bleu = zip(*rows, strict=True)
             rows.append(("mean", sum(counts), *map(fmean, bleu)))
-        table = tables.markdown(["test set", "sentences", *BLEUS], rows)
+        table = tables.markdown(SCORES, rows)
         tokenised = "Moses tokens, no smoothing (multi-bleu.perl)"
         facts = {"sacreBLEU signature": str(metric.get_signature()), "Tokenised BLEU": tokenised}
         title = f"{self.recipe.title}: {self.run.name}"
         print("\n".join(tables.write_page(self.run / "scores.md", title, {"": table}, facts)))
-        own = {"type": self.name, "seed": self.seed}
-        return [
-            {**own, "test set": split, **dict(zip(BLEUS, bleu, strict=True))}
-            for split, _, *bleu in rows
-        ]
+        known = {"type": self.name, "seed": self.seed}
+        return [{**known, **dict(zip(SCORES, row, strict=True))} for row in rows]
 
     def stack(self) -> None:
         """Loss by position on the stacked first test set: ``run/stacked.csv``, and a summary."""
@@ -289,13 +284,10 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
     add("--select", choices=("best", "average"), help=text)
     add("--first-epoch", type=positive, help="consider epochs from this one on for --select best")
     add("--average", type=positive, help="number of checkpoints for --select average")
-    add_shared(parser, "threads", default=options.available_cores())
-    add(
-        "--workers",
-        type=positive,
-        default=options.available_cores(),
-        help="processes for preparation",
-    )
+    cores = options.available_cores()
+    add_shared(parser, "threads", default=cores)
+    text = f"processes for preparation (default: {cores})"
+    add("--workers", type=positive, default=cores, metavar="N", help=text)
     add("--sample", action="store_true", help="check of the whole recipe at a tiny scale")
     args, extra = parser.parse_known_args(argv)
     if "all" in args.stages:
@@ -347,8 +339,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args, args.extra = parse_arguments(argv)
     trainings = [
         Experiment(args, name, settings, seed)
-        for name, settings in args.compared.items()
-        for seed in args.seeds or [None]
+        for (name, settings), seed in product(args.compared.items(), args.seeds or [None])
     ]
     if "prepare" in args.stages:
         trainings[0].prepare()
@@ -359,7 +350,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             scores += rows if stage == "score" else ()
     if len(trainings) > 1 and scores:
         facts = tables.how_made(tables.shown_command("python -m recipes.mt.run", argv), PACKAGES)
-        metrics = {name: name for name in BLEUS}
+        metrics = dict(zip(SCORES[2:], SCORES[2:], strict=True))
         write_scores(args.work, "Scores of all trainings", scores, "test set", metrics, facts)
 
 

@@ -50,21 +50,15 @@ SIMILARITIES = ("distance", "dot", "dot_min", "dot_max", "cosine", "cosine_min",
 
 
 def run_type(
-    experiment: Experiment,
-    name: str,
-    config: PositionConfig,
-    models: Sequence[str],
-    seeds: Sequence[int],
-    output: Path,
-    similarity_length: int,
+    experiment: Experiment, name: str, config: PositionConfig, args: argparse.Namespace
 ) -> Result:
-    """Everything about one position embedding, with `models` of these conditions of training;
-    pictures, of the first seed, go to ``output/NAME``."""
+    """Everything about one position embedding, with models of these conditions of training;
+    pictures, of the first seed, go to ``OUTPUT/NAME``."""
     classes, test = experiment.corpus.classes, experiment.corpus.splits["test"]
-    models = [model for model in models if model in conditions_of(config)]
+    models = [model for model in args.conditions if model in conditions_of(config)]
     result = Result(name, class_changes(targets(test)))
-    folder = output / result.folder()
-    for seed in seeds:
+    folder = args.output / result.folder()
+    for seed in args.seeds:
         for condition in models:
             model, history = experiment.model(name, config, condition, seed)
             columns = {"type": name, "trained": condition, "seed": seed}
@@ -73,20 +67,20 @@ def run_type(
                 counts = (error_rate(*pair), class_changes(pair[1]), *error_types(*pair))
                 measured = dict(zip(report.COUNTS, counts, strict=True))
                 result.rows.append({**columns, "tested": tested, **measured})
-                if tested == condition and seed == seeds[0]:
+                if tested == condition and seed == args.seeds[0]:
                     result.confusions[condition] = confusions(*pair, len(classes))
-            if seed != seeds[0]:
+            if seed != args.seeds[0]:
                 continue
             result.histories[condition] = history
             utterance = train.long_utterance(test)
             weights = train.attention(model, utterance, CONDITIONS[condition])
             rows = head_rows(weights, train.NEAR)
             result.heads += [{"trained": condition, **row} for row in rows]
-            path = output / result.folder(condition) / f"attention-{condition}.png"
+            path = args.output / result.folder(condition) / f"attention-{condition}.png"
             title = f"M-{condition}, {path.parent.name}: {utterance.name}"
             report.draw_attention(path, weights, title)
             if condition == ("inc" if "inc" in models else models[0]):
-                _compare_positions(model, folder, result, similarity_length)
+                _compare_positions(model, folder, result, args.similarity_length)
     titles = {f"M-{condition}": matrix for condition, matrix in result.confusions.items()}
     report.draw_confusions(folder / "confusions.png", titles, classes)
     report.draw_histories(folder / "training.png", result.histories)
@@ -187,8 +181,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     experiment = Experiment(corpus, sizes, training, args.work, args.device)
     numbers = f"{corpus.sizes()}; {len(corpus.classes)} classes"
     print(f"{corpus.description}: {numbers}", flush=True)
-    more = (args.conditions, args.seeds, args.output, args.similarity_length)
-    results = [run_type(experiment, name, config, *more) for name, config in configs.items()]
+    results = [run_type(experiment, name, config, args) for name, config in configs.items()]
     facts = how_made(
         shown_command("python -m recipes.phones.run", argv),
         report.PACKAGES,

@@ -62,7 +62,7 @@ BEST = "best of each bin"
 def make_options() -> argparse.ArgumentParser:
     parser = options.new_parser(__doc__)
     add = parser.add_argument
-    options.add_shared(parser, "models")
+    options.add_shared(parser, "models", note="or names on the hub")
     options.add_shared(parser, "output", default=Path("results/vit-evaluation"))
     text = "hub names, folders of images by class, parquet, csv or json; default: built-in digits"
     add("--dataset", nargs="+", default=[None], metavar="NAME", help=text)

@@ -64,7 +64,7 @@ def make_options() -> argparse.ArgumentParser:
     add("--mixup", type=number(0, 1e3), default=0.0, metavar="A", help=text)
     text = "replace a box by that of another image, its share of Beta(A, A)"
     add("--cutmix", type=number(0, 1e3), default=0.0, metavar="A", help=text)
-    text = "copies of an image in an epoch of unchanged length (repeated augmentation)"
+    text = "copies of an image in an epoch of unchanged length (default: 1, none is repeated)"
     add("--repeats", type=positive, default=1, metavar="N", help=text)
     text = "stochastic depth: rate of the last layer (default: 0, or that of the checkpoint)"
     add("--drop-path", type=number(0, 1, below=True), metavar="P", help=text)
