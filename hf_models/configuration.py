@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from cape_plugins import PositionConfig
 from cape_plugins.config import applies, options
-from cape_plugins.families import find_family
+from cape_plugins.families import FAMILY_ROWS, OWN_PREFIX, find_family
 from hf_models.settings import FIELD, CheckedSettings, refuse_misplaced
 
 # transformers looks for the weights in the file that this key of config.json names
@@ -47,7 +47,14 @@ class PositionEmbeddingMixin:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        sides = find_family(cls.model_type).sides.values()
+        row = find_family(cls.model_type)
+        if row is None:
+            raise ValueError(
+                f"model_type={cls.model_type!r} of {cls.__name__} is unknown; allowed: "
+                f"{', '.join(OWN_PREFIX + name for name in FAMILY_ROWS)}. Say what a checkpoint of "
+                "it stores by cape_plugins.families.add_family_row before the class is made."
+            )
+        sides = row.sides.values()
         cls.position_fields = {side.field: (side.domain, side.architecture) for side in sides}
 
     def __post_init__(self, **kwargs: Any) -> None:

@@ -26,6 +26,8 @@ from hf_models.settings import require_own_config
 from hf_models.switching import install
 
 TAG = "cape-plugins"
+# names of learned tables and stored sinusoids in stock checkpoints
+_TABLES = {r"embed_positions\.weight$", r"embeddings\.position_embeddings?(\.weight)?$"}
 # arguments of from_pretrained that say where a checkpoint is
 _PLACE = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
 
@@ -68,6 +70,9 @@ class PositionModelMixin(InitializesPositions):
     def post_init(self) -> None:
         """See transformers."""
         super().post_init()
+        # a type that has no table leaves out that of a stock checkpoint
+        ignored = self._keys_to_ignore_on_load_unexpected
+        self._keys_to_ignore_on_load_unexpected = {*(ignored or ()), *_TABLES}
         self.finish()
 
     def finish(self) -> None:

@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import can_return_tuple
 
-from cape_plugins import Draw, Positions, token_position_at, token_positions
+from cape_plugins import Draw, PositionEncoder, Positions, token_position_at, token_positions
 from cape_plugins.binding import Bound
 from hf_models.bos_hint import (
     CapeEncoderOutput,
@@ -71,12 +71,9 @@ class TextStack(Bound, Seam, InitializesPositions):
             length: Number of tokens that are added to, of the last ones.
             draw: From the caller; default the one that is bound.
         """
-        if isinstance(self.embed_positions, LearnedTable):
-            return self.embed_positions.look_up(positions, len(content))[:, -length:]
-        content = content if content.is_floating_point() else self.embed_tokens.weight
         draw = self.bound if draw is None else draw
-        addend = embed_positions(self.positions, positions, draw, content)
-        return None if addend is None else addend[:, -length:]
+        table, words = self.embed_positions, self.embed_tokens.weight
+        return _addend(self.positions, table, positions, draw, content, words, length)
 
 
 class SourceStack(TextStack):
@@ -296,12 +293,8 @@ class TokenEmbeddings(Bound, Seam):
             positions = decoder_positions(length, past_key_values_length, mask, device)
         else:
             positions = Positions(position_ids[..., None].float(), in_steps=True)
-        if isinstance(self.position_embeddings, LearnedTable):
-            addend = self.position_embeddings.look_up(positions, batch)
-        else:
-            content = self.word_embeddings.weight if inputs_embeds is None else inputs_embeds
-            addend = embed_positions(self.positions, positions, draw, content)
-        addend = None if addend is None else addend[:, -length:]
+        table, words = self.position_embeddings, self.word_embeddings.weight
+        addend = _addend(self.positions, table, positions, draw, content, words, length)
         # stock buffers, which end with its table, stand in where these two are missing
         numbers = torch.zeros(batch, length, dtype=torch.long, device=device)
         token_type_ids = numbers if token_type_ids is None else token_type_ids
@@ -376,3 +369,23 @@ def decoder_positions(
     if mask is not None and mask.dim() == 2:
         return token_positions(mask.bool())
     return token_position_at(past, device, length)
+
+
+def _addend(
+    encoder: PositionEncoder,
+    table: nn.Module,
+    positions: Positions,
+    draw: Draw | None,
+    content: Tensor,
+    words: Tensor,
+    length: int,
+) -> Tensor | None:
+    """What is added to the last `length` tokens of `content`, ids ``[B, T]`` or embeddings
+    ``[B, T, C]``: rows of the stock table where it stays, else embeddings of `positions` in the
+    precision of the content or of its `words`."""
+    if isinstance(table, LearnedTable):
+        addend = table.look_up(positions, len(content))
+    else:
+        precise = content if content.is_floating_point() else words
+        addend = embed_positions(encoder, positions, draw, precise)
+    return None if addend is None else addend[:, -length:]

@@ -21,7 +21,7 @@ from cape_plugins.config import PositionConfig, options
 from cape_plugins.encoder import build_position_encoder
 from cape_plugins.families import (
     FAIRSEQ_FAMILIES,
-    FAMILIES,
+    FAMILY_ROWS,
     OWN_PREFIX,
     SIDES,
     Side,
@@ -44,7 +44,7 @@ def read_stack(path: str | Path, side: str | None = None) -> Stack:
 
     Args:
         path: Folder of a Hugging Face model of one of the
-            :data:`~cape_plugins.families.FAMILIES`, or checkpoint file of fairseq.
+            :data:`~cape_plugins.families.FAMILY_ROWS`, or checkpoint file of fairseq.
         side: One of :data:`SIDES`; default the encoder if there is one.
 
     Raises:
@@ -79,7 +79,7 @@ def _read_folder(folder: Path, side: str | None) -> Stack:
     if family is None:
         raise ValueError(
             f"--checkpoint {folder}: model type {saved.get('model_type')!r} is unknown; allowed: "
-            f"{', '.join(FAMILIES)}, with or without the prefix {OWN_PREFIX}."
+            f"{', '.join(FAMILY_ROWS)}, with or without the prefix {OWN_PREFIX}."
         )
     side = choose_side(side, tuple(family.sides), folder)
     row = family.sides[side]
