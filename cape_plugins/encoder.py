@@ -115,7 +115,7 @@ class PositionEncoder(nn.Module):
 
         Args:
             positions: B x T raw positions.
-            draw: From :meth:`draw`; required in training if the type draws at all.
+            draw: Random numbers from :meth:`draw`; required in training if the type draws at all.
             local_shift: ``[B, T, D]`` in the unit of this encoder, to inject; default drawn in
                 training.
             dtype: Precision of the result.

@@ -295,7 +295,7 @@ def save_atomically(state: Mapping[str, Any], output: str | Path) -> None:
         OSError: if the folder cannot be written to or is full; nothing is left behind then.
     """
     output = Path(output)
-    # In the same folder, so that the last step is a rename and not a copy between file systems.
+    # The same folder makes the last step a rename and not a copy between file systems.
     temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:

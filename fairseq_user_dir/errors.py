@@ -41,7 +41,7 @@ def named_by_flags(prefix: str = "") -> Iterator[None]:
 def print_without_traceback() -> None:
     """Makes fairseq's commands print a SettingsError in one line; calling it again changes nothing.
 
-    By ``sys.excepthook``, because a command is running already when it imports its user directory.
+    Uses ``sys.excepthook``: a command is running already when it imports its user directory.
     """
     if hasattr(sys.excepthook, "other"):
         return

@@ -34,7 +34,7 @@ from cape_plugins.pictures.views import Stack
 
 SOURCE_TARGET = {"encoder": "source", "decoder": "target"}
 DICTIONARIES = "dictionaries"  # among "task_state": size and digest of each
-NUMBERS = ("bool", "int32", "int64", "float32", "float64")  # that metrics may hold
+NUMBERS = ("bool", "int32", "int64", "float32", "float64")  # numpy types that metrics may hold
 
 
 def read_stack(path: str | Path, side: str | None = None) -> Stack:
@@ -230,7 +230,7 @@ _RELATIVE = re.compile(r"\.(\d+)\.[a-z_.]*relative\.(?:(\w+)\.)?(keys|values)$")
 
 
 def _is_learned(config: PositionConfig) -> bool:
-    """Whether there is something to read among the weights."""
+    """Whether the weights hold a table to read."""
     encoding = config.encoding
     return encoding.learned if encoding.adds else config.relative_context > 0
 

@@ -17,7 +17,7 @@ from cape_plugins.speech.ctc import Hypothesis, best_path, collapse
 logger = logging.getLogger(__name__)
 
 _SPECIAL = re.compile(r"<.*>|\[.*\]")  # tokens that no text holds, such as <s>, <unk>, [PAD]
-_NO_WORD = "\ufffe"  # which no model knows
+_NO_WORD = "\ufffe"  # a word that no model knows
 
 
 class BeamDecoder:

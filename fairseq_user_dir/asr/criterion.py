@@ -26,7 +26,7 @@ class CapeCtcCriterion(FairseqCriterion):
     """CTC over the outputs of the model without padding; the blank is ``<s>``.
 
     Args:
-        task: Has the dictionary.
+        task: Task with the dictionary.
         target_norm: Divide the loss of a sample by the square root of its target's length, as the
             paper's code does; such losses are averaged over samples, others over units.
     """
@@ -116,7 +116,7 @@ class CapeCtcCriterion(FairseqCriterion):
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
-        """All are numbers."""
+        """Always true: all that is logged are numbers."""
         return True
 
 

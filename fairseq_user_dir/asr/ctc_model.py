@@ -29,7 +29,7 @@ from fairseq_user_dir.options import add_position_args, config_from_args, set_mi
 
 NAME = "cape_ctc_transformer"
 
-# Of the paper: 36 layers of 768 with dropout on attention weights and hidden activations only.
+# The paper's model: 36 layers of 768, dropout on attention weights and hidden activations only.
 PAPER = {
     "encoder_embed_dim": 768,
     "encoder_ffn_embed_dim": 3072,

@@ -124,7 +124,7 @@ class SpeechDataset(FairseqDataset):
         return self.sizes[index, 0]
 
     def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
-        """The same for many."""
+        """Frames of many recordings at the common hop."""
         return self.sizes[indices, 0]
 
     def size(self, index: int) -> tuple[int, int]:
