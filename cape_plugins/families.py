@@ -37,7 +37,7 @@ class Side:
         unit: Distance that the model counts as 1, in that unit.
         frequencies: Frequencies of its sinusoids; None for those of the domain.
         layout: Order of their channels.
-        table: How the name of a learned table ends.
+        table: End of the name of a learned table.
         table_first: Rows of the table before the first position, of padding or a class token.
         grid: Sizes of the inputs of training, of images (height, width) in patches.
     """

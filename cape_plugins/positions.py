@@ -230,7 +230,7 @@ def coordinate_positions(
                 f"valid has shape {tuple(valid.shape)}, coords {tuple(coords.shape)}; both need "
                 "the same number of samples and positions (coords may have one sample for all)."
             )
-        # whatever stands on padding, NaN included, must not reach the mean or the embedding
+        # values on padding, NaN included, must not reach the mean or the embedding
         coords = coords.masked_fill(~valid[..., None], 0.0)
         index = torch.arange(1, valid.shape[1] + 1, device=valid.device) * valid
     return Positions(coords.float(), step, index=index)

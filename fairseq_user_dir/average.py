@@ -303,7 +303,7 @@ def save_atomically(state: Mapping[str, Any], output: str | Path) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, output)
-    except RuntimeError as error:  # what torch.save makes of a full disk
+    except RuntimeError as error:  # torch.save raises it on a full disk
         raise OSError(f"--output {output} cannot be written; disk full? ({error})") from error
     finally:
         with contextlib.suppress(FileNotFoundError):

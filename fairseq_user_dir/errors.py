@@ -65,7 +65,7 @@ def _message(error: BaseException, trace: TracebackType | None) -> str | None:
     elif isinstance(error, ValueError) and _raised_here(trace):
         text = in_flags(str(error))
     elif isinstance(error, ProcessRaisedException):
-        # what a process of a training on several GPUs raised, as the end of a printed traceback
+        # a process of a training on several GPUs raised it; its text ends a printed traceback
         name = f"{SettingsError.__module__}.{SettingsError.__qualname__}: "
         _, mark, text = str(error).rpartition(name)
         if not mark:

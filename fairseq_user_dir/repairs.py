@@ -29,7 +29,7 @@ from torch import Tensor
 
 from fairseq_user_dir.checkpoints import read_checkpoint, task_name
 
-_NO_DICTIONARY = "@@ "  # what a bare --replace-unk becomes
+_NO_DICTIONARY = "@@ "  # value of --replace-unk without a file
 
 
 def repair_fairseq() -> None:
@@ -128,7 +128,7 @@ def _with_alignment(stock: Any) -> Any:
 
 
 class _SourceText(str):
-    """What fairseq prints of a source sentence, and the words it was typed in, one a token."""
+    """Source sentence as fairseq prints it, and as it was typed, one word a token."""
 
     words: list[str]
 

@@ -102,7 +102,7 @@ class PositionEmbeddingMixin:
         """Refuses the configuration of another kind of model.
 
         Args:
-            settings: What a config.json holds.
+            settings: Contents of a config.json.
             source: Its place, for the message.
 
         Raises:

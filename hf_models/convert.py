@@ -115,7 +115,7 @@ def _own_class(source: str, config: Any) -> Any:
 
 
 def _settings(config: Any) -> Settings:
-    """What the model of a configuration computes, stock or cape, for each position embedding."""
+    """Settings of each position embedding of the model of a configuration, stock or cape."""
     if not hasattr(config, "position_fields"):
         classes = hf_models.AUTO_CLASSES
         own = next(own for own in classes if config.model_type in own.model_types())
@@ -124,7 +124,7 @@ def _settings(config: Any) -> Settings:
 
 
 def _stock_settings(own: Any, saved: Mapping[str, Any]) -> Settings:
-    """What the stock model of a configuration with these settings computes."""
+    """Settings of the position embeddings of the stock model with this configuration."""
     family = find_family(own.model_type)
     return {
         row.field: PositionConfig(family.stock_type(saved, side), row.domain, row.architecture)
@@ -133,7 +133,7 @@ def _stock_settings(own: Any, saved: Mapping[str, Any]) -> Settings:
 
 
 def _changes(before: Settings, after: Settings) -> dict[str, str]:
-    """What differs outside of training, in words, by "field option"."""
+    """Differences outside of training, in words, by "field option"."""
     words = {
         "source_scale": "alpha",
         "source_bos": "the BOS hint",

@@ -84,7 +84,7 @@ class PatchEmbeddings(Bound, Seam):
         return super().forward(pixel_values, *args, **kwargs)
 
     def interpolate_pos_encoding(self, embeddings: Tensor, height: int, width: int) -> Any:
-        """What is added to `embeddings`, ``[1 or B, special tokens + patches, C]``, or zero."""
+        """Addend of `embeddings`, ``[1 or B, special tokens + patches, C]``, or zero."""
         rows, columns = self.patches(height, width)
         if self.positions is None:
             return self.resized_table(rows, columns)

@@ -35,7 +35,7 @@ _ROUNDING = 5e-3  # rounding of sinusoids stored in half precision
 
 @dataclass
 class MaskedOutput(BaseModelOutput):
-    """What the encoder returns, for the decoder with its mask.
+    """Output of the encoder, for the decoder with its mask.
 
     Attributes:
         attention_mask: ``[B, T']`` bool, False on padding; None if padding is not masked.
@@ -95,7 +95,7 @@ class NaturalLengthEncoder(Seam, InitializesPositions):
         batch, _, length = features.shape
         if mask is None:
             lengths = torch.full((batch,), length, device=features.device)
-        else:  # what stands on padding must not reach the last frames through a kernel
+        else:  # values on padding must not reach the last frames through a kernel
             lengths = mask.long().sum(-1).clamp(min=1)
             mask = torch.arange(length, device=mask.device) < lengths[:, None]
             features = features * mask[:, None].to(features.dtype)

@@ -223,7 +223,7 @@ def hop_in_seconds(
     """Distance of frames, a number or ``[B]`` float32.
 
     Args:
-        hop_nanoseconds: What a caller gave to a model: a number or ``[B]`` integers.
+        hop_nanoseconds: A number or ``[B]`` integers, as a model was given it.
         default: Seconds, where it is None.
         batch: B.
 

@@ -63,7 +63,7 @@ class TextStack(Bound, Seam, InitializesPositions):
     def embedding(
         self, positions: Positions, content: Tensor, length: int, draw: Draw | None
     ) -> Tensor | None:
-        """What is added to the last `length` tokens, in the precision of the content.
+        """Embeddings to add to the last `length` tokens, in the precision of the content.
 
         Args:
             positions: Positions of all tokens, or of the last.
@@ -213,7 +213,7 @@ class TranslationModel:
         """See transformers.
 
         Args:
-            encoder_outputs: What the encoder has returned, as it is or as a tuple: with the BOS
+            encoder_outputs: Output of the encoder, as it is or as a tuple: with the BOS
                 hint its last hidden state alone is not enough.
             draw: Random numbers of this forward, to inject; by default drawn in training. With
                 `encoder_outputs` nothing is drawn, because the encoder has run without.
@@ -380,7 +380,7 @@ def _addend(
     words: Tensor,
     length: int,
 ) -> Tensor | None:
-    """What is added to the last `length` tokens of `content`, ids ``[B, T]`` or embeddings
+    """Embeddings to add to the last `length` tokens of `content`, ids ``[B, T]`` or embeddings
     ``[B, T, C]``: rows of the stock table where it stays, else embeddings of `positions` in the
     precision of the content or of its `words`."""
     if isinstance(table, LearnedTable):

@@ -129,7 +129,7 @@ def _read_fairseq(path: Path, side: str | None) -> Stack:
 
 
 def load_fairseq(path: str | Path) -> dict[str, Any]:
-    """What a checkpoint file of fairseq holds; tensors stay in the file until they are used, where
+    """Contents of a checkpoint file of fairseq; tensors stay in the file until they are used, where
     its format (of torch 1.6 and later) allows that.
 
     Raises:
@@ -142,7 +142,7 @@ def load_fairseq(path: str | Path) -> dict[str, Any]:
 
 def reason(error: Exception) -> str:
     """Why a checkpoint could not be read, in one line for people."""
-    # what torch adds is not for users of this project: advice to load anything, "miniz"
+    # the rest of torch's text is not for users: advice to load anything, "miniz"
     if isinstance(error, pickle.UnpicklingError | LookupError):
         return "not a file of torch, or with objects that fairseq does not save"
     if isinstance(error, EOFError):

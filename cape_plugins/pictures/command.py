@@ -33,7 +33,7 @@ class Picture(NamedTuple):
 
     Attributes:
         help: Its help text.
-        needs: What a position embedding must have for it ...
+        needs: Property that a position embedding must have for it ...
         able: ... and the test for that.
         draws: Fewest, default and most draws of the augmentation.
         most_sizes: Largest number of sizes.
@@ -175,7 +175,7 @@ def draw_picture(args: argparse.Namespace) -> str:
     elif args.picture == "similarity":
         patch = _patch(args.patch, sizes, stack)
         tables = _relative(args, stack)
-        # of keys and values, rows and columns, the first; of many layers three
+        # only the first of keys and values, or of rows and columns; three of many layers
         parts = [table.state.partition(", ")[2] for table in tables]
         tables = [table for table, part in zip(tables, parts, strict=True) if part == parts[0]]
         few = [tables[place] for place in sorted({0, len(tables) // 2, len(tables) - 1}) if tables]
@@ -256,7 +256,7 @@ def _configured(args: argparse.Namespace) -> Stack:
     if spacing is not None and not 0 < spacing < math.inf:
         raise ValueError(f"--seconds-per-frame {spacing} is not allowed; allowed: > 0.")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(args.seed)  # for a table
+        torch.manual_seed(args.seed)  # seeds the start of a table
         encoder = build_position_encoder(
             config,
             dim,

@@ -79,7 +79,7 @@ def similarity_by_distance(matrix: np.ndarray, farthest: int) -> np.ndarray:
 def draw_positions(
     encoder: PositionEncoder, positions: Positions, number: int, generator: torch.Generator
 ) -> tuple[Draw, Tensor | None]:
-    """What `number` forwards in training would draw: the draws that a sample shares, and local
+    """Draws of `number` forwards in training: the random numbers that a sample shares, and local
     shifts ``[number, T, D]`` or None."""
     limit = encoder.config.max_local_shift
     draw = encoder.train().draw(number, generator=generator) or Draw()

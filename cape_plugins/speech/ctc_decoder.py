@@ -130,7 +130,7 @@ def build_decoder(
     word_score: float = 0.0,
     separator: str | None = None,
 ) -> Callable[[Tensor, Tensor], list[Hypothesis]]:
-    """What turns ``[B, T, V]`` log probabilities and lengths ``[B]`` into hypotheses.
+    """A function of ``[B, T, V]`` log probabilities and lengths ``[B]`` that gives hypotheses.
 
     Args:
         beam: 1 for the best path; otherwise see :class:`BeamDecoder`, as for the rest.

@@ -69,7 +69,7 @@ class CapeCtcCriterion(FairseqCriterion):
         losses = ctc_loss(log_probs, lengths, target, real, self.blank)
         if self.target_norm:
             losses = losses / sizes.clamp(min=1).sqrt()
-        # what cannot be aligned has no loss and does not count
+        # a recording that cannot be aligned has no loss and does not count
         aligned = (outputs_needed(target, real) <= lengths) & (sizes > 0)
         losses = losses * aligned
         count = int((sizes * aligned).sum())

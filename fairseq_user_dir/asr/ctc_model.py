@@ -46,7 +46,7 @@ PAPER = {
     "conv_stride": 3,
     "input_feat_per_channel": 80,
     "abspos_frames": 460,
-    # what the layers of fairseq ask for
+    # settings that the layers of fairseq ask for
     "quant_noise_pq": 0.0,
     "quant_noise_pq_block_size": 8,
     "no_scale_embedding": True,
