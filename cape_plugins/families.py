@@ -1,7 +1,7 @@
 """Families of models as rows of data: where each keeps its settings, and where its positions are.
 
 A row is read without the host, from what a checkpoint stores: the config.json of transformers, or
-the arguments of fairseq. :func:`add_family_row` adds one for models that nobody here has seen.
+the arguments of fairseq. :func:`add_family_row` adds one for models outside this package.
 This module needs the standard library only.
 """
 
@@ -14,12 +14,12 @@ from typing import Any
 from cape_plugins.domains import HOP_SECONDS, WINDOW_SECONDS
 
 Settings = Mapping[str, Any]
-Number = float | Callable[[Settings], float]  # the same for all models, or from what is stored
+Number = float | Callable[[Settings], float]  # a constant, or a function of the stored settings
 
-OWN_PREFIX = "cape_"  # of our model types, before the stock one
+OWN_PREFIX = "cape_"  # of the model types of this package, before the stock name
 FIELD = "position_embedding"
-DECODER_FIELD = "position_decoder"  # where fairseq's models for speech keep those of the decoder
-FIRST_TOKEN = 2.0  # of fairseq: padding_idx + 1
+DECODER_FIELD = "position_decoder"  # where fairseq's speech models keep the settings of the decoder
+FIRST_TOKEN = 2.0  # fairseq's padding_idx + 1
 SIDES = ("encoder", "decoder")
 
 
@@ -30,14 +30,14 @@ class Side:
     Attributes:
         domain: Key of :data:`~cape_plugins.domains.DOMAINS`.
         architecture: Architecture of its :class:`~cape_plugins.config.PositionConfig`.
-        dim: Key of K among the stored settings; with a dot, of a part of these.
+        dim: Key of K among the stored settings; a dot leads into a part of them.
         field: Key of the position settings; None if they stand among the others, as flags do.
         start: Coordinate of the first position.
         spacing: Distance of positions in the unit of the domain, seconds.
-        unit: What the model counts as 1, in that unit.
+        unit: Distance that the model counts as 1, in that unit.
         frequencies: Frequencies of its sinusoids; None for those of the domain.
         layout: Order of their channels.
-        table: How the name of a learned table ends.
+        table: End of the name of a learned table.
         table_first: Rows of the table before the first position, of padding or a class token.
         grid: Sizes of the inputs of training, of images (height, width) in patches.
     """
@@ -62,7 +62,7 @@ class Family:
 
     Attributes:
         model_type: Type of the stock model.
-        sides: "encoder" or "decoder" to what is there, the first one first.
+        sides: The position embedding of "encoder" and "decoder", the main one first.
         stock: Type of position embedding of the stock model, perhaps by its settings and the side;
             None where there is no stock model.
         parts: Beginnings of names of parameters that tell this family from others (fairseq).
@@ -109,7 +109,7 @@ def setting_of(name: str, settings: Any) -> Any:
 
 
 def value_of(value: Number, settings: Settings) -> float:
-    """A number of a row for one model."""
+    """A number of a row, for one model."""
     return value(settings) if callable(value) else value
 
 

@@ -33,7 +33,7 @@ class PositionEmbeddingMixin:
     Attributes:
         position_fields: Domain and architecture of each such field, as the row of the family in
             cape_plugins.families says; the first is the main one.
-        stock_difference: What the model computes otherwise than stock with any settings, in words.
+        stock_difference: How the model differs from stock with any settings, in words.
 
     Raises:
         ValueError: when a field is set, naming option, value, allowed range and remedy.
@@ -102,7 +102,7 @@ class PositionEmbeddingMixin:
         """Refuses the configuration of another kind of model.
 
         Args:
-            settings: What a config.json holds.
+            settings: Contents of a config.json.
             source: Its place, for the message.
 
         Raises:
@@ -172,7 +172,7 @@ class PositionEmbeddingMixin:
 
 
 def _without_guard(settings: dict[str, Any]) -> dict[str, Any]:
-    """What is stored, also by earlier versions, which wrote one number as text."""
+    """Stored settings; earlier versions wrote one of the numbers as text."""
     kept = {key: value for key, value in settings.items() if GUARD.get(key, ...) != value}
     for key, value in kept.items():
         if isinstance(value, str) and value.endswith(_OLD_GUARD):

@@ -1,4 +1,4 @@
-"""What the models of all families share."""
+"""Parts that the models of all families share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PLACE = ("cache_dir", "force_download", "local_files_only", "revision", "subfol
 
 
 class InitializesPositions:
-    """Over a PreTrainedModel: initialises what position embeddings learn."""
+    """Mixin over a PreTrainedModel: initialises parameters of position embeddings."""
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -46,7 +46,7 @@ class InitializesPositions:
 
 
 class PositionModelMixin(InitializesPositions):
-    """Over a stock model: its positions are switched when it is built; saves and loads them."""
+    """Mixin over a stock model: switches its positions when it is built; saves and loads them."""
 
     # The stock forwards of these families ignore the number of items in a batch; the Trainer
     # would multiply their loss by the number of processes and of accumulation steps.
