@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from cape_plugins import PRESETS, TYPES
+from cape_plugins import TYPES
 from fairseq_user_dir.asr.manifest import read_manifest
 from recipes.asr import prepare
 from recipes.asr.evaluate import PACKAGES, SECONDS, calm_logging, measure
@@ -72,14 +72,14 @@ RECIPES = {
 }
 
 SINPOS, CAPE = {"type": "sinpos"}, {"type": "cape"}
-RELPOS = options.without_place(PRESETS["relpos_wsj"])
+RELPOS = options.of_papers("relpos_wsj")["relpos"]
 # Each study is one figure of the paper; the position embedding of each of its models.
 STUDIES: dict[str, dict[str, options.Settings]] = {
     "types": {name: {"type": name} for name in TYPES},
     "relpos": {  # Figures 4, 20 and 21: contexts of 27 and 6 seconds at 30 ms
         "relpos": RELPOS,
         "relpos-6s": {**RELPOS, "relative_context": 199},
-        "relpos-first": options.without_place(PRESETS["relpos_first_wsj"]),
+        "relpos-first": options.of_papers("relpos_first_wsj")["relpos"],
         "cape": CAPE,
     },
     # Figure 7
@@ -105,9 +105,9 @@ class Model(NamedTuple):
 
 
 def models(args: argparse.Namespace) -> list[Model]:
-    rows, preset = STUDIES[args.study], PRESETS.get(RECIPES[args.recipe].preset)
+    rows, preset = STUDIES[args.study], RECIPES[args.recipe].preset
     if preset and rows is STUDIES["types"]:
-        rows = {**rows, preset["type"]: options.without_place(preset)}
+        rows = rows | options.of_papers(preset)
     compared = options.settings_to_compare(args, "audio", list(rows), rows)
     return [
         Model(f"{name}{suffix}", position_flags(settings) + no_masks + flags, seed)

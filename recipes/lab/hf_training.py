@@ -86,8 +86,9 @@ def parse(
             f"unknown option {unknown[0]}; --help lists those of the recipe, all others are fields "
             "of transformers' Seq2SeqTrainingArguments, such as --learning_rate 1e-4"
         )
-    if (size := training.per_device_train_batch_size) < 1:
-        raise CommandError(f"--per_device_train_batch_size {size} is not allowed; allowed: >= 1")
+    for name in ("per_device_train_batch_size", "per_device_eval_batch_size"):
+        if (size := getattr(training, name)) < 1:
+            raise CommandError(f"--{name} {size} is not allowed; allowed: >= 1")
     seeds = args.seeds or ()
     seed_given = any(word.split("=")[0] == "--seed" for word in rest)
     if seeds and (seed_given or len(set(seeds)) < len(seeds)):

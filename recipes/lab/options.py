@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from cape_plugins import TYPES, PositionConfig, arguments
+from cape_plugins import PRESETS, TYPES, PositionConfig, arguments
 from cape_plugins.arguments import PREFIX, TYPE_ARG, Parser
 from cape_plugins.config import options, parse_option
 from cape_plugins.domains import DOMAINS
@@ -82,7 +82,7 @@ def named_models(words: Sequence[str]) -> dict[str, list[str]]:
     for word in words:
         name, equals, rest = word.partition("=")
         if not equals or Path(word).exists():  # a folder may have "=" in its name
-            path = Path(word)
+            path = Path(word).absolute()
             name, rest = (path.parent if path.is_file() else path).name, word
         parts = [sorted(glob.glob(part)) if "*" in part else [part] for part in rest.split(",")]
         if not all(parts):
@@ -292,7 +292,8 @@ def position_flags(settings: Settings) -> str:
     return " ".join(words)
 
 
-def without_place(preset: Settings) -> dict[str, Any]:
-    """The settings of a row of :data:`cape_plugins.PRESETS` alone, without domain and
-    architecture."""
-    return {key: preset[key] for key in preset if key not in ("domain", "architecture")}
+def of_papers(*presets: str) -> dict[str, dict[str, Any]]:
+    """``{type: settings}`` of rows of :data:`cape_plugins.PRESETS`."""
+    place = ("domain", "architecture")
+    rows = (PRESETS[name] for name in presets)
+    return {row["type"]: {key: row[key] for key in row if key not in place} for row in rows}

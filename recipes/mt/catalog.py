@@ -9,8 +9,7 @@ Numbers are those of the papers and of the recipes they name:
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from cape_plugins import PRESETS
-from recipes.lab.options import Settings, without_place
+from recipes.lab.options import Settings, of_papers
 
 LOSS = "--criterion label_smoothed_cross_entropy --label-smoothing 0.1"
 _COMMON = (
@@ -23,13 +22,8 @@ _COMMON = (
 
 
 # relpos: "covers the training data", CAPE section 5.3; SHAPE adds to keys and values
-def _of_papers(*names: str) -> dict[str, Settings]:
-    """``{type: settings}``."""
-    return {PRESETS[name]["type"]: without_place(PRESETS[name]) for name in names}
-
-
-_CAPE_PAPER = _of_papers("cape_wmt14", "relpos_wmt14")
-_SHAPE_PAPER = _of_papers("shape_wmt16", "relpos_wmt16", "cape_wmt14")
+_CAPE_PAPER = of_papers("cape_wmt14", "relpos_wmt14")
+_SHAPE_PAPER = of_papers("shape_wmt16", "relpos_wmt16", "cape_wmt14")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +148,7 @@ RECIPES: dict[str, Recipe] = {
         _WMT14,
         title="WMT14 English-German, 18+18 layers, ADMIN (CAPE table 2)",
         train=f"{_WMT14.train} --encoder-layers 18 --decoder-layers 18",
-        positions=_CAPE_PAPER | _of_papers("cape_wmt14_18l"),
+        positions=_CAPE_PAPER | of_papers("cape_wmt14_18l"),
     ),
     "wmt14_en_fr": replace(
         _WMT14,

@@ -304,7 +304,8 @@ def test_maps_show_the_channels_that_were_asked_for(shown, tmp_path):
         ("augmentation --position-max-global-shift 0 --position-max-local-shift 0", ["draws"]),
         ("similarity --output x.jpg", ["x.jpg", ".png"]),
         ("similarity --lengths 5 --output /dev/null/x.png", ["--output /dev/null/x.png", "folder"]),
-        ("similarity --model nowhere", ["nowhere", "no such file"]),
+        ("similarity --model nowhere", ["--model nowhere", "no such file"]),
+        ("similarity --checkpoint nowhere", ["--model nowhere", "no such file"]),  # as it was
         ("similarity --model x --dim 4", ["--dim 4", "--model"]),
         ("similarity --model x --position-embedding cape", ["--position-embedding cape"]),
         ("similarity --channels 1", ["--channels"]),
