@@ -32,8 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         print(args.run(args))
     except (ValueError, OSError, ImportError) as error:
-        message = in_flags(str(error))
-        print(f"cape-plugins {args.command}: error: {message}", file=sys.stderr)
+        print(f"error: {in_flags(str(error))}", file=sys.stderr)
         raise SystemExit(2) from None
     return 0
 
