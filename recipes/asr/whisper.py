@@ -1,7 +1,7 @@
 """A small Whisper: padded to 30 s, as stock models are, against the natural length of recordings.
 
-    python -m recipes.asr.whisper --seeds 1 2 3                     # digits read by espeak-ng
-    python -m recipes.asr.whisper --dataset FOLDER --seconds 5 10   # short recordings of your own
+    python -m recipes.asr.whisper --seeds 1 2 3                           # digits of espeak-ng
+    python -m recipes.asr.whisper --dataset FOLDER --train-seconds 5 10   # short recordings
     python -m recipes.asr.whisper --dataset FOLDER --model openai/whisper-tiny --max_steps 2000
 
 Recordings, joined to longer ones, train the stock model, which is given 30 s for each, and models
@@ -33,7 +33,7 @@ from recipes.lab.data import add_data_args, fingerprint, has_data
 from recipes.lab.figures import draw_bars, new_figure, write_figure
 from recipes.lab.hf_checkpoints import make_config, read_beside, read_config
 from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
-from recipes.lab.options import check_increasing, number, positive, settings_to_compare
+from recipes.lab.options import add_shared, check_increasing, number, settings_to_compare
 from recipes.lab.steps import CommandError, progress, run_main, step
 from recipes.lab.synthesis import make_speech
 from recipes.lab.tables import Row, pivot, seed_table, write_csv
@@ -41,8 +41,8 @@ from recipes.lab.tables import Row, pivot, seed_table, write_csv
 PADDED = "padded"  # the stock model
 COMPARED = ("sinpos", "cape")  # without and with augmentation
 LONGEST, TIMED = 30.0, 5.0  # seconds: of stock models, and of the recordings that time is taken of
-TRAIN_STRINGS, TEST_STRINGS, TIMED_STRINGS = 3000, 60, 32
-RECOGNISED = 16  # together
+STRINGS = {"train": 3000, "timed": 32}  # joined recordings; and so many of each test:
+TEST_STRINGS, RECOGNISED = 60, 16  # the latter together
 DIGITS = {"train": 400, "test": 100}  # of which strings are made
 SIDE = {"layers": 2, "attention_heads": 2, "ffn_dim": 256}
 SIZES = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in SIDE.items()}
@@ -65,28 +65,26 @@ class Joined(Recordings):
 def join(pool: Recordings, count: int, low: float, high: float, seed: int) -> Joined:
     """Strings of random recordings, of `low` to `high` seconds; none where none can be made."""
     rng, items = np.random.default_rng(seed), []
-    short = [row for row, item in enumerate(pool.items) if item.seconds <= high]
-    for _ in range(20 * count if short else 0):
-        drawn = rng.choice(short, 1 + int(high / min(pool.items[row].seconds for row in short)))
-        ends = np.cumsum([pool.items[row].seconds for row in drawn])
-        rows = drawn[: max(1, np.searchsorted(ends, rng.uniform(low, high), side="right"))]
-        parts = [pool.items[row] for row in rows]
-        seconds = sum(part.seconds for part in parts)
-        if low <= seconds <= high:
-            text = " ".join(part.text for part in parts)
-            items.append(Utterance(str(len(items)), rows, text, seconds))
-    return Joined(items[:count], pool)
+    seconds = np.array([item.seconds for item in pool.items])
+    short = np.flatnonzero(seconds <= high)
+    for _ in range(20 * count if len(short) else 0):
+        drawn = rng.choice(short, 1 + int(high / seconds[short].min()))
+        fitting = np.searchsorted(seconds[drawn].cumsum(), rng.uniform(low, high), side="right")
+        rows = drawn[: max(1, fitting)]
+        if low <= (total := sum(seconds[rows].tolist())) <= high and len(items) < count:
+            text = " ".join(pool.items[row].text for row in rows)
+            items.append(Utterance(str(len(items)), rows, text, total))
+    return Joined(items, pool)
 
 
 def spoken_digits() -> dict[str, Recordings]:
     """Single digits by many voices; no recording is in both parts."""
-    return {
-        split: Recordings(
-            Utterance(str(n), digit.waveform, digit.text, len(digit.waveform) / SAMPLING_RATE)
-            for n, digit in enumerate(make_speech(seed, count, (1, 1)))
-        )
-        for seed, (split, count) in enumerate(DIGITS.items())
-    }
+    sets = {}
+    for seed, (split, count) in enumerate(DIGITS.items()):
+        parts = [(part.waveform, part.text) for part in make_speech(seed, count, (1, 1))]
+        items = (Utterance("", wave, text, len(wave) / SAMPLING_RATE) for wave, text in parts)
+        sets[split] = Recordings(items)
+    return sets
 
 
 def durations(low: float, high: float) -> dict[str, tuple[float, float]]:
@@ -97,20 +95,19 @@ def durations(low: float, high: float) -> dict[str, tuple[float, float]]:
 
 def make_strings(args: argparse.Namespace, pools: Mapping[str, Recordings]) -> dict[str, Joined]:
     """Strings for training ("train"), to take the time of ("timed"), and of the tests."""
-    low, high = args.seconds
-    longest = max(TIMED, high)
+    low, high = args.train_seconds
+    longest, tests = max(TIMED, high), args.limit
     parts = {
-        "train": (pools["train"], args.samples, low, high),
-        "timed": (pools["train"], min(TIMED_STRINGS, args.samples), 0.9 * longest, longest),
+        "train": (pools["train"], STRINGS["train"], low, high),
+        "timed": (pools["train"], min(STRINGS["timed"], tests), 0.9 * longest, longest),
     }
-    for name, ends in durations(low, high).items():
-        parts[name] = (pools["test"], min(TEST_STRINGS, args.samples), *ends)
+    parts |= {name: (pools["test"], tests, *ends) for name, ends in durations(low, high).items()}
     strings = {name: join(*part, seed) for seed, (name, part) in enumerate(parts.items())}
-    if not all(len(strings[name]) for name in ("train", "timed")):
+    if not all(len(strings[name]) for name in STRINGS):
         shortest = min(item.seconds for item in pools["train"].items)
         raise CommandError(
-            f"--seconds {low:g} {high:g}: recordings of {shortest:.1f} s and more cannot be joined "
-            f"to that; give greater numbers, up to {LONGEST:g}, or shorter recordings"
+            f"--train-seconds {low:g} {high:g}: recordings of {shortest:.1f} s and more cannot be "
+            f"joined to that; give greater numbers, up to {LONGEST:g}, or shorter recordings"
         )
     return {name: part for name, part in strings.items() if len(part)}
 
@@ -120,23 +117,17 @@ def make_processor(folder: Path, texts: Sequence[str], sizes: Mapping[str, Any])
 
     def make(partial: Path) -> None:
         tokens = [*SPECIAL, *sorted(ByteLevel.alphabet())]
-        vocabulary = {token: number for number, token in enumerate(tokens)}
         special = {"pad_token": SPECIAL[0], "additional_special_tokens": SPECIAL[1:]}
+        vocabulary = {token: number for number, token in enumerate(tokens)}
         letters = transformers.WhisperTokenizer(vocab=vocabulary, merges=[], **special)
-        tokenizer = letters.train_new_from_iterator(map(spoken, texts), 512, show_progress=False)
-        hop = round(LONGEST * SAMPLING_RATE / 2 / sizes["max_source_positions"])
-        extractor = transformers.WhisperFeatureExtractor(sizes["num_mel_bins"], hop_length=hop)
+        tokenizer = letters.train_new_from_iterator(texts, 512, show_progress=False)
+        hop = round(LONGEST * SAMPLING_RATE / 2 / positions)
+        extractor = transformers.WhisperFeatureExtractor(bins, hop_length=hop)
         WhisperProcessor(extractor, tokenizer).save_pretrained(partial)
 
-    named = {name: sizes[name] for name in ("num_mel_bins", "max_source_positions")}
-    return WhisperProcessor.from_pretrained(
-        step(folder, {**named, "text": fingerprint(texts)}, make)
-    )
-
-
-def spoken(text: str) -> str:
-    """With the space before the first word that Whisper's subwords have."""
-    return f" {text}"
+    bins, positions = (sizes[name] for name in ("num_mel_bins", "max_source_positions"))
+    made_of = {"bins": bins, "positions": positions, "text": fingerprint(texts)}
+    return WhisperProcessor.from_pretrained(step(folder, made_of, make))
 
 
 def build_stock(model: str | None, sizes: Mapping[str, Any], tokenizer: Any) -> Any:
@@ -227,25 +218,19 @@ def write_results(args: Any, rows: Sequence[Row], times: Sequence[Row], timed: J
     axes.set_ylabel("times as fast as padded to 30 s")
     axes.legend(fontsize="small")
     write_figure(args.output / "times.png", figure)
-    print("\n".join(line for heading, table in more.items() for line in (heading, "", *table, "")))
     place = (args.output, "Whisper at natural length", rows, "duration", METRICS)
-    report(*place, trained=list(durations(*args.seconds))[1:2], more=more)
+    report(*place, trained=list(durations(*args.train_seconds))[1:2], more=more)
 
 
 def make_options() -> argparse.ArgumentParser:
-    parser = make_parser(__doc__, "audio")
+    parser = make_parser(__doc__, "audio", COMPARED, "results/whisper")
     add_data_args(parser)
-    for column, what in (("audio", "path or bytes"), ("text", "what is said")):
-        parser.add_argument(
-            f"--{column}-column", default=column, help=f"{what} (default: {column})"
-        )
-    text, seconds = "joined recordings of training (default: 0.5 3)", {"type": number(0.1, LONGEST)}
-    seconds |= {"nargs": 2, "default": [0.5, 3.0], "metavar": ("LOW", "HIGH")}
-    parser.add_argument("--seconds", help=text, **seconds)
-    text = f"recordings of training (default: {TRAIN_STRINGS}), and at most so many of each test"
-    samples = {"type": positive, "default": TRAIN_STRINGS, "metavar": "N"}
-    parser.add_argument("--samples", help=text, **samples)
-    parser.set_defaults(output=Path("results/whisper"), seeds=[1, 2, 3])
+    parser.add_argument("--audio-column", default="audio", help="path or bytes (default: audio)")
+    parser.add_argument("--text-column", default="text", help="(default: text)")
+    add_shared(parser, "limit", note="of each duration", default=TEST_STRINGS)
+    text = "durations of training, to which recordings are joined (default: 0.5 3)"
+    seconds = {"type": number(0.1, LONGEST), "nargs": 2, "metavar": ("LOW", "HIGH")}
+    parser.add_argument("--train-seconds", default=[0.5, 3.0], help=text, **seconds)
     return parser
 
 
@@ -255,19 +240,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     args, training = parse(parser, TRAINING, argv)
     if builtin:
         torch.set_num_threads(1)  # so small a model gains nothing by more
-    check_increasing(args.seconds, "--seconds")
+    check_increasing(args.train_seconds, "--train-seconds")
     compared = settings_to_compare(args, "audio", COMPARED)
     sizes = {**SIZES, **(args.model_config or {})}
     if args.model:
         read_config(args.model, WhisperConfig)
-        processor = read_beside(WhisperProcessor, args.model)
     strings = make_strings(args, spoken_digits() if builtin else given(args))
-    if not args.model:
-        texts = [item.text for item in strings["train"].items]
+    if args.model:
+        processor = read_beside(WhisperProcessor, args.model)
+    else:
+        texts = [f" {item.text}" for item in strings["train"].items]
         with training.main_process_first():  # it writes files, the others read them
             processor = make_processor(args.output / "processor", texts, sizes)
-    sets = {
-        name: Labelled(part, [labels_of(processor, spoken(item.text)) for item in part.items])
+    sets = {  # a space belongs to the first word in Whisper's subwords, as to all others
+        name: Labelled(part, [labels_of(processor, f" {item.text}") for item in part.items])
         for name, part in strings.items()
     }
     hearings = {padded: Hearing(processor, padded) for padded in (True, False)}
@@ -286,7 +272,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         variant, seed = columns.values()
         learned = trainer.model, hearings[variant == PADDED]
         models.setdefault(seed, {})[variant] = learned
-        for name in [name for name in durations(*args.seconds) if name in sets]:
+        for name in [*sets][len(STRINGS) :]:
             rows.append({**columns, "duration": name, **recognise(*learned, sets[name])})
     size, times = training.per_device_train_batch_size, []
     for seed, trained in models.items():
