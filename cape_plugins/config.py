@@ -28,6 +28,12 @@ from cape_plugins.registry import (
 )
 
 ARCHITECTURES = ("encoder", "decoder", "seq2seq", ROTARY)
+# Why an option needs an architecture.
+_NEEDED = {
+    "seq2seq": "a source and a target",
+    "encoder": "a text that is known at once: one that grows step by step would change the "
+    "positions of what is kept of its beginning",
+}
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,29 @@ class PositionConfig:
         lambda: each_domain("steps"),
         "largest integer offset, drawn from U{0..max} per sample in training (SHAPE)",
         training=True,
+    )
+    max_position: int | None = option_field(
+        "int",
+        0,
+        lambda: each_domain("steps"),
+        "number L of positions that training draws from, 0 to L: at least as many as the longest "
+        "input has, better as many as the longest that the model is to read (Ruoss et al.)",
+        high=1_000_000,
+        training=True,
+    )
+    random_evaluation: bool | None = option_field(
+        "bool",
+        False,
+        "",
+        "positions are drawn in evaluation, too, as Ruoss et al. do, instead of counted; models "
+        "without a decoder only",
+        architecture="encoder",
+    )
+    learned_table: bool | None = option_field(
+        "bool",
+        False,
+        "",
+        "a learned table of max_position rows, linear between rows, instead of sinusoids",
     )
     mean_normalize: bool | None = option_field(
         "bool",
@@ -169,17 +198,24 @@ class PositionConfig:
 
     def _check_type(self) -> None:
         _choose("position_embedding", self.type, {**ROTARY_TYPES, **TYPES})
-        if self.type in types_of(self.architecture):
+        types = types_of(self.architecture, bool(DOMAINS[self.domain].grid))
+        if self.type in types:
             return
-        if self.architecture == ROTARY:
+        if self.architecture == ROTARY and self.type not in ROTARY_TYPES:
             raise ValueError(
                 f"position_embedding={self.type!r} does nothing in a model that turns queries and "
                 "keys: such a model adds no embedding to the content, and a shift of all positions "
                 f"changes no distance. Allowed: {', '.join(ROTARY_TYPES)}. Choose one."
             )
+        if self.type in types_of(self.architecture):
+            raise ValueError(
+                f"position_embedding={self.type!r} sorts the positions of a sequence, and those "
+                f"of domain {self.domain!r} are a grid, which has no order. Allowed: "
+                f"{', '.join(types)}. Choose one."
+            )
         raise ValueError(
             f"position_embedding={self.type!r} needs a model that turns queries and keys, such as "
-            f"Llama; allowed here: {', '.join(TYPES)}. Choose one."
+            f"Llama; allowed here: {', '.join(types)}. Choose one."
         )
 
     @property
@@ -229,8 +265,8 @@ class PositionConfig:
                 continue
             if needed not in (None, self.architecture):
                 raise ValueError(
-                    f"{option.name}={value!r} needs a source and a target (architecture "
-                    f"{needed!r}), this is {self.architecture!r}; leave {option.name} out."
+                    f"{option.name}={value!r} needs {_NEEDED[needed]} (architecture {needed!r}), "
+                    f"this is {self.architecture!r}; leave {option.name} out."
                 )
             if option not in options(self.domain):
                 raise ValueError(
@@ -242,6 +278,11 @@ class PositionConfig:
                     f"{option.name}={value!r} has no effect without relative attention; "
                     "set relative_context to 1 or more, or leave it out."
                 )
+        if self.learned_table and not self.max_position:
+            raise ValueError(
+                "learned_table=True has no rows with max_position=0; allowed: max_position >= 1. "
+                "Give as many rows as the longest input has positions, or leave learned_table out."
+            )
         if self.encoding.relative and self.relative_context == 0:
             raise ValueError(
                 f"relative_context=0 leaves position embedding {self.type!r} without any "
@@ -251,7 +292,13 @@ class PositionConfig:
     @property
     def encoding(self) -> Encoding:
         """What positions are turned into; ask it for capabilities, not for its name."""
-        return ENCODINGS[self._row.encoding]
+        return ENCODINGS[self._row.learned if self.learned_table else self._row.encoding]
+
+    @property
+    def sampling(self) -> str:
+        """How positions are drawn instead of counted, a key of
+        :data:`~cape_plugins.augmentation.SAMPLINGS`; "" if they are counted."""
+        return self._row.sampling if self.max_position else ""
 
     def relative_depth(self, num_layers: int) -> int:
         """How many of the first layers have relative attention."""
@@ -262,8 +309,8 @@ class PositionConfig:
     @property
     def random(self) -> bool:
         """True if training draws random numbers."""
-        shifts = self.max_global_shift or self.max_local_shift or self.max_offset
-        return bool(shifts) or self.max_global_scale != 1.0
+        drawn = self.max_global_shift or self.max_local_shift or self.max_offset or self.sampling
+        return bool(drawn) or self.max_global_scale != 1.0
 
     @property
     def alpha(self) -> float:
