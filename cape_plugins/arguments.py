@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable, Container, Mapping
 from typing import Any
 
-from cape_plugins.config import options, parse_option, unit_of
-from cape_plugins.domains import DOMAINS
+from cape_plugins.config import options, parse_option
+from cape_plugins.options import unit_of
 from cape_plugins.registry import DEFAULT_TYPE, TYPES, PositionType, types_of
 
 PREFIX = "position_"
@@ -32,7 +32,7 @@ def add_position_args(
     No flag has a default of its own: what is not given is None, the default of the type.
     """
     if types is None:
-        types = types_of(architecture, domain is not None and bool(DOMAINS[domain].grid))
+        types = types_of(architecture, domain)
     parser.add_argument(
         flag(TYPE_ARG), choices=tuple(types), help=f"{type_help(types)} (default: {default})"
     )

@@ -13,8 +13,9 @@ from fractions import Fraction
 from typing import Any
 
 from cape_plugins.domains import DOMAINS, each_domain
-from cape_plugins.options import option_field, parse_value
+from cape_plugins.options import choose, option_field, parse_value, unit_of
 from cape_plugins.registry import (
+    ARCHITECTURES,
     DEFAULT_TYPE,
     ENCODINGS,
     OF_DOMAIN,
@@ -26,14 +27,6 @@ from cape_plugins.registry import (
     PositionType,
     types_of,
 )
-
-ARCHITECTURES = ("encoder", "decoder", "seq2seq", ROTARY)
-# Why an option needs an architecture.
-_NEEDED = {
-    "seq2seq": "a source and a target",
-    "encoder": "a text that is known at once: one that grows step by step would change the "
-    "positions of what is kept of its beginning",
-}
 
 
 @dataclass(frozen=True)
@@ -91,9 +84,9 @@ class PositionConfig:
     max_position: int | None = option_field(
         "int",
         0,
-        lambda: each_domain("steps"),
-        "number L of positions that training draws from, 0 to L: at least as many as the longest "
-        "input has, better as many as the longest that the model is to read (Ruoss et al.)",
+        "grid steps",
+        "number L of positions that training draws from, at least the length of the longest input; "
+        "better that of the longest that the model is to read (Ruoss et al.)",
         high=1_000_000,
         training=True,
     )
@@ -101,8 +94,7 @@ class PositionConfig:
         "bool",
         False,
         "",
-        "positions are drawn in evaluation, too, as Ruoss et al. do, instead of counted; models "
-        "without a decoder only",
+        "positions are drawn in evaluation, too, as Ruoss et al. do; models of an encoder only",
         architecture="encoder",
     )
     learned_table: bool | None = option_field(
@@ -130,8 +122,8 @@ class PositionConfig:
         "bool",
         False,
         "",
-        "source and target of a pair share one global shift, scale or offset (CAPE 5.3); "
-        "encoder-decoder models only",
+        "source and target of a pair share one shift, scale, offset or set of drawn positions "
+        "(CAPE 5.3); encoder-decoder models only",
         training=True,
         architecture="seq2seq",
     )
@@ -186,8 +178,8 @@ class PositionConfig:
     )
 
     def __post_init__(self) -> None:
-        _choose("domain", self.domain, DOMAINS)
-        _choose("architecture", self.architecture, ARCHITECTURES)
+        choose("domain", self.domain, DOMAINS)
+        choose("architecture", self.architecture, ARCHITECTURES)
         self._check_type()
         for option in options():
             given = getattr(self, option.name)
@@ -197,9 +189,8 @@ class PositionConfig:
         self._check_combinations()
 
     def _check_type(self) -> None:
-        _choose("position_embedding", self.type, {**ROTARY_TYPES, **TYPES})
-        types = types_of(self.architecture, bool(DOMAINS[self.domain].grid))
-        if self.type in types:
+        choose("position_embedding", self.type, {**ROTARY_TYPES, **TYPES})
+        if self.type in (types := types_of(self.architecture, self.domain)):
             return
         if self.architecture == ROTARY and self.type not in ROTARY_TYPES:
             raise ValueError(
@@ -265,8 +256,8 @@ class PositionConfig:
                 continue
             if needed not in (None, self.architecture):
                 raise ValueError(
-                    f"{option.name}={value!r} needs {_NEEDED[needed]} (architecture {needed!r}), "
-                    f"this is {self.architecture!r}; leave {option.name} out."
+                    f"{option.name}={value!r} needs {ARCHITECTURES[needed]} (architecture "
+                    f"{needed!r}), this is {self.architecture!r}; leave {option.name} out."
                 )
             if option not in options(self.domain):
                 raise ValueError(
@@ -280,8 +271,8 @@ class PositionConfig:
                 )
         if self.learned_table and not self.max_position:
             raise ValueError(
-                "learned_table=True has no rows with max_position=0; allowed: max_position >= 1. "
-                "Give as many rows as the longest input has positions, or leave learned_table out."
+                "learned_table=True has no rows with max_position=0; allowed: max_position >= 1, "
+                "the length of the longest input. Set that, or leave learned_table out."
             )
         if self.encoding.relative and self.relative_context == 0:
             raise ValueError(
@@ -371,7 +362,7 @@ class PositionConfig:
     @classmethod
     def preset(cls, name: str, **changes: Any) -> PositionConfig:
         """The setting of a paper by its name in :data:`PRESETS`, with `changes` applied."""
-        _choose("preset", name, PRESETS)
+        choose("preset", name, PRESETS)
         return cls(**{**PRESETS[name], **changes})
 
 
@@ -386,21 +377,10 @@ def options(domain: str | None = None) -> tuple[Any, ...]:
     return tuple(o for o in _BY_NAME.values() if grid or not o.metadata.get("grid"))
 
 
-def unit_of(metadata: Mapping[str, Any]) -> str:
-    """Unit of an option, as shown to people; "" where there is none."""
-    unit = metadata["unit"]
-    return unit() if callable(unit) else unit
-
-
 def applies(option: str, type_name: str, architecture: str = "encoder") -> bool:
     """True if position-embedding type `type_name` has this option in models of `architecture`."""
     common = architecture != ROTARY and option in _COMMON
     return common or option in types_of(architecture)[type_name].options
-
-
-def _choose(name: str, value: Any, allowed: Any) -> None:
-    if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{name}={value!r} is unknown; allowed: {', '.join(allowed)}. Choose one.")
 
 
 def parse_option(name: str, value: Any) -> Any:

@@ -163,11 +163,11 @@ class PositionEncoder(nn.Module):
         limit = self.config.max_position
         if self.alpha * (length - 1) > limit - 1:
             scaled = "" if self.alpha == 1 else f", times source_scale={self.config.source_scale}"
+            needed = math.ceil(self.alpha * (length - 1)) + 1
             raise ValueError(
                 f"max_position={limit} of position embedding {self.config.type!r} is too small for "
-                f"an input of {length} positions{scaled}, in training; allowed: >= "
-                f"{math.ceil(self.alpha * (length - 1)) + 1}. Set a larger one, or leave out longer "
-                "inputs."
+                f"an input of {length} positions{scaled}, in training; allowed: >= {needed}. Set a "
+                "larger one, or leave out longer inputs."
             )
 
     def place(self, positions: Positions) -> tuple[Tensor, Tensor | float]:

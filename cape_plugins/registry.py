@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cape_plugins.domains import DOMAINS
+
 # A default that each domain has for itself, see Domain.defaults.
 OF_DOMAIN = object()
 
@@ -24,9 +26,10 @@ class Encoding:
     Attributes:
         build: Makes the module that turns positions into embeddings; called with the keywords
             ``dim, frequencies, layout, table_size, table_std`` of
-            :func:`~cape_plugins.encoder.build_position_encoder` and ``max_position``. The module has the attribute
-            ``dim`` and embeds coordinates ``[B, T, D]`` to ``[B, T, K]``; its method ``grid`` does
-            so for ``[T, D]``, as exactly as it can. One that looks up numbers of positions has
+            :func:`~cape_plugins.encoder.build_position_encoder` and ``max_position`` of the
+            settings. The module has the attribute ``dim`` and embeds coordinates ``[B, T, D]`` to
+            ``[B, T, K]``; its method ``grid`` does so for ``[T, D]``, as exactly as it can. One
+            that looks up numbers of positions has
             :meth:`~cape_plugins.encodings.PositionTable.lookup` instead. None if `adds` is False.
         adds: Adds to the content.
         learned: Has parameters.
@@ -125,6 +128,14 @@ for _name, (_sampling, _summary) in _SAMPLED.items():
 DEFAULT_TYPE = "cape"
 
 ROTARY = "rotary"  # architecture of models that turn queries and keys
+# Architecture to what an option needs that others refuse.
+ARCHITECTURES = {
+    "encoder": "a text that is known at once: one that grows step by step would change the "
+    "positions of what is kept of its beginning",
+    "decoder": "a text that grows",
+    "seq2seq": "a source and a target",
+    ROTARY: "queries and keys that are turned",
+}
 # Types of such models. Only distances count there, so that a shift of all positions does nothing.
 ROTARY_TYPES: dict[str, PositionType] = {
     "nopos": PositionType("none", {}, "queries and keys are not turned"),
@@ -141,9 +152,10 @@ ROTARY_TYPES: dict[str, PositionType] = {
 }
 
 
-def types_of(architecture: str, grid: bool = False) -> dict[str, PositionType]:
-    """The types that a model of this architecture can have, where positions are a `grid` or not."""
+def types_of(architecture: str, domain: str | None = None) -> dict[str, PositionType]:
+    """The types that a model of this architecture can have, in any domain or in `domain`."""
     types = ROTARY_TYPES if architecture == ROTARY else TYPES
+    grid = domain is not None and DOMAINS[domain].grid
     return {name: row for name, row in types.items() if not (grid and row.sampling)}
 
 

@@ -96,7 +96,12 @@ class _CapeSeq2Seq(_CapeModel):
         add_admin_arg(parser)
 
     def forward(
-        self, src_tokens: Tensor, src_lengths: Tensor, prev_output_tokens: Tensor, *args, **kwargs
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor,
+        prev_output_tokens: Tensor,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         """See fairseq; the encoder, which draws for both sides, is told how long the target is."""
         with self.encoder.using(prev_output_tokens.ne(self.decoder.padding_idx).sum(1)):
