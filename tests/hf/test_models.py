@@ -19,7 +19,7 @@ from tests.support.hf import (
     seam,
 )
 
-RANDOM = [(f, n) for f, n in ALL if n.split("+")[0] in ("shape", "cape")]
+RANDOM = [(f, n) for f, n in ALL if n.split("+")[0] in ("shape", "cape", "randpos", "rfs")]
 
 
 def outputs(model, family):
@@ -89,7 +89,9 @@ def test_stock_checkpoint_loads_completely(family, tmp_path):
         )
         new = [key for key in report.pop("missing_keys") if "relative." not in key]
         assert not any(report.values())
-        learned = model.config.position_config.encoding.counts and row.stock_type != "abspos"
+        encoding = model.config.position_config.encoding
+        learned = encoding.learned and encoding.adds
+        learned = learned and not (encoding.counts and row.stock_type == "abspos")
         assert len(new) == (2 if learned else 0), name
 
 
