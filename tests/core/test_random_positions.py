@@ -69,7 +69,7 @@ def test_floats_are_the_order_statistics_of_uniform_numbers():
     variance = rank * (5 - rank) / (5**2 * 6)
     torch.testing.assert_close(coords.var(0), variance, atol=0.002, rtol=0)
     assert not torch.equal(coords, coords.round())
-    assert 0 <= coords.min()
+    assert coords.min() >= 0
     assert coords.max() <= 1
 
 
@@ -82,7 +82,7 @@ def test_positions_are_sorted_and_each_sample_has_its_own(name, domain):
     steps = coords / step[..., 0]
     for row, length in zip(steps, LENGTHS, strict=True):
         assert (row[:length].diff() > 0).all()
-        assert 0 <= row[0]
+        assert row[0] >= 0
         assert row[length - 1] <= 50
         assert torch.allclose(row, row.round(), atol=1e-4) == (name == "randpos")
     assert len(set(steps[:, 0].tolist())) == BATCH

@@ -162,15 +162,18 @@ def test_half_precision_positions_are_exact(family, name, dtype, tmp_path):
         seen.clear()
         model.to(dtype)(**wide)
         assert seen["here"].dtype == dtype
-        if not seam(model).config.encoding.turns:  # their stock frequencies are rounded by to()
-            assert torch.equal(seen["here"], exact)
+        encoding = seam(model).config.encoding
+        # rows of a table are rounded before what is between them is computed
+        between = {"atol": 4e-3, "rtol": 0.01} if encoding.steps else {"atol": 0, "rtol": 0}
+        if not encoding.turns:  # their stock frequencies are rounded by to()
+            torch.testing.assert_close(seen["here"], exact, **between)
         model.save_pretrained(tmp_path)
         loaded = FAMILIES[family].auto.from_pretrained(
             tmp_path, dtype=dtype, attn_implementation="eager"
         )
         note("loaded", loaded.eval())
         loaded(**wide)
-        assert torch.equal(seen["loaded"], exact)
+        torch.testing.assert_close(seen["loaded"], exact, **between)
 
 
 @pytest.mark.parametrize(("family", "name"), RANDOM)
