@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cape_plugins import PRESETS, TYPES
+from cape_plugins import PRESETS
 from cape_plugins.arguments import TYPE_ARG, flag
 from fairseq_user_dir.asr.manifest import read_manifest
 from recipes.asr import prepare
@@ -81,9 +81,10 @@ RECIPES = {
 }
 
 SINPOS, CAPE = {"type": "sinpos"}, {"type": "cape"}
+PAPER_TYPES = ("nopos", "sinpos", "abspos", "relpos", "shape", "cape")
 # Each study is one figure of the paper; the flags of each of its models.
 STUDIES = {
-    "types": {name: position_flags({"type": name}) for name in TYPES},
+    "types": {name: position_flags({"type": name}) for name in PAPER_TYPES},
     "relpos": {  # Figures 4, 20 and 21: contexts of 27 and 6 seconds at 30 ms
         "relpos": position_flags(PRESETS["relpos_wsj"]),
         "relpos-6s": position_flags({**PRESETS["relpos_wsj"], "relative_context": 199}),
