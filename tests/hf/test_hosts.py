@@ -84,8 +84,7 @@ def test_compiles_without_graph_breaks(family):
         "decoder_layers",
     }
     model = make(family, CHOSEN[family], **without_cache(family), **dict.fromkeys(layers, 1))
-    model.train()
-    model.set_attn_implementation("sdpa")
+    model.train().set_attn_implementation("sdpa")
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     outcomes = []
