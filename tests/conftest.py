@@ -10,11 +10,13 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from cape_plugins.pictures import command
 from tests.support.command_lines import run_command
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,6 +44,14 @@ def _one_thread() -> None:
 def _seeded() -> None:
     torch.manual_seed(0)
     np.random.seed(0)
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The figures that ``cape-plugins plot`` would save. None is drawn: that takes longest."""
+    made = []
+    monkeypatch.setattr(command, "save", lambda figure, path: made.append(figure))
+    return made
 
 
 @pytest.fixture(scope="session")

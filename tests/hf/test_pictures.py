@@ -78,7 +78,9 @@ def test_what_is_read_is_what_the_model_adds(family, name, tmp_path):
 
 @pytest.mark.parametrize("family", [name for name in STACKS if "relpos" in VARIANTS[name]])
 @pytest.mark.parametrize("heads", ["shared", "separate"])
-def test_relative_embeddings_are_those_of_the_layers(family, heads, tmp_path, monkeypatch):
+def test_relative_embeddings_are_those_of_the_layers(
+    family, heads, tmp_path, monkeypatch, figures
+):
     """Ordered by layer, the heads of one side by side."""
     settings = {"type": "relpos", "relative_context": 3, "relative_heads": heads}
     model = FAMILIES[family].build({**settings, "relative_values": True})
@@ -110,7 +112,6 @@ def test_relative_embeddings_are_those_of_the_layers(family, heads, tmp_path, mo
         "similarities_figure",
         lambda stack, shown, patch: drawn.extend(shown) or draw(stack, shown, patch),
     )
-    monkeypatch.setattr(command, "save", lambda *_: None)  # takes longest
     words = ["--checkpoint", str(tmp_path), "--output", str(tmp_path / "x.png")]
     main(["plot", "similarity", *words])
     table = "columns, keys" if family == "vit" else "keys"
