@@ -15,7 +15,7 @@ from PIL import Image
 from cape_plugins import TYPES, PositionConfig, build_position_encoder
 from cape_plugins.cli import main
 from cape_plugins.domains import DOMAINS
-from cape_plugins.pictures import command, plot
+from cape_plugins.pictures import command
 from cape_plugins.pictures.command import PICTURES, draw_picture
 from cape_plugins.pictures.plot_positions import coverage_figure
 from cape_plugins.pictures.views import Stack, views
