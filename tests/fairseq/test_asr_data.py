@@ -14,7 +14,6 @@ pytest.importorskip("soundfile")
 import soundfile
 import torch
 from torch.utils.data import get_worker_info
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from cape_plugins.speech.features import log_mel
 from cape_plugins.speech.manifest import load
@@ -95,17 +94,7 @@ def test_ranks_share_an_epoch(folder):
     assert sorted(parts[0] + parts[1]) == sorted(whole)
 
 
-@pytest.fixture
-def _ended_processes():
-    """Ends processes of data loaders while they listen: the garbage collector, which gets the
-    iterators of fairseq, closes their queues first, and then waits 5 s for each process."""
-    yield
-    for loader in gc.get_objects():
-        if type(loader) is _MultiProcessingDataLoaderIter:
-            loader._shutdown_workers()
-
-
-@pytest.mark.usefixtures("_ended_processes")
+@pytest.mark.usefixtures("ended_loaders")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_resuming_in_mid_epoch_gives_the_remaining_batches(folder, workers):
     """The batches after the interruption are the same, to the last bit, with any workers."""
@@ -127,7 +116,7 @@ def test_resuming_in_mid_epoch_gives_the_remaining_batches(folder, workers):
             assert torch.equal(value, other["net_input"][key]), key
 
 
-@pytest.mark.usefixtures("_ended_processes")
+@pytest.mark.usefixtures("ended_loaders")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_epochs_of_a_training_are_those_of_new_trainings(folder, workers, monkeypatch, capfd):
     """The same as those of trainings that begin with them. Processes of a data loader live on, for
