@@ -143,11 +143,11 @@ def test_half_precision_positions_are_exact(family, name, dtype, tmp_path):
 
         place.register_forward_hook(keep)
 
-    wide = batch(family)
-    if "input_ids" in wide:
+    wide = {key: value[:1] for key, value in batch(family).items()}
+    if "input_ids" in wide:  # half precision does not count beyond 256
         width = wide["input_ids"].shape[1]
         wide = {
-            key: value.repeat(1, 60) if value.shape[1] == width else value
+            key: value.repeat(1, 40) if value.shape[1] == width else value
             for key, value in wide.items()
         }
     note("here", model)
