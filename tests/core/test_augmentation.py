@@ -251,7 +251,7 @@ def test_the_worst_local_shifts_keep_the_order(domain):
 # ---- applying ------------------------------------------------------------------------------------
 
 
-def test_order_of_operations_by_hand():
+def test_shifts_come_before_the_scale_as_by_hand():
     coords = torch.tensor([[[0.0], [2.0]]])
     draw = Draw(torch.tensor([[[10.0]]]), torch.tensor([[[2.0]]]))
     local = torch.tensor([[[0.25], [-0.5]]])
@@ -295,7 +295,7 @@ def test_audio_is_centred_and_that_undoes_the_first_centre():
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("mean_normalize", [False, True])
 @pytest.mark.parametrize("domain", ["text", "audio"])
-def test_parity_with_the_appendix_in_one_dimension(domain, mean_normalize, left):
+def test_one_dimension_equals_the_code_of_the_appendix(domain, mean_normalize, left):
     rng = np.random.default_rng(3)
     valid = valid_mask(left=left)
     raw = rng.uniform(0, 50, valid.shape)
@@ -323,7 +323,7 @@ def test_parity_with_the_appendix_in_one_dimension(domain, mean_normalize, left)
 
 
 @pytest.mark.parametrize("size", [(3, 3), (2, 4), (4, 1), (1, 1)])
-def test_parity_with_the_appendix_in_two_dimensions(size):
+def test_two_dimensions_equal_the_code_of_the_appendix(size):
     """The appendix has angle k - 1 where Eq. 4 has k: a rotation of the plane by one radian; and
     its channels are all cosines, then all sines."""
     (height, width), channels, batch = size, 12, 3

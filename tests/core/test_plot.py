@@ -177,7 +177,7 @@ def rows_of(words, tmp_path):
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_coverage_by_hand(figures, tmp_path):
+def test_coverage_is_the_share_counted_by_hand(figures, tmp_path):
     words = "coverage --position-embedding sinpos --lengths 30 50 --test-lengths 25 100 200"
     rows = rows_of(words, tmp_path)
     assert [row[2] for row in rows] == ["100 %", "50 %", "25 %"]
@@ -203,7 +203,7 @@ def test_bars_of_whole_positions_hold_as_many_each():
     assert max(middle) == pytest.approx(min(middle), rel=1e-6)
 
 
-def test_sizes_in_their_units(figures, tmp_path):
+def test_sizes_are_shown_in_their_units(figures, tmp_path):
     """Seconds become frames; alpha stretches a source; patches have rows and columns."""
     draw_picture(arguments("components --domain audio --lengths 0.6 --seconds-per-frame 0.02 "
                            "--position-embedding sinpos --channels 1", tmp_path))  # fmt: skip
@@ -223,7 +223,7 @@ def test_sizes_in_their_units(figures, tmp_path):
     assert np.unravel_index(patch.argmax(), patch.shape) == (0, 4)
 
 
-def test_relative_embeddings_over_their_distances(figures, tmp_path):
+def test_relative_embeddings_are_shown_over_their_distances(figures, tmp_path):
     """Rows are distances from -C to C, of which 0 is in the middle of the zoom."""
     words = ["--position-embedding", "relpos", "--position-relative-context", "30", "--dim", "16"]
     words += ["--output", str(tmp_path / "x.png")]

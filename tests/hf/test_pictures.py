@@ -116,7 +116,7 @@ def test_relative_embeddings_are_those_of_the_layers(family, heads, tmp_path, mo
     assert [view.state for view in drawn] == [f"layer {layer}, {table}" for layer in (0, 1)]
 
 
-def test_shifts_in_the_unit_of_the_encoder(tmp_path):
+def test_shifts_are_in_the_unit_of_the_encoder(tmp_path):
     """Speech2Text counts steps: 30 s of shift are 750 steps of 40 ms."""
     model = make("speech_to_text", "cape")
     model.save_pretrained(tmp_path)
@@ -144,7 +144,7 @@ def test_stock_models_are_read_as_the_type_they_are(family, name, tmp_path):
     assert torch.allclose(embedding, expected, atol=1e-5)
 
 
-def test_learned_table_without_its_host(tmp_path, run_cli):
+def test_learned_table_is_drawn_without_its_host(tmp_path, run_cli):
     """A picture of a trained table; transformers is not imported for it."""
     model = make("vit", "abspos")
     table = model.vit.embeddings.position_embeddings
@@ -172,7 +172,7 @@ def test_learned_table_without_its_host(tmp_path, run_cli):
         assert image.width == 1200
 
 
-def test_folder_without_its_weights(tmp_path, capsys):
+def test_folder_without_its_weights_shows_sinusoids_and_refuses_tables(tmp_path, capsys):
     """A sinusoid is drawn all the same; of a table there is nothing to draw."""
     for name in ("abspos", "cape"):
         make("vit", name).save_pretrained(tmp_path / name)

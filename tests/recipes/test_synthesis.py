@@ -62,7 +62,7 @@ def test_voice_speed_and_pitch_change_the_speech():
 @pytest.mark.parametrize(
     "bad", [{"speed": 5}, {"pitch": 100}, {"voice": "klingon-opera"}, {"text": " "}]
 )
-def test_speech_refuses(bad):
+def test_bad_arguments_are_refused(bad):
     (name, value), *_ = bad.items()
     with pytest.raises(ValueError, match=re.escape(f"{name}={value!r}")):
         Synthesizer().speak(**{"text": "one", **bad})
