@@ -20,6 +20,7 @@ from cape_plugins import (
     patch_positions,
     token_positions,
 )
+from cape_plugins.augmentation import rank_seed
 from cape_plugins.domains import DOMAINS
 from tests.reference import appendix_a
 from tests.support.core import (
@@ -354,3 +355,14 @@ def test_two_dimensions_equal_the_code_of_the_appendix(size):
         assert np.abs(unrotated - expected).max() > 0.1
     actual = in_the_order_of_the_appendix(encode(rotated.coords))
     np.testing.assert_allclose(actual, expected, atol=1e-4)
+
+
+def test_ranks_have_seeds_far_apart_that_follow_the_stream_they_share():
+    seeds = []
+    for rank in (0, 1, 2, 1):
+        torch.manual_seed(3)
+        seeds.append(rank_seed(rank))
+    assert seeds[1] == seeds[3]
+    first, second, third, _ = seeds
+    assert min(abs(first - second), abs(second - third), abs(first - third)) > 2**40
+    assert rank_seed(1) != second  # the stream has gone on
