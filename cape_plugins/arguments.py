@@ -51,19 +51,19 @@ def given_settings(args: Any, domain: str | None = "text") -> dict[str, Any]:
 
     Args:
         args: Namespace, DictConfig or dataclass with the flags as attributes.
-        domain: That of :func:`add_position_args`.
+        domain: The domain given to :func:`add_position_args`.
     """
     settings = {option.name: getattr(args, PREFIX + option.name) for option in options(domain)}
     return {name: value for name, value in settings.items() if value is not None}
 
 
 def type_help(types: Mapping[str, PositionType] = TYPES) -> str:
-    """Meaning of each type, for argparse."""
+    """Help text for argparse: the meaning of each type."""
     return "position embedding: " + "; ".join(f"{k}: {row.summary}" for k, row in types.items())
 
 
 def option_help(metadata: Any) -> str:
-    """Meaning, unit and range of an option, for argparse."""
+    """Help text for argparse: meaning, unit and range of an option."""
     unit = f", in {name}" if (name := unit_of(metadata)) else ""
     return f"{metadata['help']}{unit}; allowed: {metadata['range']}".replace("%", "%%")
 

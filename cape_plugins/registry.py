@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# A default that each domain has for itself, see Domain.defaults.
+# Stands for a default that each domain sets, see Domain.defaults.
 OF_DOMAIN = object()
 
 

@@ -295,7 +295,7 @@ def save_atomically(state: Mapping[str, Any], output: str | Path) -> None:
         OSError: if the folder cannot be written to or is full; nothing is left behind then.
     """
     output = Path(output)
-    # In the same folder, so that the last step is a rename and not a copy between file systems.
+    # The same folder makes the last step a rename and not a copy between file systems.
     temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -303,7 +303,7 @@ def save_atomically(state: Mapping[str, Any], output: str | Path) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, output)
-    except RuntimeError as error:  # what torch.save makes of a full disk
+    except RuntimeError as error:  # torch.save raises it on a full disk
         raise OSError(f"--output {output} cannot be written; disk full? ({error})") from error
     finally:
         with contextlib.suppress(FileNotFoundError):

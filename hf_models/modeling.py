@@ -1,4 +1,4 @@
-"""What the models of all families share."""
+"""Parts that the models of all families share."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ from hf_models.settings import require_own_config
 from hf_models.switching import install
 
 TAG = "cape-plugins"
+# names of learned tables and stored sinusoids in stock checkpoints
+_TABLES = {r"embed_positions\.weight$", r"embeddings\.position_embeddings?(\.weight)?$"}
 # arguments of from_pretrained that say where a checkpoint is
 _PLACE = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
 
 
 class InitializesPositions:
-    """Over a PreTrainedModel: initialises what position embeddings learn."""
+    """Mixin over a PreTrainedModel: initialises parameters of position embeddings."""
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -44,7 +46,7 @@ class InitializesPositions:
 
 
 class PositionModelMixin(InitializesPositions):
-    """Over a stock model: its positions are switched when it is built; saves and loads them."""
+    """Mixin over a stock model: switches its positions when it is built; saves and loads them."""
 
     # The stock forwards of these families ignore the number of items in a batch; the Trainer
     # would multiply their loss by the number of processes and of accumulation steps.
@@ -68,6 +70,9 @@ class PositionModelMixin(InitializesPositions):
     def post_init(self) -> None:
         """See transformers."""
         super().post_init()
+        # a type that has no table leaves out that of a stock checkpoint
+        ignored = self._keys_to_ignore_on_load_unexpected
+        self._keys_to_ignore_on_load_unexpected = {*(ignored or ()), *_TABLES}
         self.finish()
 
     def finish(self) -> None:

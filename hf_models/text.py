@@ -1,4 +1,4 @@
-"""Stacks of tokens and models of two of them, for all families of text.
+"""Encoders and decoders of tokens, and models of both, for all families of text.
 
 Parameters and their names are those of the stock models, so that checkpoints load both ways.
 """
@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import can_return_tuple
 
-from cape_plugins import Draw, Positions, token_position_at, token_positions
+from cape_plugins import Draw, PositionEncoder, Positions, token_position_at, token_positions
 from cape_plugins.binding import Bound
 from hf_models.bos_hint import (
     CapeEncoderOutput,
@@ -35,7 +35,7 @@ from hf_models.switching import PARTS, Addend, LearnedTable, Seam
 
 
 class TextStack(Bound, Seam, InitializesPositions):
-    """Over a stock encoder or decoder of tokens; the draw of this forward is bound to it.
+    """Mixin over a stock encoder or decoder of tokens; the draw of this forward is bound to it.
 
     Attributes:
         side: "encoder" or "decoder".
@@ -63,24 +63,21 @@ class TextStack(Bound, Seam, InitializesPositions):
     def embedding(
         self, positions: Positions, content: Tensor, length: int, draw: Draw | None
     ) -> Tensor | None:
-        """What is added to the last `length` tokens, in the precision of the content.
+        """Embeddings to add to the last `length` tokens, in the precision of the content.
 
         Args:
-            positions: Those of all tokens, or of the last.
+            positions: Positions of all tokens, or of the last.
             content: Ids ``[B, T]`` or embeddings ``[B, T, C]``.
             length: Number of tokens that are added to, of the last ones.
-            draw: From the caller; default the one that is bound.
+            draw: Random numbers from the caller; default the bound ones.
         """
-        if isinstance(self.embed_positions, LearnedTable):
-            return self.embed_positions.look_up(positions, len(content))[:, -length:]
-        content = content if content.is_floating_point() else self.embed_tokens.weight
         draw = self.bound if draw is None else draw
-        addend = embed_positions(self.positions, positions, draw, content)
-        return None if addend is None else addend[:, -length:]
+        table, words = self.embed_positions, self.embed_tokens.weight
+        return _addend(self.positions, table, positions, draw, content, words, length)
 
 
 class SourceStack(TextStack):
-    """Over an encoder of tokens: alpha scales the positions, the BOS hint marks the first."""
+    """Mixin over an encoder of tokens: alpha scales the positions, the BOS hint marks the first."""
 
     side, limit = "encoder", "max_source_positions"
 
@@ -104,7 +101,7 @@ class SourceStack(TextStack):
             input_ids: ``[B, S]``.
             attention_mask: ``[B, S]``, 0 on padding, on whichever side.
             inputs_embeds: ``[B, S, C]`` in the place of `input_ids`.
-            draw: From :meth:`~cape_plugins.PositionEncoder.draw`; default the one that is bound.
+            draw: From :meth:`~cape_plugins.PositionEncoder.draw`; default the bound draw.
 
         Returns:
             stock output, of S positions; with the BOS hint :class:`CapeEncoderOutput`.
@@ -154,7 +151,7 @@ class SourceStack(TextStack):
 
 
 class TargetStack(TextStack):
-    """Over a decoder of tokens."""
+    """Mixin over a decoder of tokens."""
 
     side, limit = "decoder", "max_target_positions"
 
@@ -194,7 +191,7 @@ class TargetStack(TextStack):
 
 
 class TranslationModel:
-    """Over a stock model of a :class:`SourceStack` and a :class:`TargetStack`, which share one draw
+    """Mixin over a model of a :class:`SourceStack` and a :class:`TargetStack`, which share one draw
     of shift, scale or offset per training forward."""
 
     @can_return_tuple
@@ -216,11 +213,11 @@ class TranslationModel:
         """See transformers.
 
         Args:
-            encoder_outputs: What the encoder has returned, as it is or as a tuple: with the BOS
+            encoder_outputs: Output of the encoder, as it is or as a tuple: with the BOS
                 hint its last hidden state alone is not enough.
             draw: Random numbers of this forward, to inject; by default drawn in training. With
                 `encoder_outputs` nothing is drawn, because the encoder has run without.
-            decoder_draw: The same for the decoder alone; default the draw of the encoder if the
+            decoder_draw: Random numbers of the decoder; default the draw of the encoder if the
                 configuration synchronises them, else one of its own.
 
         Raises:
@@ -262,13 +259,13 @@ class TranslationModel:
 
 
 class TokenTable(LearnedTable, nn.Embedding):
-    """Over a table without rows in front."""
+    """Mixin over a table without rows in front."""
 
     offset = 0
 
 
 class TokenEmbeddings(Bound, Seam):
-    """Over stock embeddings of tokens, their types and positions, as those of BERT; the mask and
+    """Mixin over stock embeddings of tokens, their types and positions (BERT); the mask and
     the draw of this forward are bound to it."""
 
     def take_place(self, config: Any, trained: bool) -> None:
@@ -296,12 +293,8 @@ class TokenEmbeddings(Bound, Seam):
             positions = decoder_positions(length, past_key_values_length, mask, device)
         else:
             positions = Positions(position_ids[..., None].float(), in_steps=True)
-        if isinstance(self.position_embeddings, LearnedTable):
-            addend = self.position_embeddings.look_up(positions, batch)
-        else:
-            content = self.word_embeddings.weight if inputs_embeds is None else inputs_embeds
-            addend = embed_positions(self.positions, positions, draw, content)
-        addend = None if addend is None else addend[:, -length:]
+        table, words = self.position_embeddings, self.word_embeddings.weight
+        addend = _addend(self.positions, table, positions, draw, content, words, length)
         # stock buffers, which end with its table, stand in where these two are missing
         numbers = torch.zeros(batch, length, dtype=torch.long, device=device)
         token_type_ids = numbers if token_type_ids is None else token_type_ids
@@ -312,7 +305,7 @@ class TokenEmbeddings(Bound, Seam):
 
 
 class TokenModel(Seam):
-    """Over a stock model of one stack, whose ``embeddings`` are :class:`TokenEmbeddings`."""
+    """Mixin over a stock model of one stack, whose ``embeddings`` are :class:`TokenEmbeddings`."""
 
     def take_place(self, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.switching.Seam`."""
@@ -347,7 +340,7 @@ class TokenModel(Seam):
 
 
 class Generates:
-    """Over a stock model that generates with a :class:`TranslationModel`."""
+    """Mixin over a stock model that generates with a :class:`TranslationModel`."""
 
     def _prepare_static_cache(self, *args: Any, **kwargs: Any) -> Cache:
         """Sized by the states that the encoder shows; the decoder sees the BOS hint as well."""
@@ -376,3 +369,23 @@ def decoder_positions(
     if mask is not None and mask.dim() == 2:
         return token_positions(mask.bool())
     return token_position_at(past, device, length)
+
+
+def _addend(
+    encoder: PositionEncoder,
+    table: nn.Module,
+    positions: Positions,
+    draw: Draw | None,
+    content: Tensor,
+    words: Tensor,
+    length: int,
+) -> Tensor | None:
+    """Embeddings to add to the last `length` tokens of `content`, ids ``[B, T]`` or embeddings
+    ``[B, T, C]``: rows of the stock table where it stays, else embeddings of `positions` in the
+    precision of the content or of its `words`."""
+    if isinstance(table, LearnedTable):
+        addend = table.look_up(positions, len(content))
+    else:
+        precise = content if content.is_floating_point() else words
+        addend = embed_positions(encoder, positions, draw, precise)
+    return None if addend is None else addend[:, -length:]

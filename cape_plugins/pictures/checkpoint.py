@@ -21,7 +21,7 @@ from cape_plugins.config import PositionConfig, options
 from cape_plugins.encoder import build_position_encoder
 from cape_plugins.families import (
     FAIRSEQ_FAMILIES,
-    FAMILIES,
+    FAMILY_ROWS,
     OWN_PREFIX,
     SIDES,
     Side,
@@ -34,7 +34,7 @@ from cape_plugins.pictures.views import Stack
 
 SOURCE_TARGET = {"encoder": "source", "decoder": "target"}
 DICTIONARIES = "dictionaries"  # among "task_state": size and digest of each
-NUMBERS = ("bool", "int32", "int64", "float32", "float64")  # that metrics may hold
+NUMBERS = ("bool", "int32", "int64", "float32", "float64")  # numpy types that metrics may hold
 
 
 def read_stack(path: str | Path, side: str | None = None) -> Stack:
@@ -44,7 +44,7 @@ def read_stack(path: str | Path, side: str | None = None) -> Stack:
 
     Args:
         path: Folder of a Hugging Face model of one of the
-            :data:`~cape_plugins.families.FAMILIES`, or checkpoint file of fairseq.
+            :data:`~cape_plugins.families.FAMILY_ROWS`, or checkpoint file of fairseq.
         side: One of :data:`SIDES`; default the encoder if there is one.
 
     Raises:
@@ -79,7 +79,7 @@ def _read_folder(folder: Path, side: str | None) -> Stack:
     if family is None:
         raise ValueError(
             f"--checkpoint {folder}: model type {saved.get('model_type')!r} is unknown; allowed: "
-            f"{', '.join(FAMILIES)}, with or without the prefix {OWN_PREFIX}."
+            f"{', '.join(FAMILY_ROWS)}, with or without the prefix {OWN_PREFIX}."
         )
     side = choose_side(side, tuple(family.sides), folder)
     row = family.sides[side]
@@ -129,7 +129,7 @@ def _read_fairseq(path: Path, side: str | None) -> Stack:
 
 
 def load_fairseq(path: str | Path) -> dict[str, Any]:
-    """What a checkpoint file of fairseq holds; tensors stay in the file until they are used, where
+    """Contents of a checkpoint file of fairseq; tensors stay in the file until they are used, where
     its format (of torch 1.6 and later) allows that.
 
     Raises:
@@ -142,7 +142,7 @@ def load_fairseq(path: str | Path) -> dict[str, Any]:
 
 def reason(error: Exception) -> str:
     """Why a checkpoint could not be read, in one line for people."""
-    # what torch adds is not for users of this project: advice to load anything, "miniz"
+    # the rest of torch's text is not for users: advice to load anything, "miniz"
     if isinstance(error, pickle.UnpicklingError | LookupError):
         return "not a file of torch, or with objects that fairseq does not save"
     if isinstance(error, EOFError):
@@ -230,7 +230,7 @@ _RELATIVE = re.compile(r"\.(\d+)\.[a-z_.]*relative\.(?:(\w+)\.)?(keys|values)$")
 
 
 def _is_learned(config: PositionConfig) -> bool:
-    """Whether there is something to read among the weights."""
+    """Whether the weights hold a table to read."""
     encoding = config.encoding
     return encoding.learned if encoding.adds else config.relative_context > 0
 

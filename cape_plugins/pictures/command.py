@@ -23,20 +23,20 @@ from cape_plugins.pictures.views import Size, Stack, View, relative_views, views
 from cape_plugins.registry import DEFAULT_TYPE, TYPES
 from cape_plugins.relative_tables import build_relative_positions
 
-MAX_POSITIONS = 3000  # of one input: the thesis' length of similarity maps
+MAX_POSITIONS = 3000  # in one input; the length of the thesis's similarity maps
 MAX_CHANNELS = 12
-HEADS = 8  # of a configuration alone
+HEADS = 8  # heads in pictures of settings alone
 
 
 class Picture(NamedTuple):
-    """What can be drawn.
+    """A picture that the command can draw.
 
     Attributes:
-        help: What it shows.
-        needs: What a position embedding must have for it ...
-        able: ... and whether it does.
+        help: Its help text.
+        needs: Property that a position embedding must have for it ...
+        able: ... and the test for that.
         draws: Fewest, default and most draws of the augmentation.
-        most_sizes: How many may be asked for.
+        most_sizes: Largest number of sizes.
     """
 
     help: str
@@ -175,7 +175,7 @@ def draw_picture(args: argparse.Namespace) -> str:
     elif args.picture == "similarity":
         patch = _patch(args.patch, sizes, stack)
         tables = _relative(args, stack)
-        # of keys and values, rows and columns, the first; of many layers three
+        # only the first of keys and values, or of rows and columns; three of many layers
         parts = [table.state.partition(", ")[2] for table in tables]
         tables = [table for table, part in zip(tables, parts, strict=True) if part == parts[0]]
         few = [tables[place] for place in sorted({0, len(tables) // 2, len(tables) - 1}) if tables]
@@ -198,7 +198,7 @@ def draw_picture(args: argparse.Namespace) -> str:
 
 
 def _word(stack: Stack) -> str:
-    """What sizes of inputs are called."""
+    """Name of the sizes of inputs, for messages."""
     return "sizes" if stack.domain.grid else "lengths"
 
 
@@ -256,7 +256,7 @@ def _configured(args: argparse.Namespace) -> Stack:
     if spacing is not None and not 0 < spacing < math.inf:
         raise ValueError(f"--seconds-per-frame {spacing} is not allowed; allowed: > 0.")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(args.seed)  # for a table
+        torch.manual_seed(args.seed)  # seeds the start of a table
         encoder = build_position_encoder(
             config,
             dim,
@@ -270,7 +270,7 @@ def _configured(args: argparse.Namespace) -> Stack:
 
 
 def _relative_tables(config: PositionConfig, dim: int) -> dict[str, torch.Tensor]:
-    """Those of one layer before training."""
+    """Relative tables of one layer before training."""
     tables = build_relative_positions(config, max(1, dim // HEADS), HEADS)
     if tables is None:
         return {}

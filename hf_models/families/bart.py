@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from huggingface_hub.dataclasses import strict
 from transformers import (
     BartConfig,
@@ -21,8 +19,6 @@ from hf_models.configuration import PositionEmbeddingMixin
 from hf_models.modeling import PositionModelMixin
 from hf_models.switching import FamilyClasses, LearnedTable, add_parts
 from hf_models.text import Generates, SourceStack, TargetStack, TranslationModel
-
-_TABLES = [r"embed_positions\.weight$"]  # of stock checkpoints, where the type has none
 
 
 @strict
@@ -50,21 +46,18 @@ class CapeBartModel(TranslationModel, PositionModelMixin, BartModel):
     """Encoder and decoder; ``forward(..., draw=, decoder_draw=)``."""
 
     config_class = CapeBartConfig
-    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
 
 
 class CapeBartForConditionalGeneration(Generates, PositionModelMixin, BartForConditionalGeneration):
     """Translation and other generation; ``forward(..., draw=)`` and ``generate()`` as in stock."""
 
     config_class = CapeBartConfig
-    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
 
 
 class CapeBartForSequenceClassification(PositionModelMixin, BartForSequenceClassification):
     """Classifier on the decoder's state at the last EOS."""
 
     config_class = CapeBartConfig
-    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
 
 
 FAMILY = add_parts(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from huggingface_hub.dataclasses import strict
 from transformers import (
     BeitBackbone,
@@ -17,8 +15,6 @@ from hf_models.configuration import PositionEmbeddingMixin
 from hf_models.images import ImageModel, PatchEmbeddings
 from hf_models.modeling import PositionModelMixin
 from hf_models.switching import FamilyClasses, add_parts
-
-_TABLES = [r"embeddings\.position_embeddings$"]  # of stock checkpoints, where the type has none
 
 
 @strict
@@ -40,21 +36,18 @@ class CapeBeitModel(ImageModel, PositionModelMixin, BeitModel):
     """Patches to hidden states; images of any size, no flag needed."""
 
     config_class = CapeBeitConfig
-    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
 
 
 class CapeBeitForImageClassification(PositionModelMixin, BeitForImageClassification):
     """Linear classifier."""
 
     config_class = CapeBeitConfig
-    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
 
 
 class CapeBeitBackbone(PositionModelMixin, BeitBackbone):
     """Feature maps for detection and segmentation."""
 
     config_class = CapeBeitConfig
-    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
 
 
 FAMILY = add_parts(

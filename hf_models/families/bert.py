@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from huggingface_hub.dataclasses import strict
 from transformers import (
     BertConfig,
@@ -36,7 +34,6 @@ class CapeBertEmbeddings(TokenEmbeddings, BertEmbeddings):
 class _Loads(PositionModelMixin):
     config_class = CapeBertConfig
     # the stock table, where the type has none
-    _keys_to_ignore_on_load_unexpected: ClassVar = [r"embeddings\.position_embeddings\.weight$"]
 
 
 class CapeBertModel(TokenModel, _Loads, BertModel):

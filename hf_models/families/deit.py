@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from huggingface_hub.dataclasses import strict
 from transformers import (
     DeiTConfig,
@@ -17,8 +15,6 @@ from hf_models.configuration import PositionEmbeddingMixin
 from hf_models.images import ImageModel, PatchEmbeddings
 from hf_models.modeling import PositionModelMixin
 from hf_models.switching import FamilyClasses, add_parts
-
-_TABLES = [r"embeddings\.position_embeddings$"]  # of stock checkpoints, where the type has none
 
 
 @strict
@@ -39,14 +35,12 @@ class CapeDeiTModel(ImageModel, PositionModelMixin, DeiTModel):
     """Patches to hidden states; images of any size, no flag needed."""
 
     config_class = CapeDeiTConfig
-    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
 
 
 class CapeDeiTForImageClassification(PositionModelMixin, DeiTForImageClassification):
     """Linear classifier."""
 
     config_class = CapeDeiTConfig
-    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
 
 
 class CapeDeiTForImageClassificationWithTeacher(
@@ -55,7 +49,6 @@ class CapeDeiTForImageClassificationWithTeacher(
     """Two linear classifiers, on the class token and on the distillation token."""
 
     config_class = CapeDeiTConfig
-    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
 
 
 FAMILY = add_parts(

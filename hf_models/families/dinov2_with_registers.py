@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from huggingface_hub.dataclasses import strict
 from transformers import (
     Dinov2WithRegistersBackbone,
@@ -19,8 +17,6 @@ from hf_models.configuration import PositionEmbeddingMixin
 from hf_models.images import ImageModel, PatchEmbeddings
 from hf_models.modeling import PositionModelMixin
 from hf_models.switching import FamilyClasses, add_parts
-
-_TABLES = [r"embeddings\.position_embeddings$"]  # of stock checkpoints, where the type has none
 
 
 @strict
@@ -42,7 +38,6 @@ class CapeDinov2WithRegistersModel(ImageModel, PositionModelMixin, Dinov2WithReg
     """Patches to hidden states; images of any size, no flag needed."""
 
     config_class = CapeDinov2WithRegistersConfig
-    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
 
 
 class CapeDinov2WithRegistersForImageClassification(
@@ -51,14 +46,12 @@ class CapeDinov2WithRegistersForImageClassification(
     """Linear classifier."""
 
     config_class = CapeDinov2WithRegistersConfig
-    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
 
 
 class CapeDinov2WithRegistersBackbone(ImageModel, PositionModelMixin, Dinov2WithRegistersBackbone):
     """Feature maps for detection and segmentation."""
 
     config_class = CapeDinov2WithRegistersConfig
-    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
 
 
 FAMILY = add_parts(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from huggingface_hub.dataclasses import strict
 from transformers import (
     M2M100Config,
@@ -16,8 +14,6 @@ from hf_models.configuration import PositionEmbeddingMixin
 from hf_models.modeling import PositionModelMixin
 from hf_models.switching import FamilyClasses, add_parts
 from hf_models.text import Generates, SourceStack, TargetStack, TranslationModel
-
-_TABLES = [r"embed_positions\.weight$"]  # of stock checkpoints, where the type has none
 
 
 @strict
@@ -45,7 +41,6 @@ class CapeM2M100Model(TranslationModel, PositionModelMixin, M2M100Model):
     """Encoder and decoder; ``forward(..., draw=, decoder_draw=)``."""
 
     config_class = CapeM2M100Config
-    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
 
 
 class CapeM2M100ForConditionalGeneration(
@@ -54,7 +49,6 @@ class CapeM2M100ForConditionalGeneration(
     """Translation and other generation; ``forward(..., draw=)`` and ``generate()`` as in stock."""
 
     config_class = CapeM2M100Config
-    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
 
 
 FAMILY = add_parts(

@@ -39,7 +39,6 @@ class CapeMarianModel(TranslationModel, PositionModelMixin, MarianModel):
     """Encoder and decoder; ``forward(..., draw=, decoder_draw=)``."""
 
     config_class = CapeMarianConfig
-    _keys_to_ignore_on_load_unexpected: ClassVar = [r"embed_positions\.weight"]
 
 
 class CapeMarianMTModel(Generates, PositionModelMixin, MarianMTModel):
@@ -47,7 +46,6 @@ class CapeMarianMTModel(Generates, PositionModelMixin, MarianMTModel):
 
     config_class = CapeMarianConfig
     _keys_to_ignore_on_load_missing: ClassVar = ["final_logits_bias"]
-    _keys_to_ignore_on_load_unexpected: ClassVar = [r"embed_positions\.weight"]
     _keys_to_ignore_on_save = None
 
 

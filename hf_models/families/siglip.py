@@ -3,8 +3,6 @@ position embedding."""
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from transformers import (
@@ -19,9 +17,6 @@ from hf_models.configuration import PositionEmbeddingMixin
 from hf_models.images import ImageModel, NoTable, PatchEmbeddings
 from hf_models.modeling import PositionModelMixin
 from hf_models.switching import FamilyClasses, add_parts
-
-# of stock checkpoints, where the type has none
-_TABLES = [r"embeddings\.position_embedding\.weight$"]
 
 
 @strict
@@ -63,14 +58,12 @@ class CapeSiglipVisionModel(ImageModel, PositionModelMixin, SiglipVisionModel):
     """Patches to hidden states; images of any size, no flag needed."""
 
     config_class = CapeSiglipVisionConfig
-    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
 
 
 class CapeSiglipForImageClassification(PositionModelMixin, SiglipForImageClassification):
     """Linear classifier on the mean of the patches."""
 
     config_class = CapeSiglipConfig
-    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
 
 
 VISION = add_parts(

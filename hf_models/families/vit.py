@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import (
@@ -17,8 +17,6 @@ from hf_models.drop_path import add_drop_path
 from hf_models.images import ImageModel, PatchEmbeddings
 from hf_models.modeling import PositionModelMixin
 from hf_models.switching import FamilyClasses, add_parts
-
-_TABLES = [r"embeddings\.position_embeddings$"]  # of stock checkpoints, where the type has none
 
 
 @strict
@@ -52,7 +50,6 @@ class CapeViTModel(ImageModel, PositionModelMixin, ViTModel):
     """See transformers' ViTModel; images of any size, no flag needed."""
 
     config_class = CapeViTConfig
-    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
 
     def take_place(self, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.switching.Seam`."""
@@ -64,7 +61,6 @@ class CapeViTForImageClassification(PositionModelMixin, ViTForImageClassificatio
     """Linear classifier on the class token."""
 
     config_class = CapeViTConfig
-    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
 
 
 FAMILY = add_parts(

@@ -7,7 +7,7 @@ table unless told otherwise.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from torch import Tensor
@@ -39,8 +39,6 @@ from hf_models.natural_length import (
 from hf_models.switching import FamilyClasses, LearnedTable, add_parts
 from hf_models.text import TargetStack
 from hf_models.whisper_generation import GeneratesAtNaturalLength, recognise_as_whisper
-
-_TABLES = [r"embed_positions\.weight$"]  # of stock checkpoints, where the type has none
 
 
 @strict
@@ -106,7 +104,6 @@ class CapeWhisperModel(PositionModelMixin, WhisperModel):
     """Encoder and decoder; ``forward(..., hop_nanoseconds=, draw=, decoder_draw=)``."""
 
     config_class = CapeWhisperConfig
-    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
 
     @can_return_tuple
     def forward(
@@ -128,7 +125,7 @@ class CapeWhisperModel(PositionModelMixin, WhisperModel):
             draw: Random numbers of the encoder in this forward, to inject; by default drawn in
                 training. With `encoder_outputs`, and with a mask among the features, as in
                 generation, nothing is drawn.
-            decoder_draw: The same for the decoder.
+            decoder_draw: Random numbers of the decoder.
         """
         if encoder_outputs is None:
             features, mask = split_mask(input_features, attention_mask, self.config)
@@ -163,7 +160,6 @@ class CapeWhisperForConditionalGeneration(
     """Recognition or translation; ``forward(..., hop_nanoseconds=, draw=)`` and ``generate()``."""
 
     config_class = CapeWhisperConfig
-    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
 
 
 class CapeWhisperForAudioClassification(
@@ -172,7 +168,6 @@ class CapeWhisperForAudioClassification(
     """Classifier of recordings; ``forward(..., attention_mask=, hop_nanoseconds=, draw=)``."""
 
     config_class = CapeWhisperConfig
-    _keys_to_ignore_on_load_unexpected: ClassVar = _TABLES
 
 
 recognise_as_whisper(CapeWhisperConfig.model_type)

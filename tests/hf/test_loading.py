@@ -284,3 +284,11 @@ def test_settings_of_a_built_model_cannot_be_changed(family, tmp_path):
     assert FAMILIES[family].model(changed).config.position_embedding["max_local_shift"] == 0.25
     model.save_pretrained(tmp_path)
     assert AutoConfig.from_pretrained(tmp_path).position_embedding == {"type": "nopos"}
+
+
+@pytest.mark.parametrize("family", WITH_STOCK)
+def test_parts_that_the_stock_model_leaves_out_are_left_out(family):
+    stock, model = FAMILIES[family].build_stock(), make(family, "nopos")
+    ignored = stock._keys_to_ignore_on_load_unexpected
+    assert ignored <= model._keys_to_ignore_on_load_unexpected
+    assert len(ignored) < len(model._keys_to_ignore_on_load_unexpected)
