@@ -6,13 +6,25 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Container, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from cape_plugins.config import options, parse_option, unit_of
 from cape_plugins.registry import DEFAULT_TYPE, TYPES, PositionType
 
 PREFIX = "position_"
 TYPE_ARG = "position_embedding"
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that knows no abbreviations, and tells a mistake in one line that names its help."""
+
+    def __init__(self, **settings: Any) -> None:
+        shown = argparse.RawDescriptionHelpFormatter
+        super().__init__(**{"allow_abbrev": False, "formatter_class": shown, **settings})
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the process with status 2 and the line."""
+        self.exit(2, f"error: {' '.join(message.split())}; see {self.prog} --help\n")
 
 
 def add_position_args(

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from cape_plugins.arguments import Parser
 from cape_plugins.pictures.checkpoint import DICTIONARIES, fairseq_arguments, fairseq_configs
 from fairseq_user_dir.compat import allow_fairseq_checkpoints
 
@@ -324,10 +325,8 @@ def _check_output(output: Path, inputs: Sequence[Path]) -> None:
 
 def make_parser() -> argparse.ArgumentParser:
     """The options of ``cape-average-checkpoints``."""
-    parser = argparse.ArgumentParser(
-        prog="cape-average-checkpoints",
-        description="Average the model parameters of fairseq checkpoints.",
-    )
+    summary = "Average the model parameters of fairseq checkpoints."
+    parser = Parser(prog="cape-average-checkpoints", description=summary)
     parser.add_argument(
         "--inputs", nargs="+", required=True, type=Path, metavar="PATH",
         help="checkpoint files, or one folder together with one of the --num-... options",

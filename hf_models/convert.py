@@ -11,7 +11,6 @@ otherwise than before, until it is fine-tuned, is printed; with --neutral there 
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import shutil
@@ -27,7 +26,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 import hf_models
 from cape_plugins import PositionConfig, patch_positions
-from cape_plugins.arguments import TYPE_ARG, add_position_args, given_settings, in_flags
+from cape_plugins.arguments import TYPE_ARG, Parser, add_position_args, given_settings, in_flags
 from cape_plugins.config import applies, parse_option
 from cape_plugins.families import find_family, setting_of
 from cape_plugins.registry import DEFAULT_TYPE, ENCODINGS, ROTARY_TYPES, TYPES, types_of
@@ -330,11 +329,7 @@ def _source_scale(text: str, model: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; ends with status 2 and one line if something is wrong."""
-    parser = argparse.ArgumentParser(
-        prog="python -m hf_models.convert",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="python -m hf_models.convert", description=__doc__)
     parser.add_argument("source", metavar="SRC", help="folder or hub name of a checkpoint")
     parser.add_argument("target", metavar="DST", help="new folder")
     parser.add_argument("--stock", action="store_true", help="write a stock checkpoint")

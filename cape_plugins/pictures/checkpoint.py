@@ -53,12 +53,12 @@ def read_stack(path: str | Path, side: str | None = None) -> Stack:
     """
     path = Path(path)
     if not path.exists():
-        raise ValueError(f"--checkpoint {path}: no such file or folder; check the path.")
+        raise ValueError(f"--model {path}: no such file or folder; check the path.")
     try:
         return _read_folder(path, side) if path.is_dir() else _read_fairseq(path, side)
     except KeyError as error:
         raise ValueError(
-            f"--checkpoint {path} does not say {error.args[0]!r}; is it a model that was saved "
+            f"--model {path} does not say {error.args[0]!r}; is it a model that was saved "
             "whole by transformers or fairseq-train?"
         ) from None
 
@@ -72,13 +72,13 @@ def _read_folder(folder: Path, side: str | None) -> Stack:
         saved = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"--checkpoint {folder}: {file.name} cannot be read ({error}); give a folder that "
+            f"--model {folder}: {file.name} cannot be read ({error}); give a folder that "
             "save_pretrained wrote."
         ) from None
     family = find_family(str(saved.get("model_type")))
     if family is None:
         raise ValueError(
-            f"--checkpoint {folder}: model type {saved.get('model_type')!r} is unknown; allowed: "
+            f"--model {folder}: model type {saved.get('model_type')!r} is unknown; allowed: "
             f"{', '.join(FAMILY_ROWS)}, with or without the prefix {OWN_PREFIX}."
         )
     side = choose_side(side, tuple(family.sides), folder)
@@ -103,7 +103,7 @@ def _safetensors(folder: Path) -> dict[str, Any]:
         try:
             weights = safe_open(file, "pt")
         except Exception as error:  # its own type of error, for damaged files
-            raise ValueError(f"--checkpoint: {file} cannot be read ({error}).") from None
+            raise ValueError(f"--model: {file} cannot be read ({error}).") from None
         readers |= {name: (lambda n=name, w=weights: w.get_tensor(n)) for name in weights.keys()}  # noqa: SIM118
     return readers
 
@@ -117,7 +117,7 @@ def _read_fairseq(path: Path, side: str | None) -> Stack:
         settings, weights = fairseq_arguments(state), state["model"]
     except Exception as error:  # a damaged file can stop the reader anywhere, with anything
         raise ValueError(
-            f"--checkpoint {path} cannot be read as a checkpoint of fairseq ({reason(error)}); "
+            f"--model {path} cannot be read as a checkpoint of fairseq ({reason(error)}); "
             "give a file that fairseq-train wrote, or the folder of a Hugging Face model."
         ) from None
     family = find_fairseq_family(weights)
@@ -256,7 +256,7 @@ def _learned(
     if relative:
         return {"relative": dict(sorted(relative.items(), key=_by_layer))}
     raise ValueError(
-        f"--checkpoint {path} has a learned position table by its settings, and none among its "
+        f"--model {path} has a learned position table by its settings, and none among its "
         "weights; give the model with its weights."
     )
 

@@ -94,10 +94,10 @@ def add_plot_args(parser: argparse.ArgumentParser) -> None:
             "--draws", type=int, metavar="N",
             help=f"draws of the augmentation, {low} to {high} (default: {default} if it is random)",
         )  # fmt: skip
-        command.add_argument("--seed", type=int, default=1, help="of the draws (default: 1)")
-        command.add_argument(
-            "--output", type=Path, metavar="FILE.png", help="(default: PICTURE-TYPE-DOMAIN.png)"
-        )
+        text = "of the random numbers that are drawn (default: 1)"
+        command.add_argument("--seed", type=int, default=1, metavar="N", help=text)
+        text = "where results are written (default: PICTURE-TYPE-DOMAIN.png)"
+        command.add_argument("--output", type=Path, metavar="FILE.png", help=text)
         if name == "components":
             command.add_argument(
                 "--channels", nargs="+", type=int, metavar="K",
@@ -116,12 +116,12 @@ def add_plot_args(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_model_args(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--checkpoint", metavar="PATH",
-        help="trained model: Hugging Face folder or checkpoint of fairseq; has its own settings",
-    )  # fmt: skip
+    text = "trained model: checkpoint or folder; it has its own settings"
+    parser.add_argument("--model", metavar="PATH", help=text)
+    hidden = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+    parser.add_argument("--checkpoint", dest="model", **hidden)  # its earlier name
     parser.add_argument("--side", choices=SIDES, help="of a model that has both (default: encoder)")
-    settings = parser.add_argument_group("settings, without --checkpoint")
+    settings = parser.add_argument_group("settings, without --model")
     settings.add_argument("--domain", choices=DOMAINS, help="(default: text)")
     settings.add_argument("--architecture", choices=ARCHITECTURES, help="(default: encoder)")
     settings.add_argument(
@@ -150,7 +150,7 @@ def draw_picture(args: argparse.Namespace) -> str:
     picture = PICTURES[args.picture]
     if not 0 <= args.seed < 2**63:
         raise ValueError(f"--seed {args.seed} is not allowed; allowed: 0 to {2**63 - 1}.")
-    stack = _configured(args) if args.checkpoint is None else _stored(args)
+    stack = _configured(args) if args.model is None else _stored(args)
     config = stack.config
     if not picture.able(config):
         able = [t for t in TYPES if picture.able(PositionConfig(t, config.domain))]
@@ -285,10 +285,10 @@ def _stored(args: argparse.Namespace) -> Stack:
         own = name in ("domain", "architecture", "dim", "seconds_per_frame", TYPE_ARG)
         if value is not None and (own or name.startswith(PREFIX)):
             raise ValueError(
-                f"--{name.replace('_', '-')} {value} contradicts --checkpoint, which has its own "
+                f"--{name.replace('_', '-')} {value} contradicts --model, which has its own "
                 "settings; leave one of the two out."
             )
-    return read_stack(args.checkpoint, args.side)
+    return read_stack(args.model, args.side)
 
 
 # ---- options -----------------------------------------------------------------------------------

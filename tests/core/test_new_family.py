@@ -87,9 +87,9 @@ def test_its_learned_table_is_found(tmp_path):
 def test_it_is_drawn_and_errors_name_it(figures, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     folder = save(tmp_path / "owl", position_embedding={"type": "cape"})
-    main(["plot", "coverage", "--checkpoint", str(folder), "--output", str(tmp_path / "x.png")])
+    main(["plot", "coverage", "--model", str(folder), "--output", str(tmp_path / "x.png")])
     assert "cape, audio" in figures[0].get_suptitle()
-    words = ["plot", "components", "--checkpoint", str(save(tmp_path / "crow", "crow"))]
+    words = ["plot", "components", "--model", str(save(tmp_path / "crow", "crow"))]
     with pytest.raises(SystemExit):
         main(words)
     assert "'crow' is unknown; allowed: marian," in (error := capsys.readouterr().err)

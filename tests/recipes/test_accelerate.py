@@ -50,5 +50,6 @@ def test_unknown_key_would_be_refused(tmp_path, monkeypatch):
 def test_use_cpu_holds_for_all_arguments_where_there_is_an_accelerator(words, on_cpu, monkeypatch):
     """Arguments share one state of devices, which those that hold the defaults would change."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    args, training = hf_training.parse(hf_training.make_parser("", "image"), (), words)
+    parser = hf_training.make_parser("", "image", (), "out")
+    args, training = hf_training.parse(parser, (), words)
     assert training.use_cpu == args.defaults["use_cpu"] == on_cpu

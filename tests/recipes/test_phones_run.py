@@ -81,7 +81,7 @@ def test_command_compares_types_and_writes_its_results(tmp_path, monkeypatch, ca
             "--compare trains the types with their defaults",
         ),
         ("--position-max-offset 3", "has no effect on position embedding 'sinpos'"),
-        ("--position-embedding nopos --models inc", "nopos has no positions to put in"),
+        ("--position-embedding nopos --conditions inc", "nopos has no positions to put in"),
         ("--device abacus", "--device abacus: not available here"),
     ],
 )
