@@ -44,6 +44,7 @@ _RELATIVE = ".relative."
 _PARTS = {
     "embed_positions.weight": "--position-embedding, --max-source-positions and the like",
     ".positions.encoding.": "--position-embedding",
+    "embed_positions.encoder.encoding.": "--position-learned-table and --position-max-position",
     _RELATIVE: "--position-relative-context, -layers, -values and -heads",
     ".admin.": "--admin-init",
 }

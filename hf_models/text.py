@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import can_return_tuple
 
-from cape_plugins import Draw, PositionEncoder, Positions, token_position_at, token_positions
+from cape_plugins import Draw, PositionEncoder, Positions, token_positions
 from cape_plugins.binding import Bound
 from hf_models.bos_hint import (
     CapeEncoderOutput,
@@ -27,6 +27,7 @@ from hf_models.bos_hint import (
 from hf_models.modeling import (
     InitializesPositions,
     build_positions,
+    decoder_positions,
     draw_positions,
     embed_positions,
 )
@@ -59,6 +60,17 @@ class TextStack(Bound, Seam, InitializesPositions):
             self.embed_positions = Addend()
         attentions = (layer.self_attn for layer in self.layers)
         add_relative_positions(attentions, self.positions.config)
+
+    def valid_tokens(
+        self, mask: Tensor | None, ids: Tensor | None, content: Tensor, length: int
+    ) -> Tensor:
+        """``[B, T]`` bool, False on padding: by a mask ``[B, T]``, else by the ids ``[B, T]`` where
+        the family does so, else True for B samples of `content` and T = `length`."""
+        if mask is not None and mask.dim() == 2:
+            return mask.bool()
+        if self.padding_by_id and ids is not None and mask is None:
+            return ids.ne(self.padding_idx)
+        return content.new_ones((content.shape[0], length), dtype=torch.bool)
 
     def embedding(
         self, positions: Positions, content: Tensor, length: int, draw: Draw | None
@@ -126,12 +138,7 @@ class SourceStack(TextStack):
                 bos = (bos * getattr(self, "embed_scale", 1.0)).to(inputs_embeds.dtype)
                 inputs_embeds = prepend(inputs_embeds, first[..., None], bos, 0.0)
         length = expected[1] + self.has_hint
-        valid = mask
-        if mask is None or mask.dim() != 2:
-            valid = content.new_ones((expected[0], length), dtype=torch.bool)
-            if self.padding_by_id and input_ids is not None and mask is None:
-                valid = input_ids.ne(self.padding_idx)
-        positions = token_positions(valid.bool())
+        positions = token_positions(self.valid_tokens(mask, input_ids, content, length))
         with self.embed_positions.using(self.embedding(positions, content, length, draw)):
             output = super().forward(
                 input_ids=input_ids,
@@ -227,13 +234,18 @@ class TranslationModel:
             content = input_ids if inputs_embeds is None else inputs_embeds
             if draw is None:
                 draw = draw_positions(self.encoder.positions, content)
+            synchronize = self.encoder.positions.config.synchronize
+            if draw is not None and draw.order is not None and synchronize:
+                target = (decoder_attention_mask, decoder_input_ids, decoder_inputs_embeds)
+                sides = (attention_mask, input_ids, inputs_embeds), target
+                draw = draw.covering(*self._spans(*sides))
             with self.encoder.using(draw):
                 encoder_outputs = self.encoder(
                     input_ids, attention_mask, inputs_embeds, return_dict=True, **kwargs
                 )
             if decoder_draw is None and draw is not None:
                 decoder_draw = draw
-                if not self.encoder.positions.config.synchronize:
+                if not synchronize:
                     decoder_draw = draw_positions(self.decoder.positions, content)
         states, cross_mask = encoder_outputs, attention_mask
         if self.encoder.has_hint:
@@ -257,6 +269,20 @@ class TranslationModel:
             output.cross_attentions = without_bos(output.cross_attentions, attention_mask)
         return output
 
+    def _spans(self, *sides: tuple[Tensor | None, ...]) -> list[Tensor]:
+        """``[B]`` positions that each side reaches over, from its mask, ids and embeddings; none of
+        a target that the stock forward makes of the source."""
+        spans = []
+        for stack, (mask, ids, embeds) in zip((self.encoder, self.decoder), sides, strict=True):
+            content = ids if embeds is None else embeds
+            if content is None:
+                continue
+            valid = stack.valid_tokens(mask, ids, content, content.shape[1])
+            if stack is self.encoder and stack.has_hint:
+                valid = extend_mask(valid)
+            spans.append(stack.positions.span(valid))
+        return spans
+
 
 class TokenTable(LearnedTable, nn.Embedding):
     """Mixin over a table without rows in front."""
@@ -270,7 +296,7 @@ class TokenEmbeddings(Bound, Seam):
 
     def take_place(self, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.switching.Seam`."""
-        self.positions = build_positions(config, "encoder")
+        self.positions = build_positions(config, "encoder", std=config.initializer_range)
         if self.positions.config.encoding.counts:
             self.positions.encoding = None  # the stock table has the rows
             self.position_embeddings.__class__ = TokenTable
@@ -349,26 +375,6 @@ class Generates:
             for layer in cache.cross_attention_cache.layers:
                 layer.max_cache_len += 1
         return cache
-
-
-def decoder_positions(
-    length: int, past: int | Tensor, mask: Tensor | None, device: torch.device
-) -> Positions:
-    """Positions of the tokens that a decoder is given, counted from the beginning of the text.
-
-    Args:
-        length: T, tokens given now.
-        past: Number of tokens in the cache, a tensor where the cache has a fixed size.
-        mask: ``[B, past + T]``, 0 on padding; None if nothing is padded. Text is counted from its
-            first token, also in batches padded on the left.
-        device: Device of the tokens.
-
-    Returns:
-        Positions whose last T are those of the tokens given now.
-    """
-    if mask is not None and mask.dim() == 2:
-        return token_positions(mask.bool())
-    return token_position_at(past, device, length)
 
 
 def _addend(

@@ -21,7 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from cape_plugins import TYPES
 from fairseq_user_dir.asr.manifest import read_manifest
 from recipes.asr import prepare
 from recipes.asr.evaluate import PACKAGES, SECONDS, calm_logging, measure
@@ -72,10 +71,11 @@ RECIPES = {
 }
 
 SINPOS, CAPE = {"type": "sinpos"}, {"type": "cape"}
+PAPER_TYPES = ("nopos", "sinpos", "abspos", "relpos", "shape", "cape")
 RELPOS = options.of_papers("relpos_wsj")["relpos"]
 # Each study is one figure of the paper; the position embedding of each of its models.
 STUDIES: dict[str, dict[str, options.Settings]] = {
-    "types": {name: {"type": name} for name in TYPES},
+    "types": {name: {"type": name} for name in PAPER_TYPES},
     "relpos": {  # Figures 4, 20 and 21: contexts of 27 and 6 seconds at 30 ms
         "relpos": RELPOS,
         "relpos-6s": {**RELPOS, "relative_context": 199},

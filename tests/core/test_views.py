@@ -17,7 +17,7 @@ from cape_plugins.pictures.views import (
     training_positions,
     views,
 )
-from tests.support.core import ADDING_TYPES, RANDOM_TYPES, make_encoder
+from tests.support.core import ADDING, RANDOM, make_encoder
 
 POSITIONS = {"text": 7, "audio": 7, "image": (3, 4)}
 
@@ -31,7 +31,7 @@ def generator(seed=1):
     return torch.Generator().manual_seed(seed)
 
 
-def test_similarities_by_hand():
+def test_similarities_are_those_computed_by_hand():
     maps = similarity(np.array([[3.0, 0.0], [4.0, 3.0], [0.0, 5.0]]))
     assert maps["dot product"].tolist() == [[9, 12, 0], [12, 25, 15], [0, 15, 25]]
     assert maps["cosine"].round(9).tolist() == [[1, 0.8, 0], [0.8, 1, 0.6], [0, 0.6, 1]]
@@ -39,8 +39,7 @@ def test_similarities_by_hand():
     assert rows.tolist() == [[pytest.approx(59 / 3), 9, 25], [13.5, 12, 15], [0, 0, 0]]
 
 
-@pytest.mark.parametrize("domain", DOMAINS)
-@pytest.mark.parametrize("name", ADDING_TYPES)
+@pytest.mark.parametrize(("name", "domain"), ADDING)
 def test_similarity_at_offset_zero_is_one(name, domain):
     """Augmented embeddings, too."""
     stack = make_stack(name, domain)
@@ -69,7 +68,7 @@ def test_similarities_of_patches_depend_on_differences_in_rows_and_columns_only(
     assert np.allclose(grid[0, 0, :3, :4], grid[2, 2, 2:, 2:], atol=1e-3)
 
 
-def test_stages_of_one_augmentation_by_hand():
+def test_stages_of_one_augmentation_are_those_computed_by_hand():
     """Mean-normalised, + global shift, + local shift, times global scale (CAPE section 4)."""
     stack = make_stack("cape", "audio")
     positions = stack.positions(3)
@@ -89,8 +88,7 @@ def test_stages_of_one_augmentation_by_hand():
         assert np.allclose(coords.flatten(), expected[label], atol=1e-6), label
 
 
-@pytest.mark.parametrize("domain", DOMAINS)
-@pytest.mark.parametrize("name", RANDOM_TYPES)
+@pytest.mark.parametrize(("name", "domain"), RANDOM)
 def test_last_stage_is_what_training_encodes(name, domain):
     stack, size = make_stack(name, domain), POSITIONS[domain]
     positions = stack.positions(size)

@@ -13,6 +13,7 @@ from tests.support.fairseq_models import (
     CLI_VARIANTS,
     NO_DATA,
     Task,
+    arguments,
     build,
     build_lm,
     configure,
@@ -29,6 +30,9 @@ REFUSED = {
     "--position-max-local-shift": ((*REAL, "0.6"), "0 to 0.5 grid steps"),
     "--position-max-global-scale": ((*REAL, "0", "0.9"), ">= 1"),
     "--position-max-offset": ((*REAL, "2.5"), ">= 0 tokens"),
+    "--position-max-position": ((*REAL, "2.5", "1000001"), "0 to 1000000 grid steps"),
+    "--position-random-evaluation": (("on",), "true or false"),
+    "--position-learned-table": (("2048",), "true or false"),
     "--position-mean-normalize": (("yes", "1", ""), "true or false"),
     "--position-synchronize": (("on", "0"), "true or false"),
     "--position-source-bos": (("on", "0"), "true or false"),
@@ -126,9 +130,9 @@ NOT_BUILT = {
 
 @pytest.mark.parametrize("words", NOT_BUILT)
 def test_model_is_not_built(words):
-    cfg = configure(*words.split())
+    args = arguments(*words.split())
     with pytest.raises(ValueError, match=NOT_BUILT[words]):
-        build_model(cfg.model, Task())
+        build_model(args, Task())
 
 
 def test_models_are_built_without_these_faults():
@@ -183,13 +187,13 @@ DAMAGED = {
 @pytest.mark.parametrize("fault", DAMAGED)
 def test_alpha_is_not_counted_from_damaged_data(fault, tmp_path):
     *sides, message = DAMAGED[fault]
-    cfg = configure()
+    args = arguments()
     for language, content in zip(("en", "de"), sides, strict=True):
         if content is not None:
             (tmp_path / f"train.en-de.{language}.idx").write_bytes(content)
     match = rf"(?s)--position-source-scale auto.*{message}.*give the ratio"
     with pytest.raises(ValueError, match=re.compile(match, re.IGNORECASE)):
-        build_model(cfg.model, Task(tmp_path))
+        build_model(args, Task(tmp_path))
 
 
 def test_alpha_is_counted_from_sound_data(tmp_path):
@@ -205,7 +209,14 @@ def test_alpha_is_counted_from_sound_data(tmp_path):
 # --------------------------------------------------------------------------------- checkpoints
 
 LEARNED = {"position_embedding": "abspos"}
+STEPS = {"position_embedding": "randpos", "position_learned_table": True}
+STEPS |= {"position_source_scale": "1"}
 MISMATCHED = {
+    "sinusoids into a table of steps": ({}, STEPS, "--position-learned-table"),
+    "table of other steps": (
+        *({**STEPS, "position_max_position": rows} for rows in (50, 60)),
+        "--position-learned-table and --position-max-position",
+    ),
     "relpos into cape": ({"position_embedding": "relpos"}, {}, "--position-relative-context"),
     "cape into relpos": ({}, {"position_embedding": "relpos"}, "--position-relative-context"),
     "abspos into cape": (LEARNED, {}, "--position-embedding"),

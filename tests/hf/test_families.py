@@ -8,7 +8,7 @@ import torch
 
 import hf_models
 from cape_plugins import TYPES
-from cape_plugins.registry import ROTARY_TYPES
+from cape_plugins.registry import ROTARY_TYPES, types_of
 from hf_models.convert import convert
 from hf_models.families import FAMILIES as MODULES
 from hf_models.switching import is_model
@@ -48,6 +48,8 @@ def test_every_family_has_a_row():
 def test_converted_to_its_own_type_and_back_a_checkpoint_is_what_it_was(family, tmp_path):
     row, inputs = FAMILIES[family], stock_batch(family)
     stock = row.build_stock(seed=1, attn_implementation="eager")
+    if generates := stock.can_generate():
+        stock.generation_config.num_beams = 3
     stock.save_pretrained(tmp_path / "stock")
     settings = stock.config.to_dict()  # a call with labels would add to them
     convert(str(tmp_path / "stock"), tmp_path / "cape", {"type": row.stock_type})
@@ -59,6 +61,7 @@ def test_converted_to_its_own_type_and_back_a_checkpoint_is_what_it_was(family, 
         tmp_path / "back", attn_implementation="eager", output_loading_info=True
     )
     assert not any(report.values())
+    assert not generates or back.generation_config.num_beams == 3
     loading = {"_name_or_path": None, "transformers_version": None, "dtype": None}
     for saved in (settings, again := back.config.to_dict()):
         saved |= loading
@@ -73,13 +76,16 @@ def test_converted_to_its_own_type_and_back_a_checkpoint_is_what_it_was(family, 
 def test_every_type_is_taken_or_refused_with_the_reason(family):
     row = FAMILIES[family]
     rotary = row.stock_type == "rope"
+    domain, architecture = next(iter(row.config.position_fields.values()))
     for name in {**TYPES, **ROTARY_TYPES}:
-        if name in (ROTARY_TYPES if rotary else TYPES):
+        if name in types_of(architecture, domain):
             settings = VARIANTS[family].get(name, {"type": name})
             assert row.config(position_embedding=settings).position_config.type == name
         else:
             reason = "turns queries and keys.*Allowed: nopos, rope, cape"
-            if not rotary:
+            if name in types_of(architecture):
+                reason = "sorts the positions of a sequence.*Allowed: nopos, sinpos"
+            elif not rotary:
                 reason = "needs a model that turns queries and keys.*allowed here: nopos, sinpos"
             with pytest.raises(ValueError, match=f"'{name}'.*{reason}"):
                 row.config(position_embedding={"type": name})

@@ -129,7 +129,7 @@ def test_settings_choose_what_is_added(name, stock):
     assert torch.equal(model(TOKENS).logits, expected) == (name == "abspos")
     model.train()
     assert torch.equal(model(TOKENS).logits, model(TOKENS).logits) == (
-        name not in ("cape", "shape")
+        name not in ("cape", "shape", "randpos", "rfs")
     )
 
 
