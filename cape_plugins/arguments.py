@@ -52,7 +52,7 @@ def add_position_args(
         if option.name in without:
             continue
         shown = option.metadata.get("architecture") in (None, architecture)
-        text = f"{option_help(option.metadata)} (default: that of the type)"
+        text = f"{option_help(option.metadata)} (default: depends on the type)"
         parser.add_argument(
             flag(PREFIX + option.name),
             type=_parser_of(option.name),

@@ -1,5 +1,5 @@
-"""The command ``cape-plugins``: where the package is, alpha of a corpus, the table of options,
-pictures."""
+"""The command ``cape-plugins``: prints the folder for fairseq, counts alpha of a corpus, prints the
+table of options, draws pictures."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
 
     user_dir = commands.add_parser(
-        "user-dir", help="print the folder for fairseq's --user-dir, wherever this is installed"
+        "user-dir", help="print the folder to give to fairseq's --user-dir"
     )
     user_dir.set_defaults(run=user_dir_path)
 
@@ -76,7 +76,10 @@ def _parser() -> argparse.ArgumentParser:
 
     flags = commands.add_parser("flags", help="print the table of all options in Markdown")
     flags.add_argument(
-        "--domain", choices=DOMAINS, default="text", help="what the defaults are for"
+        "--domain",
+        choices=DOMAINS,
+        default="text",
+        help="domain whose defaults are shown (default: text)",
     )
     flags.set_defaults(run=option_table)
 

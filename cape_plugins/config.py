@@ -131,7 +131,7 @@ class PositionConfig:
         "ratio",
         "1",
         "target tokens per source token",
-        "alpha, multiplies source positions (CAPE 5.3); auto counts the training data; "
+        "factor alpha on source positions (CAPE 5.3); auto counts it in the training data; "
         "encoder-decoder models only",
         architecture="seq2seq",
     )
@@ -147,8 +147,8 @@ class PositionConfig:
         "int",
         0,
         lambda: each_domain("steps"),
-        "relative attention: largest distance N with an embedding of its own, to either side, "
-        "2 N + 1 rows in each layer; 0 switches relative attention off (Shaw et al.)",
+        "relative attention: largest distance N that has an embedding; each layer learns 2 N + 1 "
+        "rows; 0 switches relative attention off (Shaw et al.)",
         high=100_000,
     )
     relative_layers: str | None = option_field(
@@ -165,8 +165,8 @@ class PositionConfig:
         "choice",
         "clip",
         "",
-        "distances beyond the context: the outermost embedding (Shaw et al.) or none at all "
-        "(as released with CAPE)",
+        "clip: distances beyond the context take the outermost embedding (Shaw et al.); zero: "
+        "they have none (as released with CAPE)",
         choices=("clip", "zero"),
     )
     relative_heads: str | None = option_field(

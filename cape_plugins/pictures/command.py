@@ -116,11 +116,13 @@ def add_plot_args(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_model_args(parser: argparse.ArgumentParser) -> None:
-    text = "trained model: checkpoint or folder; it has its own settings"
+    text = "trained model whose own settings are used: Hugging Face folder or fairseq checkpoint"
     parser.add_argument("--model", metavar="PATH", help=text)
     hidden = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
     parser.add_argument("--checkpoint", dest="model", **hidden)  # its earlier name
-    parser.add_argument("--side", choices=SIDES, help="of a model that has both (default: encoder)")
+    parser.add_argument(
+        "--side", choices=SIDES, help="side of a model that has both (default: encoder)"
+    )
     settings = parser.add_argument_group("settings, without --model")
     settings.add_argument("--domain", choices=DOMAINS, help="(default: text)")
     settings.add_argument("--architecture", choices=ARCHITECTURES, help="(default: encoder)")

@@ -108,7 +108,11 @@ class CapeCtcTransformerModel(PositionalModel, FairseqEncoderModel):
             help="layer norm before each block; the paper's is after",
         )
         names = utils.get_available_activation_fns()
-        parser.add_argument("--activation-fn", choices=names, help="(default: relu)")
+        parser.add_argument(
+            "--activation-fn",
+            choices=names,
+            help="activation of the feed-forward layers (default: relu)",
+        )
         add_position_args(parser, "audio", architecture="encoder")
 
     @classmethod

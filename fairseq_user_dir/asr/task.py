@@ -69,7 +69,11 @@ class CapeAsrTask(LegacyFairseqTask):
         add = parser.add_argument
         add("data", help="folder with train.tsv, valid.tsv ...: columns audio and tgt_text, in "
             "generation audio alone")  # fmt: skip
-        add("--config-yaml", default="config.yaml", help="of fairseq's S2T data; used if it exists")
+        add(
+            "--config-yaml",
+            default="config.yaml",
+            help="configuration of fairseq's S2T data; used if it exists",
+        )
         add("--subword-model", metavar="FILE", help="sentencepiece model; default: spm.model of "
             "the data folder, letters if there is none")  # fmt: skip
         add("--padding-free", action="store_true", help="training batches without padding: a hop "
@@ -83,19 +87,25 @@ class CapeAsrTask(LegacyFairseqTask):
         add("--no-spec-augment", action="store_true", help="do not mask features in training")
         add("--spec-augment-start", type=_count(0), default=0, metavar="UPDATE",
             help="first update with masks (default: 0)")  # fmt: skip
-        add("--frequency-masks", type=_count(0), default=2, metavar="N", help="(default: 2)")
+        add("--frequency-masks", type=_count(0), default=2, metavar="N",
+            help="number of masks over frequencies (default: 2)")  # fmt: skip
         add("--frequency-mask-width", type=_count(0), default=30, metavar="BINS",
-            help="widest (default: 30)")  # fmt: skip
-        add("--time-masks", type=_count(0), default=10, metavar="N", help="(default: 10)")
+            help="width of the widest (default: 30)")  # fmt: skip
+        add("--time-masks", type=_count(0), default=10, metavar="N",
+            help="number of masks over time (default: 10)")  # fmt: skip
         add("--time-mask-width", type=_count(0), default=50, metavar="FRAMES",
-            help="longest, at most a tenth of the recording (default: 50)")  # fmt: skip
+            help="length of the longest, at most a tenth of the recording "
+            "(default: 50)")  # fmt: skip
         add("--ctc-beam", type=_count(1), default=1, metavar="N",
-            help="of the beam of flashlight-text; 1: best path (default: 1)")  # fmt: skip
+            help="size of the beam of flashlight-text; 1 takes the best path "
+            "(default: 1)")  # fmt: skip
         add("--ctc-lm", metavar="FILE", help="n-gram model, ARPA or binary of KenLM: of words with "
             "--ctc-lexicon, else of units")  # fmt: skip
         add("--ctc-lexicon", metavar="FILE", help="lines with a word and its units")
-        add("--ctc-lm-weight", type=float, default=1.0, help="(default: 1.0)")
-        add("--ctc-word-score", type=float, default=0.0, help="(default: 0.0)")
+        add("--ctc-lm-weight", type=float, default=1.0,
+            help="factor on the score of the language model (default: 1.0)")  # fmt: skip
+        add("--ctc-word-score", type=float, default=0.0,
+            help="score added for each word of the lexicon (default: 0.0)")  # fmt: skip
 
     def __init__(self, args: Any, dictionary: TextDictionary, targets: Targets) -> None:
         super().__init__(args)
