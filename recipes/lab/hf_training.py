@@ -20,6 +20,7 @@ from tqdm import tqdm
 from transformers import HfArgumentParser, Seq2SeqTrainingArguments, Trainer, TrainerCallback
 
 from cape_plugins.arguments import add_position_args
+from cape_plugins.registry import types_of
 from hf_models import RankSeedCallback
 from recipes.lab.options import ARCHITECTURES, add_shared, check_model, check_shared, new_parser
 from recipes.lab.scores import write_scores
@@ -50,8 +51,12 @@ UNRECORDED_BEGINNINGS = """
 """
 
 
-def make_parser(description: str, domain: str) -> argparse.ArgumentParser:
-    """Options of every recipe; the position flags are those of fairseq."""
+def make_parser(
+    description: str, domain: str, architecture: str | None = None
+) -> argparse.ArgumentParser:
+    """Options of every recipe; the position flags are those of fairseq. `architecture` is that of
+    the models, default that of the domain."""
+    architecture = architecture or ARCHITECTURES[domain]
     epilog = "All other flags go to transformers' Seq2SeqTrainingArguments."
     parser = new_parser(description, epilog=epilog)
     add = parser.add_argument
@@ -65,7 +70,8 @@ def make_parser(description: str, domain: str) -> argparse.ArgumentParser:
     add_shared(parser, "seeds", help="train each type with several seeds, one after the other")
     add_shared(parser, "output", help="folder for models, tables and figure")
     chosen = "cape with --position-... options, else see --compare"
-    add_position_args(parser, domain, chosen, ARCHITECTURES[domain])
+    types = types_of(architecture)
+    add_position_args(parser, domain, chosen, architecture, types=types)
     return parser
 
 

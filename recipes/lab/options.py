@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from cape_plugins import PRESETS, TYPES, PositionConfig
+from cape_plugins import PRESETS, PositionConfig
 from cape_plugins.arguments import PREFIX, TYPE_ARG, flag, given_settings, in_flags
 from cape_plugins.config import options, parse_option
+from cape_plugins.registry import types_of
 from recipes.lab.steps import CommandError, reason
 
 ARCHITECTURES = {"text": "seq2seq", "audio": "encoder", "image": "encoder"}
@@ -158,6 +159,7 @@ def settings_to_compare(
     domain: str,
     default: Sequence[str],
     defaults: Mapping[str, Mapping[str, Any]] | None = None,
+    architecture: str | None = None,
 ) -> dict[str, dict[str, Any]]:
     """``{name: position_embedding}`` of what is to be trained, by ``--compare`` (types, with their
     defaults or as ``TYPE:option=value,...``) or by the options of one type.
@@ -165,7 +167,9 @@ def settings_to_compare(
     Args:
         default: Types that are compared where the caller names none.
         defaults: Settings by type that hold where the caller gives none, such as a source scale.
+        architecture: That of the models; default that of the domain.
     """
+    architecture = architecture or ARCHITECTURES[domain]
     given, chosen = given_settings(args, domain), getattr(args, TYPE_ARG)
     if args.compare and (chosen or given):
         raise CommandError(
@@ -177,19 +181,19 @@ def settings_to_compare(
     for name in names:
         if name in settings:
             raise CommandError(f"--compare {name} is given twice; give each type once")
-        type_name, own = _parse_type(name, domain)
+        type_name, own = _parse_type(name, domain, architecture)
         settings[name] = {"type": type_name, **(defaults or {}).get(type_name, {}), **own, **given}
         try:
-            PositionConfig.from_dict(settings[name], domain, ARCHITECTURES[domain])
+            PositionConfig.from_dict(settings[name], domain, architecture)
         except ValueError as error:
             raise CommandError(f"position embedding {name}: {in_flags(str(error))}") from None
     return settings
 
 
-def _parse_type(text: str, domain: str) -> tuple[str, dict[str, Any]]:
+def _parse_type(text: str, domain: str, architecture: str) -> tuple[str, dict[str, Any]]:
     type_name, colon, rest = text.partition(":")
-    if type_name not in TYPES:
-        raise CommandError(f"--compare {type_name} is unknown; allowed: {', '.join(TYPES)}")
+    if type_name not in (types := types_of(architecture)):
+        raise CommandError(f"--compare {type_name} is unknown; allowed: {', '.join(types)}")
     known = [option.name for option in options(domain)]
     settings = {}
     for part in rest.split(",") if colon else ():
