@@ -8,8 +8,9 @@ import re
 from collections.abc import Callable, Container, Mapping
 from typing import Any
 
-from cape_plugins.config import options, parse_option, unit_of
-from cape_plugins.registry import DEFAULT_TYPE, TYPES, PositionType
+from cape_plugins.config import options, parse_option
+from cape_plugins.options import unit_of
+from cape_plugins.registry import DEFAULT_TYPE, TYPES, PositionType, types_of
 
 PREFIX = "position_"
 TYPE_ARG = "position_embedding"
@@ -21,15 +22,17 @@ def add_position_args(
     default: str = DEFAULT_TYPE,
     architecture: str = "seq2seq",
     without: Container[str] = (),
-    types: Mapping[str, PositionType] = TYPES,
+    types: Mapping[str, PositionType] | None = None,
 ) -> None:
     """Adds ``--position-embedding`` and one ``--position-...`` flag per option of `domain` (None:
     of any domain), but for those in `without`, which the caller adds. Help says that `default` is
     the type where none is given, and is silent on options that models of another `architecture`
-    refuse.
+    refuse; `types` are by default those of `domain`.
 
     No flag has a default of its own: what is not given is None, the default of the type.
     """
+    if types is None:
+        types = types_of(architecture, domain)
     parser.add_argument(
         flag(TYPE_ARG), choices=tuple(types), help=f"{type_help(types)} (default: {default})"
     )

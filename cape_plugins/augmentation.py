@@ -1,12 +1,14 @@
 """Augmentation of positions in training: drawing and applying, kept apart (CAPE Eq. 5 to 7).
 
-What one sample shares between encoder and decoder (global shift, global scale, SHAPE's offset) is
-a :class:`Draw`; the local shift belongs to single positions and is drawn where it is applied.
+What one sample shares between encoder and decoder (global shift, global scale, SHAPE's offset, the
+order in which random positions are taken) is a :class:`Draw`; the local shift belongs to single
+positions and is drawn where it is applied.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -21,17 +23,34 @@ class Draw(NamedTuple):
         scale: ``[B, 1, 1]`` float32, then multiplies them; None for no scale.
         offset: ``[B, 1, D]`` float32 holding integers, a shift in grid steps; None for no offset.
         batch_size: B, for local shifts where the samples share their coordinates.
+        order: ``[B, L]`` float32, random positions from 0 to L: a sample with n positions takes the
+            first n, sorted; None where positions are counted.
+        count: ``[B]``, at least so many of `order` are taken, by source and target alike, so that
+            a number has one position on both sides; None if a side counts for itself.
     """
 
     shift: Tensor | None = None
     scale: Tensor | None = None
     offset: Tensor | None = None
     batch_size: int | None = None
+    order: Tensor | None = None
+    count: Tensor | None = None
 
     @property
     def moves(self) -> bool:
         """Whether anything was drawn that a sample shares."""
-        return not (self.shift is None and self.scale is None and self.offset is None)
+        shared = (self.shift, self.scale, self.offset, self.order)
+        return any(part is not None for part in shared)
+
+    def covering(self, *counts: Tensor) -> Draw:
+        """The same numbers for sides that need so many positions, each ``[B]``, from
+        :meth:`~cape_plugins.encoder.PositionEncoder.span`; the largest count is that of all."""
+        if self.order is None:
+            return self
+        count = self.count
+        for other in counts:
+            count = other if count is None else torch.maximum(count, other)
+        return self._replace(count=count)
 
 
 def draw_global(
@@ -41,6 +60,8 @@ def draw_global(
     max_global_shift: float = 0.0,
     max_global_scale: float = 1.0,
     max_offset: int = 0,
+    max_position: int = 0,
+    sampling: str = "",
     device: torch.device | str | None = None,
     generator: torch.Generator | None = None,
 ) -> Draw:
@@ -53,6 +74,8 @@ def draw_global(
         max_global_scale: Largest scale; log scale is uniform and symmetric (Eq. 7). One scale
             serves all axes (Appendix A).
         max_offset: Largest integer offset, inclusive, in grid steps (SHAPE).
+        max_position: L, number of positions to take from, in grid steps.
+        sampling: How they are taken, a key of :data:`SAMPLINGS`; "" for not at all.
         device: Device of the positions.
         generator: Source of randomness; default the global one.
     """
@@ -64,7 +87,61 @@ def draw_global(
         offset = torch.randint(max_offset + 1, shape, device=device, **_given(generator)).float()
     if max_global_scale != 1.0:
         scale = _uniform((batch_size, 1, 1), math.log(max_global_scale), device, generator).exp()
-    return Draw(shift, scale, offset, batch_size)
+    order = None
+    if sampling and max_position:
+        unit = _unit((batch_size, max_position), device, generator)
+        order = SAMPLINGS[sampling](unit)
+    return Draw(shift, scale, offset, batch_size, order)
+
+
+def _random_subset(unit: Tensor) -> Tensor:
+    """``[B, L]``, 0 .. L - 1 in a random order: its first n are a uniform subset of n (Ruoss et
+    al., section 3)."""
+    return unit.argsort(dim=-1).float()
+
+
+def _uniform_positions(unit: Tensor) -> Tensor:
+    """``[B, L]``, independent numbers from U(0, L) (random float sampling)."""
+    return unit * unit.shape[-1]
+
+
+# Name to what makes an order of uniform numbers ``[B, L]``.
+SAMPLINGS: dict[str, Callable[[Tensor], Tensor]] = {
+    "subset": _random_subset,
+    "uniform": _uniform_positions,
+}
+
+
+def sorted_sample(order: Tensor, count: Tensor) -> Tensor:
+    """The first entries of each row in ascending order.
+
+    Args:
+        order: ``[..., L]`` from a :class:`Draw`.
+        count: ``[...]``, how many are taken.
+
+    Returns:
+        ``[..., L]`` float32; L behind those that are taken.
+    """
+    length = order.shape[-1]
+    left_out = torch.arange(length, device=order.device) >= count[..., None]
+    return order.masked_fill(left_out, length).sort(dim=-1).values
+
+
+def positions_at(sample: Tensor, number: Tensor) -> Tensor:
+    """Positions by their numbers, linear between neighbours.
+
+    Args:
+        sample: ``[B, L]`` from :func:`sorted_sample`.
+        number: ``[B or 1, T]`` from 0 on, whole or not.
+
+    Returns:
+        ``[B, T]`` float32.
+    """
+    number = number.expand(sample.shape[0], -1)
+    low, last = number.floor(), sample.shape[-1] - 1
+    below = sample.gather(1, low.long().clamp(max=last))
+    above = sample.gather(1, (low.long() + 1).clamp(max=last))
+    return below + (number - low) * (above - below)
 
 
 def draw_local(
@@ -135,7 +212,7 @@ def augment(
     """
     if mean_normalize:
         coords = coords - _mean(coords, valid)
-    shift, scale, offset, _ = draw or Draw()
+    shift, scale, offset = (draw or Draw())[:3]
     shared = {"shift": shift, "scale": scale, "offset": offset, "local_shift": local_shift}
     for name, part in shared.items():
         _check_shape(name, part, coords)
@@ -159,9 +236,15 @@ def _uniform(
     device: torch.device | str | None,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """U(-half_width, half_width) in float32: bf16 would draw from 256 values only."""
-    unit = torch.rand(shape, device=device, dtype=torch.float32, **_given(generator))
-    return (2.0 * half_width) * unit - half_width
+    """U(-half_width, half_width) in float32."""
+    return (2.0 * half_width) * _unit(shape, device, generator) - half_width
+
+
+def _unit(
+    shape: tuple[int, ...], device: torch.device | str | None, generator: torch.Generator | None
+) -> Tensor:
+    """U(0, 1) in float32: bf16 would draw from 256 values only."""
+    return torch.rand(shape, device=device, dtype=torch.float32, **_given(generator))
 
 
 def _check_shape(name: str, part: Tensor | None, coords: Tensor) -> None:

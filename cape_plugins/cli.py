@@ -12,10 +12,11 @@ from typing import Any
 
 from cape_plugins.alpha import TokenCounts, count_binarized, count_text_files
 from cape_plugins.arguments import in_flags
-from cape_plugins.config import PositionConfig, applies, options, unit_of
+from cape_plugins.config import PositionConfig, applies, options
 from cape_plugins.domains import DOMAINS
+from cape_plugins.options import unit_of
 from cape_plugins.pictures.command import add_plot_args, draw_picture
-from cape_plugins.registry import DEFAULT_TYPE, TYPES
+from cape_plugins.registry import DEFAULT_TYPE, types_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -145,8 +146,9 @@ def _counter_of_hugging_face() -> Callable[..., TokenCounts]:
 def option_table(args: argparse.Namespace) -> str:
     """The options of PositionConfig as a Markdown table, with the defaults of each type."""
     rows = [("option", "default", "allowed", "unit", "meaning"), ("---",) * 5]
+    types = types_of(DOMAINS[args.domain].architecture, args.domain)
     rows.append(
-        ("`--position-embedding`", DEFAULT_TYPE, ", ".join(TYPES), "", "type of position embedding")
+        ("`--position-embedding`", DEFAULT_TYPE, ", ".join(types), "", "type of position embedding")
     )
     for option in options(args.domain):
         name = option.name
@@ -167,7 +169,7 @@ def _defaults(option: Any, domain: str) -> str:
     architecture = DOMAINS[domain].architecture
     values = {
         name: getattr(PositionConfig(name, domain, architecture), option.name)
-        for name in TYPES
+        for name in types_of(architecture, domain)
         if applies(option.name, name)
     }
     off = option.metadata["off"]

@@ -13,8 +13,9 @@ from fractions import Fraction
 from typing import Any
 
 from cape_plugins.domains import DOMAINS, each_domain
-from cape_plugins.options import option_field, parse_value
+from cape_plugins.options import choose, option_field, parse_value, unit_of
 from cape_plugins.registry import (
+    ARCHITECTURES,
     DEFAULT_TYPE,
     ENCODINGS,
     OF_DOMAIN,
@@ -26,8 +27,6 @@ from cape_plugins.registry import (
     PositionType,
     types_of,
 )
-
-ARCHITECTURES = ("encoder", "decoder", "seq2seq", ROTARY)
 
 
 @dataclass(frozen=True)
@@ -82,6 +81,28 @@ class PositionConfig:
         "largest integer offset, drawn from U{0..max} per sample in training (SHAPE)",
         training=True,
     )
+    max_position: int | None = option_field(
+        "int",
+        0,
+        "grid steps",
+        "number L of positions that training draws from, at least the length of the longest input; "
+        "better that of the longest that the model is to read (Ruoss et al.)",
+        high=1_000_000,
+        training=True,
+    )
+    random_evaluation: bool | None = option_field(
+        "bool",
+        False,
+        "",
+        "positions are drawn in evaluation, too, as Ruoss et al. do; models of an encoder only",
+        architecture="encoder",
+    )
+    learned_table: bool | None = option_field(
+        "bool",
+        False,
+        "",
+        "a learned table of max_position rows, linear between rows, instead of sinusoids",
+    )
     mean_normalize: bool | None = option_field(
         "bool",
         False,
@@ -101,8 +122,8 @@ class PositionConfig:
         "bool",
         False,
         "",
-        "source and target of a pair share one global shift, scale or offset (CAPE 5.3); "
-        "encoder-decoder models only",
+        "source and target of a pair share one shift, scale, offset or set of drawn positions "
+        "(CAPE 5.3); encoder-decoder models only",
         training=True,
         architecture="seq2seq",
     )
@@ -157,8 +178,8 @@ class PositionConfig:
     )
 
     def __post_init__(self) -> None:
-        _choose("domain", self.domain, DOMAINS)
-        _choose("architecture", self.architecture, ARCHITECTURES)
+        choose("domain", self.domain, DOMAINS)
+        choose("architecture", self.architecture, ARCHITECTURES)
         self._check_type()
         for option in options():
             given = getattr(self, option.name)
@@ -168,18 +189,24 @@ class PositionConfig:
         self._check_combinations()
 
     def _check_type(self) -> None:
-        _choose("position_embedding", self.type, {**ROTARY_TYPES, **TYPES})
-        if self.type in types_of(self.architecture):
+        choose("position_embedding", self.type, {**ROTARY_TYPES, **TYPES})
+        if self.type in (types := types_of(self.architecture, self.domain)):
             return
-        if self.architecture == ROTARY:
+        if self.architecture == ROTARY and self.type not in ROTARY_TYPES:
             raise ValueError(
                 f"position_embedding={self.type!r} does nothing in a model that turns queries and "
                 "keys: such a model adds no embedding to the content, and a shift of all positions "
                 f"changes no distance. Allowed: {', '.join(ROTARY_TYPES)}. Choose one."
             )
+        if self.type in types_of(self.architecture):
+            raise ValueError(
+                f"position_embedding={self.type!r} sorts the positions of a sequence, and those "
+                f"of domain {self.domain!r} are a grid, which has no order. Allowed: "
+                f"{', '.join(types)}. Choose one."
+            )
         raise ValueError(
             f"position_embedding={self.type!r} needs a model that turns queries and keys, such as "
-            f"Llama; allowed here: {', '.join(TYPES)}. Choose one."
+            f"Llama; allowed here: {', '.join(types)}. Choose one."
         )
 
     @property
@@ -229,7 +256,7 @@ class PositionConfig:
                 continue
             if needed not in (None, self.architecture):
                 raise ValueError(
-                    f"{option.name}={value!r} needs a source and a target (architecture "
+                    f"{option.name}={value!r} needs {ARCHITECTURES[needed]} (architecture "
                     f"{needed!r}), this is {self.architecture!r}; leave {option.name} out."
                 )
             if option not in options(self.domain):
@@ -242,6 +269,11 @@ class PositionConfig:
                     f"{option.name}={value!r} has no effect without relative attention; "
                     "set relative_context to 1 or more, or leave it out."
                 )
+        if self.learned_table and not self.max_position:
+            raise ValueError(
+                "learned_table=True has no rows with max_position=0; allowed: max_position >= 1, "
+                "the length of the longest input. Set that, or leave learned_table out."
+            )
         if self.encoding.relative and self.relative_context == 0:
             raise ValueError(
                 f"relative_context=0 leaves position embedding {self.type!r} without any "
@@ -251,7 +283,13 @@ class PositionConfig:
     @property
     def encoding(self) -> Encoding:
         """What positions are turned into; ask it for capabilities, not for its name."""
-        return ENCODINGS[self._row.encoding]
+        return ENCODINGS[self._row.learned if self.learned_table else self._row.encoding]
+
+    @property
+    def sampling(self) -> str:
+        """How positions are drawn instead of counted, a key of
+        :data:`~cape_plugins.augmentation.SAMPLINGS`; "" if they are counted."""
+        return self._row.sampling if self.max_position else ""
 
     def relative_depth(self, num_layers: int) -> int:
         """How many of the first layers have relative attention."""
@@ -262,8 +300,8 @@ class PositionConfig:
     @property
     def random(self) -> bool:
         """True if training draws random numbers."""
-        shifts = self.max_global_shift or self.max_local_shift or self.max_offset
-        return bool(shifts) or self.max_global_scale != 1.0
+        drawn = self.max_global_shift or self.max_local_shift or self.max_offset or self.sampling
+        return bool(drawn) or self.max_global_scale != 1.0
 
     @property
     def alpha(self) -> float:
@@ -324,7 +362,7 @@ class PositionConfig:
     @classmethod
     def preset(cls, name: str, **changes: Any) -> PositionConfig:
         """The setting of a paper by its name in :data:`PRESETS`, with `changes` applied."""
-        _choose("preset", name, PRESETS)
+        choose("preset", name, PRESETS)
         return cls(**{**PRESETS[name], **changes})
 
 
@@ -339,21 +377,10 @@ def options(domain: str | None = None) -> tuple[Any, ...]:
     return tuple(o for o in _BY_NAME.values() if grid or not o.metadata.get("grid"))
 
 
-def unit_of(metadata: Mapping[str, Any]) -> str:
-    """Unit of an option, as shown to people; "" where there is none."""
-    unit = metadata["unit"]
-    return unit() if callable(unit) else unit
-
-
 def applies(option: str, type_name: str, architecture: str = "encoder") -> bool:
     """True if position-embedding type `type_name` has this option in models of `architecture`."""
     common = architecture != ROTARY and option in _COMMON
     return common or option in types_of(architecture)[type_name].options
-
-
-def _choose(name: str, value: Any, allowed: Any) -> None:
-    if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{name}={value!r} is unknown; allowed: {', '.join(allowed)}. Choose one.")
 
 
 def parse_option(name: str, value: Any) -> Any:

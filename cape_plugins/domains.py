@@ -80,6 +80,7 @@ DOMAINS: dict[str, Domain] = {
             "max_global_shift": 5.0,
             "max_global_scale": 1.0,
             "mean_normalize": False,
+            "max_position": 2048,
             "relative_context": 150,
         },
         architecture="seq2seq",
@@ -100,6 +101,7 @@ DOMAINS: dict[str, Domain] = {
             "max_global_shift": 30.0,
             "max_global_scale": 1.1,
             "mean_normalize": True,
+            "max_position": 4096,
             "relative_context": 919,
         },
         spacing=3 * HOP_SECONDS,  # hop of 10 ms, stride 3 (CAPE Appendix C)

@@ -8,7 +8,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from cape_plugins.augmentation import Draw, augment, draw_global, draw_local
+from cape_plugins.augmentation import (
+    Draw,
+    augment,
+    draw_global,
+    draw_local,
+    positions_at,
+    sorted_sample,
+)
 from cape_plugins.config import PositionConfig
 from cape_plugins.domains import DOMAINS
 from cape_plugins.encodings import Frequencies
@@ -60,8 +67,9 @@ class PositionEncoder(nn.Module):
 
     @property
     def draws(self) -> bool:
-        """Whether a forward needs a draw now: in training, where the type is random."""
-        return self.training and self.config.random
+        """Whether a forward needs a draw now: in training, where the type is random, and in
+        evaluation, where that is asked for."""
+        return self.config.random and (self.training or self.config.random_evaluation)
 
     def draw(
         self,
@@ -70,7 +78,7 @@ class PositionEncoder(nn.Module):
         generator: Generators = None,
     ) -> Draw | None:
         """The random numbers of one training forward; None in evaluation, and where nothing is
-        random.
+        random (:attr:`draws`).
 
         Args:
             batch_size: B.
@@ -87,9 +95,80 @@ class PositionEncoder(nn.Module):
             max_global_shift=config.max_global_shift / self.unit,
             max_global_scale=config.max_global_scale,
             max_offset=config.max_offset,
+            max_position=config.max_position,
+            sampling=config.sampling,
             device=device,
             generator=_made(generator, device),
         )
+
+    def span(self, valid: Tensor) -> Tensor:
+        """How many positions the tokens of a side reach over, alpha included.
+
+        Args:
+            valid: ``[B, T]`` bool, False on padding.
+
+        Returns:
+            ``[B]`` int64, for :meth:`~cape_plugins.augmentation.Draw.covering`.
+        """
+        return self._reach((valid.sum(1) - 1).clamp(min=0) * self.alpha)
+
+    def _reach(self, last: Tensor) -> Tensor:
+        """Number of positions up to the one with the number `last`, whole or not."""
+        return last.float().ceil().long() + 1
+
+    def sampled(self, positions: Positions, draw: Draw) -> Tensor:
+        """What a draw with an `order` makes of numbers of steps: ``[B, T, 1]`` float32.
+
+        A sample takes as many entries of the order as it has positions, or as its draw covers;
+        position i gets the i-th of them, the source alpha * i, linear between entries. Padding
+        takes none.
+
+        Raises:
+            ValueError: for positions that are not counted, for more of them than the order has,
+                and without a common count where source and target are synchronised.
+        """
+        if positions.in_steps:
+            number = positions.elements(positions.rows)[..., 0]
+        elif positions.first is not None and positions.index is not None:
+            # frames of which some were skipped are the first, the second ... of those that are left
+            number = (positions.index - 1).clamp(min=0).float()
+        else:
+            raise ValueError(
+                f"position embedding {self.config.type!r} in training takes positions that are "
+                "counted, not arbitrary coordinates; use token_positions or frame_positions, or "
+                "another type."
+            )
+        number = number * self.alpha
+        self.check_length(number.shape[1])
+        if draw.count is None and self.config.synchronize:
+            raise ValueError(
+                "synchronize=True: source and target need one number of positions; give both "
+                "draw.covering(source_encoder.span(source_valid), target_encoder.span(target_valid"
+                "))."
+            )
+        valid = positions.valid
+        count = self._reach((number if valid is None else number * valid).amax(1))
+        if draw.count is not None:
+            count = torch.maximum(count, draw.count)
+        sample = sorted_sample(draw.order, count.expand(draw.order.shape[0]))
+        return positions_at(sample, number)[..., None]
+
+    def check_length(self, length: int) -> None:
+        """Refuses inputs of more positions than a draw has, by the padded length: the lengths of
+        single samples are known to the device alone.
+
+        Raises:
+            ValueError: naming the length that is needed.
+        """
+        limit = self.config.max_position
+        if self.alpha * (length - 1) > limit - 1:
+            scaled = "" if self.alpha == 1 else f", times source_scale={self.config.source_scale}"
+            needed = math.ceil(self.alpha * (length - 1)) + 1
+            raise ValueError(
+                f"max_position={limit} of position embedding {self.config.type!r} is too small for "
+                f"an input of {length} positions{scaled}, in training; allowed: >= {needed}. Set a "
+                "larger one, or leave out longer inputs."
+            )
 
     def place(self, positions: Positions) -> tuple[Tensor, Tensor | float]:
         """Rows of raw positions ``[B or 1, T, D]`` and their step where this encoder has them:
@@ -134,12 +213,14 @@ class PositionEncoder(nn.Module):
         if self.encoding is None:
             return None
         config = self.config
-        random = self.training if random is None else random
+        if random is None:
+            random = self.training or config.random_evaluation
         if random and config.random and draw is None:
+            when = "in training" + " and evaluation" * config.random_evaluation
+            remedy = "" if config.random_evaluation else "; call .eval() for inference"
             raise ValueError(
-                f"position embedding {config.type!r} in training needs a draw: pass "
-                "draw=encoder.draw(batch_size), the same one to source and target; "
-                "call .eval() for inference."
+                f"position embedding {config.type!r} {when} needs a draw: pass "
+                f"draw=encoder.draw(batch_size), the same one to source and target{remedy}."
             )
         if config.encoding.counts:
             return positions.gather(self.encoding.lookup(positions), dtype)
@@ -148,14 +229,21 @@ class PositionEncoder(nn.Module):
         if positions.regular and not (moved or config.mean_normalize):
             rows, _ = self.place(positions)
             if rows.shape[0] == 1:
+                rows = self._encodable(rows, positions)
                 return positions.gather(self.encoding.grid(rows[0]), dtype)
         coords = self.coordinates(positions, draw, local_shift, generator, random)
-        embedding, valid = self.encoding(coords), positions.valid
+        embedding, valid = self.encoding(self._encodable(coords, positions)), positions.valid
         if valid is not None:
             # in place is several times faster on a CPU than masked_fill_; padding may become -0.0
             same = embedding.shape[0] == valid.shape[0] and not embedding.requires_grad
             embedding = embedding.mul_(valid[..., None]) if same else embedding * valid[..., None]
         return embedding.to(dtype)
+
+    def _encodable(self, coords: Tensor, positions: Positions) -> Tensor:
+        """What the encoding takes: coordinates, or numbers of steps."""
+        if not self.config.encoding.steps:
+            return coords
+        return (coords - self.start) / (positions.step * self.config.gamma / self.unit)
 
     def coordinates(
         self,
@@ -169,7 +257,10 @@ class PositionEncoder(nn.Module):
         draw; see :meth:`forward` for the arguments."""
         config, valid = self.config, positions.valid
         rows, step = self.place(positions)
-        coords = positions.elements(rows)
+        if draw is None or draw.order is None:
+            coords = positions.elements(rows)
+        else:
+            coords = self.start + self.sampled(positions, draw) * step
         local = config.max_local_shift if random and local_shift is None else 0.0
         if local:
             batch_size = _batch_size(coords, draw)
@@ -226,6 +317,7 @@ def build_position_encoder(
             layout=layout,
             table_size=table_size,
             table_std=table_std,
+            max_position=config.max_position,
         )
     return PositionEncoder(config, encoding, side, start, unit)
 

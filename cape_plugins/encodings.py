@@ -223,6 +223,29 @@ class PositionTable(nn.Module):
         return resize_grid(self.weight, self.size, size)
 
 
+class InterpolatedTable(PositionTable):
+    """Learned embeddings of whole numbers of steps, linear between neighbours: any encoding can
+    take randomized positions (Ruoss et al., section 3), also those that are not whole. Wraps around
+    beyond its last row, as all learned tables here.
+
+    Args:
+        dim: K.
+        size: N rows, of steps 0 .. N - 1.
+        std: Standard deviation of the normal initialisation.
+    """
+
+    def forward(self, steps: Tensor) -> Tensor:
+        """``[..., 1]`` float32 numbers of steps, from 0 on, to ``[..., K]`` float32."""
+        rows = self.weight.shape[0]
+        place = steps[..., 0].clamp(min=0.0) % rows
+        low = place.floor()
+        below = F.embedding(low.long(), self.weight).float()
+        above = F.embedding((low.long() + 1).clamp(max=rows - 1), self.weight).float()
+        return below + (place - low)[..., None] * (above - below)
+
+    grid = forward
+
+
 def counted_rows(table: Tensor, positions: Positions) -> Tensor:
     """``[T, K]``: rows of `table` ``[N, K]`` by the numbers of positions, wrapping around.
 
@@ -287,5 +310,12 @@ def _table(dim: int, table_size: Any, table_std: float | None, **_: Any) -> Posi
     return PositionTable(dim, table_size, table_std)
 
 
+def _interpolated(
+    dim: int, max_position: int, table_std: float | None, **_: Any
+) -> InterpolatedTable:
+    return InterpolatedTable(dim, max_position, table_std)
+
+
 ENCODINGS["sinusoid"] = Encoding(_sinusoid)
+ENCODINGS["interpolated"] = Encoding(_interpolated, learned=True, steps=True)
 ENCODINGS["table"] = Encoding(_table, learned=True, counts=True)

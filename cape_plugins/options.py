@@ -39,6 +39,22 @@ def option_field(
     return field(default=None, metadata=metadata)
 
 
+def unit_of(metadata: Mapping[str, Any]) -> str:
+    """Unit of an option, as shown to people; "" where there is none."""
+    unit = metadata["unit"]
+    return unit() if callable(unit) else unit
+
+
+def choose(name: str, value: Any, allowed: Any) -> None:
+    """Refuses a name that is not among those `allowed`.
+
+    Raises:
+        ValueError: naming them.
+    """
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{name}={value!r} is unknown; allowed: {', '.join(allowed)}. Choose one.")
+
+
 def parse_value(meta: Mapping[str, Any], value: Any) -> Any:
     """`value`, perhaps text, as an option with this metadata takes it.
 

@@ -2,7 +2,9 @@
 settings by name.
 
 Sources: CAPE (Likhomanenko et al., NeurIPS 2021), SHAPE (Kiyono et al., EMNLP 2021), relative
-position representations (Shaw et al., NAACL 2018). This module needs the standard library only.
+position representations (Shaw et al., NAACL 2018), randomized positional encodings (Ruoss et al.,
+ACL 2023), random float sampling (Shimizu et al., arXiv 2602.14050), DINOv3 (Simeoni et al., 2025).
+This module needs the standard library only.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from cape_plugins.domains import DOMAINS
 
 # A default that each domain has for itself, see Domain.defaults.
 OF_DOMAIN = object()
@@ -22,13 +26,16 @@ class Encoding:
     Attributes:
         build: Makes the module that turns positions into embeddings; called with the keywords
             ``dim, frequencies, layout, table_size, table_std`` of
-            :func:`~cape_plugins.encoder.build_position_encoder`. The module has the attribute
-            ``dim`` and embeds coordinates ``[B, T, D]`` to ``[B, T, K]``; its method ``grid`` does
-            so for ``[T, D]``, as exactly as it can. One that looks up numbers of positions has
+            :func:`~cape_plugins.encoder.build_position_encoder` and ``max_position`` of the
+            settings. The module has the attribute ``dim`` and embeds coordinates ``[B, T, D]`` to
+            ``[B, T, K]``; its method ``grid`` does so for ``[T, D]``, as exactly as it can. One
+            that looks up numbers of positions has
             :meth:`~cape_plugins.encodings.PositionTable.lookup` instead. None if `adds` is False.
         adds: Adds to the content.
         learned: Has parameters.
         counts: Looks up the number of a position, whose coordinates do not matter.
+        steps: Embeds numbers of steps since the first position, whole or not, in the place of
+            coordinates.
         relative: Acts in attention by relative keys, and needs a relative context.
         turns: The host turns queries and keys by their positions in attention; these are what it
             asks a :meth:`~cape_plugins.encoder.PositionEncoder.coordinates` for.
@@ -38,6 +45,7 @@ class Encoding:
     adds: bool = True
     learned: bool = False
     counts: bool = False
+    steps: bool = False
     relative: bool = False
     turns: bool = False
 
@@ -60,12 +68,17 @@ class PositionType:
             :data:`OF_DOMAIN` is that of the domain.
         summary: One line for help texts and tables.
         seq2seq: Defaults that hold in encoder-decoder models only.
+        sampling: Positions are not counted in training but drawn and sorted: a key of
+            :data:`~cape_plugins.augmentation.SAMPLINGS`. Such a type needs a sequence.
+        learned: The encoding, if positions have a learned table (option ``learned_table``).
     """
 
     encoding: str
     options: Mapping[str, Any]
     summary: str
     seq2seq: Mapping[str, Any] = field(default_factory=dict)
+    sampling: str = ""
+    learned: str = ""
 
 
 _SOURCE = {"source_scale": "1", "synchronize": False}
@@ -98,9 +111,31 @@ TYPES: dict[str, PositionType] = {
         seq2seq={"synchronize": True, "source_scale": "auto", "source_bos": True},
     ),
 }
+_SAMPLED = {
+    "randpos": ("subset", "a sorted random subset of whole positions in training (Ruoss et al.)"),
+    "rfs": ("uniform", "sorted uniform positions in training (random float sampling)"),
+}
+_DRAWN = {"max_position": OF_DOMAIN, "random_evaluation": False}
+for _name, (_sampling, _summary) in _SAMPLED.items():
+    TYPES[_name] = PositionType(
+        "sinusoid",
+        {**_DRAWN, "learned_table": False, **_SOURCE},
+        f"sinusoids, {_summary}",
+        seq2seq={"synchronize": True, "source_scale": "auto"},
+        sampling=_sampling,
+        learned="interpolated",
+    )
 DEFAULT_TYPE = "cape"
 
 ROTARY = "rotary"  # architecture of models that turn queries and keys
+# Architecture to what an option needs that others refuse.
+ARCHITECTURES = {
+    "encoder": "a text that is known at once: one that grows step by step would change the "
+    "positions of what is kept of its beginning",
+    "decoder": "a text that grows",
+    "seq2seq": "a source and a target",
+    ROTARY: "queries and keys that are turned",
+}
 # Types of such models. Only distances count there, so that a shift of all positions does nothing.
 ROTARY_TYPES: dict[str, PositionType] = {
     "nopos": PositionType("none", {}, "queries and keys are not turned"),
@@ -110,12 +145,18 @@ ROTARY_TYPES: dict[str, PositionType] = {
         {"max_local_shift": 0.5, "max_global_scale": OF_DOMAIN},
         "RoPE with local shift and scale in training",
     ),
+    **{
+        name: PositionType("rotary", _DRAWN, f"RoPE, {summary}", sampling=sampling)
+        for name, (sampling, summary) in _SAMPLED.items()
+    },
 }
 
 
-def types_of(architecture: str) -> dict[str, PositionType]:
-    """The types that a model of this architecture can have."""
-    return ROTARY_TYPES if architecture == ROTARY else TYPES
+def types_of(architecture: str, domain: str | None = None) -> dict[str, PositionType]:
+    """The types that a model of this architecture can have, in any domain or in `domain`."""
+    types = ROTARY_TYPES if architecture == ROTARY else TYPES
+    grid = domain is not None and DOMAINS[domain].grid
+    return {name: row for name, row in types.items() if not (grid and row.sampling)}
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -138,6 +179,14 @@ PRESETS: dict[str, dict[str, Any]] = {
     # CAPE section 5.1: ViT with scale 1.4, UniViT without scale
     "cape_imagenet": {"type": "cape", "domain": "image"},
     "cape_univit": {"type": "cape", "domain": "image", "max_global_scale": 1.0},
+    # DINOv3, as released: rescaled by up to 2, neither shifted nor jittered; docs/decisions.md
+    "dinov3": {
+        "type": "cape",
+        "domain": "image",
+        "max_global_shift": 0.0,
+        "max_local_shift": 0.0,
+        "max_global_scale": 2.0,
+    },
     # SHAPE section 4; its relative baseline clips at 16 and has values too
     "shape_wmt16": {"type": "shape", "architecture": "seq2seq", "max_offset": 500},
     "relpos_wmt16": {

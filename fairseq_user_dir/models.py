@@ -19,7 +19,7 @@ from fairseq.models.nat import FairseqNATModel
 from fairseq.models.transformer import TransformerModel
 from fairseq.models.transformer_lm import TransformerLanguageModel
 from fairseq.modules import LearnedPositionalEmbedding
-from torch import nn
+from torch import Tensor, nn
 
 from cape_plugins import PositionConfig, build_position_encoder
 from cape_plugins.alpha import count_binarized
@@ -94,6 +94,18 @@ class _CapeSeq2Seq(_CapeModel):
         super().add_args(parser)
         add_position_args(parser)
         add_admin_arg(parser)
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor,
+        prev_output_tokens: Tensor,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """See fairseq; the encoder, which draws for both sides, is told how long the target is."""
+        with self.encoder.using(prev_output_tokens.ne(self.decoder.padding_idx).sum(1)):
+            return super().forward(src_tokens, src_lengths, prev_output_tokens, *args, **kwargs)
 
 
 class _CapeLanguageModel(_CapeModel):

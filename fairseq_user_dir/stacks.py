@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from cape_plugins import Draw, PositionConfig
+from cape_plugins.binding import Bound
 from fairseq_user_dir.embedding import MAX_POSITIONS, TokenPositionEmbedding
 
 
@@ -39,8 +40,9 @@ class _PositionStack:
         return MAX_POSITIONS
 
 
-class EncoderPositions(_PositionStack):
-    """Draws in training and inserts the BOS hint; a mixin over a TransformerEncoder."""
+class EncoderPositions(Bound, _PositionStack):
+    """Draws in training and inserts the BOS hint; a mixin over a TransformerEncoder. The number of
+    target tokens ``[B]`` is bound to it, where the model knows it."""
 
     padding_idx: int
     embed_tokens: nn.Module
@@ -66,6 +68,9 @@ class EncoderPositions(_PositionStack):
                 token_embeddings = self._prepend_embedding(token_embeddings, slot, bos)
         seam = self.position_seam
         draw = None if seam is None else seam.draw(src_tokens.shape[0], src_tokens.device)
+        if draw is not None and draw.order is not None and self.position_config.synchronize:
+            target = () if self.bound is None else (self.bound,)
+            draw = draw.covering(seam.encoder.span(src_tokens.ne(self.padding_idx)), *target)
         with _using(seam, draw):
             out = super().forward_scriptable(
                 src_tokens, src_lengths, return_all_hiddens, token_embeddings

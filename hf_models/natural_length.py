@@ -107,6 +107,8 @@ class NaturalLengthEncoder(Seam, InitializesPositions):
         hop = hop_in_seconds(hop_nanoseconds, self.config.hop_seconds, batch)
         lengths = subsampled_lengths(CONVOLUTIONS, lengths)
         positions = subsampled_positions(lengths, hidden.shape[1], STRIDE, hop, frame_nanoseconds)
+        if draw is None and not self.training:  # of a type that draws in evaluation, too
+            draw = draw_positions(self.positions, hidden)
         addend = embed_positions(self.positions, positions, draw, hidden)
         hidden = hidden if addend is None else hidden + addend
         hidden = F.dropout(hidden, self.dropout, self.training)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cape_plugins import Draw, PositionEncoder, Positions
+from cape_plugins.augmentation import sorted_sample
 from cape_plugins.binding import Bound
 from hf_models.modeling import build_positions, draw_positions, rank_generator
 from hf_models.switching import Seam
@@ -22,11 +23,13 @@ class Moves(NamedTuple):
 
     Attributes:
         draw: Random numbers of this forward.
+        valid: ``[B, T]`` bool, False on padding; None if nothing is padded.
         coordinates: Moved positions, once they have been drawn: a stock model may ask for angles
             more than once, and all must be of the same positions.
     """
 
     draw: Draw
+    valid: Tensor | None
     coordinates: dict[str, Tensor]
 
 
@@ -51,7 +54,8 @@ class RotaryAngles(Bound, Seam):
         elif self.bound is not None:
             moved = self.bound.coordinates
             if "moved" not in moved:
-                moved["moved"] = move(self.positions, position_ids, self.bound.draw)
+                draw, valid, _ = self.bound
+                moved["moved"] = move(self.positions, position_ids, draw, valid)
             position_ids = moved["moved"]
         return super().forward(x, position_ids, *args, **kwargs)
 
@@ -74,25 +78,42 @@ class RotaryModel:
             input_ids: ``[B, T]``.
             attention_mask: ``[B, T]``, 0 on padding.
             position_ids: ``[B or 1, T]``. Without mask and cache, each 0 begins another text, which
-                is scaled on its own.
+                is scaled, or gets positions, on its own.
             draw: Random numbers of this forward, to inject; default drawn in training. A model in
                 training mode that generates draws none: each step must see the same positions.
         """
         inputs_embeds, cache = kwargs.get("inputs_embeds"), kwargs.get("past_key_values")
         content = input_ids if inputs_embeds is None else inputs_embeds
-        angles = self.rotary_emb
+        encoder, moved, valid = self.rotary_emb.positions, {}, None
         if draw is None and content is not None and (cache is None or torch.is_grad_enabled()):
-            packed = attention_mask is None and cache is None
-            draw = draw_positions(angles.positions, content)
-            if draw is not None and packed and position_ids is not None:
-                draw = draw_texts(angles.positions, position_ids.expand(content.shape[:2]))
-        with angles.using(None if draw is None else Moves(draw, {})):
+            packed = attention_mask is None and cache is None and position_ids is not None
+            if not packed:
+                draw = draw_positions(encoder, content)
+            elif encoder.draws:
+                texts = position_ids.expand(content.shape[:2])
+                if encoder.config.sampling:
+                    draw = Draw()
+                    moved["moved"] = sample_texts(encoder, texts)
+                else:
+                    draw = draw_texts(encoder, texts)
+        if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
+            valid = attention_mask[:, -content.shape[1] :].bool()
+        with self.rotary_emb.using(None if draw is None else Moves(draw, valid, moved)):
             return super().forward(input_ids, attention_mask, position_ids, *args, **kwargs)
 
 
-def move(encoder: PositionEncoder, position_ids: Tensor, draw: Draw) -> Tensor:
-    """Augmented positions ``[B, T]`` float32 of `position_ids` ``[B or 1, T]``."""
+def move(
+    encoder: PositionEncoder, position_ids: Tensor, draw: Draw, valid: Tensor | None = None
+) -> Tensor:
+    """Augmented positions ``[B, T]`` float32 of `position_ids` ``[B or 1, T]``, which are counted
+    from the first that is valid ``[B, T]`` on: only distances matter here."""
     raw = Positions(position_ids[..., None].float(), in_steps=True)
+    if valid is not None and draw.order is not None:
+        ids = position_ids.expand(valid.shape)
+        first = ids.masked_fill(~valid, ids.shape[1]).amin(1, keepdim=True)
+        number = (ids - first).clamp(min=0)
+        index = torch.arange(1, ids.shape[1] + 1, device=ids.device) * valid
+        raw = Positions(number[..., None].float(), in_steps=True, index=index)
     return encoder.coordinates(raw, draw, generator=rank_generator, random=True)[..., 0]
 
 
@@ -104,3 +125,22 @@ def draw_texts(encoder: PositionEncoder, position_ids: Tensor) -> Draw:
     if draws.scale is None:
         return Draw(batch_size=batch)
     return Draw(scale=draws.scale.view(batch, length, 1).gather(1, text), batch_size=batch)
+
+
+def sample_texts(encoder: PositionEncoder, position_ids: Tensor) -> Tensor:
+    """Positions ``[B, T]`` float32 of packed samples, drawn and sorted for each text.
+
+    The numbers of texts and of positions are read from the device, once, in such training alone:
+    an order for each token, as :func:`draw_texts` draws a number for each, would not fit into
+    memory.
+    """
+    batch = position_ids.shape[0]
+    text = (position_ids.eq(0).cumsum(1) - 1).clamp(min=0)
+    texts, longest = (torch.stack((text.max(), position_ids.max())) + 1).tolist()
+    encoder.check_length(longest)
+    order = encoder.draw(batch * texts, position_ids.device, rank_generator).order
+    size = order.shape[1]
+    count = torch.zeros(batch, texts, dtype=torch.long, device=text.device)
+    count = count.scatter_reduce(1, text, position_ids + 1, "amax")
+    samples = sorted_sample(order.view(batch, texts, size), count)
+    return samples.flatten(1).gather(1, text * size + position_ids)

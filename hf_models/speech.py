@@ -161,6 +161,8 @@ class SpeechEncoder(EncodesSpeech, Seam, InitializesPositions):
                 )
             lengths = mask.sum(-1)
         hop = hop_in_seconds(hop_nanoseconds, self.config.hop_seconds, batch)
+        if draw is None and not self.training:  # of a type that draws in evaluation, too
+            draw = draw_positions(self.conv.positions, input_features)
         with self.conv.using(Frames(lengths, hop, frame_nanoseconds, draw)):
             return super().forward(input_features, attention_mask=attention_mask, **kwargs)
 

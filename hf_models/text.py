@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import can_return_tuple
@@ -59,6 +60,24 @@ class TextStack(Bound, Seam, InitializesPositions):
             self.embed_positions = Addend()
         attentions = (layer.self_attn for layer in self.layers)
         add_relative_positions(attentions, self.positions.config)
+
+    def valid_tokens(
+        self, mask: Tensor | None, ids: Tensor | None, content: Tensor, length: int
+    ) -> Tensor:
+        """``[B, T]`` bool, False on padding: by the mask, or by the ids where the family does so;
+        otherwise all are valid.
+
+        Args:
+            mask: ``[B, T]``, 0 on padding; None, or one of more dimensions, says nothing.
+            ids: ``[B, T]``; None for embeddings.
+            content: Ids or embeddings of B samples.
+            length: T.
+        """
+        if mask is not None and mask.dim() == 2:
+            return mask.bool()
+        if self.padding_by_id and ids is not None and mask is None:
+            return ids.ne(self.padding_idx)
+        return content.new_ones((content.shape[0], length), dtype=torch.bool)
 
     def embedding(
         self, positions: Positions, content: Tensor, length: int, draw: Draw | None
@@ -126,12 +145,7 @@ class SourceStack(TextStack):
                 bos = (bos * getattr(self, "embed_scale", 1.0)).to(inputs_embeds.dtype)
                 inputs_embeds = prepend(inputs_embeds, first[..., None], bos, 0.0)
         length = expected[1] + self.has_hint
-        valid = mask
-        if mask is None or mask.dim() != 2:
-            valid = content.new_ones((expected[0], length), dtype=torch.bool)
-            if self.padding_by_id and input_ids is not None and mask is None:
-                valid = input_ids.ne(self.padding_idx)
-        positions = token_positions(valid.bool())
+        positions = token_positions(self.valid_tokens(mask, input_ids, content, length))
         with self.embed_positions.using(self.embedding(positions, content, length, draw)):
             output = super().forward(
                 input_ids=input_ids,
@@ -227,13 +241,18 @@ class TranslationModel:
             content = input_ids if inputs_embeds is None else inputs_embeds
             if draw is None:
                 draw = draw_positions(self.encoder.positions, content)
+            synchronize = self.encoder.positions.config.synchronize
+            if draw is not None and draw.order is not None and synchronize:
+                target = (decoder_attention_mask, decoder_input_ids, decoder_inputs_embeds)
+                sides = (attention_mask, input_ids, inputs_embeds), target
+                draw = draw.covering(*self._spans(*sides))
             with self.encoder.using(draw):
                 encoder_outputs = self.encoder(
                     input_ids, attention_mask, inputs_embeds, return_dict=True, **kwargs
                 )
             if decoder_draw is None and draw is not None:
                 decoder_draw = draw
-                if not self.encoder.positions.config.synchronize:
+                if not synchronize:
                     decoder_draw = draw_positions(self.decoder.positions, content)
         states, cross_mask = encoder_outputs, attention_mask
         if self.encoder.has_hint:
@@ -257,6 +276,20 @@ class TranslationModel:
             output.cross_attentions = without_bos(output.cross_attentions, attention_mask)
         return output
 
+    def _spans(self, *sides: tuple[Tensor | None, ...]) -> list[Tensor]:
+        """``[B]`` positions that each side reaches over, from its mask, ids and embeddings; none of
+        a target that the stock forward makes of the source."""
+        spans = []
+        for stack, (mask, ids, embeds) in zip((self.encoder, self.decoder), sides, strict=True):
+            content = ids if embeds is None else embeds
+            if content is None:
+                continue
+            valid = stack.valid_tokens(mask, ids, content, content.shape[1])
+            if stack is self.encoder and stack.has_hint:
+                valid = F.pad(valid, (1, 0), value=True)
+            spans.append(stack.positions.span(valid))
+        return spans
+
 
 class TokenTable(LearnedTable, nn.Embedding):
     """Over a table without rows in front."""
@@ -270,7 +303,7 @@ class TokenEmbeddings(Bound, Seam):
 
     def take_place(self, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.switching.Seam`."""
-        self.positions = build_positions(config, "encoder")
+        self.positions = build_positions(config, "encoder", std=config.initializer_range)
         if self.positions.config.encoding.counts:
             self.positions.encoding = None  # the stock table has the rows
             self.position_embeddings.__class__ = TokenTable

@@ -225,6 +225,7 @@ def _name(path: Path, side: str, sides: Sequence[str]) -> str:
     return f"{name}, {side}" if len(sides) > 1 else name
 
 
+_STEPS = ".encoding.weight"
 # Tables of relative attention: number of the layer, axis of a grid, what they are added to.
 _RELATIVE = re.compile(r"\.(\d+)\.[a-z_.]*relative\.(?:(\w+)\.)?(keys|values)$")
 
@@ -242,10 +243,12 @@ def _learned(
     (other,) = set(SIDES) - {side}
     own = {name: read for name, read in readers.items() if f"{other}." not in name}
     relative = {}
+    # a table of steps is ours in all models, whatever the stock one is called
+    end, first = (_STEPS, 0) if config.encoding.steps else (row.table, row.table_first)
     for name, read in own.items():
-        if config.encoding.counts and name.endswith(row.table):
+        if config.encoding.adds and name.endswith(end):
             table = read().float()
-            return {"table": table.reshape(-1, table.shape[-1])[row.table_first :]}
+            return {"table": table.reshape(-1, table.shape[-1])[first:]}
         match = _RELATIVE.search(name)
         if not config.encoding.adds and match:
             layer, axis, what = match.groups()

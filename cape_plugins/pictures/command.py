@@ -20,7 +20,7 @@ from cape_plugins.pictures.checkpoint import SOURCE_TARGET, choose_side, read_st
 from cape_plugins.pictures.plot import components_figure, save, similarities_figure
 from cape_plugins.pictures.plot_positions import augmentation_figure, coverage_figure
 from cape_plugins.pictures.views import Size, Stack, View, relative_views, views
-from cape_plugins.registry import DEFAULT_TYPE, TYPES
+from cape_plugins.registry import DEFAULT_TYPE, types_of
 from cape_plugins.relative_tables import build_relative_positions
 
 MAX_POSITIONS = 3000  # of one input: the thesis' length of similarity maps
@@ -153,7 +153,8 @@ def draw_picture(args: argparse.Namespace) -> str:
     stack = _configured(args) if args.checkpoint is None else _stored(args)
     config = stack.config
     if not picture.able(config):
-        able = [t for t in TYPES if picture.able(PositionConfig(t, config.domain))]
+        types = types_of("encoder", config.domain)
+        able = [name for name in types if picture.able(PositionConfig(name, config.domain))]
         raise ValueError(
             f"--position-embedding {config.type} with these settings cannot be shown: a picture of "
             f"{args.picture} needs one that {picture.needs}, such as {', '.join(able)} by default."

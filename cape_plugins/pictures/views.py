@@ -93,8 +93,8 @@ def augmentation_stages(
     encoder: PositionEncoder, positions: Positions, draw: Draw, local_shift: Tensor | None
 ) -> dict[str, Tensor]:
     """Positions ``[1 or B, T, D]`` in the unit of the domain after each step of the augmentation,
-    in its order (CAPE section 4): mean-normalisation, global shift or offset, local shift, global
-    scale; those there are."""
+    in its order (CAPE section 4): drawn instead of counted, mean-normalisation, global shift or
+    offset, local shift, global scale; those there are."""
     config = encoder.config
     steps: dict[str, dict[str, Any]] = {"positions": {}}
     if config.mean_normalize:
@@ -110,6 +110,10 @@ def augmentation_stages(
     rows, step = encoder.place(positions)
     given: dict[str, Any] = {"step": step}
     stages = {}
+    if draw.order is not None:
+        stages["positions"] = encoder.unit * rows
+        rows = encoder.start + encoder.sampled(positions, draw) * step
+        steps = {"drawn and sorted": steps.pop("positions"), **steps}
     for label, change in steps.items():
         given |= change
         stages[label] = encoder.unit * augment(rows, **given)

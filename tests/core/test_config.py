@@ -24,10 +24,11 @@ PAIRS = [(name, option) for name in TYPES for option in OPTIONS]
 COMBINATIONS = [
     (name, domain, architecture)
     for domain, architecture in itertools.product(DOMAINS, ARCHITECTURES)
-    for name in types_of(architecture)
+    for name in types_of(architecture, domain)
 ]
 
 SEQ2SEQ_ONLY = {"source_scale", "source_bos", "synchronize"}
+RANDOM_TYPES = ("shape", "cape", "randpos", "rfs")
 
 
 def setting(option):
@@ -37,7 +38,8 @@ def setting(option):
     elif option.startswith("relative_"):
         name = "relpos"
     else:
-        name = next(name for name in TYPES if option in TYPES[name].options or name == "cape")
+        having = [name for name in TYPES if option in TYPES[name].options]
+        name = "cape" if "cape" in having or not having else having[0]
     return {
         "type": name,
         "domain": "image" if OPTIONS[option].get("grid") else "text",
@@ -137,6 +139,8 @@ def other_than_off(option):
 @pytest.mark.parametrize(("name", "option"), PAIRS)
 def test_options_belong_to_their_types(name, option):
     place = {**setting(option), "type": name}
+    if place["domain"] == "image" and name not in types_of("encoder", "image"):
+        place["domain"] = "text"
     off, value = OPTIONS[option]["off"], other_than_off(option)
     assert value != off
     if applies(option, name):
@@ -162,12 +166,10 @@ def test_options_of_pairs_need_an_encoder_and_a_decoder(option, architecture):
         PositionConfig(architecture=architecture, **{option: other_than_off(option)})
 
 
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("name", [name for name in TYPES if applies("mean_normalize", name)])
 @pytest.mark.parametrize("domain", DOMAINS)
 @pytest.mark.parametrize("architecture", ["decoder", "seq2seq"])
 def test_mean_normalisation_of_a_causal_side_is_refused(name, domain, architecture):
-    if not applies("mean_normalize", name):
-        return
     with pytest.raises(
         ValueError, match=rf"mean_normalize=True.*{architecture}.*mean_normalize=Fa"
     ):
@@ -206,6 +208,9 @@ DEFAULTS = [
     ("cape", "text", "decoder", {"source_bos": False, "synchronize": False, "source_scale": "1"}),
     ("shape", "text", "seq2seq", {"max_offset": 500, "synchronize": False, "source_scale": "1"}),
     ("shape", "text", "seq2seq", {"source_bos": False}),
+    ("randpos", "text", "seq2seq", {"synchronize": True, "source_scale": "auto"}),
+    ("randpos", "text", "seq2seq", {"source_bos": False, "max_position": 2048}),
+    ("rfs", "audio", "encoder", {"max_position": 4096, "random_evaluation": False}),
     ("sinpos", "text", "seq2seq", {"source_bos": False, "source_scale": "1"}),
     ("relpos", "text", "seq2seq", {"relative_context": 150, "relative_beyond": "clip"}),
     ("relpos", "audio", "encoder", {"relative_context": 919, "relative_layers": "all"}),
@@ -223,7 +228,7 @@ def test_defaults_of_the_design(name, domain, architecture, expected):
 @pytest.mark.parametrize(("name", "domain", "architecture"), COMBINATIONS)
 def test_defaults_build_everywhere(name, domain, architecture):
     config = PositionConfig(name, domain, architecture)
-    assert config.random == (name in ("shape", "cape"))
+    assert config.random == (name in RANDOM_TYPES)
     assert config.encoding is ENCODINGS[types_of(architecture)[name].encoding]
     for option in OPTIONS:
         value = getattr(config, option)
@@ -251,6 +256,7 @@ def test_presets_are_the_papers_settings():
     assert numbers("cape_tedlium") == (30.0, 0.5, 2.0)
     assert numbers("cape_imagenet") == (0.5, 0.5, 1.4)
     assert numbers("cape_univit") == (0.5, 0.5, 1.0)
+    assert numbers("dinov3") == (0.0, 0.0, 2.0)
     assert PositionConfig.preset("relpos_wsj").relative_context == 919
     assert PositionConfig.preset("relpos_first_wsj").relative_layers == "first"
     assert PositionConfig.preset("shape_wmt16").max_offset == 500
@@ -266,6 +272,9 @@ def test_random_is_true_if_anything_is_drawn():
     ):
         assert PositionConfig("cape", **{**off, option: value}).random
     assert not PositionConfig("shape", max_offset=0).random
+    for name in ("randpos", "rfs"):
+        assert not PositionConfig(name, max_position=0).random
+        assert PositionConfig(name, max_position=1).random
 
 
 # ---- source scale --------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 from cape_plugins import (
     DOMAINS,
-    TYPES,
     Domain,
     PositionConfig,
     build_position_encoder,
@@ -20,7 +19,8 @@ from cape_plugins import (
 )
 from cape_plugins.arguments import add_position_args
 from cape_plugins.cli import main
-from tests.support.core import ADDING_TYPES, RANDOM_TYPES
+from cape_plugins.registry import types_of
+from tests.support.core import ADDING, RANDOM_TYPES
 
 SIZE, DIM = (2, 3, 4), 12
 
@@ -70,7 +70,7 @@ def test_flags_name_it():
     assert "patches or tubes" in text
 
 
-@pytest.mark.parametrize("name", ADDING_TYPES)
+@pytest.mark.parametrize("name", [name for name, domain in ADDING if domain == "image"])
 def test_every_type_embeds_it(name):
     encoder, positions = make(name), patch_positions(*SIZE)
     assert positions.coords.shape == (1, math.prod(SIZE), 3)
@@ -132,7 +132,7 @@ def test_relative_attention_has_a_table_for_each_axis(values):
     torch.testing.assert_close(output, expected @ value + added, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", [name for name in TYPES if name != "nopos"])
+@pytest.mark.parametrize("name", [n for n in types_of("encoder", "image") if n != "nopos"])
 @pytest.mark.parametrize("picture", ["components", "similarity", "augmentation", "coverage"])
 def test_it_is_drawn(picture, name, tmp_path, capsys):
     pytest.importorskip("matplotlib")

@@ -12,23 +12,23 @@ import torch
 pytest.importorskip("matplotlib")
 from PIL import Image
 
-from cape_plugins import TYPES, PositionConfig, build_position_encoder
+from cape_plugins import PositionConfig, build_position_encoder
 from cape_plugins.cli import main
-from cape_plugins.domains import DOMAINS
 from cape_plugins.pictures import command, plot
 from cape_plugins.pictures.command import PICTURES, draw_picture
 from cape_plugins.pictures.plot_positions import coverage_figure
 from cape_plugins.pictures.views import Stack, views
-from tests.support.core import make_encoder
+from cape_plugins.registry import types_of
+from tests.support.core import EVERYWHERE, make_encoder
 
 # Types that have something to show; the others are refused.
 SHOWN = {
-    "components": {"sinpos", "abspos", "relpos", "shape", "cape"},
-    "similarity": {"sinpos", "abspos", "relpos", "shape", "cape"},
-    "augmentation": {"shape", "cape"},
-    "coverage": {"sinpos", "shape", "cape"},
+    "components": {"sinpos", "abspos", "relpos", "shape", "cape", "randpos", "rfs"},
+    "similarity": {"sinpos", "abspos", "relpos", "shape", "cape", "randpos", "rfs"},
+    "augmentation": {"shape", "cape", "randpos", "rfs"},
+    "coverage": {"sinpos", "shape", "cape", "randpos", "rfs"},
 }
-CASES = [(picture, domain, name) for picture in PICTURES for domain in DOMAINS for name in TYPES]
+CASES = [(picture, domain, name) for picture in PICTURES for name, domain in EVERYWHERE]
 SIZES = {"text": ("6", "9"), "audio": ("0.3", "0.5"), "image": ("4", "3x5")}
 
 
@@ -70,7 +70,8 @@ def test_pictures_show_their_types_in_every_domain(picture, domain, name, shown,
             main(["plot", *map(str, words)])
         message = capsys.readouterr().err
         assert f"--position-embedding {name}" in message
-        assert set(re.findall(r"\w+", message)) >= SHOWN[picture]
+        there = types_of("encoder", domain).keys()
+        assert set(re.findall(r"\w+", message)) >= SHOWN[picture] & there
         assert not output.parent.exists()
         return
     assert main(["plot", *map(str, words)]) == 0
@@ -79,7 +80,7 @@ def test_pictures_show_their_types_in_every_domain(picture, domain, name, shown,
     (figure,) = shown
     title = figure.get_suptitle()
     assert f"{name}, {domain}" in title
-    for option in ("max_offset", "max_global_shift", "max_local_shift"):
+    for option in ("max_offset", "max_global_shift", "max_local_shift", "max_position"):
         assert (option in title) == bool(getattr(PositionConfig(name, domain), option))
     assert len(figure.axes) > 1
     assert all(axis.has_data() for axis in figure.axes)

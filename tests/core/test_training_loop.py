@@ -29,6 +29,9 @@ class Copier(nn.Module):
 
     def forward(self, source, target):
         draw = self.positions.draw(len(source), source.device)
+        if draw is not None:  # drawn positions have one count on both sides
+            spans = self.positions.span(source.ne(PAD)), self.target_positions.span(target.ne(PAD))
+            draw = draw.covering(*spans)
         sides = []
         for tokens, positions in ((source, self.positions), (target, self.target_positions)):
             content = self.embed(tokens) * DIM**0.5
@@ -63,6 +66,8 @@ def loss_of(model, batch):
 
 def make_model(name):
     scale = {"source_scale": "1"} if "source_scale" in TYPES[name].options else {}
+    if TYPES[name].sampling:
+        scale["max_position"] = 32  # within so few updates, not positions of all lengths
     return Copier(PositionConfig(name, architecture="seq2seq", **scale))
 
 

@@ -17,7 +17,7 @@ from cape_plugins.pictures.views import (
     training_positions,
     views,
 )
-from tests.support.core import ADDING_TYPES, RANDOM_TYPES, make_encoder
+from tests.support.core import ADDING, RANDOM, make_encoder
 
 POSITIONS = {"text": 7, "audio": 7, "image": (3, 4)}
 
@@ -39,8 +39,7 @@ def test_similarities_by_hand():
     assert rows.tolist() == [[pytest.approx(59 / 3), 9, 25], [13.5, 12, 15], [0, 0, 0]]
 
 
-@pytest.mark.parametrize("domain", DOMAINS)
-@pytest.mark.parametrize("name", ADDING_TYPES)
+@pytest.mark.parametrize(("name", "domain"), ADDING)
 def test_similarity_at_offset_zero_is_one(name, domain):
     """Augmented embeddings, too."""
     stack = make_stack(name, domain)
@@ -89,8 +88,7 @@ def test_stages_of_one_augmentation_by_hand():
         assert np.allclose(coords.flatten(), expected[label], atol=1e-6), label
 
 
-@pytest.mark.parametrize("domain", DOMAINS)
-@pytest.mark.parametrize("name", RANDOM_TYPES)
+@pytest.mark.parametrize(("name", "domain"), RANDOM)
 def test_last_stage_is_what_training_encodes(name, domain):
     stack, size = make_stack(name, domain), POSITIONS[domain]
     positions = stack.positions(size)

@@ -38,6 +38,7 @@ SHARED = {
     "shift and scale": {"position_max_global_shift": 20, "position_max_global_scale": 3},
 }
 RANDOM = [name for name in VARIANTS if build_variant(name).position_config.random]
+SAMPLED = ["randpos", "rfs"]
 EVALUATED = [*RANDOM, *(name for name in VARIANTS if name not in RANDOM)]
 
 
@@ -134,6 +135,56 @@ def test_synchronize_decides_whether_draws_are_shared(name, synchronize):
         torch.testing.assert_close(of_source, of_target)
     else:
         assert (of_source - of_target).abs().min() > 1e-3
+
+
+@pytest.mark.parametrize("left", [True, False], ids=["left", "right"])
+@pytest.mark.parametrize("name", SAMPLED)
+def test_source_and_target_share_one_function_of_the_index(name, left):
+    """Drawn positions: target token j is at f(j), source token i at f(alpha i)."""
+    model = build_variant(name, position_max_position=40)
+    draws = []
+    draw = model.encoder.embed_positions.draw
+    model.encoder.embed_positions.draw = lambda *args: draws.append(draw(*args)) or draws[-1]
+    source, i, target, j = coordinates(model, left=left)
+    alpha = float(ALPHA)
+    for row, order in enumerate(draws[0].order):
+        here, there = (values[row][~values[row].isnan()] for values in (i * alpha, j))
+        count = int(max(here.max().ceil(), there.max())) + 1
+        taken = order[:count].sort().values
+        below, above = taken[here.long()], taken[(here.long() + 1).clamp(max=count - 1)]
+        expected = START + below + (here - here.floor()) * (above - below)
+        torch.testing.assert_close(source[row][~source[row].isnan()], expected)
+        assert torch.equal(target[row][~target[row].isnan()], START + taken[there.long()])
+    assert len(draws) == 1
+
+
+def test_sides_with_draws_of_their_own_count_for_themselves():
+    model = build_variant("randpos", position_synchronize=False)
+    source, _, target, _ = coordinates(model)
+    width = min(source.shape[1], target.shape[1])
+    assert (source[:, :width] == target[:, :width]).sum() <= 1
+
+
+def test_an_encoder_that_runs_alone_counts_for_itself():
+    """As in a program that calls encoder and decoder itself; the decoder takes at least as many."""
+    model = build_variant("randpos", position_source_scale="1")
+    recorders = record(model.encoder), record(model.decoder)
+    source, previous = pad(sentences(lengths=(7, 7)), True), decoder_input(lengths=(3, 11))
+    encoded = model.encoder(source, None)
+    model.decoder(previous, encoder_out=encoded)
+    of_source, of_target = (recorder.seen[0][..., 0] - START for recorder in recorders)
+    order = encoded["position_draw"][0].order
+    assert torch.equal(of_source, order[:, :8].sort().values)
+    assert torch.equal(of_target[0, :4], of_source[0, :4])
+    assert torch.equal(of_target[1], order[1, :12].sort().values)
+
+
+def test_a_sentence_longer_than_the_range_is_refused_in_training():
+    model = build_variant("rfs", position_max_position=6, position_source_scale="1")
+    source, previous = batch()
+    with pytest.raises(ValueError, match=r"max_position=6 .*8 positions"):
+        model(source, None, previous)
+    model.eval()(source, None, previous)
 
 
 @pytest.mark.parametrize("name", RANDOM)

@@ -51,7 +51,9 @@ def added(model, inputs):
 ADDED = [
     (family, name)
     for family, name in ALL
-    if name in ADDING and FAMILIES[family].stock_type != "rope" and not left_out(family, "pictures")
+    if name in (*ADDING, "rfs+table")
+    and FAMILIES[family].stock_type != "rope"
+    and not left_out(family, "pictures")
 ]
 
 

@@ -21,6 +21,7 @@ from cape_plugins import (
     patch_positions,
     token_positions,
 )
+from cape_plugins.registry import types_of
 
 DIM = 8
 BATCH, LENGTH = 3, 6
@@ -32,10 +33,18 @@ FRAMES = torch.tensor(LENGTHS)
 SINUSOID_TYPES = [name for name, row in TYPES.items() if row.encoding == "sinusoid"]
 ADDING_TYPES = [name for name, row in TYPES.items() if ENCODINGS[row.encoding].adds]
 RANDOM_TYPES = [name for name in TYPES if PositionConfig(name).random]
-ADDING = [(name, domain) for name in ADDING_TYPES for domain in DOMAINS]
+SAMPLED_TYPES = [name for name, row in TYPES.items() if row.sampling]
+EVERYWHERE = [
+    (name, domain) for domain, row in DOMAINS.items() for name in types_of(row.architecture, domain)
+]
+ADDING = [pair for pair in EVERYWHERE if pair[0] in ADDING_TYPES]
+SINUSOIDS = [pair for pair in EVERYWHERE if pair[0] in SINUSOID_TYPES]
+RANDOM = [pair for pair in EVERYWHERE if pair[0] in RANDOM_TYPES]
 ZERO_MAXIMA = {
     "sinpos": {},
     "shape": {"max_offset": 0},
+    "randpos": {"max_position": 0},
+    "rfs": {"max_position": 0},
     "cape": {
         "max_global_shift": 0.0,
         "max_local_shift": 0.0,

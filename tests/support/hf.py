@@ -11,7 +11,7 @@ from torch import Tensor
 
 import hf_models
 from cape_plugins import TYPES, PositionEncoder
-from cape_plugins.registry import ROTARY_TYPES
+from cape_plugins.registry import ROTARY_TYPES, types_of
 
 PAD, EOS = 59, 0
 ALPHA = "11/10"
@@ -310,7 +310,9 @@ WITH_STOCK = [name for name, family in FAMILIES.items() if family.stock_model]
 
 # One of each type, and combinations; alpha must be given.
 TEXT = {name: {"type": name} for name in TYPES}
-TEXT["cape"]["source_scale"] = ALPHA
+for _name in ("cape", "randpos", "rfs"):
+    TEXT[_name]["source_scale"] = ALPHA
+TEXT["rfs+table"] = {**TEXT.pop("rfs"), "learned_table": True}
 TEXT["cape+relative"] = {
     "type": "cape",
     "source_scale": ALPHA,
@@ -319,7 +321,7 @@ TEXT["cape+relative"] = {
 }
 TEXT["sinpos+bos"] = {"type": "sinpos", "source_bos": True, "source_scale": ALPHA}
 TEXT["relpos+first"] = {"type": "relpos", "relative_context": 2, "relative_layers": "first"}
-IMAGE = {name: {"type": name} for name in TYPES}
+IMAGE = {name: {"type": name} for name in types_of("encoder", "image")}
 IMAGE["cape+relative"] = {"type": "cape", "relative_context": 3}
 IMAGE["sinpos+gamma"] = {"type": "sinpos", "gamma": 0.5}
 AUDIO = {name: {"type": name} for name in TYPES}

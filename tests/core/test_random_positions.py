@@ -1,0 +1,296 @@
+"""Positions that training draws and sorts (randpos, rfs): their distribution, padding, what source
+and target share, tables, and what is refused."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from cape_plugins import (
+    PositionConfig,
+    coordinate_positions,
+    draw_global,
+    frame_positions,
+    token_position_at,
+    token_positions,
+)
+from cape_plugins.augmentation import positions_at, sorted_sample
+from cape_plugins.config import ARCHITECTURES
+from cape_plugins.encoder import SIDES
+from cape_plugins.speech.subsampling import subsampled_positions
+from tests.support.core import (
+    BATCH,
+    LENGTHS,
+    SAMPLED_TYPES,
+    make_encoder,
+    make_positions,
+    random_numbers_untouched,
+    reading_coords,
+    valid_mask,
+)
+
+MANY = 6000
+
+
+def drawn(name, samples, length, limit, domain="text", positions=None):
+    """``[samples, length]`` coordinates of one training forward."""
+    encoder = reading_coords(make_encoder(name, domain, max_position=limit))
+    if positions is None:
+        positions = token_positions(torch.ones(samples, length, dtype=torch.bool))
+    return encoder(positions, encoder.draw(samples))[..., 0]
+
+
+# ---- distribution --------------------------------------------------------------------------------
+
+
+def test_subsets_are_uniform():
+    """Ruoss et al., section 3: chi-square over all subsets of 3 of 6."""
+    coords = drawn("randpos", MANY, 3, 6)
+    subsets = list(itertools.combinations(range(6), 3))
+    seen = [tuple(row) for row in coords.long().tolist()]
+    assert torch.equal(coords, coords.round())
+    assert set(seen) == set(subsets)
+    expected = MANY / len(subsets)
+    chi_square = sum((seen.count(subset) - expected) ** 2 / expected for subset in subsets)
+    freedom = len(subsets) - 1
+    assert chi_square < freedom + 4 * math.sqrt(2 * freedom)
+
+
+def test_a_sample_as_long_as_the_range_has_every_position():
+    assert torch.equal(drawn("randpos", 5, 7, 7), torch.arange(7.0).expand(5, 7))
+
+
+def test_floats_are_the_order_statistics_of_uniform_numbers():
+    """Mean (i + 1) L / (n + 1) and variance of a beta distribution."""
+    coords = drawn("rfs", MANY, 4, 100) / 100
+    rank = torch.arange(1.0, 5)
+    torch.testing.assert_close(coords.mean(0), rank / 5, atol=0.01, rtol=0)
+    variance = rank * (5 - rank) / (5**2 * 6)
+    torch.testing.assert_close(coords.var(0), variance, atol=0.002, rtol=0)
+    assert not torch.equal(coords, coords.round())
+    assert coords.min() >= 0
+    assert coords.max() <= 1
+
+
+@pytest.mark.parametrize("name", SAMPLED_TYPES)
+@pytest.mark.parametrize("domain", ["text", "audio"])
+def test_positions_are_sorted_and_each_sample_has_its_own(name, domain):
+    positions = make_positions(domain)
+    coords = drawn(name, BATCH, 6, 50, domain, positions)
+    step = positions.step if domain == "audio" else torch.ones(BATCH, 1, 1)
+    steps = coords / step[..., 0]
+    for row, length in zip(steps, LENGTHS, strict=True):
+        assert (row[:length].diff() > 0).all()
+        assert row[0] >= 0
+        assert row[length - 1] <= 50
+        assert torch.allclose(row, row.round(), atol=1e-4) == (name == "randpos")
+    assert len(set(steps[:, 0].tolist())) == BATCH
+
+
+# ---- padding -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SAMPLED_TYPES)
+def test_padding_takes_no_position(name):
+    """The sample in its batch, on either side of the padding, and alone."""
+    encoder = reading_coords(make_encoder(name, max_position=30))
+    draw, right, left = encoder.draw(BATCH), valid_mask(), valid_mask(left=True)
+    coords = encoder(token_positions(right), draw)
+    assert torch.equal(encoder(token_positions(left), draw)[left], coords[right])
+    for row, length in enumerate(LENGTHS):
+        expected = draw.order[row, :length].sort().values
+        assert torch.equal(coords[row, :length, 0], expected)
+
+
+# ---- source and target ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SAMPLED_TYPES)
+@pytest.mark.parametrize("alpha", ["1", "3/2", "0.4"])
+def test_source_and_target_share_one_function_of_the_index(name, alpha):
+    """Target token j is at f(j), source token i at f(alpha i), against a loop."""
+    settings = {"architecture": "seq2seq", "source_scale": alpha, "max_position": 60}
+    source, target = (reading_coords(make_encoder(name, side=side, **settings)) for side in SIDES)
+    masks = valid_mask((7, 3, 1), 7), valid_mask((2, 5, 4), 5)
+    draw = source.draw(BATCH)
+    draw = draw.covering(source.span(masks[0]), target.span(masks[1]))
+    spans = source.alpha, target.alpha
+    results = [
+        side(token_positions(mask), draw)[..., 0]
+        for side, mask in zip((source, target), masks, strict=True)
+    ]
+    for row in range(BATCH):
+        lengths = [int(mask[row].sum()) for mask in masks]
+        count = max(
+            math.ceil(scale * (length - 1)) + 1
+            for scale, length in zip(spans, lengths, strict=True)
+        )
+        taken = sorted(draw.order[row, :count].tolist())
+        for coords, scale, length in zip(results, spans, lengths, strict=True):
+            for i in range(length):
+                low = math.floor(i * scale)
+                high, rest = min(low + 1, count - 1), i * scale - low
+                expected = taken[low] + rest * (taken[high] - taken[low])
+                assert coords[row, i].item() == pytest.approx(expected, abs=1e-3)
+
+
+def test_sides_that_share_nothing_count_for_themselves():
+    settings = {"architecture": "seq2seq", "source_scale": 1, "synchronize": False}
+    encoder = reading_coords(make_encoder("randpos", max_position=60, **settings))
+    draw = encoder.draw(2)
+    coords = encoder(token_positions(torch.ones(2, 4, dtype=torch.bool)), draw)
+    assert torch.equal(coords[..., 0], draw.order[:, :4].sort().values)
+
+
+def test_a_shared_draw_without_a_common_count_is_refused():
+    encoder = make_encoder("rfs", architecture="seq2seq", source_scale=1)
+    with pytest.raises(ValueError, match=r"synchronize=True.*draw\.covering"):
+        encoder(make_positions("text"), encoder.draw(BATCH))
+
+
+def test_covering_takes_the_largest_count_and_leaves_other_draws_alone():
+    counts = torch.tensor([3, 9]), torch.tensor([5, 2])
+    draw = draw_global(2, max_position=20, sampling="uniform").covering(*counts)
+    assert draw.count.tolist() == [5, 9]
+    assert draw.covering(torch.tensor([8, 8])).count.tolist() == [8, 9]
+    shifted = draw_global(2, max_global_shift=5)
+    assert shifted.covering(*counts) is shifted
+
+
+def test_linear_between_the_entries_of_a_sample():
+    sample = sorted_sample(torch.tensor([[4.5, 1.0, 2.0, 0.0, 3.0]]), torch.tensor([3]))
+    assert sample.tolist() == [[1.0, 2.0, 4.5, 5.0, 5.0]]
+    number = torch.tensor([[0.0, 0.5, 1.0, 1.25, 2.0]])
+    assert positions_at(sample, number).tolist() == [[1.0, 1.5, 2.0, 2.625, 4.5]]
+
+
+# ---- evaluation ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("domain", ["text", "audio"])
+@pytest.mark.parametrize("name", SAMPLED_TYPES)
+def test_evaluation_counts_as_sinpos_does(name, domain):
+    positions = make_positions(domain)
+    with random_numbers_untouched():
+        actual = make_encoder(name, domain).eval()(positions)
+    assert torch.equal(actual, make_encoder("sinpos", domain).eval()(positions))
+
+
+@pytest.mark.parametrize("name", SAMPLED_TYPES)
+def test_evaluation_draws_where_that_is_asked_for(name):
+    encoder, positions = make_encoder(name, random_evaluation=True).eval(), make_positions("text")
+    first, second = (encoder(positions, encoder.draw(BATCH)) for _ in range(2))
+    assert not torch.equal(first, second)
+    with pytest.raises(ValueError, match="in training and evaluation needs a draw"):
+        encoder(positions)
+
+
+@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name != "encoder"])
+def test_evaluation_draws_nothing_for_text_that_grows(architecture):
+    with pytest.raises(ValueError, match=r"random_evaluation=True.*grows step by step.*leave"):
+        PositionConfig("randpos", "text", architecture, random_evaluation=True)
+
+
+# ---- learned tables ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("domain", "unit"), [("text", 1.0), ("audio", 0.5)])
+def test_a_table_has_a_row_for_each_step(domain, unit):
+    """Also where positions are seconds and begin elsewhere than at 0; beyond it wraps around."""
+    settings = {"learned_table": True, "max_position": 4, "start": 2.0, "unit": unit}
+    encoder = make_encoder("randpos", domain, **settings).eval()
+    table, positions = encoder.encoding.weight.detach(), make_positions(domain)
+    assert table.shape == (4, 8)
+    expected = table[torch.arange(6) % 4].expand(BATCH, -1, -1) * positions.valid[..., None]
+    torch.testing.assert_close(encoder(positions), expected, atol=1e-5, rtol=0)
+
+
+def test_a_table_is_linear_between_its_rows():
+    encoder = make_encoder("rfs", learned_table=True, max_position=9)
+    table, draw = encoder.encoding.weight, encoder.draw(1)
+    result = encoder(token_positions(torch.ones(1, 5, dtype=torch.bool)), draw)
+    expected, uses = torch.zeros(5, 8), torch.zeros(9)
+    for i, place in enumerate(draw.order[0, :5].sort().values.tolist()):
+        low = math.floor(place)
+        high = min(low + 1, 8)
+        expected[i] = table[low] + (place - low) * (table[high] - table[low])
+        uses[low] += 1 - (place - low)
+        uses[high] += place - low
+    torch.testing.assert_close(result[0], expected)
+    result.sum().backward()
+    torch.testing.assert_close(table.grad, uses[:, None].expand(9, 8))
+
+
+def test_a_table_of_alpha_is_linear_in_evaluation():
+    settings = {"architecture": "seq2seq", "source_scale": 1.5, "learned_table": True}
+    encoder = make_encoder("randpos", max_position=9, **settings).eval()
+    table = encoder.encoding.weight
+    (row,) = encoder(token_position_at(1, torch.device("cpu")))[0]
+    torch.testing.assert_close(row, (table[1] + table[2]) / 2)
+
+
+def test_a_table_in_half_precision_is_read_at_exact_steps():
+    encoder = make_encoder("randpos", learned_table=True, max_position=1000).eval()
+    positions = token_positions(torch.ones(1, 700, dtype=torch.bool))
+    expected = encoder(positions).to(torch.bfloat16)
+    assert torch.equal(encoder.to(torch.bfloat16)(positions, dtype=torch.bfloat16), expected)
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SAMPLED_TYPES)
+def test_grids_are_refused_with_the_reason(name):
+    with pytest.raises(ValueError, match=rf"'{name}'.*sequence.*'image' are a grid.*cape\. Choose"):
+        PositionConfig(name, "image")
+
+
+def test_a_table_needs_rows():
+    with pytest.raises(ValueError, match=r"learned_table=True has no rows with max_position=0"):
+        PositionConfig("rfs", max_position=0, learned_table=True)
+
+
+@pytest.mark.parametrize("name", SAMPLED_TYPES)
+def test_an_input_longer_than_the_range_is_refused_in_training(name):
+    encoder = make_encoder(name, max_position=5)
+    positions = token_positions(torch.ones(2, 6, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"max_position=5 .*an input of 6 positions.*>= 6\. Set"):
+        encoder(positions, encoder.draw(2))
+    assert encoder.eval()(positions).shape == (2, 6, 8)  # of any length
+
+
+def test_alpha_counts_for_the_longest_input():
+    settings = {"architecture": "seq2seq", "source_scale": 1.5, "synchronize": False}
+    encoder = make_encoder("rfs", max_position=7, **settings)
+    encoder(token_positions(torch.ones(1, 5, dtype=torch.bool)), encoder.draw(1))
+    with pytest.raises(ValueError, match=r"6 positions, times source_scale=1.5.*>= 9"):
+        encoder(token_positions(torch.ones(1, 6, dtype=torch.bool)), encoder.draw(1))
+
+
+def test_coordinates_that_are_not_counted_are_refused_in_training():
+    encoder = make_encoder("randpos")
+    positions = coordinate_positions(torch.rand(2, 3, 1))
+    with pytest.raises(ValueError, match=r"'randpos' in training.*counted"):
+        encoder(positions, encoder.draw(2))
+    assert encoder.eval()(positions).shape == (2, 3, 8)
+
+
+def test_frames_of_which_some_were_skipped_are_numbered_anew():
+    encoder = reading_coords(make_encoder("randpos", "audio", max_position=9))
+    times = torch.tensor([[0, 1, 3, 4, 7]]) * 10_000_000 + 12_500_000
+    length, draw = torch.tensor([5]), encoder.draw(1)
+    irregular, regular = (
+        encoder(subsampled_positions(length, 5, 1, 0.01, given), draw) for given in (times, None)
+    )
+    assert torch.allclose(regular[..., 0], draw.order[:, :5].sort().values * 0.01)
+    torch.testing.assert_close(irregular, regular)
+
+
+def test_frames_and_tokens_take_the_same_numbers():
+    draw = draw_global(1, max_position=50, sampling="uniform")
+    tokens = reading_coords(make_encoder("rfs", max_position=50))
+    frames = reading_coords(make_encoder("rfs", "audio", max_position=50))
+    of_tokens = tokens(token_positions(torch.ones(1, 4, dtype=torch.bool)), draw)
+    of_frames = frames(frame_positions(torch.tensor([4]), 0.5), draw)
+    torch.testing.assert_close(of_frames, of_tokens / 2)

@@ -1,0 +1,187 @@
+"""Models whose positions are drawn and sorted in training: what source and target share, padding,
+half precision, draws in evaluation, stock checkpoints."""
+
+import pytest
+import torch
+
+import hf_models
+from hf_models.convert import convert
+from tests.support.hf import (
+    ALPHA,
+    FAMILIES,
+    MARIAN,
+    PAD,
+    answer,
+    batch,
+    frames,
+    loss,
+    make,
+    sentences,
+    targets,
+)
+
+SAMPLED = ("randpos", "rfs")
+
+
+def coordinates(model, **inputs):
+    """``[B, S]`` and ``[B, T]`` coordinates of source and target in one forward."""
+    seen, encoders = [], [stack.positions for stack in (model.model.encoder, model.model.decoder)]
+    hooks = [
+        encoder.encoding.register_forward_pre_hook(lambda _, args: seen.append(args[0][..., 0]))
+        for encoder in encoders
+    ]
+    with torch.no_grad():
+        model(**inputs)
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
+def translation(left, lengths=(9, 4, 6), words=(3, 7, 5)):
+    inputs = sentences(left=left, lengths=lengths)
+    ids = targets(3, max(words))
+    mask = torch.arange(max(words)) < torch.tensor(words)[:, None]
+    return {
+        **inputs,
+        "decoder_input_ids": ids.masked_fill(~mask, PAD),
+        "decoder_attention_mask": mask.long(),
+    }
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("hint", [False, True])
+@pytest.mark.parametrize("name", SAMPLED)
+def test_source_and_target_share_one_function_of_the_index(name, hint, left):
+    """With the exact counts of both sides: alpha 2 puts source tokens at even numbers."""
+    settings = {"type": name, "source_scale": 2, "source_bos": hint, "max_position": 64}
+    model = MARIAN.build(settings).train()
+    inputs = translation(left)
+    draw = model.model.encoder.positions.draw(3)
+    source, target = coordinates(model, **inputs, draw=draw)
+    for row, (here, there) in enumerate(zip((9, 4, 6), (3, 7, 5), strict=True)):
+        here += hint
+        count = max(2 * (here - 1) + 1, there)
+        taken = draw.order[row, :count].sort().values
+        length = source.shape[1]
+        own = source[row, length - here :] if left else source[row, :here]
+        assert torch.equal(own, taken[: 2 * here : 2][:here])
+        assert torch.equal(target[row, :there], taken[:there])
+
+
+@pytest.mark.parametrize("family", ["bart", "m2m_100", "pegasus"])
+def test_other_translators_share_it_too(family):
+    """Their embeddings are padded by ids, or their targets made of the source."""
+    row = FAMILIES[family]
+    model = row.build({"type": "randpos", "source_scale": 1, "max_position": 64}).train()
+    inputs = batch(family)
+    inputs.pop("attention_mask")
+    source, target = coordinates(model, **inputs)
+    length = min(source.shape[1], target.shape[1])
+    start = [stack.positions.start for stack in (model.model.encoder, model.model.decoder)]
+    same = source[:, :length] - start[0] == target[:, :length] - start[1]
+    real = inputs["input_ids"][:, :length].ne(PAD)
+    assert same[real].all()
+
+
+def test_sides_that_share_nothing_draw_for_themselves():
+    settings = {"type": "randpos", "source_scale": 1, "synchronize": False}
+    source, target = coordinates(MARIAN.build(settings).train(), **translation(False))
+    assert not (source[:, :3] == target[:, :3]).any()
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_evaluation_and_generation_equal_sinpos(name):
+    settings = {"source_scale": ALPHA}
+    model, plain = (MARIAN.build({"type": kind, **settings}) for kind in (name, "sinpos"))
+    with torch.no_grad():
+        assert torch.equal(*(answer(other(**batch("marian"))) for other in (model, plain)))
+    options = {**sentences(), "max_new_tokens": 6, "num_beams": 2}
+    expected = plain.generate(**options)
+    assert torch.equal(model.generate(**options), expected)
+    assert torch.equal(model.train().generate(**options), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", SAMPLED)
+def test_drawn_positions_stay_exact_in_half_precision(name, dtype):
+    model = MARIAN.build({"type": name, "source_scale": ALPHA}).train()
+    draw = model.model.encoder.positions.draw(3)
+    expected = coordinates(model, **translation(False), draw=draw)
+    actual = coordinates(model.to(dtype), **translation(False), draw=draw)
+    for single, half in zip(expected, actual, strict=True):
+        assert single.dtype == half.dtype == torch.float32
+        assert torch.equal(single, half)
+        assert single.max() > 512
+
+
+def test_an_input_longer_than_the_range_is_refused():
+    model = MARIAN.build({"type": "randpos", "source_scale": 1, "max_position": 8}).train()
+    with pytest.raises(ValueError, match=r"max_position=8 .*9 positions"):
+        model(**batch("marian"))
+    model.eval()(**batch("marian"))
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.parametrize("family", ["bert", "speech_ctc"])
+def test_evaluation_draws_where_that_is_asked_for(family, name):
+    counted, drawn = (
+        FAMILIES[family].build({"type": name, "random_evaluation": drawn})
+        for drawn in (False, True)
+    )
+    with torch.no_grad():
+        for model in (counted, drawn):
+            first, second = (answer(model(**batch(family))) for _ in range(2))
+            assert torch.equal(first, second) == (model is counted)
+
+
+def test_generation_draws_where_evaluation_does():
+    """The encoder of speech, which is called once for a text."""
+    family = FAMILIES["speech_to_text"]
+    options = {**frames(), "max_new_tokens": 2, "num_beams": 1, "output_hidden_states": True}
+    options |= {"return_dict_in_generate": True, "do_sample": False}
+    for random in (False, True):
+        model = family.build({"type": "randpos", "random_evaluation": random})
+        first, second = (model.generate(**options).encoder_hidden_states[0] for _ in range(2))
+        assert torch.equal(first, second) == (not random)
+
+
+@pytest.mark.parametrize("family", ["marian", "llama", "qwen2"])
+def test_evaluation_draws_nothing_for_text_that_grows(family):
+    with pytest.raises(ValueError, match=r"random_evaluation=True.*grows step by step"):
+        FAMILIES[family].config(position_embedding={"type": "rfs", "random_evaluation": True})
+
+
+@pytest.mark.parametrize("family", ["vit", "siglip"])
+def test_images_are_refused_with_the_reason(family):
+    with pytest.raises(ValueError, match=r"'randpos' sorts the positions of a sequence.*grid"):
+        FAMILIES[family].config(position_embedding={"type": "randpos"})
+
+
+@pytest.mark.parametrize("family", ["marian", "llama"])
+def test_a_stock_checkpoint_becomes_one_and_comes_back(family, tmp_path):
+    """Nothing but training differs, so that both ways are open, neutral or not."""
+    row, inputs = FAMILIES[family], batch(family)
+    stock = row.build_stock(seed=1)
+    stock.save_pretrained(tmp_path / "stock")
+    scale = {"source_scale": 1} if family == "marian" else {}
+    settings = {"type": "randpos", **scale}
+    model = convert(str(tmp_path / "stock"), tmp_path / "own", settings, neutral=True)
+    with torch.no_grad():
+        expected = answer(stock(**inputs))
+        assert torch.equal(answer(model.eval()(**inputs)), expected)
+        switched = hf_models.switch(row.build_stock(seed=1), settings)
+        assert torch.equal(answer(switched.eval()(**inputs)), expected)
+        assert not torch.equal(loss(switched.train()(**inputs)), loss(switched(**inputs)))
+        back = convert(str(tmp_path / "own"), tmp_path / "back", None)
+        assert torch.equal(answer(back.eval()(**inputs)), expected)
+
+
+def test_a_learned_table_begins_as_the_others_and_is_trained_where_positions_are():
+    model = make("marian", "rfs+table").train()
+    loss(model(**batch("marian"))).backward()
+    for stack in (model.model.encoder, model.model.decoder):
+        table = stack.positions.encoding.weight
+        assert table.shape == (2048, 32)
+        assert table.std().item() == pytest.approx(0.2, abs=0.01)  # init_std of the configuration
+        used = table.grad.abs().sum(1).gt(0).sum()
+        assert 10 < used < 60
