@@ -34,13 +34,13 @@ from recipes.lab.options import add_shared, check_increasing, positive, settings
 from recipes.lab.steps import CommandError, run_main
 from recipes.lm.data import IGNORED, TASKS, Exercise, Task, blocks, encode, exercises, read_texts
 
-COMPARED = ("rope", "nopos", "cape")
-MODEL = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 4}
+COMPARED = ("rope", "nopos", "cape", "randpos", "rfs")
+MODEL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4}
 MODEL |= {"num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": True}
 MODEL |= {"initializer_range": 0.08}
 TRAINING = (
     "--per_device_train_batch_size 32 --learning_rate 2e-3 --lr_scheduler_type cosine "
-    "--warmup_steps 100 --train_sampling_strategy group_by_length --per_device_eval_batch_size 50"
+    "--warmup_steps 100 --adam_beta2 0.95 --per_device_eval_batch_size 50"
 )
 
 
