@@ -25,23 +25,26 @@ class Exercise(NamedTuple):
 
 
 def copy_letters(rng: random.Random, length: int) -> Exercise:
-    """``abc=`` and ``abc``."""
+    """``>abc=`` and ``abc``; the first sign is that of the beginning."""
     letters = "".join(rng.choices(string.ascii_lowercase, k=length))
     return Exercise(f">{letters}=", letters)
 
 
 def reverse_letters(rng: random.Random, length: int) -> Exercise:
-    """``abc=`` and ``cba``."""
+    """``>abc=`` and ``cba``."""
     question, letters = copy_letters(rng, length)
     return Exercise(question, letters[::-1])
 
 
 def add_numbers(rng: random.Random, length: int) -> Exercise:
-    """``310+950=`` and ``2701``: 13 + 59 = 1072 for numbers of `length` digits, the lowest first,
-    which is the order in which one carries."""
-    first, second = (rng.randrange(10**length) for _ in range(2))
-    written = (str(n).zfill(length)[::-1] for n in (first, second))
-    return Exercise(">" + "+".join(written) + "=", str(first + second).zfill(length + 1)[::-1])
+    """``>110+011=`` and ``1001``: 3 + 6 = 9 for binary numbers of `length` digits, lowest first."""
+
+    def written(number: int, digits: int) -> str:
+        return f"{number:0{digits}b}"[::-1]
+
+    first, second = (rng.randrange(2**length) for _ in range(2))
+    question = f">{written(first, length)}+{written(second, length)}="
+    return Exercise(question, written(first + second, length + 1))
 
 
 class Task(NamedTuple):
@@ -66,9 +69,9 @@ class Task(NamedTuple):
 
 _TIMES = (0.5, 1, 1.5, 2, 3, 4)
 TASKS = {
-    "copy": Task("repeats letters", copy_letters, 10, _TIMES, "--max_steps 1500", 50_000),
+    "copy": Task("letters again", copy_letters, 10, _TIMES, "--max_steps 1500", 50_000),
     "reverse": Task("letters backwards", reverse_letters, 10, _TIMES, "--max_steps 1500", 50_000),
-    "addition": Task("two numbers", add_numbers, 6, _TIMES, "--max_steps 2000", 100_000),
+    "addition": Task("sums of two numbers", add_numbers, 6, _TIMES, "--max_steps 2000", 100_000),
     "text": Task("loss by position", None, 64, (1, 2, 4, 8), "--max_steps 1500"),
 }
 
@@ -115,7 +118,7 @@ def built_in_text(size: int = TEXT_SIZE, seed: int = 0) -> str:
 
 
 def read_texts(files: Mapping[str, Sequence[Path]]) -> dict[str, str]:
-    """Texts by split, train and test; without files for the test the end of training is the test."""
+    """Texts by split, train and test; without files for the test the end of the training text."""
     if not files["train"]:
         texts = {"train": built_in_text()}
     else:

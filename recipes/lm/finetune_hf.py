@@ -14,9 +14,10 @@ turn queries and keys by their positions.
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from statistics import mean
+from typing import Any, NamedTuple
 
 if __name__ == "__main__":  # as a script, so that it also runs under `accelerate launch`
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -32,7 +33,8 @@ from recipes.lab.hf_checkpoints import load_model, make_config, read_beside, rea
 from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
 from recipes.lab.options import add_shared, check_increasing, positive, settings_to_compare
 from recipes.lab.steps import CommandError, run_main
-from recipes.lm.data import IGNORED, TASKS, Exercise, Task, blocks, encode, exercises, read_texts
+from recipes.lab.tables import Row
+from recipes.lm.data import IGNORED, TASKS, Task, blocks, encode, exercises, read_texts
 
 COMPARED = ("rope", "nopos", "cape", "randpos", "rfs")
 MODEL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4}
@@ -42,6 +44,13 @@ TRAINING = (
     "--per_device_train_batch_size 32 --learning_rate 2e-3 --lr_scheduler_type cosine "
     "--warmup_steps 100 --adam_beta2 0.95 --per_device_eval_batch_size 50"
 )
+
+
+METRICS = {
+    "exact_match": "Answers that are right as a whole",
+    "token_accuracy": "Tokens that are right after right ones",
+    "loss": "Loss in nats per token",
+}
 
 
 def read_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Any, Task]:
@@ -70,7 +79,9 @@ def read_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Any, T
     args, training = parse(parser, [*TRAINING.split(), *task.training.split()], argv)
     check_increasing(args.test_lengths, "--test-lengths")
     if task.make and args.train_file:
-        raise CommandError("--train-file has no effect on this --task; give --task text")
+        raise CommandError(f"--train-file has no effect on --task {args.task}; give --task text")
+    if not task.make and (least := min(args.train_length, *args.test_lengths)) < 2:
+        raise CommandError(f"length {least} has no token to predict; allowed for texts: >= 2")
     if args.validation_file and not args.train_file:
         raise CommandError("--validation-file needs --train-file")
     return args, training, task
@@ -127,13 +138,73 @@ def losses(model: Any, stretches: Sequence[list[int]], batch_size: int) -> Tenso
     return torch.stack(share(work, run, "read", len(stretches)))
 
 
+def ranges(ends: Sequence[int]) -> list[str]:
+    """Labels of the ranges of positions, from 0, with these ends.
+
+    >>> ranges([64, 128])
+    ['0-63', '64-127']
+    """
+    return [f"{low}-{end - 1}" for low, end in zip((0, *ends), ends, strict=False)]
+
+
 def by_position(values: Tensor, ends: Sequence[int]) -> dict[str, float]:
-    """Means of losses ``[stretches, T - 1]`` over ranges of positions with these ends; the first
-    token, at position 0, is not predicted."""
-    edges = zip((0, *ends), ends, strict=False)
-    return {
-        f"{low}-{end - 1}": values[:, max(low - 1, 0) : end - 1].mean().item() for low, end in edges
+    """Means of losses ``[stretches, T - 1]`` over :func:`ranges`; the first token, at position 0,
+    is not predicted."""
+    sizes = [end - low for low, end in zip((1, *ends), ends, strict=False)]
+    parts = values[:, : ends[-1] - 1].split(sizes, dim=1)
+    return {label: part.mean().item() for label, part in zip(ranges(ends), parts, strict=True)}
+
+
+class Exam(NamedTuple):
+    """What a model is trained on and how it is tested.
+
+    Attributes:
+        train_set: Samples with ``input_ids`` and ``labels``.
+        longest: Tokens of the longest input of the test.
+        trained: Groups of the scores that occur in training.
+        measure: Gives scores of a model by group.
+    """
+
+    train_set: Sequence[Mapping[str, list[int]]]
+    longest: int
+    trained: Sequence[str]
+    measure: Callable[[Any], Iterator[Row]]
+
+
+def exam_of_exercises(args: argparse.Namespace, task: Task, tokenizer: Any, size: int) -> Exam:
+    lengths = range(1, args.train_length + 1)
+    collate = transformers.DataCollatorForSeq2Seq(tokenizer)
+    tests = {
+        str(n): encode([*exercises(task, [n], args.limit, f"test {n}")], tokenizer)
+        for n in args.test_lengths
     }
+
+    def measure(model: Any) -> Iterator[Row]:
+        for label, samples in tests.items():
+            whole, tokens = zip(*right_answers(model, collate, samples, size), strict=True)
+            yield {"length": label, "exact_match": mean(whole), "token_accuracy": mean(tokens)}
+
+    longest = max(len(sample["input_ids"]) for rows in tests.values() for sample in rows)
+    train_set = encode([*exercises(task, lengths, task.samples, "train")], tokenizer)
+    return Exam(train_set, longest, [n for n in tests if int(n) in lengths], measure)
+
+
+def exam_of_texts(args: argparse.Namespace, tokenizer: Any, size: int) -> Exam:
+    ends = args.test_lengths
+    texts = read_texts({"train": args.train_file, "test": args.validation_file})
+    train_blocks = blocks(texts["train"], tokenizer, args.train_length, "training")
+    stretches = blocks(texts["test"], tokenizer, max(ends), "validation")
+    stretches = stretches[:: -(-len(stretches) // args.limit)]  # evenly spread
+
+    def measure(model: Any) -> Iterator[Row]:
+        for label, value in by_position(losses(model, stretches, size), ends).items():
+            yield {"position": label, "loss": value}
+
+    train_set = [{"input_ids": ids, "labels": ids} for ids in train_blocks]
+    trained = [
+        label for label, end in zip(ranges(ends), ends, strict=True) if end <= args.train_length
+    ]
+    return Exam(train_set, max(ends), trained, measure)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -144,22 +215,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     else:
         tokenizer = transformers.ByT5Tokenizer(extra_ids=0)
         torch.set_num_threads(1)  # so small a model gains nothing by more
-    ends = args.test_lengths
+    size = training.per_device_eval_batch_size
     if task.make:
-        lengths = range(1, args.train_length + 1)
-        train_set = encode([*exercises(task, lengths, task.samples, "train")], tokenizer)
-        tests = {n: [*exercises(task, [n], args.limit, f"test {n}")] for n in ends}
-        test_sets = {str(n): encode(work, tokenizer) for n, work in tests.items()}
-        longest = max(len(row["input_ids"]) for rows in test_sets.values() for row in rows)
+        exam = exam_of_exercises(args, task, tokenizer, size)
     else:
-        texts = read_texts({"train": args.train_file, "test": args.validation_file})
-        train_blocks = blocks(texts["train"], tokenizer, args.train_length, "training")
-        train_set = [{"input_ids": ids, "labels": ids} for ids in train_blocks]
-        longest = max(ends)
-        stretches = blocks(texts["test"], tokenizer, longest, "validation")[: args.limit]
-    # as many positions as the tests have
+        exam = exam_of_texts(args, tokenizer, size)
+    # positions of the training reach as far as the test
     defaults = {
-        name: {"max_position": longest}
+        name: {"max_position": exam.longest}
         for name, row in types_of(ROTARY).items()
         if "max_position" in row.options
     }
@@ -169,20 +232,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     def make_trainer(settings: Any, own: Any) -> transformers.Seq2SeqTrainer:
         model = build_model(args, settings, tokenizer)
         trainer = transformers.Seq2SeqTrainer
-        return trainer(model, own, collate, train_set, processing_class=tokenizer)
+        return trainer(model, own, collate, exam.train_set, processing_class=tokenizer)
 
-    rows = []
-    size = training.per_device_eval_batch_size
+    rows: list[Row] = []
     for columns, trainer in train_all(compared, args, training, make_trainer):
-        if task.make:
-            for label, samples in test_sets.items():
-                whole, tokens = zip(*right_answers(trainer.model, collate, samples, size))
-                scores = {"exact_match": sum(whole) / len(whole), "token_accuracy": sum(tokens) / len(tokens)}
-                rows.append({**columns, "length": label, **scores})
-        else:
-            read = by_position(losses(trainer.model, stretches, size), ends)
-            rows += [{**columns, "position": label, "loss": value} for label, value in read.items()]
-    print(rows)
+        rows += [{**columns, **scores} for scores in exam.measure(trainer.model)]
+    _, _, group, *metrics = rows[0]
+    titles = {metric: METRICS[metric] for metric in metrics}
+    report(args.output, f"Language model, {args.task}", rows, group, titles, trained=exam.trained)
 
 
 if __name__ == "__main__":
