@@ -67,12 +67,19 @@ class Task(NamedTuple):
     samples: int = 0
 
 
-_TIMES = (0.5, 1, 1.5, 2, 3, 4)
+_TIMES = (0.6, 1, 1.6, 2, 3, 4)
+_SHORT = "--max_steps 1000 --per_device_train_batch_size 32"
 TASKS = {
-    "copy": Task("letters again", copy_letters, 10, _TIMES, "--max_steps 1500", 50_000),
-    "reverse": Task("letters backwards", reverse_letters, 10, _TIMES, "--max_steps 1500", 50_000),
-    "addition": Task("sums of two numbers", add_numbers, 6, _TIMES, "--max_steps 2000", 100_000),
-    "text": Task("loss by position", None, 64, (1, 2, 4, 8), "--max_steps 1500"),
+    "copy": Task("letters again", copy_letters, 5, _TIMES, _SHORT, 50_000),
+    "reverse": Task("letters backwards", reverse_letters, 5, _TIMES, _SHORT, 50_000),
+    "addition": Task("sums of binary numbers", add_numbers, 4, _TIMES, _SHORT, 50_000),
+    "text": Task(
+        "loss by position",
+        None,
+        64,
+        (1, 2, 4, 8),
+        "--max_steps 600 --per_device_train_batch_size 8",
+    ),
 }
 
 

@@ -41,8 +41,8 @@ MODEL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4}
 MODEL |= {"num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": True}
 MODEL |= {"initializer_range": 0.08}
 TRAINING = (
-    "--per_device_train_batch_size 32 --learning_rate 2e-3 --lr_scheduler_type cosine "
-    "--warmup_steps 100 --adam_beta2 0.95 --per_device_eval_batch_size 50"
+    "--learning_rate 3e-3 --lr_scheduler_type cosine --warmup_steps 100 --adam_beta2 0.95 "
+    "--per_device_eval_batch_size 50"
 )
 
 
