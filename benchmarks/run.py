@@ -31,15 +31,15 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    parser = new_parser(__doc__, "benchmarks.run")
+    parser = new_parser(__doc__)
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help=f"{', '.join(BENCHMARKS)}; default all")
-    add_shared(parser, "device", default="cpu", choices=("cpu", "cuda"), help="")
-    add("--dtype", choices=tuple(DTYPES), default="float32")
+    add_shared(parser, "device", default="cpu", shown="cpu", choices=("cpu", "cuda"))
+    add_shared(parser, "dtype", default="float32")
     add("--quick", action="store_true", help="tiny models, to see that everything runs")
-    text = "cpu: CPU seconds, for a machine that does other work (with OMP_NUM_THREADS=1)"
+    text = "cpu: CPU seconds, if a machine does other work (with OMP_NUM_THREADS=1); default: wall"
     add("--clock", choices=tuple(measure.CLOCKS), default="wall", help=text)
-    add_shared(parser, "output", help="folder of the results; default benchmarks/results")
+    add_shared(parser, "output", shown="benchmarks/results")
     args = parser.parse_args(argv)
     for name in args.names:
         if name not in BENCHMARKS:

@@ -95,7 +95,7 @@ class TokenCounts:
 
 
 class _Side(NamedTuple):
-    """What was counted on one side of the corpus."""
+    """Counts of one side of the corpus."""
 
     sentences: int
     tokens: int
@@ -111,7 +111,7 @@ def count_token_lists(
     Args:
         source: Source sentences, each a sequence of tokens or token ids.
         target: Their translations, in the same number.
-        names: What an error calls the two.
+        names: Names of the two in error texts.
 
     Raises:
         ValueError: if a sentence is plain text, if the numbers of sentences differ, or if a side

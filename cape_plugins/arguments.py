@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Container, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from cape_plugins.config import options, parse_option
 from cape_plugins.options import unit_of
@@ -14,6 +14,18 @@ from cape_plugins.registry import DEFAULT_TYPE, TYPES, PositionType, types_of
 
 PREFIX = "position_"
 TYPE_ARG = "position_embedding"
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that knows no abbreviations, and tells a mistake in one line that names its help."""
+
+    def __init__(self, **settings: Any) -> None:
+        shown = argparse.RawDescriptionHelpFormatter
+        super().__init__(**{"allow_abbrev": False, "formatter_class": shown, **settings})
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the process with status 2 and the line."""
+        self.exit(2, f"error: {' '.join(message.split())}; see {self.prog} --help\n")
 
 
 def add_position_args(
@@ -54,19 +66,19 @@ def given_settings(args: Any, domain: str | None = "text") -> dict[str, Any]:
 
     Args:
         args: Namespace, DictConfig or dataclass with the flags as attributes.
-        domain: That of :func:`add_position_args`.
+        domain: The domain given to :func:`add_position_args`.
     """
     settings = {option.name: getattr(args, PREFIX + option.name) for option in options(domain)}
     return {name: value for name, value in settings.items() if value is not None}
 
 
 def type_help(types: Mapping[str, PositionType] = TYPES) -> str:
-    """Meaning of each type, for argparse."""
+    """Help text for argparse: the meaning of each type."""
     return "position embedding: " + "; ".join(f"{k}: {row.summary}" for k, row in types.items())
 
 
 def option_help(metadata: Any) -> str:
-    """Meaning, unit and range of an option, for argparse."""
+    """Help text for argparse: meaning, unit and range of an option."""
     unit = f", in {name}" if (name := unit_of(metadata)) else ""
     return f"{metadata['help']}{unit}; allowed: {metadata['range']}".replace("%", "%%")
 

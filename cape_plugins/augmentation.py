@@ -203,7 +203,7 @@ def augment(
         coords: ``[B or 1, T, D]`` float32.
         valid: ``[B, T]`` bool, False on padding; None if nothing is padded.
         mean_normalize: Subtract the mean position, in evaluation as well.
-        draw: What the sample shares; None for none.
+        draw: Random numbers that a sample shares; None for none.
         local_shift: ``[B, T, D]`` in the unit of `coords`; None for none.
         step: Grid step, see :class:`~cape_plugins.positions.Positions`.
 

@@ -1,4 +1,4 @@
-"""Handing a value through a call of a host that has no argument for it."""
+"""Hands a value through a call of a host that has no argument for it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 
 class Bound:
-    """Over a module: holds a value, such as the draw of a forward, while a stock forward is running
-    that cannot hand it on.
+    """Mixin over a module: holds a value, such as the draw of a forward, while a stock forward that
+    cannot hand it on is running.
 
     It is assigned and not appended to a list, which the replicas of DataParallel would share.
     """

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cape_plugins.alpha import TokenCounts, count_binarized, count_text_files
-from cape_plugins.arguments import in_flags
+from cape_plugins.arguments import Parser, in_flags
 from cape_plugins.config import PositionConfig, applies, options
 from cape_plugins.domains import DOMAINS
 from cape_plugins.options import unit_of
@@ -27,20 +27,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         Exit status 0. A bad argument or input ends the process with status 2 and one line that
-        names it, as argparse does.
+        names it.
     """
     args = _parser().parse_args(argv)
     try:
         print(args.run(args))
     except (ValueError, OSError, ImportError) as error:
-        message = in_flags(str(error))
-        print(f"cape-plugins {args.command}: error: {message}", file=sys.stderr)
+        print(f"error: {in_flags(str(error))}", file=sys.stderr)
         raise SystemExit(2) from None
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="cape-plugins", description=__doc__.partition(": ")[2])
+    parser = Parser(prog="cape-plugins", description=__doc__.partition(": ")[2])
     commands = parser.add_subparsers(dest="command", required=True)
 
     user_dir = commands.add_parser(

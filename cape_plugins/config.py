@@ -282,7 +282,7 @@ class PositionConfig:
 
     @property
     def encoding(self) -> Encoding:
-        """What positions are turned into; ask it for capabilities, not for its name."""
+        """Encoding that positions are turned into; ask it for capabilities, not for its name."""
         return ENCODINGS[self._row.learned if self.learned_table else self._row.encoding]
 
     @property
@@ -319,7 +319,7 @@ class PositionConfig:
         return float(Fraction(self.source_scale))
 
     def changes(self, other: PositionConfig) -> dict[str, tuple[Any, Any]]:
-        """What `other` computes otherwise with the same weights, outside of training: option, or
+        """Differences of `other` with the same weights, outside of training: option, or
         "type" where something else is added to the content, to its value here and there."""
         rows = (config.encoding for config in (self, other))
         here, there = (row if row.adds or row.turns else None for row in rows)

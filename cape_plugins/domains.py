@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-# Of log-mel frames (CAPE Appendix C), where a model does not say.
+# Defaults of log-mel frames (CAPE Appendix C).
 HOP_SECONDS = 0.01
 WINDOW_SECONDS = 0.025
 _FIGURE_9 = (5 / 7, 1, 12 / 7)  # 160, 224 and 384 pixels
@@ -20,7 +20,7 @@ _FIGURE_9 = (5 / 7, 1, 12 / 7)  # 160, 224 and 384 pixels
 
 @dataclass(frozen=True)
 class Domain:
-    """Where positions are, and how people speak of them.
+    """One kind of positions: their axes, unit, frequencies, and defaults.
 
     Positions are a sequence, of which a learned table has a row for each number and wraps around,
     or the cells of a grid, each axis of which spans [-1, 1], and of which a learned table is
@@ -30,7 +30,7 @@ class Domain:
         frequencies: Frequency matrix of sinusoids, ``[D, K/2]``: a key of
             :data:`~cape_plugins.encodings.FREQUENCIES` or such a function of K and a device.
         unit: Unit of coordinates and of the global shift.
-        steps: What follows one another along an axis, in the plural.
+        steps: Name of the elements along an axis, in the plural.
         axis: Label of an axis of positions in pictures.
         grid: Names of the axes of a grid, the slowest first; their number is D. Coordinates have
             the fastest first: x, then y. Empty for a sequence, D = 1. Relative tables have these
@@ -39,7 +39,7 @@ class Domain:
         architecture: Architecture of the papers' models for this domain.
         spacing: Distance of neighbours in `unit`, in pictures of models that do not say; lengths
             are then given in that unit. None where positions are counted.
-        symbol: Short name of `unit`, beside numbers.
+        symbol: Abbreviation of `unit`, shown behind numbers.
         dim: Channels of a model, in pictures of settings alone.
         table_size: Size of its learned table; for a grid also the inputs of its training.
         sizes: Name of a picture, or "test", to the sizes of inputs that it shows by default:

@@ -40,11 +40,11 @@ class PositionEncoder(nn.Module):
 
     Args:
         config: Complete settings.
-        encoding: What the row of the encoding has built; None where nothing is added.
+        encoding: Module built by the row of the encoding; None where nothing is added.
         side: "source" or "target"; alpha scales positions of the source only.
         start: Coordinate of position 0, in the unit of this encoder.
-        unit: What this encoder counts as 1, in the unit of the domain: hosts count frames, settings
-            have seconds.
+        unit: Distance that this encoder counts as 1, in the unit of the domain: hosts count frames,
+            settings have seconds.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class PositionEncoder(nn.Module):
 
         Args:
             positions: B x T raw positions.
-            draw: From :meth:`draw`; required in training if the type draws at all.
+            draw: Random numbers from :meth:`draw`; required in training if the type draws at all.
             local_shift: ``[B, T, D]`` in the unit of this encoder, to inject; default drawn in
                 training.
             dtype: Precision of the result.
@@ -296,7 +296,7 @@ def build_position_encoder(
         dim: K.
         side: "source" or "target"; alpha scales positions of the source only.
         start: Coordinate of position 0, in multiples of `unit`.
-        unit: What the host counts as 1, in the unit of the domain: seconds of a frame.
+        unit: Distance that the host counts as 1, in the unit of the domain: seconds of a frame.
         frequencies: Key of :data:`~cape_plugins.encodings.FREQUENCIES`, or such a function;
             default the domain's.
         layout: One of :data:`~cape_plugins.encodings.LAYOUTS`; default the paper's.

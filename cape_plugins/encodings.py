@@ -278,7 +278,7 @@ def resize_grid(
     Args:
         rows: ``[height * width, K]``, row by row; other grids likewise, the slowest axis first.
         size: (height, width) in patches.
-        new_size: The same afterwards.
+        new_size: Sizes of the axes afterwards.
         antialias: Smooths before a plane is made smaller; some stock models do.
 
     Returns:

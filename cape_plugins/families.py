@@ -1,7 +1,7 @@
 """Families of models as rows of data: where each keeps its settings, and where its positions are.
 
 A row is read without the host, from what a checkpoint stores: the config.json of transformers, or
-the arguments of fairseq. :func:`register_family` adds one for models that nobody here has seen.
+the arguments of fairseq. :func:`add_family_row` adds one for models outside this package.
 This module needs the standard library only.
 """
 
@@ -14,12 +14,12 @@ from typing import Any
 from cape_plugins.domains import HOP_SECONDS, WINDOW_SECONDS
 
 Settings = Mapping[str, Any]
-Number = float | Callable[[Settings], float]  # the same for all models, or from what is stored
+Number = float | Callable[[Settings], float]  # a constant, or a function of the stored settings
 
-OWN_PREFIX = "cape_"  # of our model types, before the stock one
+OWN_PREFIX = "cape_"  # of the model types of this package, before the stock name
 FIELD = "position_embedding"
-DECODER_FIELD = "position_decoder"  # where fairseq's models for speech keep those of the decoder
-FIRST_TOKEN = 2.0  # of fairseq: padding_idx + 1
+DECODER_FIELD = "position_decoder"  # where fairseq's speech models keep the settings of the decoder
+FIRST_TOKEN = 2.0  # fairseq's padding_idx + 1
 SIDES = ("encoder", "decoder")
 
 
@@ -30,14 +30,14 @@ class Side:
     Attributes:
         domain: Key of :data:`~cape_plugins.domains.DOMAINS`.
         architecture: Architecture of its :class:`~cape_plugins.config.PositionConfig`.
-        dim: Key of K among the stored settings; with a dot, of a part of these.
+        dim: Key of K among the stored settings; a dot leads into a part of them.
         field: Key of the position settings; None if they stand among the others, as flags do.
         start: Coordinate of the first position.
         spacing: Distance of positions in the unit of the domain, seconds.
-        unit: What the model counts as 1, in that unit.
+        unit: Distance that the model counts as 1, in that unit.
         frequencies: Frequencies of its sinusoids; None for those of the domain.
         layout: Order of their channels.
-        table: How the name of a learned table ends.
+        table: End of the name of a learned table.
         table_first: Rows of the table before the first position, of padding or a class token.
         grid: Sizes of the inputs of training, of images (height, width) in patches.
     """
@@ -62,7 +62,7 @@ class Family:
 
     Attributes:
         model_type: Type of the stock model.
-        sides: "encoder" or "decoder" to what is there, the first one first.
+        sides: The position embedding of "encoder" and "decoder", the main one first.
         stock: Type of position embedding of the stock model, perhaps by its settings and the side;
             None where there is no stock model.
         parts: Beginnings of names of parameters that tell this family from others (fairseq).
@@ -78,17 +78,17 @@ class Family:
         return self.stock(settings, side) if callable(self.stock) else self.stock
 
 
-FAMILIES: dict[str, Family] = {}
+FAMILY_ROWS: dict[str, Family] = {}
 
 
-def register_family(row: Family) -> None:
+def add_family_row(row: Family) -> None:
     """Adds or replaces the row of a stock model type of transformers."""
-    FAMILIES[row.model_type] = row
+    FAMILY_ROWS[row.model_type] = row
 
 
 def find_family(model_type: str) -> Family | None:
     """The row of a model type, with or without the prefix ``cape_``; None if it is unknown."""
-    return FAMILIES.get(model_type.removeprefix(OWN_PREFIX))
+    return FAMILY_ROWS.get(model_type.removeprefix(OWN_PREFIX))
 
 
 def setting_of(name: str, settings: Any) -> Any:
@@ -109,7 +109,7 @@ def setting_of(name: str, settings: Any) -> Any:
 
 
 def value_of(value: Number, settings: Settings) -> float:
-    """A number of a row for one model."""
+    """A number of a row, for one model."""
     return value(settings) if callable(value) else value
 
 
@@ -149,13 +149,13 @@ for _name, _sides, _stock in (
     ("bart", _BART, "abspos"),
     ("mbart", _BART, "abspos"),
 ):
-    register_family(Family(_name, _sides, _stock))
+    add_family_row(Family(_name, _sides, _stock))
 _BERT = Side("text", "encoder", dim="hidden_size", table="position_embeddings.weight")
-register_family(Family("bert", {"encoder": _BERT}, "abspos"))
+add_family_row(Family("bert", {"encoder": _BERT}, "abspos"))
 _ROTARY = Side("text", "rotary", dim="hidden_size")
-register_family(Family("llama", {"decoder": _ROTARY}, "rope"))
-register_family(Family("qwen2", {"decoder": _ROTARY}, "rope"))
-register_family(Family("modernbert", {"encoder": _ROTARY}, "rope"))
+add_family_row(Family("llama", {"decoder": _ROTARY}, "rope"))
+add_family_row(Family("qwen2", {"decoder": _ROTARY}, "rope"))
+add_family_row(Family("modernbert", {"encoder": _ROTARY}, "rope"))
 
 
 def _image(
@@ -178,15 +178,15 @@ def _stock_beit(settings: Settings, side: str) -> str:
     return "abspos" if settings.get("use_absolute_position_embeddings") else "nopos"
 
 
-register_family(Family("vit", _image(1), "abspos"))
-register_family(Family("deit", _image(2), "abspos"))
-register_family(Family("dinov2", _image(1), "abspos"))
-register_family(Family("dinov2_with_registers", _image(1), "abspos"))
-register_family(Family("beit", _image(1), _stock_beit))
+add_family_row(Family("vit", _image(1), "abspos"))
+add_family_row(Family("deit", _image(2), "abspos"))
+add_family_row(Family("dinov2", _image(1), "abspos"))
+add_family_row(Family("dinov2_with_registers", _image(1), "abspos"))
+add_family_row(Family("beit", _image(1), _stock_beit))
 _SIGLIP = "position_embedding.weight"
-register_family(Family("siglip_vision_model", _image(0, _SIGLIP), "abspos"))
-register_family(Family("siglip", _image(0, _SIGLIP, "vision_config."), "abspos"))
-register_family(
+add_family_row(Family("siglip_vision_model", _image(0, _SIGLIP), "abspos"))
+add_family_row(Family("siglip", _image(0, _SIGLIP, "vision_config."), "abspos"))
+add_family_row(
     Family(
         "speech_ctc",
         {
@@ -199,7 +199,7 @@ register_family(
         },
     )
 )
-register_family(
+add_family_row(
     Family(
         "speech_to_text",
         {
@@ -221,7 +221,7 @@ register_family(
     )
 )
 _WHISPER_STEP = 0.02  # seconds
-register_family(
+add_family_row(
     Family(
         "whisper",
         {

@@ -1,4 +1,4 @@
-"""Positions of a raw batch: the currency of this package.
+"""Positions of a raw batch, which all parts of this package exchange.
 
 A caller hands over raw positions: numbers of tokens, times of frames, cells of a grid. The encoder
 knows what the settings make of them. Shapes use this legend throughout the package: B batch, T
@@ -18,7 +18,7 @@ from cape_plugins.domains import DOMAINS
 
 
 class Positions(NamedTuple):
-    """Where the elements of a batch are, in the unit of the domain: few rows, and which of them
+    """Positions of a batch, in the unit of the domain: few rows, and which of them
     each element is at. Encoding the rows once is then enough for the batch.
 
     Attributes:
@@ -177,7 +177,7 @@ def patch_positions(*sizes: int, device: torch.device | str | None = None) -> Po
 
     Args:
         sizes: Number of patches along each axis, the slowest first: height and width of images.
-        device: Where the positions are made.
+        device: Device of the positions.
 
     Returns:
         Positions with coords ``[1, height * width, 2]``, x (column) first, then y (row).
@@ -230,7 +230,7 @@ def coordinate_positions(
                 f"valid has shape {tuple(valid.shape)}, coords {tuple(coords.shape)}; both need "
                 "the same number of samples and positions (coords may have one sample for all)."
             )
-        # whatever stands on padding, NaN included, must not reach the mean or the embedding
+        # values on padding, NaN included, must not reach the mean or the embedding
         coords = coords.masked_fill(~valid[..., None], 0.0)
         index = torch.arange(1, valid.shape[1] + 1, device=valid.device) * valid
     return Positions(coords.float(), step, index=index)

@@ -15,7 +15,7 @@ from typing import Any
 
 from cape_plugins.domains import DOMAINS
 
-# A default that each domain has for itself, see Domain.defaults.
+# Stands for a default that each domain sets, see Domain.defaults.
 OF_DOMAIN = object()
 
 

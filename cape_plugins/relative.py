@@ -69,7 +69,7 @@ def relative_attention(
     Raises:
         ValueError: if `query_offset` or `patches` do not fit the keys.
     """
-    if hasattr(positions, "axes"):  # by what it has: adapters put wrappers over modules
+    if hasattr(positions, "axes"):  # isinstance would fail: adapters put wrappers over modules
         sizes = () if patches is None else tuple(patches)
         if len(sizes) != len(positions.axes) or math.prod(sizes) > key.shape[2]:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""What relative attention learns: embeddings of the distances between key and query (Shaw et al.,
+"""Tables of relative attention: embeddings of the distances between key and query (Shaw et al.,
 NAACL 2018), of sequences and of grids."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class RelativePositions(nn.Module):
         context: C, in positions; the released CAPE code uses 919 frames, the paper 150 tokens.
         head_dim: d.
         num_heads: One table for each of H heads; None for one table shared by all (the papers).
-        values: Also an embedding added to the values (Shaw et al. Eq. 3).
+        values: Whether an embedding is added to the values (Shaw et al. Eq. 3).
         beyond: "clip" (distances beyond C use the outermost embedding, Shaw et al.) or "zero"
             (they have none, as in the code released with CAPE).
 

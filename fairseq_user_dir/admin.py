@@ -57,7 +57,7 @@ class AdminProfile(NamedTuple):
 
 
 class ProfilingBatch(NamedTuple):
-    """What `profile_admin` runs on: ``src_tokens`` [B, S] and ``prev_output_tokens`` [B, T]."""
+    """Batch of `profile_admin`: ``src_tokens`` [B, S] and ``prev_output_tokens`` [B, T]."""
 
     src_tokens: Tensor
     prev_output_tokens: Tensor

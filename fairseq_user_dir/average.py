@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from cape_plugins.arguments import Parser
 from cape_plugins.pictures.checkpoint import DICTIONARIES, fairseq_arguments, fairseq_configs
 from fairseq_user_dir.compat import allow_fairseq_checkpoints
 
@@ -295,7 +296,7 @@ def save_atomically(state: Mapping[str, Any], output: str | Path) -> None:
         OSError: if the folder cannot be written to or is full; nothing is left behind then.
     """
     output = Path(output)
-    # In the same folder, so that the last step is a rename and not a copy between file systems.
+    # The same folder makes the last step a rename and not a copy between file systems.
     temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -303,7 +304,7 @@ def save_atomically(state: Mapping[str, Any], output: str | Path) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, output)
-    except RuntimeError as error:  # what torch.save makes of a full disk
+    except RuntimeError as error:  # torch.save raises it on a full disk
         raise OSError(f"--output {output} cannot be written; disk full? ({error})") from error
     finally:
         with contextlib.suppress(FileNotFoundError):
@@ -324,10 +325,8 @@ def _check_output(output: Path, inputs: Sequence[Path]) -> None:
 
 def make_parser() -> argparse.ArgumentParser:
     """The options of ``cape-average-checkpoints``."""
-    parser = argparse.ArgumentParser(
-        prog="cape-average-checkpoints",
-        description="Average the model parameters of fairseq checkpoints.",
-    )
+    summary = "Average the model parameters of fairseq checkpoints."
+    parser = Parser(prog="cape-average-checkpoints", description=summary)
     parser.add_argument(
         "--inputs", nargs="+", required=True, type=Path, metavar="PATH",
         help="checkpoint files, or one folder together with one of the --num-... options",

@@ -1,5 +1,5 @@
-"""What a checkpoint says of its model beside the weights: all position settings, and marks of the
-dictionaries. Both are compared when the checkpoint is used again.
+"""Facts about a model that a checkpoint stores beside the weights: all position settings, and marks
+of the dictionaries. Both are compared when the checkpoint is used again.
 
 fairseq stores the arguments of the model and asks no one whether those of a resumed training are
 others; it stores nothing of the dictionaries but the number of their symbols.
@@ -44,13 +44,14 @@ _RELATIVE = ".relative."
 _PARTS = {
     "embed_positions.weight": "--position-embedding, --max-source-positions and the like",
     ".positions.encoding.": "--position-embedding",
+    "embed_positions.encoder.encoding.": "--position-learned-table and --position-max-position",
     _RELATIVE: "--position-relative-context, -layers, -values and -heads",
     ".admin.": "--admin-init",
 }
 
 
 def watch_checkpoints() -> None:
-    """Puts what this module does around fairseq's functions; calling it again changes nothing."""
+    """Wraps fairseq's functions with those of this module; calling it again changes nothing."""
     if hasattr(Trainer.load_checkpoint, "__wrapped__"):
         return
     models.build_model = _with_record(models.build_model)
@@ -146,7 +147,7 @@ def _with_record(stock: Any) -> Any:
 
 
 def changed_settings(stored: PositionConfig, current: PositionConfig) -> list[str]:
-    """What differs, by flags: ``--position-max-global-shift 5.0 (now 7.0)``."""
+    """Differences, named by flags: ``--position-max-global-shift 5.0 (now 7.0)``."""
     if stored.type != current.type:
         return [f"{flag(TYPE_ARG)} {stored.type} (now {current.type})"]
     pairs = [

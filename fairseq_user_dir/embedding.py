@@ -1,4 +1,4 @@
-"""What takes the place of ``embed_positions`` in fairseq's encoder and decoder stacks."""
+"""Modules in the place of ``embed_positions`` in fairseq's encoder and decoder."""
 
 from __future__ import annotations
 

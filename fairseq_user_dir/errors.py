@@ -41,7 +41,7 @@ def named_by_flags(prefix: str = "") -> Iterator[None]:
 def print_without_traceback() -> None:
     """Makes fairseq's commands print a SettingsError in one line; calling it again changes nothing.
 
-    By ``sys.excepthook``, because a command is running already when it imports its user directory.
+    Uses ``sys.excepthook``: a command is running already when it imports its user directory.
     """
     if hasattr(sys.excepthook, "other"):
         return
@@ -65,7 +65,7 @@ def _message(error: BaseException, trace: TracebackType | None) -> str | None:
     elif isinstance(error, ValueError) and _raised_here(trace):
         text = in_flags(str(error))
     elif isinstance(error, ProcessRaisedException):
-        # what a process of a training on several GPUs raised, as the end of a printed traceback
+        # a process of a training on several GPUs raised it; its text ends a printed traceback
         name = f"{SettingsError.__module__}.{SettingsError.__qualname__}: "
         _, mark, text = str(error).rpartition(name)
         if not mark:

@@ -53,7 +53,7 @@ ADMIN_SEED = 20080
 
 
 class _CapeModel(PositionalModel):
-    """What every cape model does around its stock ``build_model``."""
+    """Code that every cape model runs around its stock ``build_model``."""
 
     architecture: str
 

@@ -1,4 +1,4 @@
-"""Flags and dataclass fields of fairseq models, generated from PositionConfig; and the way back.
+"""Flags and dataclass fields of fairseq models, generated from PositionConfig, and back.
 
 fairseq suppresses defaults in model groups, so that they are left to the architecture functions.
 """

@@ -1,4 +1,4 @@
-"""What fairseq 0.12 does not do as it says, repaired for every model.
+"""Repairs what fairseq 0.12 does not do as it says, for every model.
 
 * ``--replace-unk`` takes its own default for the name of a file and, given an empty one, stops at
   the first unknown word, because nobody asks the generator for an alignment. In
@@ -29,7 +29,7 @@ from torch import Tensor
 
 from fairseq_user_dir.checkpoints import read_checkpoint, task_name
 
-_NO_DICTIONARY = "@@ "  # what a bare --replace-unk becomes
+_NO_DICTIONARY = "@@ "  # value of --replace-unk without a file
 
 
 def repair_fairseq() -> None:
@@ -128,7 +128,7 @@ def _with_alignment(stock: Any) -> Any:
 
 
 class _SourceText(str):
-    """What fairseq prints of a source sentence, and the words it was typed in, one a token."""
+    """Source sentence as fairseq prints it, and as it was typed, one word a token."""
 
     words: list[str]
 

@@ -20,7 +20,7 @@ from fairseq_user_dir.embedding import MAX_POSITIONS, TokenPositionEmbedding
 
 
 class _PositionStack:
-    """What both stacks share.
+    """Code that both stacks share.
 
     Attributes:
         position_config: Settings of the model.

@@ -29,7 +29,7 @@ from hf_models.settings import refuse_misplaced
 from hf_models.switching import FamilyClasses, add_parts, switch
 from hf_models.tokenization import CapeSpeechTokenizer
 
-# Configuration of each family to Auto class to the model that it loads.
+# By configuration of a family: its Auto classes, and the model that each loads.
 AUTO_CLASSES: dict[type, Any] = {}
 MODELS: dict[str, type] = {}  # by name
 

@@ -15,7 +15,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 @dataclass
 class CapeEncoderOutput(BaseModelOutput):
-    """What the encoder returns with the BOS hint: all of it fits the source of the caller, and one
+    """Output of the encoder with the BOS hint: all of it fits the source of the caller, and one
     more state, for the decoder.
 
     Attributes:
@@ -81,7 +81,7 @@ def without_bos(
 
 
 def without_hint(output: BaseModelOutput, mask: Tensor | None) -> CapeEncoderOutput:
-    """What S + 1 positions gave, over the caller's S."""
+    """Output of S + 1 positions, reduced to the caller's S."""
     hidden_states = output.hidden_states
     if hidden_states is not None:  # None where a caller has selected others
         hidden_states = tuple(None if state is None else state[:, 1:] for state in hidden_states)
@@ -94,7 +94,7 @@ def without_hint(output: BaseModelOutput, mask: Tensor | None) -> CapeEncoderOut
 
 
 def with_hint(outputs: Any) -> tuple[BaseModelOutput, CapeEncoderOutput]:
-    """What the decoder sees, S + 1 states, and the `outputs` of the encoder that were given."""
+    """The S + 1 states that the decoder sees, and the `outputs` of the encoder that were given."""
     if not isinstance(outputs, BaseModelOutput):
         *shown, leading = outputs
         if shown and isinstance(leading, Tensor):

@@ -36,7 +36,7 @@ class RankSeedCallback(TrainerCallback):
         torch.manual_seed(seed)  # on all devices
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Back to the common stream."""
+        """Returns to the common stream."""
         self._restore()
 
     def _restore(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from cape_plugins import PositionConfig
 from cape_plugins.config import applies, options
-from cape_plugins.families import find_family
+from cape_plugins.families import FAMILY_ROWS, OWN_PREFIX, find_family
 from hf_models.settings import FIELD, CheckedSettings, refuse_misplaced
 
 # transformers looks for the weights in the file that this key of config.json names
@@ -33,7 +33,7 @@ class PositionEmbeddingMixin:
     Attributes:
         position_fields: Domain and architecture of each such field, as the row of the family in
             cape_plugins.families says; the first is the main one.
-        stock_difference: What the model computes otherwise than stock with any settings, in words.
+        stock_difference: How the model differs from stock with any settings, in words.
 
     Raises:
         ValueError: when a field is set, naming option, value, allowed range and remedy.
@@ -47,7 +47,14 @@ class PositionEmbeddingMixin:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        sides = find_family(cls.model_type).sides.values()
+        row = find_family(cls.model_type)
+        if row is None:
+            raise ValueError(
+                f"model_type={cls.model_type!r} of {cls.__name__} is unknown; allowed: "
+                f"{', '.join(OWN_PREFIX + name for name in FAMILY_ROWS)}. Say what a checkpoint of "
+                "it stores by cape_plugins.families.add_family_row before the class is made."
+            )
+        sides = row.sides.values()
         cls.position_fields = {side.field: (side.domain, side.architecture) for side in sides}
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -95,7 +102,7 @@ class PositionEmbeddingMixin:
         """Refuses the configuration of another kind of model.
 
         Args:
-            settings: What a config.json holds.
+            settings: Contents of a config.json.
             source: Its place, for the message.
 
         Raises:
@@ -165,7 +172,7 @@ class PositionEmbeddingMixin:
 
 
 def _without_guard(settings: dict[str, Any]) -> dict[str, Any]:
-    """What is stored, also by earlier versions, which wrote one number as text."""
+    """Stored settings; earlier versions wrote one of the numbers as text."""
     kept = {key: value for key, value in settings.items() if GUARD.get(key, ...) != value}
     for key, value in kept.items():
         if isinstance(value, str) and value.endswith(_OLD_GUARD):

@@ -1,4 +1,4 @@
-"""Stock checkpoints to cape checkpoints and back, without training.
+"""Converts stock checkpoints to cape checkpoints and back, without training.
 
     python -m hf_models.convert Helsinki-NLP/opus-mt-en-de opus-cape \\
         --position-embedding cape --position-source-scale train.en,train.de
@@ -11,7 +11,6 @@ otherwise than before, until it is fine-tuned, is printed; with --neutral there 
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import shutil
@@ -27,7 +26,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 import hf_models
 from cape_plugins import PositionConfig, patch_positions
-from cape_plugins.arguments import TYPE_ARG, add_position_args, given_settings, in_flags
+from cape_plugins.arguments import TYPE_ARG, Parser, add_position_args, given_settings, in_flags
 from cape_plugins.config import applies, parse_option
 from cape_plugins.families import find_family, setting_of
 from cape_plugins.registry import DEFAULT_TYPE, ENCODINGS, ROTARY_TYPES, TYPES, types_of
@@ -39,7 +38,7 @@ from hf_models.loading import clear_errors, load_whole
 from hf_models.settings import FIELD
 from hf_models.switching import stock_class
 
-# What the result has of its own, and what belongs to a training that has ended.
+# Files that the result has itself, or that belong to a training that has ended.
 LEFT_BEHIND = (
     *("*.safetensors", "*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.ckpt", "*.ot", "*.onnx"),
     *("*.index.json", "config.json", "README.md", "trainer_state.json", ".*", "*.py"),
@@ -101,7 +100,7 @@ def convert(
 
 
 def _own_class(source: str, config: Any) -> Any:
-    """The class of this package for what a checkpoint was saved by."""
+    """The class of this package for the class that saved a checkpoint."""
     saved = (config.architectures or [""])[0]
     own = hf_models.MODELS.get(f"Cape{saved.removeprefix('Cape')}")
     if own is None or config.model_type not in own.config_class.model_types():
@@ -115,7 +114,7 @@ def _own_class(source: str, config: Any) -> Any:
 
 
 def _settings(config: Any) -> Settings:
-    """What the model of a configuration computes, stock or cape, for each position embedding."""
+    """Settings of each position embedding of the model of a configuration, stock or cape."""
     if not hasattr(config, "position_fields"):
         classes = hf_models.AUTO_CLASSES
         own = next(own for own in classes if config.model_type in own.model_types())
@@ -124,7 +123,7 @@ def _settings(config: Any) -> Settings:
 
 
 def _stock_settings(own: Any, saved: Mapping[str, Any]) -> Settings:
-    """What the stock model of a configuration with these settings computes."""
+    """Settings of the position embeddings of the stock model with this configuration."""
     family = find_family(own.model_type)
     return {
         row.field: PositionConfig(family.stock_type(saved, side), row.domain, row.architecture)
@@ -133,7 +132,7 @@ def _stock_settings(own: Any, saved: Mapping[str, Any]) -> Settings:
 
 
 def _changes(before: Settings, after: Settings) -> dict[str, str]:
-    """What differs outside of training, in words, by "field option"."""
+    """Differences outside of training, in words, by "field option"."""
     words = {
         "source_scale": "alpha",
         "source_bos": "the BOS hint",
@@ -311,7 +310,7 @@ def _copy_other_files(source: str, target: Path) -> None:
 
 
 def _source_scale(text: str, model: str) -> str:
-    """Alpha as given, or counted from two texts."""
+    """Alpha as it was given, or counted from two texts."""
     files = text.split(",")
     if len(files) == 2:
         counts = count_texts(*files, model)
@@ -329,12 +328,8 @@ def _source_scale(text: str, model: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; ends with status 2 and one line if something is wrong."""
-    parser = argparse.ArgumentParser(
-        prog="python -m hf_models.convert",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    """Runs the command; ends with status 2 and one line if something is wrong."""
+    parser = Parser(prog="python -m hf_models.convert", description=__doc__)
     parser.add_argument("source", metavar="SRC", help="folder or hub name of a checkpoint")
     parser.add_argument("target", metavar="DST", help="new folder")
     parser.add_argument("--stock", action="store_true", help="write a stock checkpoint")

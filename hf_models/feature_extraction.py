@@ -21,7 +21,7 @@ class CapeSpeechFeatureExtractor(SequenceFeatureExtractor):
 
     Args:
         feature_size: Mel bins.
-        sampling_rate: In Hz.
+        sampling_rate: Samples per second, in Hz.
         hop_seconds: Distance of frames where a call does not say its own.
         window_seconds: Length of a frame.
         normalize: Per recording, to mean 0 and standard deviation 1.
@@ -266,7 +266,7 @@ def choose_extractor(folder: Path, at_natural_length: bool) -> None:
     """Names the extractor that fits a model of Whisper, in the files of a folder that name one.
 
     Args:
-        folder: With the files of a feature extractor or processor; other extractors stay.
+        folder: Folder with the files of a feature extractor or processor; other extractors stay.
         at_natural_length: Whether it is that of natural lengths, or the stock one.
     """
     extractors = (WhisperFeatureExtractor, CapeWhisperFeatureExtractor)

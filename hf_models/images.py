@@ -17,7 +17,7 @@ from hf_models.switching import Seam
 
 
 class NoTable(nn.Module):
-    """In the place of a table that is dropped, where stock code initialises its `weight`."""
+    """Takes the place of a dropped table, where stock code initialises its `weight`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class NoTable(nn.Module):
 
 
 class PatchEmbeddings(Bound, Seam):
-    """Over stock embeddings of patches and special tokens; the draw of this forward is bound to it.
+    """Mixin over stock embeddings of patches and special tokens; the draw of a call is bound to it.
 
     Special tokens, such as the class token, have learned vectors of their own and no place in the
     image. A learned table keeps the name and shape of the stock parameter, its first rows being
@@ -84,7 +84,7 @@ class PatchEmbeddings(Bound, Seam):
         return super().forward(pixel_values, *args, **kwargs)
 
     def interpolate_pos_encoding(self, embeddings: Tensor, height: int, width: int) -> Any:
-        """What is added to `embeddings`, ``[1 or B, special tokens + patches, C]``, or zero."""
+        """Addend of `embeddings`, ``[1 or B, special tokens + patches, C]``, or zero."""
         rows, columns = self.patches(height, width)
         if self.positions is None:
             return self.resized_table(rows, columns)
@@ -131,8 +131,8 @@ def _pair(size: Any) -> tuple[int, int]:
 
 
 class ImageModel(Seam):
-    """Over a stock model whose ``embeddings`` are :class:`PatchEmbeddings`: images of any size, no
-    flag needed."""
+    """Mixin over a stock model whose ``embeddings`` are :class:`PatchEmbeddings`: images of any
+    size, no flag needed."""
 
     def take_place(self, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.switching.Seam`."""

@@ -1,4 +1,4 @@
-"""Checkpoints that load whole, and clear errors for those that do not."""
+"""Loads checkpoints as a whole, with clear errors for those that do not load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the models of all families share."""
+"""Parts that the models of all families share."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from cape_plugins import (
     PositionTable,
     RelativePositions,
     build_position_encoder,
+    token_position_at,
+    token_positions,
 )
 from cape_plugins.augmentation import rank_seed
 from cape_plugins.families import find_family, setting_of, value_of
@@ -33,7 +35,7 @@ _PLACE = ("cache_dir", "force_download", "local_files_only", "revision", "subfol
 
 
 class InitializesPositions:
-    """Over a PreTrainedModel: initialises what position embeddings learn."""
+    """Mixin over a PreTrainedModel: initialises parameters of position embeddings."""
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -46,7 +48,7 @@ class InitializesPositions:
 
 
 class PositionModelMixin(InitializesPositions):
-    """Over a stock model: its positions are switched when it is built; saves and loads them."""
+    """Mixin over a stock model: switches its positions when it is built; saves and loads them."""
 
     # The stock forwards of these families ignore the number of items in a batch; the Trainer
     # would multiply their loss by the number of processes and of accumulation steps.
@@ -218,3 +220,23 @@ def embed_positions(
         random=encoder.training and draw is not None,
         generator=rank_generator,
     )
+
+
+def decoder_positions(
+    length: int, past: int | Tensor, mask: Tensor | None, device: torch.device
+) -> Positions:
+    """Positions of the tokens that a decoder is given, counted from the beginning of the text.
+
+    Args:
+        length: T, tokens given now.
+        past: Number of tokens in the cache, a tensor where the cache has a fixed size.
+        mask: ``[B, past + T]``, 0 on padding; None if nothing is padded. Text is counted from its
+            first token, also in batches padded on the left.
+        device: Device of the tokens.
+
+    Returns:
+        Positions whose last T are those of the tokens given now.
+    """
+    if mask is not None and mask.dim() == 2:
+        return token_positions(mask.bool())
+    return token_position_at(past, device, length)

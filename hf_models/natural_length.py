@@ -30,12 +30,12 @@ from hf_models.switching import Addend, Seam
 
 CONVOLUTIONS = [(3, 1), (3, 2)]  # kernel size and stride
 STRIDE = 2  # frames per position of the encoder
-_ROUNDING = 5e-3  # of sinusoids stored in half precision
+_ROUNDING = 5e-3  # rounding of sinusoids stored in half precision
 
 
 @dataclass
 class MaskedOutput(BaseModelOutput):
-    """What the encoder returns, for the decoder with its mask.
+    """Output of the encoder, for the decoder with its mask.
 
     Attributes:
         attention_mask: ``[B, T']`` bool, False on padding; None if padding is not masked.
@@ -45,7 +45,7 @@ class MaskedOutput(BaseModelOutput):
 
 
 class NaturalLengthEncoder(Seam, InitializesPositions):
-    """Over Whisper's encoder: recordings of any length."""
+    """Mixin over Whisper's encoder, for recordings of any length."""
 
     def take_place(self, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.switching.Seam`; the stock sinusoids are not kept."""
@@ -87,7 +87,7 @@ class NaturalLengthEncoder(Seam, InitializesPositions):
             attention_mask: ``[B, T]``, 0 on padding; without effect unless at natural length.
             hop_nanoseconds: Distance of frames, a number or ``[B]`` integers; default that of the
                 configuration.
-            draw: From :meth:`~cape_plugins.PositionEncoder.draw`.
+            draw: Random numbers from :meth:`~cape_plugins.PositionEncoder.draw`.
             frame_nanoseconds: ``[B, T]`` integers, the centre of each frame since the beginning of
                 the recording, where some were skipped (:mod:`cape_plugins.speech.batching`).
         """
@@ -95,7 +95,7 @@ class NaturalLengthEncoder(Seam, InitializesPositions):
         batch, _, length = features.shape
         if mask is None:
             lengths = torch.full((batch,), length, device=features.device)
-        else:  # what stands on padding must not reach the last frames through a kernel
+        else:  # values on padding must not reach the last frames through a kernel
             lengths = mask.long().sum(-1).clamp(min=1)
             mask = torch.arange(length, device=mask.device) < lengths[:, None]
             features = features * mask[:, None].to(features.dtype)
@@ -122,7 +122,7 @@ class NaturalLengthEncoder(Seam, InitializesPositions):
 
 
 class MaskedDecoderLayer:
-    """Over a layer of Whisper's decoder: can be given a mask of the recording."""
+    """Mixin over a layer of Whisper's decoder: can be given a mask of the recording."""
 
     def __call__(self, *args: Any, cross_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
         """See transformers; not in `forward`, because stock code gives no mask there."""
@@ -131,7 +131,7 @@ class MaskedDecoderLayer:
 
 
 class MaskedDecoder:
-    """Over Whisper's decoder: takes a mask of the recording."""
+    """Mixin over Whisper's decoder: takes a mask of the recording."""
 
     def forward(
         self,
@@ -186,7 +186,7 @@ def split_mask(
 
 
 class ClassifiesRecordings:
-    """Over Whisper's classifier: padding does not count in its mean over time."""
+    """Mixin over Whisper's classifier: padding does not count in its mean over time."""
 
     @can_return_tuple
     def forward(

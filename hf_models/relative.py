@@ -40,8 +40,8 @@ class _AttentionConfig:
 
 
 class _RelativeAttention(Bound):
-    """Over an attention class: binds the number of cached positions and the sizes of an image to
-    itself, for the attention function, to which not all stock modules hand on what they are
+    """Mixin over an attention class: binds the number of cached positions and the sizes of an image
+    to itself, for the attention function, to which not all stock modules hand on what they are
     given."""
 
     def forward(
@@ -103,7 +103,7 @@ def _relative_forward(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """In the signature of transformers' attention functions: ``[B, H, T, d]`` to ``[B, T, H, d]``
+    """Attention in the signature of transformers: ``[B, H, T, d]`` to ``[B, T, H, d]``
     and, with eager attention, the weights ``[B, H, T, S]``."""
     query_offset, patches = module.bound
     length, num_keys = query.shape[2], key.shape[2]

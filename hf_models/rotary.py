@@ -19,7 +19,7 @@ from hf_models.switching import Seam
 
 
 class Moves(NamedTuple):
-    """What is bound to the module of angles in a training forward.
+    """Values bound to the module of angles in a training forward.
 
     Attributes:
         draw: Random numbers of this forward.
@@ -34,11 +34,11 @@ class Moves(NamedTuple):
 
 
 class RotaryAngles(Bound, Seam):
-    """Over a stock module that gives the cosines and sines of positions; :class:`Moves` are bound
+    """Mixin over the stock module that gives cosines and sines; :class:`Moves` are bound
     to it, or nothing where nothing is augmented.
 
     Attributes:
-        side: That of the row of the family.
+        side: Side in the row of the family.
     """
 
     side = "decoder"
@@ -61,7 +61,7 @@ class RotaryAngles(Bound, Seam):
 
 
 class RotaryModel:
-    """Over a stock model with :class:`RotaryAngles`; draws once per training forward."""
+    """Mixin over a stock model with :class:`RotaryAngles`; draws once per training forward."""
 
     def forward(
         self,

@@ -34,13 +34,13 @@ def require_own_config(config: Any, model: str) -> None:
     """Checks the configuration that a model is about to be built from.
 
     Args:
-        config: What the caller gave.
+        config: Configuration given by the caller.
         model: Name of the class of the model, for the message.
 
     Raises:
         ValueError: if it is a stock configuration, or if nobody has counted alpha.
     """
-    # by what it has: transformers may load the code of a self-contained folder more than once
+    # isinstance may fail: transformers can load the code of a self-contained folder twice
     if not hasattr(config, "position_fields"):
         raise ValueError(
             f"config is a {type(config).__name__}, which has no {FIELD}; {model} takes the "

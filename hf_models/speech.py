@@ -27,7 +27,7 @@ MIN_HOP, MAX_HOP = 20_000, 10_000_000_000
 
 
 class Frames(NamedTuple):
-    """What is bound to the subsampler in each forward.
+    """Values bound to the subsampler in each forward.
 
     Attributes:
         lengths: ``[B]``, frames of each sample without padding.
@@ -51,7 +51,7 @@ class Subsampler(Bound, ConvSubsampler):
         layers: Kernel size and stride of each convolution.
         scale: Factor on the content.
         positions: Position encoder.
-        dropout: Before positions are added.
+        dropout: Dropout before positions are added.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Subsampler(Bound, ConvSubsampler):
 
 
 class EncodesSpeech:
-    """Over a stock model with a :class:`SpeechEncoder`. It has every attention function of
+    """Mixin over a stock model with a :class:`SpeechEncoder`. It has every attention function of
     transformers; the stock model refuses those that its own tests cannot try."""
 
     _supports_sdpa = True
@@ -106,7 +106,7 @@ class EncodesSpeech:
 
 
 class SpeechEncoder(EncodesSpeech, Seam, InitializesPositions):
-    """Over Speech2Text's encoder, whose convolutions are a :class:`Subsampler`."""
+    """Mixin over Speech2Text's encoder, whose convolutions are a :class:`Subsampler`."""
 
     def take_place(self, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.switching.Seam`; the parameters of stock convolutions stay."""
@@ -138,7 +138,7 @@ class SpeechEncoder(EncodesSpeech, Seam, InitializesPositions):
             attention_mask: ``[B, T]``, 0 on padding.
             hop_nanoseconds: Distance of frames, a number or ``[B]`` integers, which no host casts
                 to half precision; default that of the configuration.
-            draw: From :meth:`~cape_plugins.PositionEncoder.draw`.
+            draw: Random numbers from :meth:`~cape_plugins.PositionEncoder.draw`.
             frame_nanoseconds: ``[B, T]`` integers, the centre of each frame since the beginning of
                 the recording, where some were skipped (:mod:`cape_plugins.speech.batching`).
         """
@@ -168,7 +168,7 @@ class SpeechEncoder(EncodesSpeech, Seam, InitializesPositions):
 
 
 class RecognitionModel(EncodesSpeech):
-    """Over a stock model of a :class:`SpeechEncoder` and a decoder of tokens, which do not share a
+    """Mixin over a stock model of a :class:`SpeechEncoder` and a text decoder, which do not share a
     draw."""
 
     def forward(
@@ -194,7 +194,7 @@ class RecognitionModel(EncodesSpeech):
                 to half precision; default that of the configuration.
             draw: Random numbers of the encoder in this forward; by default drawn in training. With
                 `encoder_outputs` nothing is drawn, because the encoder has run without.
-            decoder_draw: The same for the decoder.
+            decoder_draw: Random numbers of the decoder.
             frame_nanoseconds: ``[B, T]`` integers, the centre of each frame since the beginning of
                 the recording, where some were skipped (:mod:`cape_plugins.speech.batching`).
         """
@@ -225,7 +225,7 @@ def hop_in_seconds(
     """Distance of frames, a number or ``[B]`` float32.
 
     Args:
-        hop_nanoseconds: What a caller gave to a model: a number or ``[B]`` integers.
+        hop_nanoseconds: A number or ``[B]`` integers, as a model was given it.
         default: Seconds, where it is None.
         batch: B.
 

@@ -29,7 +29,7 @@ from hf_models.settings import FIELD, require_own_config
 
 
 class Addend(Bound, nn.Module):
-    """In the place of a stock position module: gives the embeddings that are bound to it, whatever
+    """Takes the place of a stock position module: gives the embeddings bound to it, whatever
     it is called with. Nothing bound means that nothing is added."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -38,7 +38,7 @@ class Addend(Bound, nn.Module):
 
 
 class LearnedTable(Addend):
-    """Over a stock table of learned positions, ``nn.Embedding`` with `offset` rows in front: it
+    """Mixin over a learned stock table, ``nn.Embedding`` with `offset` rows in front, which
     stays where stock checkpoints have it. Texts longer than the table begin it anew, as all
     learned tables of this package do (CAPE section 5.2)."""
 
@@ -55,13 +55,13 @@ class LearnedTable(Addend):
 
 
 class Seam:
-    """Over a stock module that encodes positions, or calls a module that does."""
+    """Mixin over a stock module that encodes positions, or calls a module that does."""
 
     def take_place(self, config: Any, trained: bool) -> None:
         """Puts position encoders into the place of stock ones.
 
         Args:
-            config: Of the model, with its position embeddings.
+            config: Configuration of the model, with its position embeddings.
             trained: Whether the weights are those of a trained stock model, of which a part that
                 is dropped may have to be kept elsewhere.
         """
@@ -91,12 +91,12 @@ class FamilyClasses:
 
     @property
     def stock_parts(self) -> dict[type, type]:
-        """Stock classes to those that take their place."""
+        """Stock classes, and the classes that take their place."""
         return {part.__bases__[-1]: part for part in self.parts}
 
     @property
     def model_type(self) -> str:
-        """That of the configuration."""
+        """Model type of the configuration."""
         return self.config.model_type
 
     @property
@@ -154,7 +154,7 @@ def install(model: nn.Module, trained: bool = False) -> None:
             continue
         if isinstance(module, Seam):
             module.take_place(model.config, trained)
-            module.train(module.training)  # what is new, too
+            module.train(module.training)  # reaches new modules, too
     settings = [model.config.position_settings(field) for field in model.config.position_fields]
     asked = any(config.relative_context for config in settings)
     took = any(hasattr(module, "relative") for module in model.modules())

@@ -1,4 +1,4 @@
-"""Stacks of tokens and models of two of them, for all families of text.
+"""Encoders and decoders of tokens, and models of both, for all families of text.
 
 Parameters and their names are those of the stock models, so that checkpoints load both ways.
 """
@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import can_return_tuple
 
-from cape_plugins import Draw, PositionEncoder, Positions, token_position_at, token_positions
+from cape_plugins import Draw, PositionEncoder, Positions, token_positions
 from cape_plugins.binding import Bound
 from hf_models.bos_hint import (
     CapeEncoderOutput,
@@ -28,6 +27,7 @@ from hf_models.bos_hint import (
 from hf_models.modeling import (
     InitializesPositions,
     build_positions,
+    decoder_positions,
     draw_positions,
     embed_positions,
 )
@@ -36,7 +36,7 @@ from hf_models.switching import PARTS, Addend, LearnedTable, Seam
 
 
 class TextStack(Bound, Seam, InitializesPositions):
-    """Over a stock encoder or decoder of tokens; the draw of this forward is bound to it.
+    """Mixin over a stock encoder or decoder of tokens; the draw of this forward is bound to it.
 
     Attributes:
         side: "encoder" or "decoder".
@@ -64,15 +64,8 @@ class TextStack(Bound, Seam, InitializesPositions):
     def valid_tokens(
         self, mask: Tensor | None, ids: Tensor | None, content: Tensor, length: int
     ) -> Tensor:
-        """``[B, T]`` bool, False on padding: by the mask, or by the ids where the family does so;
-        otherwise all are valid.
-
-        Args:
-            mask: ``[B, T]``, 0 on padding; None, or one of more dimensions, says nothing.
-            ids: ``[B, T]``; None for embeddings.
-            content: Ids or embeddings of B samples.
-            length: T.
-        """
+        """``[B, T]`` bool, False on padding: by a mask ``[B, T]``, else by the ids ``[B, T]`` where
+        the family does so, else True for B samples of `content` and T = `length`."""
         if mask is not None and mask.dim() == 2:
             return mask.bool()
         if self.padding_by_id and ids is not None and mask is None:
@@ -82,13 +75,13 @@ class TextStack(Bound, Seam, InitializesPositions):
     def embedding(
         self, positions: Positions, content: Tensor, length: int, draw: Draw | None
     ) -> Tensor | None:
-        """What is added to the last `length` tokens, in the precision of the content.
+        """Embeddings to add to the last `length` tokens, in the precision of the content.
 
         Args:
-            positions: Those of all tokens, or of the last.
+            positions: Positions of all tokens, or of the last.
             content: Ids ``[B, T]`` or embeddings ``[B, T, C]``.
             length: Number of tokens that are added to, of the last ones.
-            draw: From the caller; default the one that is bound.
+            draw: Random numbers from the caller; default the bound ones.
         """
         draw = self.bound if draw is None else draw
         table, words = self.embed_positions, self.embed_tokens.weight
@@ -96,7 +89,7 @@ class TextStack(Bound, Seam, InitializesPositions):
 
 
 class SourceStack(TextStack):
-    """Over an encoder of tokens: alpha scales the positions, the BOS hint marks the first."""
+    """Mixin over an encoder of tokens: alpha scales the positions, the BOS hint marks the first."""
 
     side, limit = "encoder", "max_source_positions"
 
@@ -120,7 +113,7 @@ class SourceStack(TextStack):
             input_ids: ``[B, S]``.
             attention_mask: ``[B, S]``, 0 on padding, on whichever side.
             inputs_embeds: ``[B, S, C]`` in the place of `input_ids`.
-            draw: From :meth:`~cape_plugins.PositionEncoder.draw`; default the one that is bound.
+            draw: From :meth:`~cape_plugins.PositionEncoder.draw`; default the bound draw.
 
         Returns:
             stock output, of S positions; with the BOS hint :class:`CapeEncoderOutput`.
@@ -165,7 +158,7 @@ class SourceStack(TextStack):
 
 
 class TargetStack(TextStack):
-    """Over a decoder of tokens."""
+    """Mixin over a decoder of tokens."""
 
     side, limit = "decoder", "max_target_positions"
 
@@ -205,7 +198,7 @@ class TargetStack(TextStack):
 
 
 class TranslationModel:
-    """Over a stock model of a :class:`SourceStack` and a :class:`TargetStack`, which share one draw
+    """Mixin over a model of a :class:`SourceStack` and a :class:`TargetStack`, which share one draw
     of shift, scale or offset per training forward."""
 
     @can_return_tuple
@@ -227,11 +220,11 @@ class TranslationModel:
         """See transformers.
 
         Args:
-            encoder_outputs: What the encoder has returned, as it is or as a tuple: with the BOS
+            encoder_outputs: Output of the encoder, as it is or as a tuple: with the BOS
                 hint its last hidden state alone is not enough.
             draw: Random numbers of this forward, to inject; by default drawn in training. With
                 `encoder_outputs` nothing is drawn, because the encoder has run without.
-            decoder_draw: The same for the decoder alone; default the draw of the encoder if the
+            decoder_draw: Random numbers of the decoder; default the draw of the encoder if the
                 configuration synchronises them, else one of its own.
 
         Raises:
@@ -286,19 +279,19 @@ class TranslationModel:
                 continue
             valid = stack.valid_tokens(mask, ids, content, content.shape[1])
             if stack is self.encoder and stack.has_hint:
-                valid = F.pad(valid, (1, 0), value=True)
+                valid = extend_mask(valid)
             spans.append(stack.positions.span(valid))
         return spans
 
 
 class TokenTable(LearnedTable, nn.Embedding):
-    """Over a table without rows in front."""
+    """Mixin over a table without rows in front."""
 
     offset = 0
 
 
 class TokenEmbeddings(Bound, Seam):
-    """Over stock embeddings of tokens, their types and positions, as those of BERT; the mask and
+    """Mixin over stock embeddings of tokens, their types and positions (BERT); the mask and
     the draw of this forward are bound to it."""
 
     def take_place(self, config: Any, trained: bool) -> None:
@@ -338,7 +331,7 @@ class TokenEmbeddings(Bound, Seam):
 
 
 class TokenModel(Seam):
-    """Over a stock model of one stack, whose ``embeddings`` are :class:`TokenEmbeddings`."""
+    """Mixin over a stock model of one stack, whose ``embeddings`` are :class:`TokenEmbeddings`."""
 
     def take_place(self, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.switching.Seam`."""
@@ -373,7 +366,7 @@ class TokenModel(Seam):
 
 
 class Generates:
-    """Over a stock model that generates with a :class:`TranslationModel`."""
+    """Mixin over a stock model that generates with a :class:`TranslationModel`."""
 
     def _prepare_static_cache(self, *args: Any, **kwargs: Any) -> Cache:
         """Sized by the states that the encoder shows; the decoder sees the BOS hint as well."""
@@ -382,26 +375,6 @@ class Generates:
             for layer in cache.cross_attention_cache.layers:
                 layer.max_cache_len += 1
         return cache
-
-
-def decoder_positions(
-    length: int, past: int | Tensor, mask: Tensor | None, device: torch.device
-) -> Positions:
-    """Positions of the tokens that a decoder is given, counted from the beginning of the text.
-
-    Args:
-        length: T, tokens given now.
-        past: Number of tokens in the cache, a tensor where the cache has a fixed size.
-        mask: ``[B, past + T]``, 0 on padding; None if nothing is padded. Text is counted from its
-            first token, also in batches padded on the left.
-        device: Device of the tokens.
-
-    Returns:
-        Positions whose last T are those of the tokens given now.
-    """
-    if mask is not None and mask.dim() == 2:
-        return token_positions(mask.bool())
-    return token_position_at(past, device, length)
 
 
 def _addend(
@@ -413,7 +386,7 @@ def _addend(
     words: Tensor,
     length: int,
 ) -> Tensor | None:
-    """What is added to the last `length` tokens of `content`, ids ``[B, T]`` or embeddings
+    """Embeddings to add to the last `length` tokens of `content`, ids ``[B, T]`` or embeddings
     ``[B, T, C]``: rows of the stock table where it stays, else embeddings of `positions` in the
     precision of the content or of its `words`."""
     if isinstance(table, LearnedTable):

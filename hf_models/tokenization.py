@@ -72,9 +72,9 @@ class CapeSpeechTokenizer(Wav2Vec2CTCTokenizer):
         Args:
             tokens: Pieces and blanks.
             group_tokens: Collapse repeated ones.
-            spaces_between_special_tokens: Without effect, as pieces hold their spaces.
-            output_char_offsets: Also return the offsets of pieces.
-            output_word_offsets: Also return the offsets of words.
+            spaces_between_special_tokens: Has no effect, because pieces hold their spaces.
+            output_char_offsets: Whether to return the offsets of pieces, too.
+            output_word_offsets: Whether to return the offsets of words, too.
         """
         runs = [(key, len(list(run))) for key, run in groupby(tokens)] if group_tokens else None
         offsets, end = [], 0
@@ -93,7 +93,7 @@ class CapeSpeechTokenizer(Wav2Vec2CTCTokenizer):
     def _get_word_offsets(
         offsets: list[dict[str, Any]], word_delimiter_char: str = SPACE
     ) -> list[dict[str, Any]]:
-        """Of words, from those of pieces; the pipeline calls it, too."""
+        """Offsets of words, from those of pieces; the pipeline calls this, too."""
         words: list[dict[str, Any]] = []
         for offset in offsets:
             piece = offset["char"]

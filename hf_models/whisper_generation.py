@@ -1,4 +1,4 @@
-"""Generation by Whisper without padding to 30 s: stock code with another idea of what a segment is.
+"""Generation by Whisper without padding to 30 s: stock code with segments of other lengths.
 
 The mask travels with the features, as one more bin, because stock code cuts, picks and repeats
 these, but not the mask that belongs to them.
@@ -19,12 +19,12 @@ from transformers import AutomaticSpeechRecognitionPipeline, WhisperForCondition
 from hf_models.natural_length import STRIDE
 from hf_models.speech import hop_in_seconds
 
-_STOCK_HOP = 0.01  # of models that write timestamps
+_STOCK_HOP = 0.01  # hop of models that write timestamps, in seconds
 _stock = WhisperForConditionalGeneration
 
 
 class GeneratesAtNaturalLength:
-    """Over Whisper's model for generation."""
+    """Mixin over Whisper's model for generation."""
 
     def finish(self) -> None:
         """Lifts the limit of labels: a table begins anew after its last row."""
@@ -153,7 +153,7 @@ class GeneratesAtNaturalLength:
         *args: Any,
         **kwargs: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Without a second start token before a prompt, as stock code has it by model type."""
+        """Leaves out a second start token before a prompt, as stock code has it by model type."""
         if "decoder_input_ids" in model_kwargs:
             return model_kwargs.pop("decoder_input_ids"), model_kwargs
         return super()._prepare_decoder_input_ids_for_generation(

@@ -1,9 +1,15 @@
-"""Every program of the repository explains itself, as a module and, where it is one, as a file."""
+"""Every program of the repository explains itself, as a module and, where it is one, as a file, and
+all have one vocabulary."""
 
+import argparse
 import contextlib
 import io
+import re
 import runpy
+import shlex
 import sys
+import warnings
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -24,29 +30,212 @@ def test_programs_are_seen():
     assert len(PROGRAMS) > 15
 
 
-def help_of(run, target, monkeypatch):
+def help_of(run, target, monkeypatch, **more):
     """What `run` prints as a new interpreter would with --help, and its exit status."""
     monkeypatch.setattr(sys, "argv", [target, "--help"])
     output = io.StringIO()
     with contextlib.redirect_stdout(output), pytest.raises(SystemExit) as ended:
-        run(target, run_name="__main__")
+        run(target, run_name="__main__", **more)
     return output.getvalue(), ended.value.code or 0
+
+
+def module_of(path):
+    return path.removesuffix(".py").replace("/", ".").removesuffix(".__main__")
+
+
+def skip_without_host(path):
+    if path.startswith("hf_models") or "finetune_hf" in path or path == "recipes/vit/evaluate.py":
+        pytest.importorskip("transformers")
+
+
+# those that are installed under a name of their own
+COMMANDS = {
+    "cape_plugins": "cape-plugins",
+    "fairseq_user_dir.average": "cape-average-checkpoints",
+}
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
 @pytest.mark.parametrize("path", PROGRAMS)
-def test_program_explains_itself(path, monkeypatch):
-    if path.startswith("hf_models") or "finetune_hf" in path or path == "recipes/vit/evaluate.py":
-        pytest.importorskip("transformers")
-    module = path.removesuffix(".py").replace("/", ".").removesuffix(".__main__")
-    text, status = help_of(runpy.run_module, module, monkeypatch)
+def test_program_explains_itself_and_is_named_as_it_was_typed(path, monkeypatch):
+    skip_without_host(path)
+    module = module_of(path)
+    text, status = help_of(runpy.run_module, module, monkeypatch, alter_sys=True)
     assert status == 0
-    assert text.startswith("usage: ")
+    assert text.startswith(f"usage: {COMMANDS.get(module, f'python -m {module}')} ")
     if path.startswith("recipes/"):
         # a file has its own folder first on the path, as `python recipes/mt/run.py` has
         monkeypatch.syspath_prepend(str((ROOT / path).parent))
         other, status = help_of(runpy.run_path, str(ROOT / path), monkeypatch)
         assert status == 0
+        assert other.startswith(f"usage: python {shlex.quote(str(ROOT / path))} ")
         # all but the name of the program
-        assert other.startswith("usage: ")
         assert other.partition("\n\n")[2] == text.partition("\n\n")[2] != ""
+
+
+# ---- one vocabulary ------------------------------------------------------------------------------
+
+
+class Captured(BaseException):
+    """The parser of a program, at the time when it would read its arguments."""
+
+
+def parsers_of(path, monkeypatch):
+    """``{name: parser}`` of a program and of its subcommands; none of one without options."""
+
+    def capture(parser, *args, **more):
+        raise Captured(parser)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(argparse.ArgumentParser, "parse_known_args", capture)
+        patch.setattr(sys, "argv", [path])
+        try:
+            runpy.run_module(module_of(path), run_name="__main__", alter_sys=True)
+        except Captured as caught:
+            return dict(below(module_of(path), caught.args[0]))
+        except SystemExit:
+            return {}
+
+
+def below(name, parser):
+    yield name, parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for word, inner in action.choices.items():
+                yield from below(f"{name} {word}", inner)
+
+
+@pytest.fixture(scope="module")
+def parsers():
+    pytest.importorskip("transformers")
+    pytest.importorskip("fairseq")
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        every = [parsers_of(path, patch) for path in PROGRAMS]
+    return {name: parser for named in every for name, parser in named.items()}
+
+
+@pytest.fixture(scope="module")
+def actions(parsers):
+    """``{option: {program: what argparse knows of it}}``."""
+    known = defaultdict(dict)
+    for name, parser in parsers.items():
+        for action in parser._actions:
+            for option in action.option_strings:
+                known[option][name] = action
+    return known
+
+
+def test_mistakes_are_one_line_in_every_program(parsers, capsys):
+    assert len(parsers) > 25
+    for name, parser in parsers.items():
+        with pytest.raises(SystemExit, match="2"):
+            parser.error("argument --x: 'y' is\nnot allowed")
+        line = f"error: argument --x: 'y' is not allowed; see {parser.prog} --help\n"
+        assert capsys.readouterr().err == line, name
+        assert not parser.allow_abbrev, name
+
+
+# Options whose values or texts are not the same in all programs that have them, and why
+DIFFERING = {
+    "--bins": "each analysis has bins of its own: seconds, words, positions, pixels",
+    "--data": "what a recipe reads: folders of manifests, pairs of texts, folders of recordings",
+    "--dataset": "evaluate takes several",
+    "--device": "the results of benchmarks.run are filed by cpu and cuda",
+    "--dim": "a picture needs no type that trains",
+    "--max-length": "A and B of a hypothesis, or tokens of a sentence",
+    "--max-tokens": "frames or subwords of a batch",
+    "--model": "of an analysis several; of a training or a picture one, without a name",
+    "--output": "where results are written: a folder, one picture, or a file for each side",
+    "--recipe": "each recipe has rows of its own",
+    "--seed": "plot names its range in its own error",
+    "--sizes": "plot takes units of any domain",
+    "--source-lang": "a column of a table, or the language of binarised data",
+    "--target-lang": "likewise",
+    "--test": "test data of the caller: a pair of texts, or the name of a manifest",
+    "--test-size": "pairs or utterances of the built-in data",
+    "--test-sizes": "as --sizes",
+    "--test-split": "evaluate tests the whole of the only split",
+    "--text": "segmented or not",
+    "--train": "subsets of a corpus, or a pair of texts",
+    "--train-size": "pairs or utterances of the built-in data",
+    "--valid": "of one pair of texts, or of several",
+    "--vocab-size": "letters may do without",
+    "--workers": "processes of a preparation, or threads that read images",
+}
+
+
+def facts_of(action):
+    parse = getattr(action.type, "__name__", str(action.type))
+    return parse, action.nargs, action.metavar, action.choices and [*action.choices]
+
+
+def test_an_option_is_the_same_in_all_programs(actions):
+    from recipes.lab.options import SHARED
+
+    several = {
+        option: own
+        for option, own in actions.items()
+        if len({name.partition(" ")[0] for name in own}) > 1
+    }
+    differing = set()
+    for option, own in several.items():
+        shown = [action for action in own.values() if action.help != argparse.SUPPRESS]
+        texts = {re.sub(r"[;(]? ?(\(|; |^)default.*", "", action.help or "") for action in shown}
+        meaning = SHARED.get(option.removeprefix("--"), {}).get("help")
+        if meaning and all(text.startswith(meaning) for text in texts):
+            texts = {meaning}
+        if len(texts) > 1 or len({str(facts_of(action)) for action in shown}) > 1:
+            differing.add(option)
+    differing -= {option for option in differing if option.startswith("--position-")}
+    assert differing == DIFFERING.keys()
+
+
+def test_defaults_are_shown(actions):
+    silent = [
+        (name, option)
+        for option, own in actions.items()
+        for name, action in own.items()
+        if action.default not in (None, False, [], (), argparse.SUPPRESS)
+        and "default" not in str(action.help)
+    ]
+    assert silent == []
+
+
+# What was another word for the same thing; some are still taken
+FORMER = {
+    "--variants": "compare",
+    "--models": ("compare", "conditions"),
+    "--checkpoint": "model",
+    "--sentences": "limit",
+    "--beams": "beam",
+    "--lenpen": "length_penalty",
+}
+
+
+def test_no_help_shows_another_word_for_the_same_thing(actions):
+    shown = {
+        (option, name)
+        for option in FORMER
+        for name, action in actions.get(option, {}).items()
+        if action.help != argparse.SUPPRESS or action.dest not in FORMER[option]
+    }
+    assert shown == set()
+    assert len(FORMER.keys() & actions.keys()) >= 5, "none is taken any more"
+
+
+def test_every_training_takes_types_and_seeds(actions):
+    comparing = actions["--compare"].keys()
+    assert comparing >= {"recipes.mt.run", "recipes.mt.quickstart", "recipes.asr.run"}
+    assert comparing == actions["--seeds"].keys()
+    assert comparing <= actions["--output"].keys() | {"recipes.mt.run"}  # beside its checkpoints
+    for option in ("--position-embedding", "--position-max-global-shift"):
+        assert comparing <= actions[option].keys()
+
+
+def test_every_program_that_computes_in_its_own_way_takes_a_device(actions):
+    """The Trainer has --use_cpu; quickstart and asr.run have flags of their recipes."""
+    trainer = {name for name in actions["--compare"] if name.endswith("finetune_hf")}
+    of_recipes = {"recipes.mt.quickstart", "recipes.asr.run"}
+    computing = (actions["--compare"].keys() | actions["--limit"].keys()) - trainer - of_recipes
+    assert computing <= actions["--device"].keys()

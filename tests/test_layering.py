@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from cape_plugins import DOMAINS, ENCODINGS, TYPES
-from cape_plugins.families import FAIRSEQ_FAMILIES, FAMILIES, OWN_PREFIX
+from cape_plugins.families import FAIRSEQ_FAMILIES, FAMILY_ROWS, OWN_PREFIX
 
 FOLDERS = (
     ".ci",
@@ -63,7 +63,7 @@ WITHOUT_TORCH = {"registry", "domains", "families", "config", "alpha", "argument
 OWN = {CORE, *SKINS, "recipes"}
 FREE = ("benchmarks", "recipes", "setup.py", "tests")
 # What is a row is asked for its properties, never for its name.
-STOCK_MODELS = {*FAMILIES, *(family.model_type for family in FAIRSEQ_FAMILIES)}
+STOCK_MODELS = {*FAMILY_ROWS, *(family.model_type for family in FAIRSEQ_FAMILIES)}
 ROW_NAMES = {*TYPES, *ENCODINGS, *DOMAINS, *STOCK_MODELS}
 ROW_NAMES |= {OWN_PREFIX + name for name in STOCK_MODELS}
 VAGUE_NAMES = {"found", "one", "kind", "thing", "tmp"}

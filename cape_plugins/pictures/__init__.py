@@ -1,2 +1,2 @@
-"""What the positions of a model look like: settings that a checkpoint stores, views, plots and the
+"""Pictures of the positions of a model: settings that a checkpoint stores, views, plots and the
 command ``cape-plugins plot``. Each module is imported by its own name."""

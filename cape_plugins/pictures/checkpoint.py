@@ -21,7 +21,7 @@ from cape_plugins.config import PositionConfig, options
 from cape_plugins.encoder import build_position_encoder
 from cape_plugins.families import (
     FAIRSEQ_FAMILIES,
-    FAMILIES,
+    FAMILY_ROWS,
     OWN_PREFIX,
     SIDES,
     Side,
@@ -34,7 +34,7 @@ from cape_plugins.pictures.views import Stack
 
 SOURCE_TARGET = {"encoder": "source", "decoder": "target"}
 DICTIONARIES = "dictionaries"  # among "task_state": size and digest of each
-NUMBERS = ("bool", "int32", "int64", "float32", "float64")  # that metrics may hold
+NUMBERS = ("bool", "int32", "int64", "float32", "float64")  # numpy types that metrics may hold
 
 
 def read_stack(path: str | Path, side: str | None = None) -> Stack:
@@ -44,7 +44,7 @@ def read_stack(path: str | Path, side: str | None = None) -> Stack:
 
     Args:
         path: Folder of a Hugging Face model of one of the
-            :data:`~cape_plugins.families.FAMILIES`, or checkpoint file of fairseq.
+            :data:`~cape_plugins.families.FAMILY_ROWS`, or checkpoint file of fairseq.
         side: One of :data:`SIDES`; default the encoder if there is one.
 
     Raises:
@@ -53,12 +53,12 @@ def read_stack(path: str | Path, side: str | None = None) -> Stack:
     """
     path = Path(path)
     if not path.exists():
-        raise ValueError(f"--checkpoint {path}: no such file or folder; check the path.")
+        raise ValueError(f"--model {path}: no such file or folder; check the path.")
     try:
         return _read_folder(path, side) if path.is_dir() else _read_fairseq(path, side)
     except KeyError as error:
         raise ValueError(
-            f"--checkpoint {path} does not say {error.args[0]!r}; is it a model that was saved "
+            f"--model {path} does not say {error.args[0]!r}; is it a model that was saved "
             "whole by transformers or fairseq-train?"
         ) from None
 
@@ -72,14 +72,14 @@ def _read_folder(folder: Path, side: str | None) -> Stack:
         saved = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"--checkpoint {folder}: {file.name} cannot be read ({error}); give a folder that "
+            f"--model {folder}: {file.name} cannot be read ({error}); give a folder that "
             "save_pretrained wrote."
         ) from None
     family = find_family(str(saved.get("model_type")))
     if family is None:
         raise ValueError(
-            f"--checkpoint {folder}: model type {saved.get('model_type')!r} is unknown; allowed: "
-            f"{', '.join(FAMILIES)}, with or without the prefix {OWN_PREFIX}."
+            f"--model {folder}: model type {saved.get('model_type')!r} is unknown; allowed: "
+            f"{', '.join(FAMILY_ROWS)}, with or without the prefix {OWN_PREFIX}."
         )
     side = choose_side(side, tuple(family.sides), folder)
     row = family.sides[side]
@@ -103,7 +103,7 @@ def _safetensors(folder: Path) -> dict[str, Any]:
         try:
             weights = safe_open(file, "pt")
         except Exception as error:  # its own type of error, for damaged files
-            raise ValueError(f"--checkpoint: {file} cannot be read ({error}).") from None
+            raise ValueError(f"--model: {file} cannot be read ({error}).") from None
         readers |= {name: (lambda n=name, w=weights: w.get_tensor(n)) for name in weights.keys()}  # noqa: SIM118
     return readers
 
@@ -117,7 +117,7 @@ def _read_fairseq(path: Path, side: str | None) -> Stack:
         settings, weights = fairseq_arguments(state), state["model"]
     except Exception as error:  # a damaged file can stop the reader anywhere, with anything
         raise ValueError(
-            f"--checkpoint {path} cannot be read as a checkpoint of fairseq ({reason(error)}); "
+            f"--model {path} cannot be read as a checkpoint of fairseq ({reason(error)}); "
             "give a file that fairseq-train wrote, or the folder of a Hugging Face model."
         ) from None
     family = find_fairseq_family(weights)
@@ -129,7 +129,7 @@ def _read_fairseq(path: Path, side: str | None) -> Stack:
 
 
 def load_fairseq(path: str | Path) -> dict[str, Any]:
-    """What a checkpoint file of fairseq holds; tensors stay in the file until they are used, where
+    """Contents of a checkpoint file of fairseq; tensors stay in the file until they are used, where
     its format (of torch 1.6 and later) allows that.
 
     Raises:
@@ -142,7 +142,7 @@ def load_fairseq(path: str | Path) -> dict[str, Any]:
 
 def reason(error: Exception) -> str:
     """Why a checkpoint could not be read, in one line for people."""
-    # what torch adds is not for users of this project: advice to load anything, "miniz"
+    # the rest of torch's text is not for users: advice to load anything, "miniz"
     if isinstance(error, pickle.UnpicklingError | LookupError):
         return "not a file of torch, or with objects that fairseq does not save"
     if isinstance(error, EOFError):
@@ -231,7 +231,7 @@ _RELATIVE = re.compile(r"\.(\d+)\.[a-z_.]*relative\.(?:(\w+)\.)?(keys|values)$")
 
 
 def _is_learned(config: PositionConfig) -> bool:
-    """Whether there is something to read among the weights."""
+    """Whether the weights hold a table to read."""
     encoding = config.encoding
     return encoding.learned if encoding.adds else config.relative_context > 0
 
@@ -259,7 +259,7 @@ def _learned(
     if relative:
         return {"relative": dict(sorted(relative.items(), key=_by_layer))}
     raise ValueError(
-        f"--checkpoint {path} has a learned position table by its settings, and none among its "
+        f"--model {path} has a learned position table by its settings, and none among its "
         "weights; give the model with its weights."
     )
 

@@ -23,20 +23,20 @@ from cape_plugins.pictures.views import Size, Stack, View, relative_views, views
 from cape_plugins.registry import DEFAULT_TYPE, types_of
 from cape_plugins.relative_tables import build_relative_positions
 
-MAX_POSITIONS = 3000  # of one input: the thesis' length of similarity maps
+MAX_POSITIONS = 3000  # in one input; the length of the thesis's similarity maps
 MAX_CHANNELS = 12
-HEADS = 8  # of a configuration alone
+HEADS = 8  # heads in pictures of settings alone
 
 
 class Picture(NamedTuple):
-    """What can be drawn.
+    """A picture that the command can draw.
 
     Attributes:
-        help: What it shows.
-        needs: What a position embedding must have for it ...
-        able: ... and whether it does.
+        help: Its help text.
+        needs: Property that a position embedding must have for it ...
+        able: ... and the test for that.
         draws: Fewest, default and most draws of the augmentation.
-        most_sizes: How many may be asked for.
+        most_sizes: Largest number of sizes.
     """
 
     help: str
@@ -94,10 +94,10 @@ def add_plot_args(parser: argparse.ArgumentParser) -> None:
             "--draws", type=int, metavar="N",
             help=f"draws of the augmentation, {low} to {high} (default: {default} if it is random)",
         )  # fmt: skip
-        command.add_argument("--seed", type=int, default=1, help="of the draws (default: 1)")
-        command.add_argument(
-            "--output", type=Path, metavar="FILE.png", help="(default: PICTURE-TYPE-DOMAIN.png)"
-        )
+        text = "of the random numbers that are drawn (default: 1)"
+        command.add_argument("--seed", type=int, default=1, metavar="N", help=text)
+        text = "where results are written (default: PICTURE-TYPE-DOMAIN.png)"
+        command.add_argument("--output", type=Path, metavar="FILE.png", help=text)
         if name == "components":
             command.add_argument(
                 "--channels", nargs="+", type=int, metavar="K",
@@ -116,12 +116,12 @@ def add_plot_args(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_model_args(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--checkpoint", metavar="PATH",
-        help="trained model: Hugging Face folder or checkpoint of fairseq; has its own settings",
-    )  # fmt: skip
+    text = "trained model: checkpoint or folder; it has its own settings"
+    parser.add_argument("--model", metavar="PATH", help=text)
+    hidden = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+    parser.add_argument("--checkpoint", dest="model", **hidden)  # its earlier name
     parser.add_argument("--side", choices=SIDES, help="of a model that has both (default: encoder)")
-    settings = parser.add_argument_group("settings, without --checkpoint")
+    settings = parser.add_argument_group("settings, without --model")
     settings.add_argument("--domain", choices=DOMAINS, help="(default: text)")
     settings.add_argument("--architecture", choices=ARCHITECTURES, help="(default: encoder)")
     settings.add_argument(
@@ -150,7 +150,7 @@ def draw_picture(args: argparse.Namespace) -> str:
     picture = PICTURES[args.picture]
     if not 0 <= args.seed < 2**63:
         raise ValueError(f"--seed {args.seed} is not allowed; allowed: 0 to {2**63 - 1}.")
-    stack = _configured(args) if args.checkpoint is None else _stored(args)
+    stack = _configured(args) if args.model is None else _stored(args)
     config = stack.config
     if not picture.able(config):
         types = types_of("encoder", config.domain)
@@ -176,7 +176,7 @@ def draw_picture(args: argparse.Namespace) -> str:
     elif args.picture == "similarity":
         patch = _patch(args.patch, sizes, stack)
         tables = _relative(args, stack)
-        # of keys and values, rows and columns, the first; of many layers three
+        # only the first of keys and values, or of rows and columns; three of many layers
         parts = [table.state.partition(", ")[2] for table in tables]
         tables = [table for table, part in zip(tables, parts, strict=True) if part == parts[0]]
         few = [tables[place] for place in sorted({0, len(tables) // 2, len(tables) - 1}) if tables]
@@ -199,7 +199,7 @@ def draw_picture(args: argparse.Namespace) -> str:
 
 
 def _word(stack: Stack) -> str:
-    """What sizes of inputs are called."""
+    """Name of the sizes of inputs, for messages."""
     return "sizes" if stack.domain.grid else "lengths"
 
 
@@ -257,7 +257,7 @@ def _configured(args: argparse.Namespace) -> Stack:
     if spacing is not None and not 0 < spacing < math.inf:
         raise ValueError(f"--seconds-per-frame {spacing} is not allowed; allowed: > 0.")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(args.seed)  # for a table
+        torch.manual_seed(args.seed)  # seeds the start of a table
         encoder = build_position_encoder(
             config,
             dim,
@@ -271,7 +271,7 @@ def _configured(args: argparse.Namespace) -> Stack:
 
 
 def _relative_tables(config: PositionConfig, dim: int) -> dict[str, torch.Tensor]:
-    """Those of one layer before training."""
+    """Relative tables of one layer before training."""
     tables = build_relative_positions(config, max(1, dim // HEADS), HEADS)
     if tables is None:
         return {}
@@ -286,10 +286,10 @@ def _stored(args: argparse.Namespace) -> Stack:
         own = name in ("domain", "architecture", "dim", "seconds_per_frame", TYPE_ARG)
         if value is not None and (own or name.startswith(PREFIX)):
             raise ValueError(
-                f"--{name.replace('_', '-')} {value} contradicts --checkpoint, which has its own "
+                f"--{name.replace('_', '-')} {value} contradicts --model, which has its own "
                 "settings; leave one of the two out."
             )
-    return read_stack(args.checkpoint, args.side)
+    return read_stack(args.model, args.side)
 
 
 # ---- options -----------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def save(figure: Any, path: Path, dpi: int = DPI) -> None:
 
 
 def title_of(stack: Stack, what: str) -> str:
-    """What is shown, the type, the domain, and the settings that have an effect."""
+    """Title of a figure: its subject, type, domain, and the settings that have an effect."""
     config = stack.config
     settings = [
         f"{option.name} {value:g}" if isinstance(value, float) else f"{option.name} {value}"

@@ -22,7 +22,7 @@ from cape_plugins.pictures.views import (
 
 
 def augmentation_figure(stack: Stack, size: Size, draws: int, generator: torch.Generator) -> Any:
-    """What `draws` augmentations do to the positions of one input, step by step (CAPE Figure 1)."""
+    """Effect of `draws` augmentations on the positions of an input, by steps (CAPE Figure 1)."""
     positions = stack.positions(size)
     draw, local_shift = draw_positions(stack.encoder, positions, draws, generator)
     stages = {
@@ -147,7 +147,7 @@ def _ranges(
     longest = max(drawn.shape[1] for drawn in trained.values())
     number = min(100, longest)
     if all((drawn == drawn.round()).all() for drawn in trained.values()):
-        width = max(1, math.ceil((high - low + 1) / number))  # of whole numbers as many in each bin
+        width = max(1, math.ceil((high - low + 1) / number))  # as many whole numbers in each bin
         bins = np.arange(low, high + width + 1, width) - 0.5
     else:
         bins = np.linspace(low, high, 1 + number)

@@ -1,4 +1,4 @@
-"""What a model sees of its positions, as numbers: embeddings of inputs of given sizes, their
+"""Positions as a model sees them, in numbers: embeddings of inputs of given sizes, their
 similarities, augmentation step by step, and the positions that training draws."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Stack:
         encoder: The core's position encoder.
         spacing: Distance of neighbours in the unit of the domain: seconds of a frame.
         grid: Sizes of the inputs of training, of images (height, width) in patches.
-        name: What it was read from.
+        name: Name of the checkpoint that it was read from.
         relative: Label to embeddings ``[2 C + 1, K]`` of the distances -C to C from query to key,
             of decoders ``[C + 1, K]`` to 0, where they are added to the keys or values of layers
             instead (Shaw et al.).
@@ -44,7 +44,7 @@ class Stack:
 
     @property
     def domain(self) -> Domain:
-        """Where its positions are."""
+        """Domain of its positions."""
         return DOMAINS[self.config.domain]
 
     @property
@@ -79,7 +79,7 @@ def similarity_by_distance(matrix: np.ndarray, farthest: int) -> np.ndarray:
 def draw_positions(
     encoder: PositionEncoder, positions: Positions, number: int, generator: torch.Generator
 ) -> tuple[Draw, Tensor | None]:
-    """What `number` forwards in training would draw: the draws that a sample shares, and local
+    """Draws of `number` forwards in training: the random numbers that a sample shares, and local
     shifts ``[number, T, D]`` or None."""
     limit = encoder.config.max_local_shift
     draw = encoder.train().draw(number, generator=generator) or Draw()

@@ -22,8 +22,8 @@ Source = str | os.PathLike | bytes
 
 # What libsndfile says of a file that is shorter than its header, of which it reads what is there.
 _SHORTER = re.compile(r"^ *(?:data|SSND|Data Size) *: (\d+) \(should be (\d+)\)", re.MULTILINE)
-_HEADER_BYTES = 44  # of a wav file; some writers count them as samples
-_UNKNOWN_BYTES = 0x7FFFF000  # what writers into pipes, which do not know the size, put at least
+_HEADER_BYTES = 44  # header of a wav file; some writers count it as samples
+_UNKNOWN_BYTES = 0x7FFFF000  # least size that programs write into a pipe, where they do not know it
 
 
 class AudioError(ValueError):
@@ -37,7 +37,7 @@ def read_audio(source: Source, sampling_rate: int = SAMPLING_RATE) -> Tensor:
 
     Args:
         source: Path, or the bytes of a file.
-        sampling_rate: That of the result, in Hz.
+        sampling_rate: Sampling rate of the result, in Hz.
 
     Returns:
         ``[samples]`` float32 in -1 to 1.

@@ -33,7 +33,7 @@ class Hop(NamedTuple):
     """A recording of a batch.
 
     Attributes:
-        index: Which one.
+        index: Number of the recording.
         seconds: Distance of its frames.
         seed: Seed of what is drawn for it in this epoch, so that it does not matter which process
             loads it, and when.

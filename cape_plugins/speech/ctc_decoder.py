@@ -17,7 +17,7 @@ from cape_plugins.speech.ctc import Hypothesis, best_path, collapse
 logger = logging.getLogger(__name__)
 
 _SPECIAL = re.compile(r"<.*>|\[.*\]")  # tokens that no text holds, such as <s>, <unk>, [PAD]
-_NO_WORD = "\ufffe"  # which no model knows
+_NO_WORD = "\ufffe"  # a word that no model knows
 
 
 class BeamDecoder:
@@ -130,7 +130,7 @@ def build_decoder(
     word_score: float = 0.0,
     separator: str | None = None,
 ) -> Callable[[Tensor, Tensor], list[Hypothesis]]:
-    """What turns ``[B, T, V]`` log probabilities and lengths ``[B]`` into hypotheses.
+    """A function of ``[B, T, V]`` log probabilities and lengths ``[B]`` that gives hypotheses.
 
     Args:
         beam: 1 for the best path; otherwise see :class:`BeamDecoder`, as for the rest.

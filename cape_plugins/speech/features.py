@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cape_plugins.domains import HOP_SECONDS, WINDOW_SECONDS
 
-SAMPLING_RATE = 16000  # Hz, of recordings that models read, unless they say otherwise
+SAMPLING_RATE = 16000  # Hz; the default of models
 PREEMPHASIS = 0.97
 FULL_SCALE = 32768.0  # samples are scaled to 16-bit integers, for which the floor of 1 is meant
 

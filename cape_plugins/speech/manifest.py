@@ -29,7 +29,7 @@ from cape_plugins.speech.features import HOP_SECONDS, SAMPLING_RATE, WINDOW_SECO
 
 logger = logging.getLogger(__name__)
 
-COLUMNS = ("id", "audio", "seconds", "tgt_text")  # that are written
+COLUMNS = ("id", "audio", "seconds", "tgt_text")  # columns that are written
 AUDIO_COLUMN, TEXT_COLUMNS = "audio", ("tgt_text", "text")
 _NUMPY = b"\x93NUMPY"
 
@@ -67,8 +67,8 @@ class LeftOut:
     """Counts what is left out, by reason.
 
     Attributes:
-        reasons: How many for each.
-        examples: The first one for each, with details.
+        reasons: Number of recordings for each reason.
+        examples: The first recording for each reason, with details.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class LeftOut:
 
     @property
     def example(self) -> str:
-        """The first one of all."""
+        """The first recording that was left out."""
         return next(iter(self.examples.values()), "")
 
 
@@ -135,7 +135,7 @@ def read_manifest(
 
     Args:
         path: TSV file; columns of other names are ignored.
-        audio_root: What relative recordings are relative to; default the folder of the manifest.
+        audio_root: Folder of recordings with relative paths; default the folder of the manifest.
         texts: Lines without a text cannot be used; else their text is empty.
         progress: Shows how far it is: headers of recordings are read where `seconds` is missing.
 

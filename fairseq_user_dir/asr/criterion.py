@@ -26,7 +26,7 @@ class CapeCtcCriterion(FairseqCriterion):
     """CTC over the outputs of the model without padding; the blank is ``<s>``.
 
     Args:
-        task: Has the dictionary.
+        task: Task with the dictionary.
         target_norm: Divide the loss of a sample by the square root of its target's length, as the
             paper's code does; such losses are averaged over samples, others over units.
     """
@@ -69,7 +69,7 @@ class CapeCtcCriterion(FairseqCriterion):
         losses = ctc_loss(log_probs, lengths, target, real, self.blank)
         if self.target_norm:
             losses = losses / sizes.clamp(min=1).sqrt()
-        # what cannot be aligned has no loss and does not count
+        # a recording that cannot be aligned has no loss and does not count
         aligned = (outputs_needed(target, real) <= lengths) & (sizes > 0)
         losses = losses * aligned
         count = int((sizes * aligned).sum())
@@ -116,7 +116,7 @@ class CapeCtcCriterion(FairseqCriterion):
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
-        """All are numbers."""
+        """Always true: all that is logged are numbers."""
         return True
 
 

@@ -29,7 +29,7 @@ from fairseq_user_dir.options import add_position_args, config_from_args, set_mi
 
 NAME = "cape_ctc_transformer"
 
-# Of the paper: 36 layers of 768 with dropout on attention weights and hidden activations only.
+# The paper's model: 36 layers of 768, dropout on attention weights and hidden activations only.
 PAPER = {
     "encoder_embed_dim": 768,
     "encoder_ffn_embed_dim": 3072,
@@ -46,7 +46,7 @@ PAPER = {
     "conv_stride": 3,
     "input_feat_per_channel": 80,
     "abspos_frames": 460,
-    # what the layers of fairseq ask for
+    # settings that the layers of fairseq ask for
     "quant_noise_pq": 0.0,
     "quant_noise_pq_block_size": 8,
     "no_scale_embedding": True,

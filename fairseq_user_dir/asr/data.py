@@ -26,12 +26,12 @@ logger = logging.getLogger(__name__)
 
 
 MAX_UNKNOWN = 0.1  # share of units of training that the dictionary may lack
-TOLERANCE = 0.02  # of a duration in a manifest, and at least
+TOLERANCE = 0.02  # share by which a duration in a manifest may be off, and at least
 SLACK = 0.05  # seconds
 
 
 class Sample(NamedTuple):
-    """What was read for one utterance: samples ``[N]`` or features ``[T, bins]``."""
+    """Contents of one utterance: samples ``[N]`` or features ``[T, bins]``."""
 
     index: int
     content: Tensor
@@ -124,7 +124,7 @@ class SpeechDataset(FairseqDataset):
         return self.sizes[index, 0]
 
     def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
-        """The same for many."""
+        """Frames of many recordings at the common hop."""
         return self.sizes[indices, 0]
 
     def size(self, index: int) -> tuple[int, int]:
@@ -149,7 +149,7 @@ class SpeechDataset(FairseqDataset):
         the score if the last one has."""
         longest = int(self.sizes[indices, 0].max(initial=0))
         if max_tokens and longest > max_tokens and not self.training:
-            max_tokens = longest  # whatever can be decoded is
+            max_tokens = longest  # decode even what is longer than a batch
         if not self.padding_free:
             spoken = np.array([bool(self.utterances[index].text) for index in indices], dtype=bool)
             batches = super().batch_by_size(indices[~spoken], max_tokens, max_sentences, 1)

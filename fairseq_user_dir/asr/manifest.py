@@ -50,7 +50,7 @@ def named_recordings(paths: Sequence[str]) -> list[Utterance]:
 
 
 def read_config(folder: str, name: str = "config.yaml") -> dict[str, Any]:
-    """What is used of the configuration of fairseq's S2T data, if there is one: `vocab_filename`,
+    """Settings read from the configuration of fairseq's S2T data, if any: `vocab_filename`,
     `audio_root`, `input_feat_per_channel` and the sentencepiece model; a warning names the rest."""
     path = os.path.join(folder, name)
     if not os.path.isfile(path):

@@ -1,4 +1,4 @@
-"""What the speech encoders share: the distance of frames, and positions that are added to them."""
+"""Shared by the speech encoders: the distance of frames, and positions that are added to them."""
 
 from __future__ import annotations
 

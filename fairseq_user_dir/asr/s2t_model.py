@@ -127,7 +127,7 @@ class CapeS2TEncoder(TimedEncoder, S2TTransformerEncoder):
         Args:
             src_tokens: Features ``[B, T, bins]``, padded on the right.
             src_lengths: ``[B]`` frames.
-            return_all_hiddens: Also the outputs of all layers.
+            return_all_hiddens: Whether to return the outputs of all layers, too.
             hop_nanoseconds: ``[B]`` distance of frames; default 10 ms.
             frame_nanoseconds: ``[B, T]`` centre of each frame where some were skipped.
         """

@@ -38,8 +38,8 @@ class CapeSpeechConfig(PositionEmbeddingMixin, PreTrainedConfig):
         num_mel_bins: Features of a frame.
         hop_seconds: Distance of frames where a batch does not say its own.
         window_seconds: Length of the analysis window.
-        sampling_rate: Of the audio, in Hz.
-        conv_kernel_size: Odd.
+        sampling_rate: Sampling rate of the audio, in Hz.
+        conv_kernel_size: Kernel size of the convolution, odd.
         conv_stride: Frames per Transformer position.
         layer_norm: "post" (the paper) or "pre".
         max_position_embeddings: Rows of a learned table, which then wraps around.
@@ -197,7 +197,7 @@ class CapeSpeechForCTC(PositionModelMixin, PreTrainedModel):
         self.post_init()
 
     def freeze_feature_encoder(self) -> None:
-        """For scripts that were written for models with a pretrained feature encoder; there is
+        """Does nothing, for scripts written for models with a pretrained feature encoder; there is
         none here."""
 
     def _get_feat_extract_output_lengths(self, input_lengths: Tensor) -> Tensor:

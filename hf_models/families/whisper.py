@@ -125,7 +125,7 @@ class CapeWhisperModel(PositionModelMixin, WhisperModel):
             draw: Random numbers of the encoder in this forward, to inject; by default drawn in
                 training. With `encoder_outputs`, and with a mask among the features, as in
                 generation, nothing is drawn.
-            decoder_draw: The same for the decoder.
+            decoder_draw: Random numbers of the decoder.
         """
         if encoder_outputs is None:
             features, mask = split_mask(input_features, attention_mask, self.config)

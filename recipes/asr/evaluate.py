@@ -1,9 +1,9 @@
 """Error rates of speech models of fairseq by duration, and against the hop of the frames.
 
-    python -m recipes.asr.evaluate CHECKPOINT ... --data data/libri100 --sets test_clean test_other
-    python -m recipes.asr.evaluate CHECKPOINT ... --data data/digits --hops 5 8 10 12 16 20
+    python -m recipes.asr.evaluate --model A.pt B.pt --data data/libri100 --sets test_clean
+    python -m recipes.asr.evaluate --model cape=A.pt,B.pt --data data/digits --hops 5 8 10 12 16 20
 
-Several checkpoints are compared, not averaged. Tables (CSV, Markdown) and plots (PNG) go to
+Models are compared, not averaged. Tables (CSV, Markdown) and plots (PNG) go to
 --output.
 """
 
@@ -12,6 +12,7 @@ import logging
 import re
 import sys
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,14 @@ from cape_plugins.speech.manifest import Utterance
 from fairseq_user_dir.asr.manifest import read_config, read_manifest
 from recipes.asr.report import SPEED, Text, by_duration, rates, write_report
 from recipes.lab import options, steps
-from recipes.lab.runs import USER_DIR, child_environment
+from recipes.lab.runs import USER_DIR, child_environment, device_flags
 from recipes.lab.steps import ChildError, CommandError, run_main, run_module, write_lines
-from recipes.lab.tables import Row, how_made, shown_command, started_as
+from recipes.lab.tables import Row, how_made, shown_command
 
 PACKAGES = ("torch", "fairseq-fixed", "jiwer", "soundfile")
 BINS = (10, 15, 20)
 DECODED = "decoded.tsv"
-MILLISECONDS = options.number(1, 100)
+SECONDS = options.number(0, 1e6)
 OWN_FLAGS = {
     **dict.fromkeys(("--hop-seconds", "--gen-subset"), "--hops and --sets"),
     **dict.fromkeys(("--path", "--scoring", "--task", "--user-dir"), "the checkpoints"),
@@ -113,15 +114,14 @@ def calm_logging() -> None:
 
 def make_parser() -> argparse.ArgumentParser:
     epilog = "All other flags go to fairseq-generate, such as --fp16 or --ctc-beam 50."
-    parser = options.new_parser(__doc__, "recipes.asr.evaluate", epilog=epilog)
+    parser = options.new_parser(__doc__, epilog=epilog)
     add = parser.add_argument
-    add("checkpoints", nargs="+", type=Path, metavar="CHECKPOINT")
+    options.add_shared(parser, "models")
     add("--data", type=Path, required=True, help="folder with manifests and dict.txt")
     add("--sets", nargs="+", default=["test"], metavar="NAME", help="manifests (default: test)")
     text = "upper ends of the bins of durations (default: 10 15 20)"
-    add("--bins", nargs="+", type=float, default=BINS, metavar="SECONDS", help=text)
-    text = "also decode at these hops, and plot word error rate against throughput"
-    add("--hops", nargs="+", default=[], type=MILLISECONDS, metavar="MS", help=text)
+    add("--bins", nargs="+", type=SECONDS, default=BINS, metavar="SECONDS", help=text)
+    options.add_shared(parser, "hops", note="plot word error rate against throughput")
     text = "frames of a batch (default: 20000)"
     add("--max-tokens", type=options.positive, default=20000, help=text)
     options.add_shared(parser, "device")
@@ -132,19 +132,23 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and not argv[0].startswith("-"):
+        raise CommandError(f"{argv[0]}: checkpoints are given by --model, as in --model {argv[0]}")
     args, args.flags = make_parser().parse_known_args(argv)
     if given := [flag for flag in args.flags if flag in OWN_FLAGS]:
         raise CommandError(f"{given[0]} is set by this command; see {OWN_FLAGS[given[0]]}")
     options.check_increasing(args.bins, "--bins")
     options.check_shared(args)
-    for path in args.checkpoints:
-        if not path.is_file():
-            raise CommandError(f"{path}: no such checkpoint")
+    args.models = options.named_models(args.model)
+    for path in chain(*args.models.values()):
+        if not Path(path).is_file():
+            raise CommandError(f"--model {path}: no such file; give a checkpoint of fairseq")
     for name in args.sets:
         if not (args.data / f"{name}.tsv").is_file():
-            raise CommandError(f"--sets {name}: there is no {args.data / name}.tsv")
-    if args.device.type == "cpu":
-        args.flags.append("--cpu")
+            remedy = "name manifests of --data, without .tsv"
+            raise CommandError(f"--sets {name}: there is no {args.data / name}.tsv; {remedy}")
+    args.flags += device_flags(args.device)
     return args
 
 
@@ -152,18 +156,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     calm_logging()
     args = parse_arguments(argv)
     decoding = {"flags": args.flags, "max_tokens": args.max_tokens, "threads": args.threads}
-    command = shown_command(started_as(), sys.argv[1:] if argv is None else argv)
+    command = shown_command(steps.started_as(), sys.argv[1:] if argv is None else argv)
     facts = how_made(command, PACKAGES, args.device, flags=f"`{' '.join(args.flags)}`")
-    names = [path.parent.name for path in args.checkpoints]
-    names = names if len(set(names)) == len(names) else list(map(str, args.checkpoints))
-    models = dict(zip(names, args.checkpoints, strict=True))
+    shown = {model: ", ".join(paths) for model, paths in args.models.items()}
     for name in args.sets:
         parts = []
-        for model, path in models.items():
-            columns = {"model": model, "seed": None, "train_seconds": None}
-            place = (args.data, name, path, args.work / steps.digest(path) / name)
-            parts.append(measure(columns, place, args.bins, args.hops, **decoding))
-        write_report(args.output / name, f"Set {name}", parts, models, facts, args.bins)
+        for model, paths in args.models.items():
+            for number, path in enumerate(map(Path, paths), 1):
+                seed = number if len(paths) > 1 else None
+                columns = {"model": model, "seed": seed, "train_seconds": None}
+                place = (args.data, name, path, args.work / steps.digest(path) / name)
+                parts.append(measure(columns, place, args.bins, args.hops, **decoding))
+        write_report(args.output / name, f"Set {name}", parts, shown, facts, args.bins)
 
 
 if __name__ == "__main__":

@@ -31,19 +31,14 @@ from cape_plugins.speech.audio import AudioError
 from cape_plugins.speech.ctc import outputs_needed
 from cape_plugins.speech.ctc_decoder import build_decoder
 from cape_plugins.speech.manifest import LeftOut, Unusable, Utterance
-from hf_models import (
-    CapeSpeech2TextConfig,
-    CapeSpeechConfig,
-    CapeSpeechForCTC,
-    CapeWhisperConfig,
-)
+from hf_models import CapeSpeech2TextConfig, CapeSpeechConfig, CapeSpeechForCTC, CapeWhisperConfig
 from recipes.asr.data import Collator, Labelled, Recordings, SpeechTrainer, given, synthetic
 from recipes.asr.manifest import report_left_out
 from recipes.asr.report import METRICS, Text, by_duration, in_training
 from recipes.lab.data import add_data_args, fingerprint, has_data
 from recipes.lab.hf_checkpoints import load_model, make_config, read_beside, read_config
 from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
-from recipes.lab.options import number, positive, settings_to_compare
+from recipes.lab.options import add_shared, number, positive, settings_to_compare
 from recipes.lab.steps import CommandError, reason, run_main, step, write_lines, writing
 from recipes.lab.subwords import SentencePiece
 from recipes.lab.tables import Row
@@ -196,7 +191,7 @@ def recognise(
         if not ctc:
             whisper = isinstance(model, hf_models.CapeWhisperForConditionalGeneration)
             limit = {} if whisper else {"max_new_tokens": 500}  # a Whisper stores its own
-            out = model.generate(**batch, num_beams=args.beams, **limit)
+            out = model.generate(**batch, num_beams=args.beam, **limit)
             return processor.batch_decode(out, skip_special_tokens=True)
         lengths = model._get_feat_extract_output_lengths(batch["attention_mask"].sum(-1))
         paths = decode(model(**batch).logits.log_softmax(-1), lengths)
@@ -226,38 +221,38 @@ def scored(items: Sequence[Utterance], hypotheses: Sequence[str | None]) -> list
 
 
 def make_options() -> argparse.ArgumentParser:
-    parser = make_parser(__doc__, "audio")
+    parser = make_parser(__doc__, "audio", COMPARED, "results/asr_hf")
     add = parser.add_argument
     add_data_args(parser)
     add("--audio-column", default="audio", help="path or bytes (default: audio)")
     add("--text-column", default="text", help="(default: text)")
-    add("--max-seconds", type=float, help="leave longer recordings out of training")
+    text = "leave longer recordings out of training"
+    add("--max-seconds", type=number(0, 1e9), metavar="SECONDS", help=text)
     text = "subwords of a new sentencepiece model; default: letters for CTC, else 1000"
     add("--vocab-size", type=positive, help=text)
     text = "batches of so many seconds per process without padding, in which each recording has a "
     text += "hop of its own; by CTC"
     add("--padding-free", type=number(0.1, 1e6), metavar="SECONDS", help=text)
     add("--no-spec-augment", action="store_true", help="do not mask features in training")
-    add("--beams", type=positive, default=1, help="of a model with decoder")
+    add_shared(parser, "beam", "--beams", default=1)
     text = "of a model trained by CTC: hypotheses of the beam of flashlight-text (default: 1, the "
     add("--ctc-beam", type=positive, default=1, metavar="N", help=text + "best path)")
     text = "n-gram model, ARPA or binary of KenLM: of words with --ctc-lexicon, else of units"
     add("--ctc-lm", metavar="FILE", help=text)
     add("--ctc-lexicon", metavar="FILE", help="lines with a word and its units")
-    add("--ctc-lm-weight", type=float, default=1.0, help="(default: 1.0)")
+    add("--ctc-lm-weight", type=number(-1e6, 1e6), metavar="X", default=1.0, help="(default: 1.0)")
     text = "distance of frames in the test, by CTC; longer is faster (default: that of the model)"
     add("--hop-seconds", type=number(0.001, 0.1), metavar="SECONDS", help=text)
     text = "of the speech, for a Whisper of many languages (default: that of its tokenizer)"
     add("--language", metavar="NAME", help=text)
-    parser.set_defaults(output=Path("results/asr_hf"))
     return parser
 
 
 def check_flags(args: argparse.Namespace, seq2seq: bool) -> None:
     """Beams are of one kind; features of models with decoder have one hop, that of transformers."""
     ctc_flags = args.ctc_beam != 1 or args.ctc_lm or args.ctc_lexicon
-    if ctc_flags if seq2seq else args.beams != 1:
-        raise CommandError("--beams is for models with decoder, --ctc-beam for those without")
+    if ctc_flags if seq2seq else args.beam != 1:
+        raise CommandError("--beam is for models with decoder, --ctc-beam for those without")
     ctc_alone = {"--padding-free": args.padding_free, "--hop-seconds": args.hop_seconds}
     for option, value in ctc_alone.items():
         if seq2seq and value is not None:

@@ -31,7 +31,7 @@ from recipes.asr import corpora, manifest
 from recipes.asr.corpora import TEST_WORDS, TRAIN_STRINGS, TRAIN_WORDS, Sets, split_folder
 from recipes.asr.manifest import ToWrite, read_manifest, write_audio
 from recipes.lab.data import read_text
-from recipes.lab.options import new_parser, positive, whole
+from recipes.lab.options import add_shared, new_parser, positive
 from recipes.lab.steps import RECORD, CommandError, recorded, run_main
 from recipes.lab.synthesis import DIGITS, make_speech
 
@@ -162,7 +162,7 @@ def word_file(name: str) -> list[str]:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = new_parser(__doc__, "recipes.asr.prepare")
+    parser = new_parser(__doc__)
     commands = parser.add_subparsers(dest="corpus", required=True, metavar="CORPUS")
     adding = {}
     for name, function in CORPORA.items():
@@ -170,7 +170,7 @@ def make_parser() -> argparse.ArgumentParser:
         add = adding[name] = commands.add_parser(name, help=text, description=text).add_argument
         if name != "synthetic":
             add("source", type=absolute, metavar="SOURCE", help="folder of the corpus")
-        add("--output", type=absolute, required=True, metavar="FOLDER")
+        add_shared(commands.choices[name], "output", type=absolute, required=True)
         text = "read every recording to its end, not only its header; takes longer"
         add("--decode", action="store_true", help=text)
     text = "subsets for training, such as train-clean-100 (default: all train-*)"
@@ -178,7 +178,7 @@ def make_parser() -> argparse.ArgumentParser:
     text = "words in the prompts of validation and test (default: 20k)"
     adding["wsj"]("--vocabulary", choices=corpora.WSJ_TESTS, default="20k", help=text)
     for name, counts in STRINGS.items():
-        adding[name]("--seed", type=whole, default=0, metavar="N", help="(default: 0)")
+        add_shared(commands.choices[name], "seed", default=0)
         for split, count in counts.items():
             text = f"number of {split} recordings"
             text += " for each range of lengths" if split == "test" else ""
@@ -202,7 +202,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     def make(folder: Path) -> None:
         if source and not source.is_dir():
-            raise CommandError(f"{source}: no such folder; give that of the corpus")
+            raise CommandError(f"SOURCE {source}: no such folder; give that of the corpus")
         for name, utterances in CORPORA[corpus](**options).items():
             usable = manifest.collect(name, utterances, folder, decode)
             manifest.write_manifest(folder / f"{name}.tsv", usable)

@@ -16,20 +16,19 @@ reused.
 import argparse
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from cape_plugins import PRESETS, TYPES
-from cape_plugins.arguments import TYPE_ARG, flag
 from fairseq_user_dir.asr.manifest import read_manifest
 from recipes.asr import prepare
-from recipes.asr.evaluate import MILLISECONDS, PACKAGES, calm_logging, measure
+from recipes.asr.evaluate import PACKAGES, SECONDS, calm_logging, measure
 from recipes.asr.report import write_report
 from recipes.lab import options
-from recipes.lab.runs import run_all, train
-from recipes.lab.steps import CommandError, digest, run_main
+from recipes.lab.options import position_flags
+from recipes.lab.runs import SEED_STEP, run_all, train
+from recipes.lab.steps import CommandError, digest, folder_name, run_main
 from recipes.lab.tables import Row, how_made, shown_command
 
 
@@ -39,15 +38,6 @@ class Recipe(NamedTuple):
     bins: tuple[float, ...]  # upper ends of the bins of durations in seconds
     preset: str | None = None  # settings of CAPE for this corpus, among the types
 
-
-def position_flags(settings: Mapping[str, Any]) -> str:
-    """Flags of fairseq-train for a position embedding, such as one of PRESETS."""
-    names = {"type": TYPE_ARG} | {name: f"position_{name}" for name in settings if name != "type"}
-    words = (f"{flag(names[name])} {value}" for name, value in settings.items() if name != "domain")
-    return " ".join(words)
-
-
-SEED_STEP = 100003  # fairseq seeds update n with seed + n
 
 # Small models for strings of digits, trained in a minute on one CPU core.
 SMALL = """--arch cape_ctc_transformer_tiny --optimizer adam --adam-betas (0.9,0.98)
@@ -81,34 +71,29 @@ RECIPES = {
 }
 
 SINPOS, CAPE = {"type": "sinpos"}, {"type": "cape"}
-# Each study is one figure of the paper; the flags of each of its models.
-STUDIES = {
-    "types": {name: position_flags({"type": name}) for name in TYPES},
+PAPER_TYPES = ("nopos", "sinpos", "abspos", "relpos", "shape", "cape")
+RELPOS = options.of_papers("relpos_wsj")["relpos"]
+# Each study is one figure of the paper; the position embedding of each of its models.
+STUDIES: dict[str, dict[str, options.Settings]] = {
+    "types": {name: {"type": name} for name in PAPER_TYPES},
     "relpos": {  # Figures 4, 20 and 21: contexts of 27 and 6 seconds at 30 ms
-        "relpos": position_flags(PRESETS["relpos_wsj"]),
-        "relpos-6s": position_flags({**PRESETS["relpos_wsj"], "relative_context": 199}),
-        "relpos-first": position_flags(PRESETS["relpos_first_wsj"]),
-        "cape": position_flags(CAPE),
+        "relpos": RELPOS,
+        "relpos-6s": {**RELPOS, "relative_context": 199},
+        "relpos-first": options.of_papers("relpos_first_wsj")["relpos"],
+        "cape": CAPE,
     },
-    "augmentation": {  # Figure 7
-        "baseline": f"{position_flags(SINPOS)} --no-spec-augment",
-        "+CAPE": f"{position_flags(CAPE)} --no-spec-augment",
-        "+SpecAug": position_flags(SINPOS),
-        "+CAPE +SpecAug": position_flags(CAPE),
-    },
+    # Figure 7
+    "augmentation": {"baseline": SINPOS, "+CAPE": CAPE, "+SpecAug": SINPOS, "+CAPE +SpecAug": CAPE},
     "shift": {  # Figure 18: global shifts that cover 15, 30, 60 seconds
-        f"covers-{2 * half:g}s": position_flags({**CAPE, "max_global_shift": f"{half:g}"})
-        for half in (7.5, 15.0, 30.0)
+        f"covers-{2 * half:g}s": {**CAPE, "max_global_shift": half} for half in (7.5, 15.0, 30.0)
     },
-    "local": {  # Figure 19
-        "global-and-local": position_flags(CAPE),
-        "global-only": position_flags({**CAPE, "max_local_shift": 0}),
-    },
+    # Figure 19
+    "local": {"global-and-local": CAPE, "global-only": {**CAPE, "max_local_shift": 0}},
     "scale": {  # Figures 20 and 21
-        f"scale-{scale:g}": position_flags({**CAPE, "max_global_scale": scale})
-        for scale in (1, 1.1, 1.4, 2, 3)
+        f"scale-{scale:g}": {**CAPE, "max_global_scale": scale} for scale in (1, 1.1, 1.4, 2, 3)
     },
 }
+WITHOUT_SPEC_AUGMENT = ("baseline", "+CAPE")
 # What they add to a model's name, and to its flags
 BATCHES = {"padded": ("", ""), "padding-free": (" (padding-free)", " --padding-free")}
 
@@ -120,21 +105,23 @@ class Model(NamedTuple):
 
 
 def models(args: argparse.Namespace) -> list[Model]:
-    study, preset = STUDIES[args.study], PRESETS.get(RECIPES[args.recipe].preset)
-    if preset and study is STUDIES["types"]:
-        study = {**study, preset["type"]: position_flags(preset)}
+    rows, preset = STUDIES[args.study], RECIPES[args.recipe].preset
+    if preset and rows is STUDIES["types"]:
+        rows = rows | options.of_papers(preset)
+    compared = options.settings_to_compare(args, "audio", list(rows), rows)
     return [
-        Model(f"{name}{BATCHES[batches][0]}", study[name] + BATCHES[batches][1], seed)
+        Model(f"{name}{suffix}", position_flags(settings) + no_masks + flags, seed)
         for seed in args.seeds
-        for name in args.compare or study
-        for batches in args.batches
+        for name, settings in compared.items()
+        for no_masks in (" --no-spec-augment" * (name in WITHOUT_SPEC_AUGMENT),)
+        for suffix, flags in map(BATCHES.get, args.batches)
     ]
 
 
 def run_model(args: argparse.Namespace, model: Model) -> tuple[list[Row], list[Row]]:
     """Trains one model; scores it by duration and hop."""
     recipe = RECIPES[args.recipe]
-    folder = args.work / "runs" / f"{model.name.replace(' ', '-')}-seed{model.seed}"
+    folder = args.work / "runs" / f"{folder_name(model.name)}-seed{model.seed}"
     flags = ["--task", "cape_asr", "--criterion", "cape_ctc", *shlex.split(recipe.train)]
     flags += ["--max-update", args.updates, "--seed", model.seed * SEED_STEP]
     if "polynomial_decay" in flags:
@@ -154,27 +141,26 @@ def run_model(args: argparse.Namespace, model: Model) -> tuple[list[Row], list[R
 
 def make_parser() -> argparse.ArgumentParser:
     epilog = "Flags behind -- go to fairseq-train."
-    parser = options.new_parser(__doc__, "recipes.asr.run", epilog=epilog)
+    parser = options.new_parser(__doc__, epilog=epilog)
     add = parser.add_argument
     add("--data", type=Path, help="folder of recipes.asr.prepare (default: synthetic speech)")
     text = "settings of the models (default: small; digits; wsj, tedlium3, librispeech need GPUs)"
     add("--recipe", choices=RECIPES, default="small", help=text)
     add("--study", choices=STUDIES, default="types", help="(default: types)")
-    options.add_shared(parser, "compare", "--models", help="only these models of the study")
+    rows = dict.fromkeys(name for study in STUDIES.values() for name in study)
+    options.add_compared(parser, "audio", list(STUDIES["types"]), "--models", rows=list(rows))
     text = "padded and padding-free (default: padded)"
     add("--batches", nargs="+", choices=BATCHES, default=["padded"], help=text)
     options.add_shared(parser, "seeds", default=[1])
-    add("--updates", type=options.positive, help="training steps (default: those of the recipe)")
+    options.add_shared(parser, "updates", shown="those of the recipe")
     add("--test", default="test", metavar="NAME", help="manifest of the test set (default: test)")
     text = "upper ends of the bins of durations (default: those of the recipe)"
-    add("--bins", nargs="+", type=float, metavar="SECONDS", help=text)
-    text = "also decode at these hops, by the models of the first seed"
-    add("--hops", nargs="+", default=[], type=MILLISECONDS, metavar="MS", help=text)
+    add("--bins", nargs="+", type=SECONDS, metavar="SECONDS", help=text)
+    options.add_shared(parser, "hops", note="by the models of the first seed")
     options.add_shared(parser, "jobs", default=options.available_cores())
     options.add_shared(parser, "threads", default=1)
-    text = "folder for data and checkpoints, reused (default: build/asr/STUDY)"
-    options.add_shared(parser, "work", help=text)
-    options.add_shared(parser, "output", help="tables and figures (default: results/asr/STUDY)")
+    options.add_shared(parser, "work", shown="build/asr/STUDY")
+    options.add_shared(parser, "output", shown="results/asr/STUDY")
     return parser
 
 
@@ -182,12 +168,10 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     place = [*argv, "--"].index("--")
     args = make_parser().parse_args(argv[:place])
     args.fairseq = argv[place + 1 :]
-    study, recipe = STUDIES[args.study], RECIPES[args.recipe]
-    if unknown := [name for name in args.compare or () if name not in study]:
-        why = f"study {args.study} has {', '.join(study)}"
-        raise CommandError(f"--compare {unknown[0]}: {why}")
+    recipe = RECIPES[args.recipe]
     args.bins, args.updates = args.bins or recipe.bins, args.updates or recipe.updates
     options.check_increasing(args.bins, "--bins")
+    args.models = models(args)
     args.work = args.work or Path("build/asr") / args.study
     args.output = args.output or Path("results/asr") / args.study
     options.check_shared(args)
@@ -205,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     calm_logging()
     argv = sys.argv[1:] if argv is None else argv
     args = parse_arguments(argv)
-    wanted, updates = models(args), f"{args.updates} updates"
+    wanted, updates = args.models, f"{args.updates} updates"
     print(f"{len(wanted)} trainings of {updates}, {args.jobs} side by side", flush=True)
     parts = run_all([partial(run_model, args, model) for model in wanted], args.jobs)
     longest = max(line.seconds for line in read_manifest(str(args.data / "train.tsv")))

@@ -101,12 +101,12 @@ def stretch(manifest: Path, output: Path, seconds: float, gap: float, any_group:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = new_parser(__doc__, "recipes.asr.stretch")
+    parser = new_parser(__doc__)
     add = parser.add_argument
     add("manifest", type=Path, metavar="MANIFEST.tsv", help="of recipes.asr.prepare")
     text = "longest durations of what is joined, one set for each"
     add("--seconds", type=number(0.1, 1e6), nargs="+", required=True, metavar="N", help=text)
-    add_shared(parser, "output", help="for the new manifests (default: that of the manifest)")
+    add_shared(parser, "output", shown="beside the manifest")
     text = "silence between two utterances (default: none)"
     add("--gap", type=number(0, 60), default=0.0, metavar="SECONDS", help=text)
     text = "join utterances of different talks or speakers, too"

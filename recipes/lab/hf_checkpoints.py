@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,13 +29,22 @@ def make_config(config_class: type[Any], sizes: Mapping[str, Any], **more: Any) 
         raise CommandError(f"the configuration of the model is refused: {error}") from None
 
 
+def unloadable(path: str, error: Exception) -> CommandError:
+    """What to say of a ``--model`` that transformers refuses."""
+    remedy = "give a folder of save_pretrained with config.json and weights, or a name on the hub"
+    is_folder = path.startswith((".", "/", "~")) or path.count("/") > 1  # a hub name has at most 1
+    lost = is_folder and not Path(path).is_dir()
+    why = ": no such folder" if lost else f" cannot be loaded: {reason(error)}"
+    return CommandError(f"--model {path}{why}; {remedy}")
+
+
 def read_config(path: str, *configs: type[Any]) -> Any:
     """The configuration of the checkpoint of ``--model``, read before there is any work: one of
     these of this package, which the recipe trains, or of their stock models."""
     try:
         config = AutoConfig.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:
-        raise CommandError(f"--model {path} cannot be loaded: {reason(error)}") from None
+        raise unloadable(path, error) from None
     own = [config.model_type for config in configs]
     stock = [name.removeprefix("cape_") for name in own]
     allowed = [*(name for name in stock if name in CONFIG_MAPPING), *own]
@@ -65,4 +75,4 @@ def load_model(loader: type[Any], path: str, settings: Mapping[str, Any], **more
             path, position_embedding=dict(settings), dtype=torch.float32, **more
         )
     except UNREADABLE as error:
-        raise CommandError(f"--model {path} cannot be loaded: {reason(error)}") from None
+        raise unloadable(path, error) from None

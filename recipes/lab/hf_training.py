@@ -7,7 +7,6 @@ Training is transformers' Trainer, and so accelerate: any of its flags may be gi
 import argparse
 import dataclasses
 import json
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
@@ -19,13 +18,11 @@ import torch
 from tqdm import tqdm
 from transformers import HfArgumentParser, Seq2SeqTrainingArguments, Trainer, TrainerCallback
 
-from cape_plugins.arguments import add_position_args
-from cape_plugins.registry import types_of
 from hf_models import RankSeedCallback
-from recipes.lab.options import ARCHITECTURES, add_shared, check_model, check_shared, new_parser
+from recipes.lab.options import add_compared, add_shared, check_shared, new_parser
 from recipes.lab.scores import write_scores
-from recipes.lab.steps import CommandError, matches, record
-from recipes.lab.tables import Row, how_made, shown_command, started_as
+from recipes.lab.steps import CommandError, folder_name, matches, reason, record, started_as
+from recipes.lab.tables import Row, how_made, shown_command
 
 TRAINER_DEFAULTS = (
     "--report_to none --save_strategy steps --save_total_limit 1 --logging_steps 50 "
@@ -36,8 +33,8 @@ PACKAGES = ("torch", "transformers", "accelerate")
 # The record of a training holds all options but these, so that no other run takes it for its own.
 # Of the recipes: what is tested and where; types, presets and recipes are recorded by their values.
 UNRECORDED = """
-    output compare seeds defaults recipe preset beams hop_seconds test_split test_file
-    validation_file test_sizes ctc_beam ctc_lm ctc_lexicon ctc_lm_weight
+    output compare seeds defaults recipe preset beam hop_seconds test_split test_file
+    validation_file test_sizes test_lengths limit ctc_beam ctc_lm ctc_lexicon ctc_lm_weight
 """
 # By how they begin: position settings, which are recorded as one; of the Trainer output, speed,
 # place, and how long, since a training goes on if more is asked for.
@@ -52,26 +49,23 @@ UNRECORDED_BEGINNINGS = """
 
 
 def make_parser(
-    description: str, domain: str, architecture: str | None = None
+    description: str,
+    domain: str,
+    default: Sequence[str],
+    output: str,
+    architecture: str | None = None,
 ) -> argparse.ArgumentParser:
-    """Options of every recipe; the position flags are those of fairseq. `architecture` is that of
-    the models, default that of the domain."""
-    architecture = architecture or ARCHITECTURES[domain]
+    """Options of every recipe; `default` is what it compares, `architecture` that of its models,
+    default that of the domain."""
     epilog = "All other flags go to transformers' Seq2SeqTrainingArguments."
     parser = new_parser(description, epilog=epilog)
-    add = parser.add_argument
-    text = "checkpoint to finetune, stock or cape; default: none, a model is trained from scratch"
-    add("--model", metavar="PATH", help=text)
-    add("--model-config", metavar="JSON", help="sizes of a model trained from scratch, a file or "
-        """such as '{"hidden_size": 192}'""")  # fmt: skip
-    text = "train several types, one after the other, with the defaults of each, or with others "
-    text += "such as cape:max_global_scale=1; default without --position-embedding"
-    add_shared(parser, "compare", metavar="TYPE", help=text)
-    add_shared(parser, "seeds", help="train each type with several seeds, one after the other")
-    add_shared(parser, "output", help="folder for models, tables and figure")
-    chosen = "cape with --position-... options, else see --compare"
-    types = types_of(architecture)
-    add_position_args(parser, domain, chosen, architecture, types=types)
+    note = "or name on the hub, stock or cape, where training begins"
+    add_shared(parser, "model", note=note, shown="none, from scratch")
+    text = """sizes of a model trained from scratch, a file or such as '{"hidden_size": 192}'"""
+    parser.add_argument("--model-config", metavar="JSON", help=text)
+    add_compared(parser, domain, default, architecture=architecture)
+    add_shared(parser, "seeds", shown="one training, of --seed")
+    add_shared(parser, "output", note="models as well", default=Path(output))
     return parser
 
 
@@ -81,20 +75,25 @@ def parse(
     """The recipe's own options and the Trainer's."""
     args, rest = parser.parse_known_args(argv)
     trainer_parser = HfArgumentParser(Seq2SeqTrainingArguments, allow_abbrev=False)
+    trainer_parser.error = parser.error
     ours = [*TRAINER_DEFAULTS.split(), *defaults, "--output_dir", str(args.output)]
     if not torch.accelerator.is_available() or "--use_cpu" in rest:
         # also for what is parsed below: all arguments share one state of processes and devices
         ours.append("--use_cpu")
-    training, *_, unknown = trainer_parser.parse_args_into_dataclasses(
-        args=[*ours, *rest], look_for_args_file=False, return_remaining_strings=True
-    )
+    try:
+        training, *_, unknown = trainer_parser.parse_args_into_dataclasses(
+            args=[*ours, *rest], look_for_args_file=False, return_remaining_strings=True
+        )
+    except ValueError as error:  # which names no option
+        raise CommandError(f"{' '.join(rest)}: {reason(error)}; give other values") from None
     if unknown:
         raise CommandError(
             f"unknown option {unknown[0]}; --help lists those of the recipe, all others are fields "
             "of transformers' Seq2SeqTrainingArguments, such as --learning_rate 1e-4"
         )
-    if (size := training.per_device_train_batch_size) < 1:
-        raise CommandError(f"--per_device_train_batch_size {size} is not allowed; allowed: >= 1")
+    for name in ("per_device_train_batch_size", "per_device_eval_batch_size"):
+        if (size := getattr(training, name)) < 1:
+            raise CommandError(f"--{name} {size} is not allowed; allowed: >= 1")
     seeds = args.seeds or ()
     seed_given = any(word.split("=")[0] == "--seed" for word in rest)
     if seeds and (seed_given or len(set(seeds)) < len(seeds)):
@@ -104,8 +103,6 @@ def parse(
     check_shared(args)
     (unset,) = trainer_parser.parse_args_into_dataclasses(args=ours, look_for_args_file=False)
     args.defaults = {name: parser.get_default(name) for name in vars(args)} | _init_fields(unset)
-    if args.model:
-        check_model(args.model)
     if args.model_config:
         if args.model:
             raise CommandError("--model-config has no effect on the checkpoint of --model")
@@ -163,8 +160,7 @@ def train_all(
     make_trainer: Callable[[Mapping[str, Any], Seq2SeqTrainingArguments], Trainer],
 ) -> Iterator[tuple[dict[str, Any], Trainer]]:
     """Trains each of the types that are compared, with each of ``--seeds``, goes on where one was
-    interrupted, or takes what is finished. In the names of folders a hyphen stands for what is no
-    letter, digit, dot or underscore.
+    interrupted, or takes what is finished.
 
     Yields:
         The first columns of its scores: variant and seed; and the trainer. Its model is that of the
@@ -172,7 +168,7 @@ def train_all(
     """
     for (variant, settings), seed in product(compared.items(), args.seeds or [training.seed]):
         name = f"{variant}-seed{seed}" if args.seeds else variant
-        folder = Path(training.output_dir) / re.sub(r"[^\w.]", "-", name)
+        folder = Path(training.output_dir) / folder_name(name)
         own = dataclasses.replace(training, seed=seed, output_dir=str(folder))
         accelerate.utils.set_seed(seed)
         made_with, unset = recorded_options(settings, args, own)

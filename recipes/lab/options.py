@@ -1,6 +1,7 @@
 """The options that command lines share, each with a single name and a single check."""
 
 import argparse
+import glob
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -10,13 +11,14 @@ from typing import Any
 
 import torch
 
-from cape_plugins import PRESETS, PositionConfig
-from cape_plugins.arguments import PREFIX, TYPE_ARG, flag, given_settings, in_flags
+from cape_plugins import PRESETS, TYPES, PositionConfig, arguments
+from cape_plugins.arguments import PREFIX, TYPE_ARG, Parser
 from cape_plugins.config import options, parse_option
-from cape_plugins.registry import types_of
-from recipes.lab.steps import CommandError, reason
+from cape_plugins.domains import DOMAINS
+from cape_plugins.registry import DEFAULT_TYPE, types_of
+from recipes.lab.steps import CommandError, reason, started_as
 
-ARCHITECTURES = {"text": "seq2seq", "audio": "encoder", "image": "encoder"}
+Settings = Mapping[str, Any]  # of a position embedding
 
 
 def whole(text: str, least: int = 0) -> int:
@@ -73,10 +75,30 @@ def bin_of(value: float, labelled: Sequence[tuple[str, int, float]]) -> str:
     return next(label for label, low, high in labelled if low <= value <= high)
 
 
-def check_model(path: str) -> None:
-    """Refuses a folder that does not exist. Names on the hub have at most one slash."""
-    if (path.startswith((".", "/", "~")) or path.count("/") > 1) and not Path(path).is_dir():
-        raise CommandError(f"--model {path}: no such folder")
+def named_models(words: Sequence[str]) -> dict[str, list[str]]:
+    """``{name: paths}`` of ``--model``. A name that is not given is that of the folder, or the
+    whole path where two are alike."""
+    named = []
+    for word in words:
+        name, equals, rest = word.partition("=")
+        if not equals or Path(word).exists():  # a folder may have "=" in its name
+            path = Path(word).absolute()
+            name, rest = (path.parent if path.is_file() else path).name, word
+        parts = [sorted(glob.glob(part)) if "*" in part else [part] for part in rest.split(",")]
+        if not all(parts):
+            raise CommandError(f"--model {word}: nothing matches; give the path of a checkpoint")
+        named.append((name, [path for part in parts for path in part]))
+    short = [name for name, _ in named]
+    models: dict[str, list[str]] = {}
+    for word, (name, paths) in zip(words, named, strict=True):
+        name = word if paths == [word] and short.count(name) > 1 else name
+        if name in models or not name or not all(paths):
+            raise CommandError(
+                f"--model {word}: give each model once, as PATH or NAME=PATH,PATH with a name of "
+                "its own"
+            )
+        models[name] = paths
+    return models
 
 
 def usable_folder(path: Path, option: str) -> None:
@@ -101,41 +123,101 @@ def available_cores() -> int:
 
 
 _COUNT, _FOLDER = {"type": positive, "metavar": "N"}, {"type": Path, "metavar": "FOLDER"}
-_DEVICE = "such as cpu or cuda:1 (default: cuda if there is one)"
-# What argparse is told of each shared option
+# What argparse is told of each shared option. The help of a program adds its default, and what it
+# alone takes.
 SHARED: dict[str, dict[str, Any]] = {
-    "compare": {"nargs": "+", "metavar": "NAME"},  # position types, or rows of a catalogue
-    "seeds": {**_COUNT, "nargs": "+", "help": "of the trainings"},
-    "limit": {**_COUNT, "help": "so many samples of the test"},
-    "device": {"metavar": "DEVICE", "help": _DEVICE},
+    "compare": {
+        "nargs": "+",
+        "metavar": "TYPE",
+        "help": "what is trained: types of position embedding, with their defaults or with others "
+        "as in cape:max_global_scale=1",
+    },
+    "seeds": {**_COUNT, "nargs": "+", "help": "each type is trained with each of these seeds"},
+    "seed": {"type": whole, "metavar": "N", "help": "of the random numbers that are drawn"},
+    "model": {"metavar": "PATH", "help": "trained model: checkpoint or folder"},
+    "models": {  # see named_models
+        "flag": "--model",
+        "nargs": "+",
+        "action": "extend",
+        "required": True,
+        "metavar": "[NAME=]PATH[,PATH]",
+        "help": "trained model: checkpoint or folder; several of one NAME, also by *, are seeds",
+    },
+    "limit": {**_COUNT, "help": "test with N samples only"},
+    "device": {
+        "metavar": "DEVICE",
+        "help": "such as cpu or cuda:1",
+        "shown": "cuda if there is one",
+    },
+    "dtype": {"choices": ("float32", "bfloat16", "float16"), "help": "precision"},
     "jobs": {**_COUNT, "help": "trainings side by side"},
-    "threads": {**_COUNT, "help": "threads of each"},
+    "threads": {**_COUNT, "help": "CPU threads of each training and decoding"},
+    "updates": {**_COUNT, "help": "training steps"},
+    "hops": {
+        "nargs": "+",
+        "type": number(1, 100),
+        "metavar": "MS",
+        "default": (),
+        "help": "also decode at these hops of the frames",
+    },
+    "beam": {**_COUNT, "help": "hypotheses of the beam search of a decoder"},
+    "length-penalty": {"type": number(-100, 100), "metavar": "X", "help": "of the beam search"},
     "work": {**_FOLDER, "help": "what is kept and reused"},
-    "output": {**_FOLDER, "help": "tables and figures"},
+    "output": {**_FOLDER, "help": "where results are written"},
 }
 
 
-def new_parser(description: str | None, program: str | None = None, **more: Any) -> Any:
-    """A parser of the module `program`, default what was started, without abbreviations."""
-    return argparse.ArgumentParser(
-        prog=program and f"python -m {program}",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        **more,
-    )
+def new_parser(description: str | None, **more: Any) -> Parser:
+    """A parser of the program that was started, without abbreviations; see :class:`Parser`."""
+    return Parser(prog=started_as(), description=description, **more)
 
 
-def add_shared(parser: Any, name: str, *earlier: str, **more: Any) -> None:
-    """Adds an option of :data:`SHARED`, which still takes its `earlier` names; the help shows the
-    default. `more` goes to ``add_argument``."""
-    settings = {**SHARED[name], **more}
-    default = settings.get("default")
-    if default is not None:
-        words = default if isinstance(default, list | tuple) else [default]
-        shown = f"(default: {' '.join(map(str, words))})"
-        settings["help"] = f"{settings.get('help', '')} {shown}".strip()
-    parser.add_argument(f"--{name}", *earlier, dest=name, **settings)
+def add_shared(parser: Any, name: str, *earlier: str, note: str = "", **more: Any) -> None:
+    """Adds an option of :data:`SHARED`. Its help ends with a `note` and the default, in the words
+    of ``shown`` where the program works it out. `more` goes to :func:`add_named`."""
+    settings = {"flag": f"--{name}", **SHARED[name], **more}
+    default, shown = settings.get("default"), settings.pop("shown", "")
+    if default not in (None, ()) and not shown:
+        shown = " ".join(map(str, default if isinstance(default, list | tuple) else [default]))
+    text = "; ".join(filter(None, (settings["help"], note)))
+    settings["help"] = f"{text} (default: {shown})" if shown else text
+    add_named(parser, settings.pop("flag"), *earlier, **settings)
+
+
+def add_named(parser: Any, name: str, *earlier: str, **settings: Any) -> None:
+    """Adds an option that still takes its `earlier` names, which no help shows."""
+    dest = parser.add_argument(name, **settings).dest
+    if earlier:
+        unshown = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS, "required": False}
+        parser.add_argument(*earlier, **{**settings, **unshown, "dest": dest})
+
+
+def add_compared(
+    parser: Any,
+    domain: str,
+    default: Sequence[str] | str,
+    *earlier: str,
+    rows: Sequence[str] = (),
+    architecture: str | None = None,
+) -> None:
+    """Adds ``--compare`` and the options of one type; see :func:`settings_to_compare`. `default` is
+    names, or words for one that another option decides; `rows` are names of the program's own;
+    `architecture` is that of the models, default that of the domain."""
+    architecture = architecture or DOMAINS[domain].architecture
+    own = [name for name in rows if name not in TYPES]
+    alone = shown = default
+    if not isinstance(default, str):
+        alone, shown = _sole(default), " ".join(default)
+    note = f"here also {', '.join(own)}" if own else ""
+    add_shared(parser, "compare", *earlier, note=note, shown=shown)
+    text = f"{alone} with other --position-... options, else see --compare"
+    types = types_of(architecture)
+    arguments.add_position_args(parser, domain, text, architecture, types=types)
+
+
+def _sole(default: Sequence[str]) -> str:
+    """The type that options alone belong to."""
+    return default[0] if len(default) == 1 else DEFAULT_TYPE
 
 
 def check_shared(args: argparse.Namespace) -> None:
@@ -158,42 +240,45 @@ def settings_to_compare(
     args: argparse.Namespace,
     domain: str,
     default: Sequence[str],
-    defaults: Mapping[str, Mapping[str, Any]] | None = None,
+    rows: Mapping[str, Settings] | None = None,
     architecture: str | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """``{name: position_embedding}`` of what is to be trained, by ``--compare`` (types, with their
-    defaults or as ``TYPE:option=value,...``) or by the options of one type.
+    """``{name: position_embedding}`` of what is to be trained, by ``--compare`` or by the options
+    of one type. A name is ``ROW`` or ``ROW:option=value,...``; the rows are all types, with their
+    defaults, and those of the program.
 
     Args:
-        default: Types that are compared where the caller names none.
-        defaults: Settings by type that hold where the caller gives none, such as a source scale.
+        default: Names that are compared where the caller gives none.
+        rows: Settings by name; those of a type may leave out which it is.
         architecture: That of the models; default that of the domain.
     """
-    architecture = architecture or ARCHITECTURES[domain]
-    given, chosen = given_settings(args, domain), getattr(args, TYPE_ARG)
+    architecture = architecture or DOMAINS[domain].architecture
+    given, chosen = arguments.given_settings(args, domain), getattr(args, TYPE_ARG)
     if args.compare and (chosen or given):
         raise CommandError(
             "--compare trains the types with their defaults, or with options of their own such as "
             "cape:max_global_scale=1; leave it out to train one type with --position-... options"
         )
-    names = [chosen or "cape"] if chosen or given else args.compare or default
+    names = [chosen or _sole(default)] if chosen or given else args.compare or default
+    rows = {**{name: {} for name in types_of(architecture)}, **(rows or {})}
     settings = {}
     for name in names:
         if name in settings:
-            raise CommandError(f"--compare {name} is given twice; give each type once")
-        type_name, own = _parse_type(name, domain, architecture)
-        settings[name] = {"type": type_name, **(defaults or {}).get(type_name, {}), **own, **given}
+            raise CommandError(f"--compare {name} is given twice; give each once")
+        row, own = _parse_row(name, domain, rows)
+        settings[name] = {"type": row, **rows[row], **own, **given}
         try:
             PositionConfig.from_dict(settings[name], domain, architecture)
         except ValueError as error:
-            raise CommandError(f"position embedding {name}: {in_flags(str(error))}") from None
+            why = arguments.in_flags(str(error))
+            raise CommandError(f"position embedding {name}: {why}") from None
     return settings
 
 
-def _parse_type(text: str, domain: str, architecture: str) -> tuple[str, dict[str, Any]]:
-    type_name, colon, rest = text.partition(":")
-    if type_name not in (types := types_of(architecture)):
-        raise CommandError(f"--compare {type_name} is unknown; allowed: {', '.join(types)}")
+def _parse_row(text: str, domain: str, rows: Mapping[str, Settings]) -> tuple[str, dict[str, Any]]:
+    row, colon, rest = text.partition(":")
+    if row not in rows:
+        raise CommandError(f"--compare {row} is unknown; allowed: {', '.join(rows)}")
     known = [option.name for option in options(domain)]
     settings = {}
     for part in rest.split(",") if colon else ():
@@ -206,20 +291,20 @@ def _parse_type(text: str, domain: str, architecture: str) -> tuple[str, dict[st
             settings[name] = parse_option(name, value)
         except ValueError as error:
             raise CommandError(f"--compare {text}: {error}") from None
-    return type_name, settings
+    return row, settings
 
 
-def preset_flags(*names: str) -> dict[str, str]:
-    """``{type: flags}`` of settings of the papers, see :data:`cape_plugins.PRESETS`."""
+def position_flags(settings: Settings) -> str:
+    """Flags of fairseq-train for a position embedding."""
+    words = []
+    for name, value in settings.items():
+        shown = f"{value:g}" if isinstance(value, float) else str(value).lower()
+        words += [arguments.flag(TYPE_ARG if name == "type" else PREFIX + name), shown]
+    return " ".join(words)
 
-    def word(value: Any) -> str:
-        return f"{value:g}" if isinstance(value, float) else str(value).lower()
 
-    return {
-        PRESETS[name]["type"]: " ".join(
-            f"{flag(PREFIX + option)} {word(value)}"
-            for option, value in PRESETS[name].items()
-            if option not in ("type", "domain", "architecture")
-        )
-        for name in names
-    }
+def of_papers(*presets: str) -> dict[str, dict[str, Any]]:
+    """``{type: settings}`` of rows of :data:`cape_plugins.PRESETS`."""
+    place = ("domain", "architecture")
+    rows = (PRESETS[name] for name in presets)
+    return {row["type"]: {key: row[key] for key in row if key not in place} for row in rows}

@@ -11,6 +11,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
 import cape_plugins
@@ -18,6 +19,7 @@ from recipes.lab import steps
 
 USER_DIR = Path(cape_plugins.__file__).resolve().parent
 LIMITS = ("--max-source-positions", "100000", "--max-target-positions", "100000")  # none
+SEED_STEP = 100003  # of --seeds: fairseq seeds update n with seed + n, neighbours share numbers
 HYPOTHESES = "hypotheses"
 SECONDS = "seconds.json"  # the time of a training; its presence means: finished
 FIRST_SECONDS = "first_seconds.json"  # the time of a training that was told to stop early
@@ -35,6 +37,14 @@ def binarise(
         *("--joined-dictionary", "--destdir", folder, "--workers", workers),
         log=folder.with_name("preprocess.log"),
     )
+
+
+def device_flags(device: torch.device) -> list[str]:
+    """Flags of fairseq's commands, which take all GPUs that they see."""
+    if device.index is not None:
+        remedy = f"give cuda, with CUDA_VISIBLE_DEVICES={device.index} before the command"
+        raise steps.CommandError(f"--device {device}: fairseq takes all GPUs it sees; {remedy}")
+    return ["--cpu"] if device.type == "cpu" else []
 
 
 def child_environment(threads: int) -> dict[str, str]:

@@ -6,6 +6,8 @@ import contextlib
 import hashlib
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -52,6 +54,17 @@ def run_main(main: Callable[[], None]) -> None:
         sys.exit(130)
     print(f"error: {message}", file=sys.stderr)
     sys.exit(status)
+
+
+def started_as() -> str:
+    """How this process was started, without options: ``python SCRIPT`` or ``python -m MODULE``."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return f"python -m {spec.name}" if spec else f"python {shlex.quote(sys.argv[0])}"
+
+
+def folder_name(name: str) -> str:
+    """The name with hyphens for spaces, colons and the like."""
+    return re.sub(r"[^\w.+()]", "-", name)
 
 
 def progress(work: Iterable | None = None, title: str = "", **options: Any) -> tqdm:

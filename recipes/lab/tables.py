@@ -6,7 +6,6 @@ import csv
 import platform
 import re
 import shlex
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -137,9 +136,3 @@ def shown_command(program: str, argv: Sequence[str]) -> str:
     "python -m run --model 'a=runs/*/last.pt' --output 'my results'"
     """
     return shlex.join([*shlex.split(program), *map(str, argv)])
-
-
-def started_as() -> str:
-    """How this process was started, without options: ``python SCRIPT`` or ``python -m MODULE``."""
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    return f"python -m {spec.name}" if spec else f"python {shlex.quote(sys.argv[0])}"

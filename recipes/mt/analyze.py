@@ -1,6 +1,6 @@
 """What the CAPE and SHAPE papers show about translation models, for any trained model.
 
-    python -m recipes.mt.analyze stack --model sinpos=A/checkpoint_last.pt cape=FOLDER \\
+    python -m recipes.mt.analyze stack --model A/checkpoint_last.pt cape=FOLDER \\
         --test test.en test.de
     python -m recipes.mt.analyze length --model 'cape=runs/cape-seed*/checkpoint_last.pt' --test ...
     python -m recipes.mt.analyze swap --model shape=FOLDER sinpos=FOLDER --test ... --join 10
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
-from recipes.lab.options import check_shared, new_parser, positive
+from recipes.lab.options import add_shared, check_shared, new_parser, positive
 from recipes.lab.steps import CommandError, run_main
 from recipes.mt import corpus
 from recipes.mt.analysis import length, scores, similarity, stack, swap
@@ -88,11 +88,10 @@ CORPORA = {
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = new_parser(__doc__, "recipes.mt.analyze")
+    parser = new_parser(__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    how = {"formatter_class": argparse.RawDescriptionHelpFormatter}
     for name, (module, summary) in ANALYSES.items():
-        command = commands.add_parser(name, help=summary, description=module.__doc__, **how)
+        command = commands.add_parser(name, help=summary, description=module.__doc__)
         add_model_options(command)
         module.add_options(command)
         command.set_defaults(run=module.run)
@@ -101,7 +100,7 @@ def make_parser() -> argparse.ArgumentParser:
         command.set_defaults(run=make)
         pair = {"nargs": 2, "type": Path, "required": True, "metavar": ("SOURCE", "TARGET")}
         command.add_argument("--text", **pair, help="parallel text, plain or .gz")
-        command.add_argument("--output", **pair, help="files to write")
+        add_shared(command, "output", note="two files", **pair)
     text = "neighbouring pairs that become one (default: %(default)s)"
     number = {"type": positive, "metavar": "N"}
     commands.choices["interpolate"].add_argument("--count", **number, default=10, help=text)

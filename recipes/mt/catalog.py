@@ -9,7 +9,7 @@ Numbers are those of the papers and of the recipes they name:
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from recipes.lab.options import preset_flags
+from recipes.lab.options import Settings, of_papers
 
 LOSS = "--criterion label_smoothed_cross_entropy --label-smoothing 0.1"
 _COMMON = (
@@ -20,9 +20,10 @@ _COMMON = (
     " --required-batch-size-multiple 1"
 )
 
+
 # relpos: "covers the training data", CAPE section 5.3; SHAPE adds to keys and values
-_CAPE_PAPER = preset_flags("cape_wmt14", "relpos_wmt14")
-_SHAPE_PAPER = preset_flags("shape_wmt16", "relpos_wmt16", "cape_wmt14")
+_CAPE_PAPER = of_papers("cape_wmt14", "relpos_wmt14")
+_SHAPE_PAPER = of_papers("shape_wmt16", "relpos_wmt16", "cape_wmt14")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,7 @@ class Recipe(Text):
     beam: int = 4
     length_penalty: float = 1.0
     position: str = "cape"  # the paper's own position embedding
-    positions: Mapping[str, str] = field(default_factory=lambda: _CAPE_PAPER)  # flags by type
+    positions: Mapping[str, Settings] = field(default_factory=lambda: _CAPE_PAPER)  # by type
     epochs: int | None = None  # train for so many epochs,
     updates: int | None = None  # or so many updates
     select: str = "best"  # or "average"
@@ -124,9 +125,9 @@ _MULTI30K_SMALL = replace(
     " --disable-validation --num-workers 0 --seed 1",
     # as wide as most captions are long, either side of the middle
     positions={
-        "cape": "--position-max-global-shift 50",
-        "shape": "--position-max-offset 100",
-        "relpos": "--position-relative-context 16",
+        "cape": {"max_global_shift": 50},
+        "shape": {"max_offset": 100},
+        "relpos": {"relative_context": 16},
     },
     epochs=None,
     updates=1200,
@@ -147,7 +148,7 @@ RECIPES: dict[str, Recipe] = {
         _WMT14,
         title="WMT14 English-German, 18+18 layers, ADMIN (CAPE table 2)",
         train=f"{_WMT14.train} --encoder-layers 18 --decoder-layers 18",
-        positions=_CAPE_PAPER | preset_flags("cape_wmt14_18l"),
+        positions=_CAPE_PAPER | of_papers("cape_wmt14_18l"),
     ),
     "wmt14_en_fr": replace(
         _WMT14,
@@ -202,9 +203,9 @@ RECIPES: dict[str, Recipe] = {
         _MULTI30K_SMALL,
         title="Multi30k English-German, ten neighbouring captions joined (after SHAPE table 2)",
         positions={
-            "cape": "--position-max-global-shift 100",
-            "shape": "--position-max-offset 200",
-            "relpos": "--position-relative-context 16",
+            "cape": {"max_global_shift": 100},
+            "shape": {"max_offset": 200},
+            "relpos": {"relative_context": 16},
         },
         join=10,
     ),

@@ -23,9 +23,6 @@ CHUNK = 500  # rows handed to a worker at a time
 BLOCK = 200_000  # rows held in memory: a pool reads all its input at once
 
 
-# ---- files -------------------------------------------------------------------------------------
-
-
 def unreadable(option: str, path: Path, error: Exception) -> CommandError:
     reason = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
     return CommandError(f"{option} {path}: {reason}; name a plain or .gz text file")
@@ -91,9 +88,6 @@ def languages_of(source: Path, target: Path) -> Pair:
     return codes if usable and "txt" not in codes else ("source", "target")
 
 
-# ---- pairs -------------------------------------------------------------------------------------
-
-
 def split_pairs(pairs: list[Pair], sizes: dict[str, int], seed: int = 0) -> dict[str, list[Pair]]:
     """Split off random pairs; the rest is "train", without pairs that also occur in another split.
 
@@ -119,9 +113,6 @@ def by_sentence(function: Callable[[str], str], text: str) -> str:
     if SEPARATOR not in text:
         return function(text)
     return f" {SEPARATOR} ".join(function(part.strip()) for part in text.split(SEPARATOR))
-
-
-# ---- tokens ------------------------------------------------------------------------------------
 
 
 class Moses:
@@ -167,9 +158,6 @@ def map_columns(functions: Functions, rows: Iterable[Row], workers: int) -> Iter
         rows = iter(rows)
         while block := list(islice(rows, BLOCK)):
             yield from pool.imap(_call, block, chunksize=CHUNK)
-
-
-# ---- subwords ----------------------------------------------------------------------------------
 
 
 class Segmentation:

@@ -32,13 +32,14 @@ from hf_models import CapeMarianConfig, CapeMarianMTModel
 from recipes.lab import data
 from recipes.lab.hf_checkpoints import load_model, make_config, read_beside, read_config
 from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
-from recipes.lab.options import positive, settings_to_compare
+from recipes.lab.options import add_shared, positive, settings_to_compare
 from recipes.lab.steps import CommandError, run_main, step, write_lines
 from recipes.lab.subwords import SentencePiece
 from recipes.mt.corpus import Pair
 from recipes.mt.number_lists import MAX_TRAIN_LENGTH, make_number_lists, spell
 from recipes.mt.scoring import METRICS, groups_by_length, score_groups
 
+COMPARED = ("sinpos", "cape")
 # As in the quickstart: shifts and offsets cover the longest test list.
 LIST_SETTINGS = {"cape": {"max_global_shift": 30}, "shape": {"max_offset": 60}}
 _SIDE = {"layers": 2, "attention_heads": 4, "ffn_dim": 384}
@@ -152,15 +153,15 @@ def translate(
 
 def read_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Any, bool]:
     """Options, those of the Trainer, and whether the data are the built-in number lists."""
-    parser = make_parser(__doc__, "text")
+    parser = make_parser(__doc__, "text", COMPARED, "results/mt_hf")
     add = parser.add_argument
     data.add_data_args(parser)
     add("--source-lang", default="en", help="column (default: en)")
     add("--target-lang", default="de", help="column (default: de)")
     add("--vocab-size", type=positive, default=8000, help="of a new tokenizer (default: 8000)")
-    add("--max-length", type=positive, default=256, help="tokens of a training sentence")
-    add("--beams", type=positive, default=1)
-    parser.set_defaults(output=Path("results/mt_hf"))
+    text = "tokens of a training sentence (default: 256)"
+    add("--max-length", type=positive, default=256, help=text)
+    add_shared(parser, "beam", "--beams", default=1)
     lists = not data.has_data(parser.parse_known_args(argv)[0])
     return *parse(parser, LIST_TRAINING if lists else (), argv), lists
 
@@ -191,7 +192,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     defaults = LIST_SETTINGS if lists else {}
     defaults = {**defaults, "cape": {"source_scale": alpha, **defaults.get("cape", {})}}
-    compared = settings_to_compare(args, "text", ("sinpos", "cape"), defaults)
+    compared = settings_to_compare(args, "text", COMPARED, defaults)
     for settings in compared.values():
         if settings.get("source_scale") == "auto":
             settings["source_scale"] = alpha
@@ -205,7 +206,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = []
     for columns, trainer in train_all(compared, args, training, make_trainer):
         batch_size = training.per_device_eval_batch_size
-        hypotheses = translate(trainer.model, tokenizer, source_ids, args.beams, batch_size)
+        hypotheses = translate(trainer.model, tokenizer, source_ids, args.beam, batch_size)
         for label, score in score_groups(hypotheses, references, groups, labels).items():
             rows.append({**columns, group: label, metric: score[metric]})
     trained = [str(n + 1) for n in range(MAX_TRAIN_LENGTH)] if lists else []

@@ -6,8 +6,6 @@
 German says units before tens ("einundachtzig" is one-and-eighty), so a translator has to reorder
 within a number and to keep its place in the list. Training lists are short and test lists are
 long, which makes the corpus a test of length generalisation whose score needs no judgement.
-
-    python -m recipes.mt.number_lists --output FOLDER
 """
 
 import random
@@ -18,8 +16,7 @@ from pathlib import Path
 
 from num2words import num2words
 
-from recipes.lab.options import add_shared, new_parser, positive
-from recipes.lab.steps import CommandError, building, run_main, write_lines
+from recipes.lab.steps import write_lines
 
 LANGUAGES = ("en", "de")
 MAX_NUMBER = 99
@@ -75,21 +72,3 @@ def write_number_lists(
         lines = (spell(numbers, language) for numbers in splits[split])
         write_lines(folder / f"{split}.{language}", lines)
     write_lines(folder / "test.group", (str(len(numbers)) for numbers in splits["test"]))
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = new_parser(__doc__, "recipes.mt.number_lists")
-    add_shared(parser, "output", required=True, help="folder to write, must not exist")
-    parser.add_argument("--seed", type=int, default=0)
-    size = {"type": positive, "help": "pairs (default %(default)s)"}
-    for split in SPLIT_SIZES:
-        parser.add_argument(f"--{split}-size", default=SPLIT_SIZES[split], **size)
-    args = parser.parse_args(argv)
-    if args.output.exists():
-        raise CommandError(f"--output {args.output}: exists; name a new folder or delete it")
-    with building(args.output) as folder:
-        write_number_lists(folder, args.seed, {s: getattr(args, f"{s}_size") for s in SPLIT_SIZES})
-
-
-if __name__ == "__main__":
-    run_main(main)

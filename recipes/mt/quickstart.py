@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from recipes.lab import options, runs
 from recipes.lab.scores import write_scores
-from recipes.lab.steps import CommandError, read_written, run_main, step, write_lines
+from recipes.lab.steps import CommandError, folder_name, read_written, run_main, step, write_lines
 from recipes.lab.subwords import SentencePiece
 from recipes.lab.tables import Row, grouped, how_made, markdown, shown_command
 from recipes.mt import corpus, number_lists
@@ -36,23 +36,22 @@ from recipes.mt.scoring import METRICS, METRICS_ARE, score_groups
 PACKAGES = ("torch", "fairseq-fixed", "sentencepiece", "sacrebleu", "num2words")
 # Shifts and offsets are alike: CAPE's U(-30, 30) is as wide as SHAPE's U{0..60}. Training lists
 # have up to 17 tokens, test lists up to 48. relpos clips distances beyond its context.
-_CAPE = "--position-embedding cape --position-max-global-shift 30"
-VARIANTS = {
-    "sinpos": "--position-embedding sinpos",
-    "relpos": "--position-embedding relpos --position-relative-context 16",
-    "shape": "--position-embedding shape --position-max-offset 60",
-    "shape-sync": "--position-embedding shape --position-max-offset 60 --position-synchronize true",
+_CAPE = {"type": "cape", "max_global_shift": 30}
+_SHAPE = {"type": "shape", "max_offset": 60}
+COMPARED = ("sinpos", "relpos", "shape", "shape-sync", "cape")
+VARIANTS: dict[str, options.Settings] = {
+    "relpos": {"relative_context": 16},
+    "shape": _SHAPE,
+    "shape-sync": {**_SHAPE, "synchronize": True},
     "cape": _CAPE,
 }
 ABLATIONS = {
-    "cape-no-alpha": f"{_CAPE} --position-source-scale 1",
-    "cape-unsync": f"{_CAPE} --position-synchronize false",
-    "cape-no-bos": f"{_CAPE} --position-source-bos false",
-    "cape-no-local": f"{_CAPE} --position-max-local-shift 0",
-    "cape-shift5": "--position-embedding cape --position-max-global-shift 5",
+    "cape-no-alpha": {**_CAPE, "source_scale": 1},
+    "cape-unsync": {**_CAPE, "synchronize": False},
+    "cape-no-bos": {**_CAPE, "source_bos": False},
+    "cape-no-local": {**_CAPE, "max_local_shift": 0},
+    "cape-shift5": {**_CAPE, "max_global_shift": 5},
 }
-OTHERS = {name: f"--position-embedding {name}" for name in ("nopos", "abspos")}
-ALL_VARIANTS = VARIANTS | OTHERS | ABLATIONS
 
 MODEL = """--arch cape_transformer --share-all-embeddings --dropout 0
     --encoder-normalize-before --decoder-normalize-before
@@ -66,12 +65,7 @@ OPTIMISATION = """--criterion label_smoothed_cross_entropy --label-smoothing 0.1
 DECODING = """--beam 1 --max-tokens 8000 --max-len-a 1.5 --max-len-b 20 --cpu --num-workers 0
     --max-source-positions 100000 --max-target-positions 100000"""
 FIRST_LOOK = 400  # updates after which a model is tested for the first picture
-# fairseq seeds update n with seed + n: neighbouring seeds would share their random numbers.
-SEED_STEP = 100003
 MIN_PAIRS = 8  # fairseq drops a last batch that is no multiple of 8, and refuses an empty set
-
-
-# ---- data --------------------------------------------------------------------------------------
 
 
 class Data(NamedTuple):
@@ -173,23 +167,21 @@ def prepare_files(args: argparse.Namespace) -> Data:
     return Data(folder, settings, languages, "source words", list(ends), trained)
 
 
-# ---- models ------------------------------------------------------------------------------------
-
-
 class Comparison:
     """The scores so far; tables and figure are written anew with each model that is tested."""
 
     def __init__(self, args: argparse.Namespace, data: Data, facts: Mapping[str, str]):
         self.args, self.data, self.facts = args, data, facts
+        self.flags = {name: options.position_flags(own) for name, own in args.variants.items()}
         self.rows: dict[tuple[str, int], list[Row]] = {}
         self.lock = Lock()
 
     def run(self, variant: str, seed: int) -> None:
         """Trains and tests one model; of long trainings also the first updates."""
         n, folder = self.args.updates, self.data.folder
-        run = folder.parent / "runs" / f"{variant}-seed{seed}"
-        schedule = f"--max-update {n} --total-num-update {n} --seed {seed * SEED_STEP}"
-        flags = shlex.split(f"{MODEL} {OPTIMISATION} {schedule} {ALL_VARIANTS[variant]}")
+        run = folder.parent / "runs" / f"{folder_name(variant)}-seed{seed}"
+        schedule = f"--max-update {n} --total-num-update {n} --seed {seed * runs.SEED_STEP}"
+        flags = shlex.split(f"{MODEL} {OPTIMISATION} {schedule} {self.flags[variant]}")
         made_of = (folder / "binary", run, flags, {"corpus": self.data.settings})
         how = {"threads": self.args.threads, "title": f"{variant} seed {seed}"}
         if n > 2 * FIRST_LOOK and not runs.is_finished(run):
@@ -222,9 +214,9 @@ class Comparison:
 
     def write(self, shown: bool = False) -> None:
         """Writes what is known, in the order in which the variants were named."""
-        order = self.args.compare.index
+        order = list(self.flags).index
         known = sorted(self.rows, key=lambda key: order(key[0]))
-        flags = {self.rows[key][0]["variant"]: ALL_VARIANTS[key[0]] for key in known}
+        flags = {self.rows[key][0]["variant"]: self.flags[key[0]] for key in known}
         rows = [row for key in known for row in self.rows[key]]
         variants = [
             [name, f"`{flags[name]}`", f"{mean(row['train_seconds'] for row in trained):.0f}"]
@@ -242,7 +234,7 @@ def in_order_of_contrast(variants: Sequence[str]) -> list[str]:
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = options.new_parser(__doc__, "recipes.mt.quickstart")
+    parser = options.new_parser(__doc__)
     add, positive, shared = parser.add_argument, options.positive, options.add_shared
     pair = {"nargs": 2, "type": Path, "metavar": ("SOURCE", "TARGET")}
     add("--data", **pair, help="your own training text, plain or .gz (default: number lists)")
@@ -254,12 +246,11 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     text = "keep pairs of --data with more words out of training (default: median of the source)"
     add("--max-train-length", type=positive, metavar="WORDS", help=text)
     add("--vocab-size", type=positive, help="subwords (default: 140; with --data 4000)")
-    text = f"what to train, of {', '.join(ALL_VARIANTS)}"
-    names = {"choices": ALL_VARIANTS, "default": list(VARIANTS), "help": text}
-    shared(parser, "compare", "--variants", **names)
+    rows = {**VARIANTS, **ABLATIONS}
+    options.add_compared(parser, "text", COMPARED, "--variants", rows=list(rows))
     add("--ablations", action="store_true", help=f"also train {', '.join(ABLATIONS)}")
     shared(parser, "seeds", default=[1])
-    add("--updates", type=positive, default=2000, help="training steps (default: %(default)s)")
+    shared(parser, "updates", default=2000)
     shared(parser, "jobs", default=options.available_cores())
     shared(parser, "threads", default=1)
     shared(parser, "work", default=Path("build/quickstart"))
@@ -274,7 +265,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
             flag = option.replace("_", "-")
             parser.error(f"--{flag} needs --data; the built-in number lists have their own splits")
     if args.ablations:
-        args.compare = list(dict.fromkeys([*args.compare, *ABLATIONS]))
+        args.compare = list(dict.fromkeys([*(args.compare or COMPARED), *ABLATIONS]))
+    args.variants = options.settings_to_compare(args, "text", COMPARED, rows)
     options.check_shared(args)
     return args
 
@@ -296,7 +288,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         metrics=METRICS_ARE,
     )
     comparison = Comparison(args, data, facts)
-    variants = in_order_of_contrast(args.compare)
+    variants = in_order_of_contrast(list(args.variants))
     jobs = [partial(comparison.run, name, seed) for seed in args.seeds for name in variants]
     print(f"{len(jobs)} trainings of {args.updates} updates, {args.jobs} side by side", flush=True)
     runs.run_all(jobs, args.jobs)

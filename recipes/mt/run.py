@@ -3,6 +3,7 @@
     python -m recipes.mt.run wmt14_en_de prepare --train train.en train.de --valid ... --test ...
     python -m recipes.mt.run wmt14_en_de train select decode score
     python -m recipes.mt.run wmt14_en_de train select decode score --position-embedding sinpos
+    python -m recipes.mt.run wmt14_en_de all --compare sinpos cape:max_global_shift=10 --seeds 1 2 3
     python -m recipes.mt.run wmt14_en_de all --sample
 
 Stages: prepare (text to binary data), train, select (the best epoch by validation BLEU, or the
@@ -18,10 +19,11 @@ built-in number lists where no files are given: a check of the whole recipe.
 import argparse
 import shlex
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 from math import ceil
 from pathlib import Path
 from statistics import fmean
@@ -29,12 +31,11 @@ from statistics import fmean
 import torch
 from sacrebleu.metrics import BLEU
 
-from cape_plugins.config import TYPES
-from recipes.lab import runs
-from recipes.lab.options import add_shared, available_cores, check_shared, new_parser, positive
-from recipes.lab.steps import CommandError, read_written, recorded, run_main, run_module, writing
+from recipes.lab import options, runs, steps, tables
+from recipes.lab.options import Settings, add_shared, positive
+from recipes.lab.scores import write_scores
+from recipes.lab.steps import CommandError
 from recipes.lab.subwords import SEGMENTATIONS
-from recipes.lab.tables import markdown, write_csv, write_page
 from recipes.mt.analysis.options import open_translator, translations
 from recipes.mt.analysis.stack import TABLE_BIN, position_rows, stack_pairs, totals_by_bin
 from recipes.mt.analysis.swap import COLUMNS, swap_bleu
@@ -43,7 +44,9 @@ from recipes.mt.catalog import RECIPES, Recipe, sampled
 from recipes.mt.corpus import Moses, Subwords, by_sentence, read_pairs
 from recipes.mt.prepare import prepare
 
+PACKAGES = ("torch", "fairseq-fixed", "sacrebleu")
 STAGES, PROBES = ("prepare", "train", "select", "decode", "score"), ("stack", "swap")
+SCORES = ("test set", "sentences", "sacreBLEU", "tokenised BLEU")
 SELECTED = "checkpoint_selected.pt"
 SWAPPED_SENTENCES = 10_000
 GPU_FLAGS = ["--fp16", "--fp16-scale-window", "256"]
@@ -53,15 +56,17 @@ GPU_TRAIN_FLAGS = ["--threshold-loss-scale", "0.03125"]
 class Experiment:
     """One training on prepared data, and its stages as methods."""
 
-    def __init__(self, args: argparse.Namespace, extra: Sequence[str]):
-        recipe = self.recipe = settle_recipe(args)
-        position, gpus = args.position_embedding or recipe.position, torch.cuda.device_count()
-        sample = "-sample" if args.sample else ""
-        self.args, self.work = args, args.work or Path("build") / f"{args.recipe}{sample}"
-        self.run = self.work / "runs" / (args.name or position)  # checkpoints and results
-        flags = train_flags(recipe, position, args.devices or max(1, gpus))
-        self.train_flags = [*flags, *(GPU_TRAIN_FLAGS if gpus else []), *extra]
-        self.device_flags = GPU_FLAGS if gpus else ["--cpu"]  # of every fairseq command
+    def __init__(self, args: argparse.Namespace, name: str, settings: Settings, seed: int | None):
+        recipe = self.recipe = args.settled
+        gpus = torch.cuda.device_count() if args.device.type == "cuda" else 0
+        self.args, self.work, self.name, self.seed = args, args.work, name, seed
+        folder = args.name or steps.folder_name(name if seed is None else f"{name}-seed{seed}")
+        self.run = args.work / "runs" / folder  # checkpoints and results
+        flags = train_flags(recipe, settings, args.devices or max(1, gpus))
+        flags += [] if seed is None else ["--seed", str(seed * runs.SEED_STEP)]
+        self.train_flags = [*flags, *(GPU_TRAIN_FLAGS if gpus else []), *args.extra]
+        # of every fairseq command
+        self.device_flags = [*runs.device_flags(args.device), *(GPU_FLAGS if gpus else [])]
         decoding = f"--beam {recipe.beam} --lenpen {recipe.length_penalty} --batch-size 128"
         self.decode_flags = [*shlex.split(f"{decoding} {recipe.max_length}"), *runs.LIMITS]
 
@@ -95,7 +100,7 @@ class Experiment:
 
     def lines(self, split: str, ending: str) -> list[str]:
         """Of prepared text: in the subwords of a language, or the ``reference``."""
-        return read_written(self.work / "subwords" / f"{split}.{ending}")
+        return steps.read_written(self.work / "subwords" / f"{split}.{ending}")
 
     def train(self) -> None:
         """Train, or go on with a training that was interrupted."""
@@ -103,7 +108,7 @@ class Experiment:
             self.data,
             self.run,
             [*self.train_flags, *self.device_flags],
-            {"data": recorded(self.data)},
+            {"data": steps.recorded(self.data)},
             threads=self.args.threads,
             title=f"train {self.run.name}",
             remedy="give this training another --name",
@@ -114,7 +119,7 @@ class Experiment:
         the epoch with the best BLEU on the validation set (CAPE, section 5.3)."""
         recipe, run = self.recipe, self.run
         if recipe.select == "average":
-            run_module(
+            steps.run_module(
                 "fairseq_user_dir.average",
                 *("--inputs", run, "--output", run / SELECTED),
                 *(f"--num-{recipe.keep}-checkpoints", recipe.average),
@@ -138,8 +143,8 @@ class Experiment:
             print(f"epoch {epoch}: validation BLEU {scores[epoch]:.2f}", flush=True)
         best = max(scores, key=scores.get)
         rows = ({"epoch": epoch, "valid_bleu": bleu} for epoch, bleu in scores.items())
-        write_csv(run / "selection.csv", rows, digits=2)
-        with writing(run / SELECTED, "wb") as file:
+        tables.write_csv(run / "selection.csv", rows, digits=2)
+        with steps.writing(run / SELECTED, "wb") as file:
             shutil.copyfile(epochs[best], file.name)
         print(f"best epoch {best}: {run / SELECTED}")
 
@@ -175,7 +180,7 @@ class Experiment:
         metric = BLEU(tokenize="none", smooth_method="none", force=True)
         return metric.corpus_score(hypotheses, [references]).score
 
-    def score(self) -> None:
+    def score(self) -> list[tables.Row]:
         """Print and write (``run/scores.md``) sacreBLEU of plain text and BLEU of tokens."""
         metric = BLEU(lowercase=self.recipe.lowercase)
         rows = []
@@ -187,11 +192,13 @@ class Experiment:
         if len(rows) > 1:
             _, counts, *bleu = zip(*rows, strict=True)
             rows.append(("mean", sum(counts), *map(fmean, bleu)))
-        table = markdown(["test set", "sentences", "sacreBLEU", "tokenised BLEU"], rows)
+        table = tables.markdown(SCORES, rows)
         tokenised = "Moses tokens, no smoothing (multi-bleu.perl)"
         facts = {"sacreBLEU signature": str(metric.get_signature()), "Tokenised BLEU": tokenised}
         title = f"{self.recipe.title}: {self.run.name}"
-        print("\n".join(write_page(self.run / "scores.md", title, {"": table}, facts)))
+        print("\n".join(tables.write_page(self.run / "scores.md", title, {"": table}, facts)))
+        known = {"type": self.name, "seed": self.seed}
+        return [{**known, **dict(zip(SCORES, row, strict=True))} for row in rows]
 
     def stack(self) -> None:
         """Loss by position on the stacked first test set: ``run/stacked.csv``, and a summary."""
@@ -210,7 +217,7 @@ class Experiment:
         model = self.open_selected()
         model.title = "stack"
         losses = [-scores for scores in model.log_probabilities(pieces)]
-        write_csv(self.run / "stacked.csv", position_rows(losses, length))
+        tables.write_csv(self.run / "stacked.csv", position_rows(losses, length))
         print(f"{len(losses)} stacked sentences; mean negative log likelihood (nats) by position")
         shown = totals_by_bin([values[:length] for values in losses], TABLE_BIN).sum(1)
         for start, (total, count) in zip(range(0, length, TABLE_BIN), shown.T, strict=True):
@@ -233,22 +240,22 @@ class Experiment:
         translate = partial(translations, model, decoding, self.run / "swap")
         references = self.detokenise(list(map(model.plain, targets)))
         bleu = swap_bleu(translate, sources, references, metric, self.detokenise)
-        table = markdown(["model", *COLUMNS], [[self.run.name, *bleu.values()]])
+        table = tables.markdown(["model", *COLUMNS], [[self.run.name, *bleu.values()]])
         facts = {"Sentences": f"{len(sources)} of training", "BLEU": str(metric.get_signature())}
-        page = write_page(self.run / "swap.md", "Swapped sentences", {"": table}, facts)
+        page = tables.write_page(self.run / "swap.md", "Swapped sentences", {"": table}, facts)
         print("\n".join(page))
 
     def open_selected(self) -> Translator:
         """The selected checkpoint, for text in the subwords of the recipe."""
         torch.set_num_threads(self.args.threads)
-        gpu = torch.cuda.is_available()
-        running = Running(torch.device("cuda" if gpu else "cpu"), half=gpu)
+        running = Running(self.args.device, half=self.args.device.type == "cuda")
         return open_translator(self.selected, running, data=self.data, segmented=True)
 
 
 def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """Our options, and the rest, which is for fairseq-train."""
-    parser = new_parser(__doc__, "recipes.mt.run")
+    """Our options, among them ``settled``, the recipe, and ``compared``, settings by name; and the
+    rest, which is for fairseq-train."""
+    parser = options.new_parser(__doc__)
     add = parser.add_argument
     add("recipe", choices=RECIPES, metavar="RECIPE", help=", ".join(RECIPES))
     stage_names = [*STAGES, "all", *PROBES]
@@ -261,23 +268,26 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
     pair = {"nargs": 2, "type": Path, "action": "append", "metavar": ("SOURCE", "TARGET")}
     for split, text in texts.items():
         add(f"--{split}", **pair, default=[], help=text)
-    text = "position embedding: %(choices)s (default: that of the recipe)"
-    add("--position-embedding", choices=TYPES, metavar="TYPE", help=text)
-    text = "name of this training, a folder under WORK/runs (default: the position embedding)"
+    own = "that of the recipe"
+    options.add_compared(parser, "text", own)
+    add_shared(parser, "seeds", shown=f"one training, of {own}")
+    text = "name of a single training, a folder under WORK/runs (default: TYPE, or TYPE-seedN)"
     add("--name", help=text)
-    add_shared(parser, "work", help="folder for everything (default: build/RECIPE)")
+    add_shared(parser, "work", shown="build/RECIPE")
+    add_shared(parser, "device")
     text = "GPUs that share an update, for the accumulation steps (default: all there are)"
     add("--devices", type=positive, help=text)
     add("--max-tokens", type=positive, help="tokens per device and step (default: the paper's)")
-    add("--beam", type=positive, help="beam size (default: the paper's)")
-    text = "length penalty (default: the paper's)"
-    add("--lenpen", dest="length_penalty", type=float, metavar="LENPEN", help=text)
+    add_shared(parser, "beam", shown="the paper's")
+    add_shared(parser, "length-penalty", "--lenpen", shown="the paper's")
     text = "checkpoint choice (default: the paper's)"
     add("--select", choices=("best", "average"), help=text)
     add("--first-epoch", type=positive, help="consider epochs from this one on for --select best")
     add("--average", type=positive, help="number of checkpoints for --select average")
-    add_shared(parser, "threads", default=available_cores(), help="of the CPU")
-    add("--workers", type=positive, default=available_cores(), help="processes for preparation")
+    cores = options.available_cores()
+    add_shared(parser, "threads", default=cores)
+    text = f"processes for preparation (default: {cores})"
+    add("--workers", type=positive, default=cores, metavar="N", help=text)
     add("--sample", action="store_true", help="check of the whole recipe at a tiny scale")
     args, extra = parser.parse_known_args(argv)
     if "all" in args.stages:
@@ -287,7 +297,12 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
             parser.error("--train: name the training text, or try the recipe with --sample")
         if args.valid or args.test:
             parser.error("--valid and --test need --train")
-    check_shared(args)
+    args.work = args.work or Path("build") / f"{args.recipe}{'-sample' * args.sample}"
+    options.check_shared(args)
+    recipe = args.settled = settle_recipe(args)
+    args.compared = options.settings_to_compare(args, "text", [recipe.position], recipe.positions)
+    if args.name and max(len(args.compared), len(args.seeds or ())) > 1:
+        raise CommandError(f"--name {args.name}: is for one training; leave it out")
     return args, extra
 
 
@@ -301,7 +316,7 @@ def settle_recipe(args: argparse.Namespace) -> Recipe:
     return replace(recipe, **changes)
 
 
-def train_flags(recipe: Recipe, position: str, devices: int) -> list[str]:
+def train_flags(recipe: Recipe, settings: Settings, devices: int) -> list[str]:
     """The flags of fairseq-train that make up the recipe, without those of the user."""
     accumulate = max(1, ceil(recipe.tokens_per_update / (recipe.max_tokens * devices)))
     schedule = f"--max-tokens {recipe.max_tokens} --update-freq {accumulate}"
@@ -316,17 +331,28 @@ def train_flags(recipe: Recipe, position: str, devices: int) -> list[str]:
         schedule += f" --keep-last-epochs {recipe.average}"
     elif recipe.epochs:
         schedule += f" --keep-last-epochs {recipe.epochs - recipe.first_epoch + 1}"
-    position_flags = f"--position-embedding {position} {recipe.positions.get(position, '')}"
-    return shlex.split(f"{recipe.train} {schedule} {position_flags}")
+    return shlex.split(f"{recipe.train} {schedule} {options.position_flags(settings)}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    args, extra = parse_arguments(argv)
-    experiment = Experiment(args, extra)
-    for stage in (*STAGES, *PROBES):
+    argv = sys.argv[1:] if argv is None else argv
+    args, args.extra = parse_arguments(argv)
+    trainings = [
+        Experiment(args, name, settings, seed)
+        for (name, settings), seed in product(args.compared.items(), args.seeds or [None])
+    ]
+    if "prepare" in args.stages:
+        trainings[0].prepare()
+    scores: list[tables.Row] = []
+    for training, stage in product(trainings, (*STAGES[1:], *PROBES)):
         if stage in args.stages:
-            getattr(experiment, stage)()
+            rows = getattr(training, stage)()
+            scores += rows if stage == "score" else ()
+    if len(trainings) > 1 and scores:
+        facts = tables.how_made(tables.shown_command("python -m recipes.mt.run", argv), PACKAGES)
+        metrics = dict(zip(SCORES[2:], SCORES[2:], strict=True))
+        write_scores(args.work, "Scores of all trainings", scores, "test set", metrics, facts)
 
 
 if __name__ == "__main__":
-    run_main(main)
+    steps.run_main(main)

@@ -9,9 +9,10 @@ import numpy as np
 
 from cape_plugins.pictures import plot
 from recipes.lab.figures import Panel, new_figure, write_lines_figure
+from recipes.lab.steps import folder_name
 from recipes.lab.tables import Row, markdown, pivot, seed_table, write_csv, write_page
 from recipes.phones.analysis import top_confusions
-from recipes.phones.train import CONDITIONS, NEAR, NO_POSITIONS, History, folder_name
+from recipes.phones.train import CONDITIONS, NEAR, NO_POSITIONS, History
 
 PACKAGES = ("torch", "numpy", "scikit-learn", "matplotlib", "espeakng-loader")
 COUNTS = ("per", "changes", "type1", "type2", "type3", "long_runs")

@@ -18,8 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cape_plugins import TYPES, PositionConfig
-from cape_plugins.arguments import TYPE_ARG, add_position_args
+from cape_plugins import PositionConfig
 from cape_plugins.pictures import plot
 from cape_plugins.pictures.views import similarity, similarity_by_distance
 from recipes.lab import options
@@ -43,7 +42,7 @@ SETTINGS = {
     "epochs": (options.positive, 12, 80),
     "learning_rate": (RATE, 0.1, 0.05),
 }
-DEFAULT = "sinpos"  # type of position embedding
+DEFAULT = ("sinpos",)  # types
 LEFT_OUT = "left_out.txt"
 TRAINED = ("inc", "exc", "inc-scram", "exc-scram")
 BY_DISTANCE = 50  # frames
@@ -51,21 +50,15 @@ SIMILARITIES = ("distance", "dot", "dot_min", "dot_max", "cosine", "cosine_min",
 
 
 def run_type(
-    experiment: Experiment,
-    name: str,
-    config: PositionConfig,
-    models: Sequence[str],
-    seeds: Sequence[int],
-    output: Path,
-    similarity_length: int,
+    experiment: Experiment, name: str, config: PositionConfig, args: argparse.Namespace
 ) -> Result:
-    """Everything about one position embedding, with `models` of these conditions of training;
-    pictures, of the first seed, go to ``output/NAME``."""
+    """Everything about one position embedding, with models of these conditions of training;
+    pictures, of the first seed, go to ``OUTPUT/NAME``."""
     classes, test = experiment.corpus.classes, experiment.corpus.splits["test"]
-    models = [model for model in models if model in conditions_of(config)]
+    models = [model for model in args.conditions if model in conditions_of(config)]
     result = Result(name, class_changes(targets(test)))
-    folder = output / result.folder()
-    for seed in seeds:
+    folder = args.output / result.folder()
+    for seed in args.seeds:
         for condition in models:
             model, history = experiment.model(name, config, condition, seed)
             columns = {"type": name, "trained": condition, "seed": seed}
@@ -74,20 +67,20 @@ def run_type(
                 counts = (error_rate(*pair), class_changes(pair[1]), *error_types(*pair))
                 measured = dict(zip(report.COUNTS, counts, strict=True))
                 result.rows.append({**columns, "tested": tested, **measured})
-                if tested == condition and seed == seeds[0]:
+                if tested == condition and seed == args.seeds[0]:
                     result.confusions[condition] = confusions(*pair, len(classes))
-            if seed != seeds[0]:
+            if seed != args.seeds[0]:
                 continue
             result.histories[condition] = history
             utterance = train.long_utterance(test)
             weights = train.attention(model, utterance, CONDITIONS[condition])
             rows = head_rows(weights, train.NEAR)
             result.heads += [{"trained": condition, **row} for row in rows]
-            path = output / result.folder(condition) / f"attention-{condition}.png"
+            path = args.output / result.folder(condition) / f"attention-{condition}.png"
             title = f"M-{condition}, {path.parent.name}: {utterance.name}"
             report.draw_attention(path, weights, title)
             if condition == ("inc" if "inc" in models else models[0]):
-                _compare_positions(model, folder, result, similarity_length)
+                _compare_positions(model, folder, result, args.similarity_length)
     titles = {f"M-{condition}": matrix for condition, matrix in result.confusions.items()}
     report.draw_confusions(folder / "confusions.png", titles, classes)
     report.draw_histories(folder / "training.png", result.histories)
@@ -115,7 +108,7 @@ def _compare_positions(model: PhoneClassifier, folder: Path, result: Result, len
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = options.new_parser(__doc__, "recipes.phones.run")
+    parser = options.new_parser(__doc__)
     add = parser.add_argument
     text = "recordings with labels beside them (default: built-in speech)"
     add("--data", type=Path, metavar="FOLDER", help=text)
@@ -123,12 +116,10 @@ def make_parser() -> argparse.ArgumentParser:
     for option, count in BUILTIN_SIZES.items():
         text = f"utterances of the built-in speech (default: {count})"
         add(f"--{option.replace('_', '-')}", type=options.positive, metavar="N", help=text)
-    text = f"train several types, of {', '.join(TYPES)}, with their defaults, or with others such "
-    text += "as cape:max_global_shift=0.2"
-    options.add_shared(parser, "compare", metavar="TYPE", help=text)
-    add_position_args(parser, "audio", DEFAULT, "encoder")
-    text = f"what to train, of {', '.join(CONDITIONS)} (default: the first {len(TRAINED)})"
-    add("--models", nargs="+", choices=CONDITIONS, default=TRAINED, metavar="NAME", help=text)
+    options.add_compared(parser, "audio", DEFAULT)
+    text = f"how to train, of {', '.join(CONDITIONS)} (default: the first {len(TRAINED)})"
+    names = {"nargs": "+", "choices": CONDITIONS, "metavar": "NAME", "help": text}
+    options.add_named(parser, "--conditions", "--models", default=TRAINED, **names)
     add("--paper", action="store_true", help="sizes and training of the thesis")
     for option, (parse, small, paper) in SETTINGS.items():
         text = f"(default: {small}; --paper: {paper})"
@@ -156,20 +147,19 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
             setattr(args, option, value)
     if args.tier and not args.data:
         raise CommandError("--tier needs --data, a folder with TextGrids")
-    args.models, args.seeds = list(dict.fromkeys(args.models)), list(dict.fromkeys(args.seeds))
+    for name in ("conditions", "seeds"):
+        setattr(args, name, list(dict.fromkeys(getattr(args, name))))
     options.check_shared(args)
     return args
 
 
 def position_configs(args: argparse.Namespace) -> dict[str, PositionConfig]:
-    if not args.compare:
-        setattr(args, TYPE_ARG, getattr(args, TYPE_ARG) or DEFAULT)
-    compared = options.settings_to_compare(args, "audio", [DEFAULT])
+    compared = options.settings_to_compare(args, "audio", DEFAULT)
     configs = {name: PositionConfig.from_dict(own, "audio") for name, own in compared.items()}
     for name, config in configs.items():
-        if not {*args.models} & {*conditions_of(config)}:
-            models = " ".join(args.models)
-            raise CommandError(f"--models {models}: {name} has no positions to put in; give exc")
+        if not {*args.conditions} & {*conditions_of(config)}:
+            given = " ".join(args.conditions)
+            raise CommandError(f"--conditions {given}: {name} has no positions to put in; give exc")
     return configs
 
 
@@ -191,8 +181,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     experiment = Experiment(corpus, sizes, training, args.work, args.device)
     numbers = f"{corpus.sizes()}; {len(corpus.classes)} classes"
     print(f"{corpus.description}: {numbers}", flush=True)
-    more = (args.models, args.seeds, args.output, args.similarity_length)
-    results = [run_type(experiment, name, config, *more) for name, config in configs.items()]
+    results = [run_type(experiment, name, config, args) for name, config in configs.items()]
     facts = how_made(
         shown_command("python -m recipes.phones.run", argv),
         report.PACKAGES,

@@ -7,7 +7,6 @@ Without positions the d channels are zero, and the model has the same size.
 """
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -23,7 +22,7 @@ from tqdm import tqdm
 import cape_plugins
 from cape_plugins import PositionConfig
 from cape_plugins.speech.features import HOP_SECONDS
-from recipes.lab.steps import CommandError, read_written, step, write_lines
+from recipes.lab.steps import CommandError, folder_name, read_written, step, write_lines
 from recipes.phones.analysis import Frames, error_rate, near_attention
 from recipes.phones.data import BANDS, Corpus, Example
 
@@ -173,11 +172,6 @@ class Training:
         """Learning rate of the epoch with this index, from 0."""
         first_part = max(1, self.epochs * 7 // 8)
         return self.learning_rate if epoch < first_part else self.final_learning_rate
-
-
-def folder_name(name: str) -> str:
-    """The name of a position embedding without colons, commas and the like."""
-    return re.sub(r"[^\w.]", "-", name)
 
 
 def run_model(

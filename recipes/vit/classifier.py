@@ -16,7 +16,7 @@ from transformers import AutoModelForImageClassification, ViTImageProcessor
 import hf_models  # noqa: F401  registers the cape types
 from cape_plugins import PositionEncoder
 from cape_plugins.config import applies
-from recipes.lab.hf_checkpoints import UNREADABLE
+from recipes.lab.hf_checkpoints import UNREADABLE, unloadable
 from recipes.lab.steps import CommandError, reason
 from recipes.lab.tables import Row
 
@@ -35,7 +35,7 @@ class Classifier:
                 path, dtype=dtype, output_loading_info=True
             )
         except UNREADABLE as error:
-            raise CommandError(f"--model {path} cannot be loaded: {reason(error)}") from None
+            raise unloadable(path, error) from None
         if info["missing_keys"]:
             raise CommandError(
                 f"--model {path} has no weights for {', '.join(sorted(info['missing_keys'])[:3])}; "

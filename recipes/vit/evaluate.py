@@ -27,7 +27,7 @@ import torch
 from recipes.lab import options, tables
 from recipes.lab.data import fingerprint
 from recipes.lab.figures import Panel, new_figure, widen, write_figure, write_lines_figure
-from recipes.lab.steps import CommandError, digest, progress, run_main, write_lines
+from recipes.lab.steps import CommandError, digest, progress, run_main, started_as, write_lines
 from recipes.lab.tables import ALL, Cells, Row
 from recipes.vit.classifier import Classifier, match_classes, throughput
 from recipes.vit.data import load_data
@@ -35,11 +35,10 @@ from recipes.vit.measure import BIN_EDGES, GAMMA_RULES, MAX, MIN, check, measure
 
 TTA_STEP, DIGIT_TTA_STEP = 32, 8  # two patches
 SIZE_RATIOS = (5 / 7, 1, 12 / 7, 3)  # 160, 224, 384 and 672 for a model trained at 224
-DTYPES = ("float32", "bfloat16", "float16")
 CPU_BATCH, CUDA_BATCH = 32, 16384
 NEEDED = {  # by what has no effect alone
     "tta_step": "tta",
-    "train_size": "gamma",
+    "trained_size": "gamma",
     **dict.fromkeys(("runs", "warmup", "max_batch"), "throughput"),
 }
 SHOWN = {"crop": "shorter side to size / 0.875, centre crop", "whole": "whole image squeezed"}
@@ -63,8 +62,7 @@ BEST = "best of each bin"
 def make_options() -> argparse.ArgumentParser:
     parser = options.new_parser(__doc__)
     add = parser.add_argument
-    text = "checkpoints, folders or names on the hub; NAME=A,B,C are seeds of one model"
-    add("--model", nargs="+", required=True, metavar="PATH", help=text)
+    options.add_shared(parser, "models", note="or names on the hub")
     options.add_shared(parser, "output", default=Path("results/vit-evaluation"))
     text = "hub names, folders of images by class, parquet, csv or json; default: built-in digits"
     add("--dataset", nargs="+", default=[None], metavar="NAME", help=text)
@@ -73,7 +71,7 @@ def make_options() -> argparse.ArgumentParser:
     add("--test-split", metavar="NAME", help=text)
     add("--image-column", metavar="NAME", help="default: one of a usual name")
     add("--label-column", metavar="NAME", help="default: one of a usual name")
-    options.add_shared(parser, "limit", help="N images, evenly spread, for a first look")
+    options.add_shared(parser, "limit", note="evenly spread")
     pixels = {"type": options.positive, "metavar": "PIXELS"}
     text = "default: 5/7, 1, 12/7 and 3 times that of the first model, 160 224 384 672 for 224"
     add("--sizes", nargs="+", **pixels, help=text)
@@ -85,7 +83,7 @@ def make_options() -> argparse.ArgumentParser:
     text = f"also with factors {', '.join(GAMMA_RULES)} on the grid of positions (sinusoids)"
     add("--gamma", action="store_true", help=text)
     text = "size that --gamma takes for that of training; default: image_size of the model"
-    add("--train-size", **pixels, help=text)
+    options.add_named(parser, "--trained-size", "--train-size", **pixels, help=text)
     text = f"also the best size by bins of shorter sides; default: {' '.join(map(str, BIN_EDGES))}"
     add("--bins", nargs="*", type=options.positive, metavar="EDGE", help=text)
     add("--throughput", action="store_true", help="also images per second at each size")
@@ -94,7 +92,7 @@ def make_options() -> argparse.ArgumentParser:
     text = f"largest batch of --throughput to try (default: {CPU_BATCH}, on cuda {CUDA_BATCH})"
     add("--max-batch", type=options.positive, metavar="N", help=text)
     add("--batch-size", type=options.positive, default=64, help="(default: 64)")
-    add("--dtype", choices=DTYPES, default=DTYPES[0], help=f"(default: {DTYPES[0]})")
+    options.add_shared(parser, "dtype", default="float32")
     options.add_shared(parser, "device")
     text = "threads that read images (default: 1 on cpu, else one for each core, at most 16)"
     add("--workers", type=options.positive, metavar="N", help=text)
@@ -120,30 +118,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         options.check_increasing(args.bins, "--bins")
     if builtin and (args.dataset_config or args.test_split):
         raise CommandError("--dataset-config and --test-split need --dataset")
-    args.models = model_groups(args.model)
+    args.models = options.named_models(args.model)
     return args
-
-
-def model_groups(words: Sequence[str]) -> dict[str, list[str]]:
-    """``{name: checkpoints}``; a name is the end of a path, all of it where two end alike."""
-    named = []
-    for word in words:
-        name, equals, paths = word.partition("=")
-        seeds = equals and not Path(word).exists()  # a folder may have "=" in its name
-        named.append((name, paths.split(",")) if seeds else (Path(word).name, [word]))
-    short = [name for name, _ in named]
-    groups: dict[str, list[str]] = {}
-    for word, (name, paths) in zip(words, named, strict=True):
-        name = word if paths == [word] and short.count(name) > 1 else name
-        if name in groups or not name or not all(paths):
-            raise CommandError(
-                f"--model {word}: give each model once, as PATH or NAME=PATH,PATH with a name of "
-                "its own"
-            )
-        for path in paths:
-            options.check_model(path)
-        groups[name] = paths
-    return groups
 
 
 def default_sizes(train: int, patch: int) -> list[int]:
@@ -328,10 +304,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     args.sizes = sorted(set(args.sizes or default_sizes(first.size, first.patch)))
     rows = evaluate(args, groups)
     images = f"{SHOWN[args.protocol]}, bilinear; {args.dtype}"
-    command = tables.shown_command(tables.started_as(), argv)
+    command = tables.shown_command(started_as(), argv)
     facts = tables.how_made(command, PACKAGES, args.device, images=images)
     facts |= {
-        "gamma": f"train is {args.train_size or 'the image_size of each model'}",
+        "gamma": f"train is {args.trained_size or 'the image_size of each model'}",
         "bins": "sizes by centre crop; the best is chosen on these very images (CAPE Table 5)",
         "throughput": f"largest batch that fits, at most {args.max_batch}; {args.warmup} runs to "
         f"warm up, {args.runs} timed",

@@ -40,7 +40,7 @@ CLASSIFIER = ("classifier.weight", "classifier.bias")  # new for other classes
 
 
 def make_options() -> argparse.ArgumentParser:
-    parser = make_parser(__doc__, "image")
+    parser = make_parser(__doc__, "image", COMPARED, "results/vit")
     add = parser.add_argument
     add_data_args(parser, files=False)
     add("--image-column", metavar="NAME", help="default: image or img")
@@ -54,7 +54,7 @@ def make_options() -> argparse.ArgumentParser:
     text = "one random size per update, of --train-sizes; default: 128 to 320 in steps of 32"
     add("--univit", action="store_true", help=f"{text}, of the digits: 16 to 48")
     text = "train on random crops of this share of the image; default: whole, of the digits 0.25 1"
-    add("--crop", nargs=2, type=float, metavar=("LOW", "HIGH"), help=text)
+    add("--crop", nargs=2, type=number(0, 1), metavar=("LOW", "HIGH"), help=text)
     add("--flip", action=argparse.BooleanOptionalAction, default=False, help="mirror half")
     text = "deit (its 15 operations), none, or a setting of timm such as rand-m9-mstd0.5-inc1"
     add("--rand-augment", metavar="NAME", help=text)
@@ -64,11 +64,10 @@ def make_options() -> argparse.ArgumentParser:
     add("--mixup", type=number(0, 1e3), default=0.0, metavar="A", help=text)
     text = "replace a box by that of another image, its share of Beta(A, A)"
     add("--cutmix", type=number(0, 1e3), default=0.0, metavar="A", help=text)
-    text = "copies of an image in an epoch of unchanged length (repeated augmentation)"
+    text = "copies of an image in an epoch of unchanged length (default: 1, none is repeated)"
     add("--repeats", type=positive, default=1, metavar="N", help=text)
     text = "stochastic depth: rate of the last layer (default: 0, or that of the checkpoint)"
     add("--drop-path", type=number(0, 1, below=True), metavar="P", help=text)
-    parser.set_defaults(output=Path("results/vit"))
     return parser
 
 

@@ -136,7 +136,7 @@ def measure(classifier: Classifier, data: Data, args: argparse.Namespace) -> dic
     classes, how = match_classes(data.images.names, classifier.labels)
     if how != "by name":
         print(f"{classifier.path}, {data.name}: classes are matched {how}", flush=True)
-    columns = columns_of(args, args.train_size or classifier.size)
+    columns = columns_of(args, args.trained_size or classifier.size)
     rows: dict[str, list[Row]] = {}
     for (table, size, rule), ranks in label_ranks(classifier, data, columns, classes).items():
         more = {table: rule} if rule else {}

@@ -304,7 +304,7 @@ def test_command_refuses_bad_input(
     assert stopped.value.code == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert re.search(f"cape-plugins alpha: error: {message}", captured.err)
+    assert re.search(f"^error: ([^;]*: )?{message}", captured.err)
 
 
 # ---- the real fairseq-preprocess -----------------------------------------------------------------

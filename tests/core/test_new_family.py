@@ -8,7 +8,7 @@ import torch
 
 from cape_plugins import PositionConfig, build_position_encoder
 from cape_plugins.cli import main
-from cape_plugins.families import FAMILIES, Family, Side, find_family, register_family
+from cape_plugins.families import FAMILY_ROWS, Family, Side, add_family_row, find_family
 from cape_plugins.pictures.checkpoint import read_stack
 
 WIDTH, PADDING = 12, 3
@@ -17,7 +17,7 @@ WIDTH, PADDING = 12, 3
 @pytest.fixture(autouse=True)
 def _owl(monkeypatch):
     """Owls hear frames in steps of their own and say tokens, counted behind the padding."""
-    before = dict(FAMILIES)
+    before = dict(FAMILY_ROWS)
     hearing = Side(
         "audio",
         "encoder",
@@ -36,10 +36,10 @@ def _owl(monkeypatch):
         field="beak_positions",
         start=lambda settings: settings["pad_token_id"] + 1,
     )
-    register_family(Family("owl", {"encoder": hearing, "decoder": saying}, "sinpos"))
+    add_family_row(Family("owl", {"encoder": hearing, "decoder": saying}, "sinpos"))
     yield
-    FAMILIES.clear()
-    FAMILIES.update(before)
+    FAMILY_ROWS.clear()
+    FAMILY_ROWS.update(before)
 
 
 def save(folder, model_type="cape_owl", **settings):
@@ -51,7 +51,7 @@ def save(folder, model_type="cape_owl", **settings):
 
 
 def test_its_row_is_found_with_and_without_our_prefix():
-    assert find_family("owl") is find_family("cape_owl") is FAMILIES["owl"]
+    assert find_family("owl") is find_family("cape_owl") is FAMILY_ROWS["owl"]
     assert find_family("crow") is None
 
 
@@ -87,9 +87,9 @@ def test_its_learned_table_is_found(tmp_path):
 def test_it_is_drawn_and_errors_name_it(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     folder = save(tmp_path / "owl", position_embedding={"type": "cape"})
-    main(["plot", "coverage", "--checkpoint", str(folder), "--output", str(tmp_path / "x.png")])
+    main(["plot", "coverage", "--model", str(folder), "--output", str(tmp_path / "x.png")])
     assert "wrote" in capsys.readouterr().out
-    words = ["plot", "components", "--checkpoint", str(save(tmp_path / "crow", "crow"))]
+    words = ["plot", "components", "--model", str(save(tmp_path / "crow", "crow"))]
     with pytest.raises(SystemExit):
         main(words)
     assert "'crow' is unknown; allowed: marian," in (error := capsys.readouterr().err)

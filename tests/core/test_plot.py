@@ -305,9 +305,10 @@ def test_maps_show_the_channels_that_were_asked_for(shown, tmp_path):
         ("augmentation --position-max-global-shift 0 --position-max-local-shift 0", ["draws"]),
         ("similarity --output x.jpg", ["x.jpg", ".png"]),
         ("similarity --lengths 5 --output /dev/null/x.png", ["--output /dev/null/x.png", "folder"]),
-        ("similarity --checkpoint nowhere", ["nowhere", "no such file"]),
-        ("similarity --checkpoint x --dim 4", ["--dim 4", "--checkpoint"]),
-        ("similarity --checkpoint x --position-embedding cape", ["--position-embedding cape"]),
+        ("similarity --model nowhere", ["--model nowhere", "no such file"]),
+        ("similarity --checkpoint nowhere", ["--model nowhere", "no such file"]),  # as it was
+        ("similarity --model x --dim 4", ["--dim 4", "--model"]),
+        ("similarity --model x --position-embedding cape", ["--position-embedding cape"]),
         ("similarity --channels 1", ["--channels"]),
     ],
 )
@@ -334,7 +335,7 @@ def test_unreadable_checkpoints_are_named(tmp_path, capsys):
         (folder / "other.pt", "cannot be read as a checkpoint of fairseq"),
     ):
         with pytest.raises(SystemExit, match="2"):
-            main(["plot", "similarity", "--checkpoint", str(path)])
+            main(["plot", "similarity", "--model", str(path)])
         message = capsys.readouterr().err
         assert said in message
         assert "weights_only" not in message  # advice for users of torch
@@ -344,7 +345,7 @@ def test_unreadable_checkpoints_are_named(tmp_path, capsys):
     ):
         (folder / "config.json").write_text(config)
         with pytest.raises(SystemExit, match="2"):
-            main(["plot", "similarity", "--checkpoint", str(folder)])
+            main(["plot", "similarity", "--model", str(folder)])
         assert said in capsys.readouterr().err
 
 

@@ -29,6 +29,9 @@ REFUSED = {
     "--position-max-local-shift": ((*REAL, "0.6"), "0 to 0.5 grid steps"),
     "--position-max-global-scale": ((*REAL, "0", "0.9"), ">= 1"),
     "--position-max-offset": ((*REAL, "2.5"), ">= 0 tokens"),
+    "--position-max-position": ((*REAL, "2.5", "1000001"), "0 to 1000000 grid steps"),
+    "--position-random-evaluation": (("on",), "true or false"),
+    "--position-learned-table": (("2048",), "true or false"),
     "--position-mean-normalize": (("yes", "1", ""), "true or false"),
     "--position-synchronize": (("on", "0"), "true or false"),
     "--position-source-bos": (("on", "0"), "true or false"),
@@ -205,7 +208,14 @@ def test_alpha_is_counted_from_sound_data(tmp_path):
 # --------------------------------------------------------------------------------- checkpoints
 
 LEARNED = {"position_embedding": "abspos"}
+STEPS = {"position_embedding": "randpos", "position_learned_table": True}
+STEPS |= {"position_source_scale": "1"}
 MISMATCHED = {
+    "sinusoids into a table of steps": ({}, STEPS, "--position-learned-table"),
+    "table of other steps": (
+        *({**STEPS, "position_max_position": rows} for rows in (50, 60)),
+        "--position-learned-table and --position-max-position",
+    ),
     "relpos into cape": ({"position_embedding": "relpos"}, {}, "--position-relative-context"),
     "cape into relpos": ({}, {"position_embedding": "relpos"}, "--position-relative-context"),
     "abspos into cape": (LEARNED, {}, "--position-embedding"),

@@ -55,8 +55,16 @@ def after_training(model):
     return model.state_dict(), gradients, outputs
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("name", IDENTICAL)
+# What is switched off is the sinusoid, whose other settings are tried with the other types.
+EACH = [
+    (name, setting)
+    for name in IDENTICAL
+    for setting in SETTINGS
+    if setting == "post-LN" or not TYPES[name].sampling
+]
+
+
+@pytest.mark.parametrize(("name", "setting"), EACH)
 def test_equals_stock_after_updates(name, setting):
     options = {"dropout": 0.1, "attention_dropout": 0.1, **SETTINGS[setting]}
     stock = build("transformer_tiny", **options, **STOCK[TYPES[name].encoding])

@@ -118,7 +118,7 @@ def test_picture_of_a_learned_table(trained, tmp_path, run_cli):
     """fairseq is not imported for it."""
     code = (
         "import sys; from cape_plugins.cli import main\n"
-        "main(['plot', 'similarity', '--checkpoint', sys.argv[1], '--lengths', '20'])\n"
+        "main(['plot', 'similarity', '--model', sys.argv[1], '--lengths', '20'])\n"
         "assert not {'transformers', 'hf_models', 'fairseq', 'fairseq_user_dir'} & set(sys.modules)"
     )
     run_cli("python", "-c", code, trained("abspos"), cwd=tmp_path)
@@ -133,6 +133,6 @@ def test_checkpoints_that_run_code_are_refused(tmp_path, capsys):
 
     torch.save({"cfg": {"model": Attack()}, "model": {}}, tmp_path / "x.pt")
     with pytest.raises(SystemExit, match="2"):
-        main(["plot", "similarity", "--checkpoint", str(tmp_path / "x.pt")])
+        main(["plot", "similarity", "--model", str(tmp_path / "x.pt")])
     assert "cannot be read" in capsys.readouterr().err
     assert not (tmp_path / "made").exists()

@@ -13,7 +13,7 @@ from transformers.modeling_outputs import TokenClassifierOutput
 
 import hf_models
 from cape_plugins import TYPES
-from cape_plugins.families import FAMILIES, Family, Side, register_family
+from cape_plugins.families import FAMILY_ROWS, Family, Side, add_family_row
 from cape_plugins.pictures.checkpoint import read_stack
 from hf_models import convert
 from hf_models.configuration import PositionEmbeddingMixin
@@ -50,7 +50,7 @@ class TinyTagger(PreTrainedModel):
 # ---- the family ----------------------------------------------------------------------------------
 
 ROW = Family("tiny", {"encoder": Side("text", "encoder")}, stock="abspos")
-register_family(ROW)
+add_family_row(ROW)
 
 
 class CapeTinyConfig(PositionEmbeddingMixin, TinyConfig):
@@ -94,7 +94,7 @@ ADDING = [name for name, row in TYPES.items() if not row.options.get("relative_c
 def registered():
     """Registers the family, and takes it back for the tests of other files."""
     before = dict(hf_models.AUTO_CLASSES), dict(hf_models.MODELS), dict(PARTS)
-    FAMILIES["tiny"] = ROW
+    FAMILY_ROWS["tiny"] = ROW
     hf_models.register_family(CLASSES)
     AutoConfig.register("tiny", TinyConfig, exist_ok=True)
     AutoModelForTokenClassification.register(TinyConfig, TinyTagger, exist_ok=True)
@@ -102,7 +102,7 @@ def registered():
     for known, kept in zip((hf_models.AUTO_CLASSES, hf_models.MODELS, PARTS), before, strict=True):
         known.clear()
         known.update(kept)
-    del FAMILIES["tiny"]
+    del FAMILY_ROWS["tiny"]
 
 
 @pytest.fixture
@@ -129,8 +129,13 @@ def test_settings_choose_what_is_added(name, stock):
     assert torch.equal(model(TOKENS).logits, expected) == (name == "abspos")
     model.train()
     assert torch.equal(model(TOKENS).logits, model(TOKENS).logits) == (
-        name not in ("cape", "shape")
+        name not in ("cape", "shape", "randpos", "rfs")
     )
+
+
+def test_configuration_without_a_row_is_refused():
+    with pytest.raises(ValueError, match=r"'cape_crow' of CapeCrowConfig.*add_family_row"):
+        type("CapeCrowConfig", (CapeTinyConfig,), {"model_type": "cape_crow"})
 
 
 def test_errors_name_option_and_range():

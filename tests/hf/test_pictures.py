@@ -113,7 +113,7 @@ def test_relative_embeddings_are_those_of_the_layers(family, heads, tmp_path, mo
         lambda stack, shown, patch: drawn.extend(shown) or draw(stack, shown, patch),
     )
     monkeypatch.setattr(command, "save", lambda *_: None)  # takes longest
-    words = ["--checkpoint", str(tmp_path), "--output", str(tmp_path / "x.png")]
+    words = ["--model", str(tmp_path), "--output", str(tmp_path / "x.png")]
     main(["plot", "similarity", *words])
     table = "columns, keys" if family == "vit" else "keys"
     assert [view.state for view in drawn] == [f"layer {layer}, {table}" for layer in (0, 1)]
@@ -182,11 +182,11 @@ def test_folder_without_its_weights(tmp_path, capsys):
         (tmp_path / name / "model.safetensors").unlink()
     words = ["plot", "components", "--channels", "0", "--output", str(tmp_path / "x.png")]
     with pytest.raises(SystemExit, match="2"):
-        main([*words, "--checkpoint", str(tmp_path / "abspos")])
+        main([*words, "--model", str(tmp_path / "abspos")])
     assert "none among its weights" in capsys.readouterr().err
-    main([*words, "--checkpoint", str(tmp_path / "cape")])
+    main([*words, "--model", str(tmp_path / "cape")])
     assert (tmp_path / "x.png").exists()
     shutil.copy(tmp_path / "x.png", tmp_path / "abspos" / "model.safetensors")
     with pytest.raises(SystemExit, match="2"):
-        main([*words, "--checkpoint", str(tmp_path / "abspos")])
+        main([*words, "--model", str(tmp_path / "abspos")])
     assert "model.safetensors cannot be read" in capsys.readouterr().err

@@ -92,7 +92,7 @@ def test_sides_that_share_nothing_draw_for_themselves():
 @pytest.mark.parametrize("name", SAMPLED)
 def test_evaluation_and_generation_equal_sinpos(name):
     settings = {"source_scale": ALPHA}
-    model, plain = (MARIAN.build({"type": kind, **settings}) for kind in (name, "sinpos"))
+    model, plain = (MARIAN.build({"type": position, **settings}) for position in (name, "sinpos"))
     with torch.no_grad():
         assert torch.equal(*(answer(other(**batch("marian"))) for other in (model, plain)))
     options = {**sentences(), "max_new_tokens": 6, "num_beams": 2}

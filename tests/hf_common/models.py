@@ -21,6 +21,9 @@ from hf_models import (
     CapeViTConfig,
     CapeViTForImageClassification,
     CapeViTModel,
+    CapeWhisperConfig,
+    CapeWhisperForConditionalGeneration,
+    CapeWhisperModel,
 )
 
 from ...generation.test_utils import GenerationTesterMixin
@@ -235,17 +238,48 @@ class Speech2TextTest(CapeModelTest, GenerationTesterMixin, unittest.TestCase):
     def setUp(self):
         self.model_tester = Speech2TextTester(self)
 
-    @left_out("the test calls the model with input_ids (stock skips it, too)")
+    @left_out("the test calls the model with input_ids (stock skips or replaces it)")
     def test_resize_tokens_embeddings(self):
         pass
 
-    @left_out("the test calls the model with input_ids (stock skips it, too)")
+    @left_out("the test calls the model with input_ids (stock skips or replaces it)")
     def test_resize_embeddings_untied(self):
         pass
 
     @left_out("frames have no embeddings of tokens")
     def test_inputs_embeds(self):
         pass
+
+
+class WhisperTester(Sizes):
+    seq_length, decoder_seq_length = 20, 7
+    encoder_seq_length = key_length = 10
+
+    def get_config(self):
+        return CapeWhisperConfig(
+            vocab_size=60, d_model=16, encoder_layers=2, decoder_layers=2,
+            encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=16,
+            decoder_ffn_dim=16, num_mel_bins=8, max_source_positions=10, max_target_positions=20,
+            classifier_proj_size=4, pad_token_id=0, bos_token_id=1, eos_token_id=1,
+            decoder_start_token_id=2, begin_suppress_tokens=None, position_embedding=SETTINGS,
+        )  # fmt: skip
+
+    def get_inputs(self):
+        features = floats_tensor([self.batch_size, 8, self.seq_length])
+        words = ids_tensor([self.batch_size, self.decoder_seq_length], 60).clamp(3)
+        return {
+            "input_features": features,
+            "attention_mask": torch.ones(features.shape[::2], dtype=torch.long),
+            "decoder_input_ids": words,
+            "decoder_attention_mask": torch.ones_like(words),
+        }
+
+
+class WhisperTest(Speech2TextTest):
+    all_model_classes = (CapeWhisperModel, CapeWhisperForConditionalGeneration)
+
+    def setUp(self):
+        self.model_tester = WhisperTester(self)
 
 
 # ---- families that have no class above, from the table of the tests ------------------------------

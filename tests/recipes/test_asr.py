@@ -298,7 +298,7 @@ def test_decoder_from_scratch_and_finetuned(run_cli, repo_root, tmp_path, folder
     first = ("--model-config", json.dumps(TINY_SEQ2SEQ), "--vocab-size", 16, "--output", "first")
     run_cli(*command, *first, "--position-embedding", "sinpos", cwd=tmp_path)
     second = ("--model", "first/sinpos", "--output", "second", "--position-embedding", "cape")
-    run_cli(*command, *second, "--beams", 2, cwd=tmp_path)
+    run_cli(*command, *second, "--beam", 2, cwd=tmp_path)
     config = json.loads((tmp_path / "second/cape/config.json").read_text())
     assert config["position_embedding"]["type"] == "cape"
     assert config["model_type"] == "cape_speech_to_text"
@@ -324,7 +324,7 @@ def test_two_processes_share_the_evaluation(run_cli, repo_root, tmp_path, folder
 
 
 BAD = [
-    (["--beams", "3"], "--beams is for models with decoder"),
+    (["--beams", "3"], "--beam is for models with decoder"),
     (["--ctc-lm", "gone"], "need a beam; give --ctc-beam"),
     (["--ctc-lm", "gone", "--ctc-beam", "9"], "lm='gone': no such file"),
     (["--padding-free", "9", "--model-config", '{"model_type": "speech_to_text"}'], "by CTC"),

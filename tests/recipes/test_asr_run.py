@@ -72,14 +72,19 @@ def test_durations_of_training_are_those_that_begin_below_its_longest(longest, c
 
 
 def test_every_study_has_its_models_and_flags():
-    from cape_plugins.registry import TYPES
-
-    assert list(STUDIES["types"]) == list(TYPES)
+    assert list(STUDIES["types"]) == ["nopos", "sinpos", "abspos", "relpos", "shape", "cape"]
     assert len(STUDIES["augmentation"]) == 4
-    for models in STUDIES.values():
-        flags = list(models.values())
-        assert len(flags) == len(set(flags)) >= 2
+    for study in STUDIES:
+        flags = [model.flags for model in models(study)]
+        assert len(flags) == len(set(flags)) == len(STUDIES[study]) >= 2
     assert list(BATCHES) == ["padded", "padding-free"]
+
+
+def models(study):
+    """As if there were data, so that none are made."""
+    words = ["--study", study, "--compare", *STUDIES[study], "--data", "x"]
+    args = run.make_parser().parse_args(words)
+    return run.models(args)
 
 
 def fairseq_args(folder, flags):
@@ -99,8 +104,7 @@ def parsed(folder, flags):
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("study", STUDIES)
 def test_flags_of_recipes_are_known(folder, recipe, study):
-    models = STUDIES[study].values()
-    args = fairseq_args(folder, f"{RECIPES[recipe].train} {next(reversed(models))}")
+    args = fairseq_args(folder, f"{RECIPES[recipe].train} {models(study)[-1].flags}")
     assert args.task == "cape_asr"
     if recipe not in ("small", "digits"):
         assert (args.encoder_layers, args.encoder_embed_dim) == (36, 768)
@@ -159,7 +163,9 @@ def test_comparison_from_training_to_figure(folder, tmp_path, monkeypatch, capsy
     assert_lines(out / "hops.png", COLOURS[:1])
     # the same decoding, of a checkpoint alone
     checkpoint = tmp_path / "build/asr/types/runs/cape-seed1/checkpoint_last.pt"
-    evaluate.main([str(checkpoint), "--data", str(folder), "--bins", "1", "--output", "again"])
+    evaluate.main(
+        ["--model", str(checkpoint), "--data", str(folder), "--bins", "1", "--output", "again"]
+    )
     alone = read_csv(tmp_path / "again/test/scores.csv")
     again = [(row["duration"], row["wer"]) for row in alone]
     assert {(row["seed"], row["train_seconds"]) for row in alone} == {("", "")}, "not known"
@@ -191,8 +197,8 @@ def test_sets_without_text(folder, tmp_path, monkeypatch):
 
 
 BAD_RUN = [
-    (["--compare", "foo"], "--compare foo: study types has nopos"),
-    (["--models", "foo"], "--compare foo: study types has nopos"),
+    (["--compare", "foo"], "--compare foo is unknown; allowed: nopos"),
+    (["--models", "cape:colour=1"], "'colour=1' is no option=value"),
     (["--data", "gone"], "there is no train.tsv"),
     (["--bins", "3", "2"], "--bins 3 2: the numbers must increase"),
     (["--test", "gone"], "there is no gone.tsv"),
@@ -207,16 +213,21 @@ def test_bad_comparisons_are_refused(folder, words, message):
 
 
 BAD_EVALUATION = [
-    (["gone.pt"], CommandError, "gone.pt: no such checkpoint"),
-    ([__file__, "--sets", "gone"], CommandError, "there is no .*gone.tsv"),
-    ([__file__, "--hop-seconds", "0.02"], CommandError, "--hop-seconds is set by this command"),
-    ([__file__, "--gpu"], CommandError, "--gpu is set by this command; see --device"),
-    ([__file__, "--bins", "-1"], CommandError, "--bins -1: the numbers must increase"),
-    ([__file__, "--hops", "500"], SystemExit, "'500' is not allowed; allowed: 1 to 100"),
+    (["--model", "gone.pt"], CommandError, "--model gone.pt: no such file; give a checkpoint"),
+    (["gone.pt"], CommandError, "gone.pt: checkpoints are given by --model"),
+    (["--model", __file__, "--sets", "gone"], CommandError, "there is no .*gone.tsv"),
+    (
+        ["--model", __file__, "--hop-seconds", "0.02"],
+        CommandError,
+        "--hop-seconds is set by this command",
+    ),
+    (["--model", __file__, "--gpu"], CommandError, "--gpu is set by this command; see --device"),
+    (["--model", __file__, "--bins", "2", "1"], CommandError, "--bins 2 1: the numbers"),
+    (["--model", __file__, "--hops", "500"], SystemExit, "'500' is not allowed; allowed: 1 to 100"),
 ]
 
 
-@pytest.mark.parametrize(("words", "exception", "message"), BAD_EVALUATION, ids=list("abcdef"))
+@pytest.mark.parametrize(("words", "exception", "message"), BAD_EVALUATION, ids=list("abcdefg"))
 def test_bad_evaluations_are_refused(folder, words, exception, message, capsys):
     with pytest.raises(exception) as error:
         evaluate.main([*words, "--data", str(folder)])

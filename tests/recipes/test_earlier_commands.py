@@ -39,6 +39,9 @@ recipes.vit.evaluate --model results/cape google/vit-base-patch16-224 --dataset 
 recipes.vit.evaluate --model results/abspos results/cape --sizes 16 24 32 48 --tta
 recipes.vit.evaluate --model cape=s1,s2,s3 google/vit-base --dataset A B --sizes 160 672 --tta --bins --throughput --resume
 recipes.vit.evaluate --model results/abspos results/cape --protocol whole
+recipes.vit.evaluate --model results/cape --gamma --train-size 24
+recipes.phones.run --position-embedding cape --position-max-global-shift 0.2 --models inc
+recipes.phones.run --position-embedding shape --position-max-offset 40 --models inc
 benchmarks.run training
 benchmarks.run --device cuda --dtype bfloat16
 benchmarks.run --quick
@@ -51,6 +54,7 @@ PARSERS = {
     "recipes.mt.finetune_hf": lambda program, words: program.read_options(words),
     "recipes.vit.finetune_hf": lambda program, words: program.read_options(words),
     "recipes.vit.evaluate": lambda program, words: program.parse(words),
+    "recipes.phones.run": lambda program, words: program.parse_arguments(words),
     "benchmarks.run": lambda program, words: program.parse_arguments(words),
 }
 

@@ -124,7 +124,7 @@ def test_translation_of_own_files_from_a_checkpoint(run_cli, repo_root, tmp_path
 def test_given_settings_win_over_those_of_the_built_in_data():
     shift = ["--position-max-global-shift", "0.3"]
     for words in (["--position-embedding", "cape", *shift], shift):
-        args, _ = hf_training.parse(hf_training.make_parser("", "image"), (), words)
+        args, _ = hf_training.parse(hf_training.make_parser("", "image", (), "out"), (), words)
         settings = settings_to_compare(args, "image", (), {"cape": {"max_global_shift": 0.1}})
         assert settings == {"cape": {"type": "cape", "max_global_shift": 0.3}}
 
@@ -279,7 +279,7 @@ def test_a_trained_model_is_not_taken_for_another(tmp_path, capsys):
 
 
 def test_new_options_are_recorded_without_being_named(tmp_path):
-    parser = hf_training.make_parser("", "image")
+    parser = hf_training.make_parser("", "image", (), "out")
     parser.add_argument("--brand-new", type=int, default=0)
     args, training = hf_training.parse(parser, (), ["--brand-new", "7", "--output", str(tmp_path)])
     made_with, unset = hf_training.recorded_options({"type": "nopos"}, args, training)

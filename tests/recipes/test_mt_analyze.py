@@ -293,8 +293,9 @@ def test_quickstart_models_need_no_other_flags(run_cli, tmp_path):
 
 BAD = {
     "no such path": (["stack", "--model", "a=gone.pt"], "--model gone.pt: no such file"),
-    "no name": (["stack", "--model", "gone.pt"], "give a name and a path"),
-    "twice": (["stack", "--model", "a=x", "a=y"], "two models are named a"),
+    "no name": (["stack", "--model", "gone.pt"], "--model gone.pt: no such file or folder; give"),
+    "no path": (["stack", "--model", "a="], "--model a=: give each model once, as PATH or NAME"),
+    "twice": (["stack", "--model", "a=x", "a=y"], "--model a=y: give each model once"),
     "nothing matches": (["stack", "--model", "a=gone*.pt"], "nothing matches"),
     "no checkpoint": (["stack", "--model", "a=text"], "cannot be read as a checkpoint of fairseq"),
     "no model": (["stack", "--model", "a=folder"], "cannot be read as a Hugging Face model"),

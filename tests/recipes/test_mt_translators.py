@@ -15,7 +15,7 @@ from fairseq import checkpoint_utils
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.data import Dictionary, LanguagePairDataset
 
-from cape_plugins.families import FAMILIES
+from cape_plugins.families import FAMILY_ROWS
 from recipes.lab.steps import CommandError
 from recipes.lab.subwords import SentencePiece, SubwordNMT
 from recipes.mt.analysis.options import open_translator
@@ -45,9 +45,9 @@ def work(tmp_path_factory):
 @pytest.fixture
 def same_sinusoids(monkeypatch):
     """Gives Marian fairseq's frequencies; their first positions differ, too: see FAIRSEQ_START."""
-    row = FAMILIES["marian"]
+    row = FAMILY_ROWS["marian"]
     sides = {name: replace(side, frequencies="fairseq") for name, side in row.sides.items()}
-    monkeypatch.setitem(FAMILIES, "marian", replace(row, sides=sides))
+    monkeypatch.setitem(FAMILY_ROWS, "marian", replace(row, sides=sides))
 
 
 @pytest.mark.parametrize("position", ["nopos", "relpos", "sinpos", "shape", "cape"])

@@ -1,5 +1,7 @@
 """Phone classification: model, training with positions in and out, and the command."""
 
+import argparse
+
 import numpy as np
 import pytest
 import torch
@@ -271,7 +273,9 @@ def test_positions_put_into_a_model_without(name):
 def test_all_measurements_of_a_type(tmp_path, name):
     experiment = Experiment(make_corpus(), SIZES, Training(1, 0.05, 0.001), tmp_path / "w", "cpu")
     models = ("inc", "exc", "inc-scram", "exc-scram")
-    result = run_type(experiment, name, config(name), models, [1, 2], tmp_path / "o", 60)
+    given = {"conditions": models, "seeds": [1, 2], "output": tmp_path / "o"}
+    args = argparse.Namespace(**given, similarity_length=60)
+    result = run_type(experiment, name, config(name), args)
     having = name != "nopos"
     tests = set(CONDITIONS) if having else {"exc", "exc-scram"}
     expected = {

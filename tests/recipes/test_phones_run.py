@@ -81,7 +81,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
             "--compare trains the types with their defaults",
         ),
         ("--position-max-offset 3", "has no effect on position embedding 'sinpos'"),
-        ("--position-embedding nopos --models inc", "nopos has no positions to put in"),
+        ("--position-embedding nopos --conditions inc", "nopos has no positions to put in"),
         ("--device abacus", "--device abacus: not available here"),
     ],
 )

@@ -195,7 +195,7 @@ BAD_INPUTS = [
     (("--data", "own.en", "own.de", "--max-train-length", "1"), ("--max-train-length 1",)),
     (("--data", "own.en"), ("--data", "2 arguments")),
     (("--test", "own.en", "own.de"), ("--test needs --data",)),
-    (("--variants", "rotary"), ("--variants", "rotary", "cape-no-alpha")),
+    (("--variants", "rotary"), ("--compare rotary is unknown", "cape-no-alpha")),
     (("--updates", "0"), ("--updates", "'0'", "at least 1")),
     (("--seeds", "x"), ("--seeds", "'x'")),
 ]

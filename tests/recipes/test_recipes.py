@@ -193,6 +193,9 @@ BAD_INPUTS = [
     (("iwslt14_de_en", "select", "--select", "worst"), ("--select", "'worst'")),
     (("iwslt14_de_en", "swap"), ("swap", "wmt16_en_de_interpolate")),
     (("iwslt14_de_en", "decode", "--beam", "0"), ("--beam", "'0'", "at least 1")),
+    (("iwslt14_de_en", "train", "--compare", "rope"), ("--compare rope is unknown", "cape")),
+    (("iwslt14_de_en", "train", "--device", "abacus"), ("--device abacus", "give cpu")),
+    (("iwslt14_de_en", "train", "--seeds", "1", "2", "--name", "x"), ("--name x", "one training")),
 ]
 
 
@@ -222,6 +225,11 @@ def test_errors_have_no_traceback(run_cli, tmp_path):
 # ---- rows --------------------------------------------------------------------------------------
 
 
+def flags_of(row, position=None, devices=1):
+    position = position or row.position
+    return train_flags(row, {"type": position, **row.positions.get(position, {})}, devices)
+
+
 def flag_values(flags, name):
     return [value for flag, value in pairwise(flags) if flag == name]
 
@@ -238,7 +246,7 @@ def flag_values(flags, name):
     ],
 )
 def test_tokens_per_update_do_not_depend_on_the_number_of_devices(name, devices, update_freq):
-    flags = train_flags(RECIPES[name], RECIPES[name].position, devices)
+    flags = flags_of(RECIPES[name], devices=devices)
     assert flag_values(flags, "--update-freq") == [update_freq]
 
 
@@ -253,13 +261,13 @@ def test_tokens_per_update_do_not_depend_on_the_number_of_devices(name, devices,
 )
 def test_progress_follows_the_number_of_updates_given_last(extra, expected):
     row = RECIPES["multi30k_small"]
-    assert last_update([*train_flags(row, "cape", 1), *extra]) == expected
+    assert last_update([*flags_of(row), *extra]) == expected
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_row_is_complete(name):
     row = RECIPES[name]
-    flags = train_flags(row, row.position, 1)
+    flags = flags_of(row)
     assert flag_values(flags, "--position-embedding") == [row.position]
     assert flag_values(flags, "--arch")[0].startswith("cape_")
     assert row.epochs or row.updates
@@ -284,7 +292,7 @@ def test_every_row_is_complete(name):
     ],
 )
 def test_options_of_the_papers_follow_the_type(name, position, expected):
-    flags = train_flags(RECIPES[name], position, 1)
+    flags = flags_of(RECIPES[name], position)
     assert flags[flags.index("--position-embedding") + 2 :] == expected
 
 

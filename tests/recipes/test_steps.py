@@ -59,7 +59,7 @@ PARSERS = {
     "mt.quickstart": lambda program, words: program.parse_arguments(words),
     "vit.evaluate": lambda program, words: program.parse(["--model", "x", *words]),
     "lab.hf_training": lambda program, words: program.parse(
-        program.make_parser("", "image"), (), words
+        program.make_parser("", "image", ("cape",), "out"), (), words
     ),
 }
 
@@ -78,7 +78,8 @@ def test_shown_commands_can_be_pasted(module, tmp_path):
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools/tell it.py").write_text(
         "import sys\n"
-        "from recipes.lab.tables import shown_command, started_as\n"
+        "from recipes.lab.steps import started_as\n"
+        "from recipes.lab.tables import shown_command\n"
         "print(shown_command(started_as(), sys.argv[1:]))\n"
     )
     (tmp_path / "tools/told.py").write_text((tmp_path / "tools/tell it.py").read_text())

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from transformers import ViTConfig, ViTForImageClassification
 
+from recipes.lab.options import named_models
 from recipes.lab.steps import CommandError
 from recipes.vit import evaluate, measure
 from recipes.vit.classifier import Classifier, scaled_grid, throughput
@@ -54,7 +55,7 @@ def logits(classifier, image):
 
 def options(**given):
     words = {"sizes": [16, 24], "protocol": "crop", "tta": False, "gamma": False, "bins": None}
-    return argparse.Namespace(**{**words, "train_size": None, **given})
+    return argparse.Namespace(**{**words, "trained_size": None, **given})
 
 
 def test_strategies_by_bin(classifier, data, monkeypatch):
@@ -204,7 +205,7 @@ def test_gamma_by_rule(classifier, data):
 @pytest.mark.parametrize(("train", "alike"), [(None, False), (64, True)])
 def test_gamma_knows_the_size_of_training(classifier, data, train, alike):
     """Takes that of the configuration (16), or the one that is given."""
-    args = options(gamma=True, sizes=[64], train_size=train)
+    args = options(gamma=True, sizes=[64], trained_size=train)
     rows = measure.measure(classifier, data, args)["gamma"]
     assert [row["gamma"] for row in rows] == list(measure.GAMMA_RULES)
     assert (len({row["top5"] for row in rows}) == 1) is alike
@@ -341,9 +342,9 @@ def test_interrupted_evaluation_goes_on(digit_path, tmp_path, monkeypatch):
 
 
 def test_models_are_grouped_by_name():
-    groups = evaluate.model_groups(["runs/a", "x=b,c", "google/vit"])
+    groups = named_models(["runs/a", "x=b,c", "google/vit"])
     assert groups == {"a": ["runs/a"], "x": ["b", "c"], "vit": ["google/vit"]}
-    assert list(evaluate.model_groups(["1/cape", "2/cape"])) == ["1/cape", "2/cape"]
+    assert list(named_models(["1/cape", "2/cape"])) == ["1/cape", "2/cape"]
 
 
 def test_default_sizes_are_the_papers():
@@ -356,7 +357,7 @@ BAD = [
     (["--sizes", "16", "--tta", "--tta-step", "16"], "--tta-step 16 is not allowed with size 16"),
     (["--tta-step", "4"], "--tta-step has no effect without --tta"),
     (["--runs", "4"], "--runs has no effect without --throughput"),
-    (["--train-size", "4"], "--train-size has no effect without --gamma"),
+    (["--train-size", "4"], "--trained-size has no effect without --gamma"),
     (["--bins", "30", "20"], "--bins 30 20: the numbers must increase"),
     (["--test-split", "dev"], "need --dataset"),
     (["--dataset", "/nowhere/at all"], "--dataset /nowhere/at all cannot be read"),

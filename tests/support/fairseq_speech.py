@@ -39,6 +39,8 @@ TYPES = {
     "relpos": {"position_embedding": "relpos", "position_relative_context": 3},
     "shape": {"position_embedding": "shape"},
     "cape": {"position_embedding": "cape"},
+    "randpos": {"position_embedding": "randpos"},
+    "rfs": {"position_embedding": "rfs"},
 }
 CTC, S2T = "cape_ctc_transformer", "cape_s2t_transformer_xs"
 

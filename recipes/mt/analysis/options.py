@@ -1,7 +1,6 @@
 """What the analysis commands share: options, models, reports."""
 
 import argparse
-import glob
 import logging
 import pkgutil
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -9,9 +8,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from recipes.lab import options
 from recipes.lab.data import fingerprint as digest_text
 from recipes.lab.figures import write_figure
-from recipes.lab.options import add_shared, positive, whole
+from recipes.lab.options import add_shared, number, positive, whole
 from recipes.lab.steps import CommandError, digest, read_written, step, write_lines
 from recipes.lab.tables import Row, how_made, shown_command, write_csv, write_page
 from recipes.mt.analysis.translators import Decoding, Running, Translator
@@ -24,12 +24,10 @@ Models = dict[str, list[Translator]]  # by name; several are seeds
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Models, test text, and how models are run."""
     add = parser.add_argument
-    text = "a name, and a fairseq checkpoint or a folder of a Hugging Face model; several paths, or"
-    text += " one with *, are seeds"
-    add("--model", nargs="+", action="extend", required=True, metavar="NAME=PATH[,PATH]", help=text)
+    add_shared(parser, "models")
     text = "test text, plain or .gz, not segmented"
     add("--test", nargs=2, type=Path, required=True, metavar=("SOURCE", "TARGET"), help=text)
-    add_shared(parser, "limit", "--sentences", help="of the test text, the first N lines")
+    add_shared(parser, "limit", "--sentences", note="the first lines")
     add_shared(parser, "output", default=Path("results/translation"))
     group = parser.add_argument_group("fairseq checkpoints, where not found beside them")
     add = group.add_argument
@@ -52,17 +50,18 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 def add_decoding_options(parser: argparse.ArgumentParser) -> None:
     """Beam search; the defaults are SHAPE's."""
-    add = parser.add_argument_group("beam search").add_argument
-    add("--beam", type=positive, default=4, help="(default: %(default)s)")
-    add("--length-penalty", type=float, default=1.0, help="(default: %(default)s)")
+    group = parser.add_argument_group("beam search")
+    add_shared(group, "beam", default=4)
+    add_shared(group, "length-penalty", default=1.0)
     text = "longest hypothesis: A x source tokens + B (default: 2 20)"
-    add("--max-length", nargs=2, type=float, default=(2.0, 20.0), metavar=("A", "B"), help=text)
+    pair = {"nargs": 2, "type": number(0, 1e6), "metavar": ("A", "B")}
+    group.add_argument("--max-length", **pair, default=(2.0, 20.0), help=text)
 
 
 def decoding(args: argparse.Namespace) -> Decoding:
     share, more = args.max_length
-    if share < 0 or more < 0 or share + more < 1:
-        raise CommandError(f"--max-length {share} {more}: allowed: not negative, at least 1 in all")
+    if share + more < 1:
+        raise CommandError(f"--max-length {share:g} {more:g}: allowed: at least 1 in all")
     return Decoding(args.beam, args.length_penalty, share, int(more))
 
 
@@ -74,20 +73,12 @@ def open_models(args: argparse.Namespace) -> Models:
     """The models of ``--model``; an error names that which cannot be read."""
     if args.fp16 and args.device.type == "cpu":
         raise CommandError("--fp16: needs a GPU; leave it out, or give --device cuda")
-    paths = {}
-    for word in args.model:
-        name, _, places = word.partition("=")
-        if not name or not places:
-            word = name or f"={places}"
-            raise CommandError(f"--model {word}: give a name and a path, as in cape=checkpoint.pt")
-        if name in paths:
-            raise CommandError(f"--model: two models are named {name}; give seeds as {name}=A,B")
-        paths[name] = places
+    paths = options.named_models(args.model)
     files = {option: _by_name(getattr(args, option), paths) for option in ("data", "spm", "bpe")}
     for option in ("spm", "bpe") if args.segmented else ():
         if files[option]:
             raise CommandError(f"--{option} segments plain text; leave it or --segmented out")
-    return {name: _open_seeds(args, name, _expand(paths[name]), files) for name in paths}
+    return {name: _open_seeds(args, name, list(map(Path, paths[name])), files) for name in paths}
 
 
 def _open_seeds(
@@ -106,8 +97,8 @@ def _open_seeds(
     how = Running(args.device, args.fp16, args.max_tokens, args.inference_offset)
     seeds = [open_translator(path, how, segmented=args.segmented, **own) for path in paths]
     first = seeds[0]
-    for number, seed in enumerate(seeds, 1):
-        seed.title = f"{name} {number}"
+    for count, seed in enumerate(seeds, 1):
+        seed.title = f"{name} {count}"
         if seed.kind != first.kind:
             raise CommandError(
                 f"--model {name}: {first.path} is {first.kind}, {seed.path} is {seed.kind}; "
@@ -116,16 +107,6 @@ def _open_seeds(
     if how.offset:
         first.check_offset(how.offset)
     return seeds
-
-
-def _expand(paths: str) -> list[Path]:
-    expanded = []
-    for path in paths.split(","):
-        matching = sorted(glob.glob(path)) if "*" in path else [path]
-        if not matching:
-            raise CommandError(f"--model {path}: nothing matches")
-        expanded += map(Path, matching)
-    return expanded
 
 
 def _by_name(words: Sequence[str], names: Container[str]) -> dict[str, Path]:
@@ -141,7 +122,8 @@ def open_translator(path: Path, how: Running, **files: Any) -> Translator:
     """The checkpoint of fairseq in a file, or the Hugging Face model in a folder; `files` are
     ``data``, ``spm``, ``bpe`` and ``segmented``, for fairseq."""
     if not path.is_dir() and not path.is_file():
-        raise CommandError(f"--model {path}: no such file or folder")
+        remedy = "give a checkpoint of fairseq, or a folder of a Hugging Face model"
+        raise CommandError(f"--model {path}: no such file or folder; {remedy}")
     # The first to do so wins: an import of fairseq would let all libraries talk.
     logging.basicConfig(level=logging.WARNING)
     host = "HuggingFace" if path.is_dir() else "Fairseq"
@@ -181,8 +163,8 @@ def translations(
 def each(measured: Mapping[str, Sequence[Any]]) -> Iterator[tuple[Row, Any]]:
     """Columns that name a model and its seed (1, 2 ...), and what there is of it."""
     for name, seeds in measured.items():
-        for number, seed in enumerate(seeds, 1):
-            yield {"model": name, "seed": number}, seed
+        for count, seed in enumerate(seeds, 1):
+            yield {"model": name, "seed": count}, seed
 
 
 def facts(args: argparse.Namespace, models: Models, **more: str) -> dict[str, str]:

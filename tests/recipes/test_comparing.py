@@ -1,0 +1,134 @@
+"""What the command lines of all recipes share: --compare, --seeds, --model and --device."""
+
+import argparse
+import csv
+
+import pytest
+import torch
+
+from recipes.lab import options, runs
+from recipes.lab.steps import CommandError, folder_name
+from recipes.mt import run as mt_run
+
+ROWS = {"shape": {"max_offset": 60}, "cape-still": {"type": "cape", "max_global_shift": 0}}
+
+
+def compared(*words, default=("sinpos", "cape")):
+    parser = argparse.ArgumentParser()
+    options.add_compared(parser, "text", default, rows=list(ROWS))
+    return options.settings_to_compare(parser.parse_args(words), "text", default, ROWS)
+
+
+def test_rows_and_types_have_one_grammar():
+    names = ("shape", "shape:max_offset=3", "cape-still", "cape-still:max_local_shift=0", "nopos")
+    assert compared("--compare", *names) == {
+        "shape": {"type": "shape", "max_offset": 60},
+        "shape:max_offset=3": {"type": "shape", "max_offset": 3},
+        "cape-still": {"type": "cape", "max_global_shift": 0},
+        "cape-still:max_local_shift=0": {
+            "type": "cape",
+            "max_global_shift": 0,
+            "max_local_shift": 0.0,
+        },
+        "nopos": {"type": "nopos"},
+    }
+
+
+def test_what_is_compared_without_being_named():
+    assert list(compared()) == ["sinpos", "cape"]
+    alone = ("--position-max-global-shift", "2")
+    assert compared(*alone) == {"cape": {"type": "cape", "max_global_shift": 2.0}}
+    offset = compared("--position-max-offset", "2", default=["shape"])
+    assert offset == {"shape": {"type": "shape", "max_offset": 2}}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("rope",), "--compare rope is unknown; allowed: nopos, .*, cape, cape-still"),
+        (("cape", "cape"), "--compare cape is given twice"),
+        (("cape-still:colour=1",), "'colour=1' is no option=value; options: max_global_shift, "),
+        (("cape-still:max_offset=1",), "position embedding cape-still.*has no effect"),
+    ],
+)
+def test_names_that_are_not_understood(words, message):
+    with pytest.raises(CommandError, match=message):
+        compared("--compare", *words)
+
+
+def test_flags_of_settings_are_those_of_fairseq():
+    settings = {"type": "shape", "max_offset": 3, "synchronize": True, "source_scale": 1.5}
+    assert options.position_flags(settings) == (
+        "--position-embedding shape --position-max-offset 3 --position-synchronize true "
+        "--position-source-scale 1.5"
+    )
+    assert folder_name("cape:max_global_scale=1,a (b)") == "cape-max_global_scale-1-a-(b)"
+
+
+def test_models_are_named_by_their_folder(tmp_path, monkeypatch):
+    for name in ("a/last.pt", "b/last.pt", "c-1/last.pt", "c-2/last.pt"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path / "a")
+    assert list(options.named_models(["last.pt", "../b/last.pt", "hub/name"])) == ["a", "b", "name"]
+    assert options.named_models(["c=../c-*/last.pt"]) == {"c": ["../c-1/last.pt", "../c-2/last.pt"]}
+
+
+def test_fairseq_cannot_choose_a_gpu():
+    assert runs.device_flags(torch.device("cpu")) == ["--cpu"]
+    assert runs.device_flags(torch.device("cuda")) == []
+    with pytest.raises(CommandError, match="--device cuda:1: .* CUDA_VISIBLE_DEVICES=1 before"):
+        runs.device_flags(torch.device("cuda:1"))
+
+
+def test_translation_trains_each_type_with_each_seed(tmp_path, monkeypatch, capsys):
+    """Its stages, with a training that notes its flags, and a score of its seed."""
+    monkeypatch.chdir(tmp_path)
+    trained = {}
+
+    def train(experiment):
+        trained[experiment.run.name] = " ".join(experiment.train_flags)
+
+    def score(experiment):
+        row = {"type": experiment.name, "seed": experiment.seed, "test set": "test"}
+        return [{**row, "sacreBLEU": 10.0 * experiment.seed, "tokenised BLEU": 1.0}]
+
+    monkeypatch.setattr(mt_run.Experiment, "train", train)
+    monkeypatch.setattr(mt_run.Experiment, "score", score)
+    names = ("sinpos", "cape:max_global_shift=7")
+    words = ["wmt14_en_de", "train", "score", "--work", "w", "--seeds", "1", "2", "--lr", "1"]
+    mt_run.main([*words, "--compare", *names])
+    folders = [folder_name(f"{name}-seed{seed}") for name in names for seed in (1, 2)]
+    assert list(trained) == folders
+    assert trained["cape-max_global_shift-7-seed2"].endswith(
+        f"--position-embedding cape --position-max-global-shift 7 --seed {2 * 100003} --lr 1"
+    )
+    with open("w/scores.csv") as file:
+        rows = [(row["type"], row["seed"], row["sacreBLEU"]) for row in csv.DictReader(file)]
+    assert rows == [(name, str(seed), f"{10 * seed}.0000") for name in names for seed in (1, 2)]
+    assert "15.00 ± 7.07" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words", [("--learning_rate", "x"), ("--lr_scheduler_type", "x"), ("--crop", "2", "3")]
+)
+def test_mistakes_in_options_of_the_trainer_are_one_line(words, capsys):
+    pytest.importorskip("transformers")
+    from recipes.vit import finetune_hf
+
+    with pytest.raises(SystemExit, match="2"):
+        finetune_hf.main(list(words))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: argument {words[0]}")
+    assert "x" in line or "allowed: 0 to 1" in line
+    assert line.endswith("--help")
+
+
+def test_values_that_the_trainer_refuses_are_named():
+    pytest.importorskip("transformers")
+    from recipes.vit import finetune_hf
+
+    with pytest.raises(CommandError, match="--per_device_eval_batch_size 0 is not allowed"):
+        finetune_hf.main(["--per_device_eval_batch_size", "0"])
+    with pytest.raises(CommandError, match="--logging_steps 0: .*; give other values"):
+        finetune_hf.main(["--logging_steps", "0"])
