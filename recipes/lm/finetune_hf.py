@@ -119,7 +119,7 @@ def right_answers(
         asked = labels != IGNORED
         right = (logits.argmax(-1) == labels) & asked
         shares = right.sum(1) / asked.sum(1)
-        return [(float(share == 1), float(share)) for share in shares]
+        return [(float(part == 1), float(part)) for part in shares.tolist()]
 
     lengths = [len(sample["input_ids"]) for sample in samples]
     return share(batches(lengths, batch_size), run, "answer", len(samples))
@@ -159,13 +159,13 @@ class Exam(NamedTuple):
     """What a model is trained on and how it is tested.
 
     Attributes:
-        train_set: Samples with ``input_ids`` and ``labels``.
-        longest: Tokens of the longest input of the test.
+        make_train_set: Makes samples with ``input_ids`` and ``labels``.
+        longest: Tokens of the longest input of training and test.
         trained: Groups of the scores that occur in training.
         measure: Gives scores of a model by group.
     """
 
-    train_set: Sequence[Mapping[str, list[int]]]
+    make_train_set: Callable[[], Sequence[Mapping[str, list[int]]]]
     longest: int
     trained: Sequence[str]
     measure: Callable[[Any], Iterator[Row]]
@@ -184,15 +184,17 @@ def exam_of_exercises(args: argparse.Namespace, task: Task, tokenizer: Any, size
             whole, tokens = zip(*right_answers(model, collate, samples, size), strict=True)
             yield {"length": label, "exact_match": mean(whole), "token_accuracy": mean(tokens)}
 
-    longest = max(len(sample["input_ids"]) for rows in tests.values() for sample in rows)
-    train_set = encode([*exercises(task, lengths, task.samples, "train")], tokenizer)
-    return Exam(train_set, longest, [n for n in tests if int(n) in lengths], measure)
+    def make_train_set() -> Sequence[Mapping[str, list[int]]]:
+        return encode([*exercises(task, lengths, task.samples, "train")], tokenizer)
+
+    hardest = exercises(task, [max(*lengths, *args.test_lengths)], args.limit, "longest")
+    longest = max(len(sample["input_ids"]) for sample in encode([*hardest], tokenizer))
+    return Exam(make_train_set, longest, [n for n in tests if int(n) in lengths], measure)
 
 
 def exam_of_texts(args: argparse.Namespace, tokenizer: Any, size: int) -> Exam:
-    ends = args.test_lengths
+    length, ends = args.train_length, args.test_lengths
     texts = read_texts({"train": args.train_file, "test": args.validation_file})
-    train_blocks = blocks(texts["train"], tokenizer, args.train_length, "training")
     stretches = blocks(texts["test"], tokenizer, max(ends), "validation")
     stretches = stretches[:: -(-len(stretches) // args.limit)]  # evenly spread
 
@@ -200,11 +202,12 @@ def exam_of_texts(args: argparse.Namespace, tokenizer: Any, size: int) -> Exam:
         for label, value in by_position(losses(model, stretches, size), ends).items():
             yield {"position": label, "loss": value}
 
-    train_set = [{"input_ids": ids, "labels": ids} for ids in train_blocks]
-    trained = [
-        label for label, end in zip(ranges(ends), ends, strict=True) if end <= args.train_length
-    ]
-    return Exam(train_set, max(ends), trained, measure)
+    def make_train_set() -> Sequence[Mapping[str, list[int]]]:
+        train_blocks = blocks(texts["train"], tokenizer, length, "training")
+        return [{"input_ids": ids, "labels": ids} for ids in train_blocks]
+
+    trained = [label for label, end in zip(ranges(ends), ends, strict=True) if end <= length]
+    return Exam(make_train_set, max(length, *ends), trained, measure)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -227,12 +230,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         if "max_position" in row.options
     }
     compared = settings_to_compare(args, "text", COMPARED, defaults, ROTARY)
+    train_set = exam.make_train_set()
     collate = transformers.DataCollatorForSeq2Seq(tokenizer)
 
     def make_trainer(settings: Any, own: Any) -> transformers.Seq2SeqTrainer:
         model = build_model(args, settings, tokenizer)
         trainer = transformers.Seq2SeqTrainer
-        return trainer(model, own, collate, exam.train_set, processing_class=tokenizer)
+        return trainer(model, own, collate, train_set, processing_class=tokenizer)
 
     rows: list[Row] = []
     for columns, trainer in train_all(compared, args, training, make_trainer):
