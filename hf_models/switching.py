@@ -127,8 +127,8 @@ def _auto_classes(parts: Mapping[type, type]) -> dict[Any, type]:
         models = getattr(auto, "_model_mapping", None) if isinstance(auto, type) else None
         if models is None:
             continue
-        for config in configs.intersection(models):
-            stock = models[config]
+        for config in configs:  # asked one by one: a list of all would import every model there is
+            stock = models.get(config, None)
             stock = stock[0] if isinstance(stock, tuple) else stock  # the one that is loaded
             if stock in parts:
                 loading[auto] = parts[stock]

@@ -5,16 +5,22 @@ import os
 # before torch is imported; subprocesses inherit it
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
+# before huggingface_hub is: a name that is no folder is looked up on the hub, again and again
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import gc
 import subprocess
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from cape_plugins.pictures import command
 from tests.support.command_lines import run_command
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,6 +48,24 @@ def _one_thread() -> None:
 def _seeded() -> None:
     torch.manual_seed(0)
     np.random.seed(0)
+
+
+@pytest.fixture
+def ended_loaders() -> Iterator[None]:
+    """Ends the processes of data loaders after the test. Loaders that are left to the garbage
+    collector have closed their queues before, and wait 5 s for each process."""
+    yield
+    for loader in gc.get_objects():
+        if type(loader) is _MultiProcessingDataLoaderIter:
+            loader._shutdown_workers()
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The figures that ``cape-plugins plot`` would save. None is drawn: that takes longest."""
+    made = []
+    monkeypatch.setattr(command, "save", lambda figure, path: made.append(figure))
+    return made
 
 
 @pytest.fixture(scope="session")

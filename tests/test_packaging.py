@@ -89,7 +89,7 @@ def test_wheel_has_the_licence(wheel: Path) -> None:
     assert "MIT License" in _read(wheel, "licenses/LICENSE")
 
 
-def test_console_scripts(wheel: Path) -> None:
+def test_console_scripts_are_registered(wheel: Path) -> None:
     scripts = _read(wheel, "entry_points.txt").split("\n")
     assert "cape-plugins = cape_plugins.cli:main" in scripts
     assert "cape-average-checkpoints = fairseq_user_dir.average:main" in scripts

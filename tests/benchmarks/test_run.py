@@ -89,7 +89,7 @@ def test_hugging_face_table_has_every_family(results):
 
 
 @pytest.mark.slow
-def test_speech(results):
+def test_speech_tables_have_every_type_and_kind_of_batch(results):
     """Types, batches with and without padding, features."""
     rows = read_rows(only(results, "speech-cpu-torch*.csv"))
     types = [(row["B x T"], row["variant"]) for row in rows if row["B x T"]]

@@ -20,6 +20,7 @@ from cape_plugins import (
     patch_positions,
     token_positions,
 )
+from cape_plugins.augmentation import rank_seed
 from cape_plugins.domains import DOMAINS
 from tests.reference import appendix_a
 from tests.support.core import (
@@ -251,7 +252,7 @@ def test_the_worst_local_shifts_keep_the_order(domain):
 # ---- applying ------------------------------------------------------------------------------------
 
 
-def test_order_of_operations_by_hand():
+def test_shifts_come_before_the_scale_as_by_hand():
     coords = torch.tensor([[[0.0], [2.0]]])
     draw = Draw(torch.tensor([[[10.0]]]), torch.tensor([[[2.0]]]))
     local = torch.tensor([[[0.25], [-0.5]]])
@@ -295,7 +296,7 @@ def test_audio_is_centred_and_that_undoes_the_first_centre():
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("mean_normalize", [False, True])
 @pytest.mark.parametrize("domain", ["text", "audio"])
-def test_parity_with_the_appendix_in_one_dimension(domain, mean_normalize, left):
+def test_one_dimension_equals_the_code_of_the_appendix(domain, mean_normalize, left):
     rng = np.random.default_rng(3)
     valid = valid_mask(left=left)
     raw = rng.uniform(0, 50, valid.shape)
@@ -323,7 +324,7 @@ def test_parity_with_the_appendix_in_one_dimension(domain, mean_normalize, left)
 
 
 @pytest.mark.parametrize("size", [(3, 3), (2, 4), (4, 1), (1, 1)])
-def test_parity_with_the_appendix_in_two_dimensions(size):
+def test_two_dimensions_equal_the_code_of_the_appendix(size):
     """The appendix has angle k - 1 where Eq. 4 has k: a rotation of the plane by one radian; and
     its channels are all cosines, then all sines."""
     (height, width), channels, batch = size, 12, 3
@@ -354,3 +355,14 @@ def test_parity_with_the_appendix_in_two_dimensions(size):
         assert np.abs(unrotated - expected).max() > 0.1
     actual = in_the_order_of_the_appendix(encode(rotated.coords))
     np.testing.assert_allclose(actual, expected, atol=1e-4)
+
+
+def test_ranks_have_seeds_far_apart_that_follow_the_stream_they_share():
+    seeds = []
+    for rank in (0, 1, 2, 1):
+        torch.manual_seed(3)
+        seeds.append(rank_seed(rank))
+    assert seeds[1] == seeds[3]
+    first, second, third, _ = seeds
+    assert min(abs(first - second), abs(second - third), abs(first - third)) > 2**40
+    assert rank_seed(1) != second  # the stream has gone on

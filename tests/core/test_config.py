@@ -220,7 +220,7 @@ DEFAULTS = [
 
 
 @pytest.mark.parametrize(("name", "domain", "architecture", "expected"), DEFAULTS)
-def test_defaults_of_the_design(name, domain, architecture, expected):
+def test_defaults_are_those_of_the_design(name, domain, architecture, expected):
     config = PositionConfig(name, domain, architecture)
     assert {option: getattr(config, option) for option in expected} == expected
 
@@ -315,7 +315,7 @@ def test_every_accepted_scale_is_a_finite_positive_number(value):
 
 
 @pytest.mark.parametrize(("name", "domain", "architecture"), COMBINATIONS)
-def test_round_trip(name, domain, architecture):
+def test_settings_survive_a_dict_json_and_copies(name, domain, architecture):
     causal = architecture != "encoder" and applies("mean_normalize", name, architecture)
     changes = {"mean_normalize": False} if causal else {}
     config = PositionConfig(name, domain, architecture, **changes)

@@ -36,21 +36,21 @@ def phase_rounding(name):
 # ---- formulas ------------------------------------------------------------------------------------
 
 
-def test_text_by_hand():
+def test_text_has_the_sinusoids_computed_by_hand():
     # K = 4: frequencies 1/100 and 1/10000; at position 100 the phases are 1 and 0.01
     embedding = Sinusoid(4)(torch.tensor([[[100.0], [0.0]]]))
     expected = torch.tensor([[0.5403, 0.8415, 0.99995, 0.0100], [1.0, 0.0, 1.0, 0.0]])
     torch.testing.assert_close(embedding[0], expected, atol=1e-4, rtol=0)
 
 
-def test_audio_by_hand():
+def test_audio_turns_thirty_times_as_fast_as_text():
     # 30 times as fast: phase 1 after 100 / 30 seconds
     embedding = Sinusoid(4, "audio")(torch.tensor([[[100.0 / 30]]]))
     expected = torch.tensor([0.5403, 0.8415, 0.99995, 0.0100])
     torch.testing.assert_close(embedding[0, 0], expected, atol=1e-4, rtol=0)
 
 
-def test_image_by_hand():
+def test_images_have_the_waves_computed_by_hand():
     # K = 4: radii sqrt(10) and 10, angles 1 and 2 rad (Eq. 4)
     x, y = 0.25, -0.5
     phases = [

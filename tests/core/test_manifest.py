@@ -42,7 +42,7 @@ def test_a_duration_is_measured_where_it_is_not_known(recording):
         ("a.wav", "x", float("nan"), "without a duration"),
     ],
 )
-def test_reasons_to_leave_a_recording_out(audio, text, seconds, reason):
+def test_a_recording_is_left_out_for_each_of_the_reasons(audio, text, seconds, reason):
     with pytest.raises(Unusable) as error:
         measured(Utterance("a", audio, text, seconds))
     assert error.value.reason == reason

@@ -65,10 +65,12 @@ def test_values_are_those_of_its_mathematics():
 
 @pytest.mark.parametrize("domain", ["text", "image"])
 @pytest.mark.parametrize("picture", ["components", "similarity", "augmentation", "coverage"])
-def test_pictures_show_it(picture, domain, tmp_path, capsys):
+def test_pictures_show_it(picture, domain, figures, tmp_path):
     pytest.importorskip("matplotlib")
     output = str(tmp_path / "x.png")
     words = ["plot", picture, "--domain", domain, "--dim", "9", "--output", output]
     words += ["--channels", "0"] if picture == "components" else []
     main([*words, "--position-embedding", "triangle"])
-    assert "wrote" in capsys.readouterr().out
+    (figure,) = figures
+    assert f"triangle, {domain}" in figure.get_suptitle()
+    assert all(axis.has_data() for axis in figure.axes)

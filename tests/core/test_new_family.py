@@ -84,11 +84,11 @@ def test_its_learned_table_is_found(tmp_path):
     assert torch.equal(stack.encoder.encoding.weight, weights["ears.places"][2:])
 
 
-def test_it_is_drawn_and_errors_name_it(tmp_path, capsys):
+def test_it_is_drawn_and_errors_name_it(figures, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     folder = save(tmp_path / "owl", position_embedding={"type": "cape"})
     main(["plot", "coverage", "--model", str(folder), "--output", str(tmp_path / "x.png")])
-    assert "wrote" in capsys.readouterr().out
+    assert "cape, audio" in figures[0].get_suptitle()
     words = ["plot", "components", "--model", str(save(tmp_path / "crow", "crow"))]
     with pytest.raises(SystemExit):
         main(words)

@@ -99,7 +99,7 @@ def test_one_token_and_only_padding_have_finite_positions():
 # ---- audio ---------------------------------------------------------------------------------------
 
 
-def test_frames_with_a_hop_for_each_sample():
+def test_frames_stand_at_the_hop_of_their_sample():
     hop = torch.tensor([0.03, 0.02, 0.04])
     positions = frame_positions(FRAMES, hop)
     assert positions.coords.shape == (3, 6, 1)
@@ -110,7 +110,7 @@ def test_frames_with_a_hop_for_each_sample():
     assert torch.equal(positions.step.flatten(), hop)
 
 
-def test_frames_with_a_first_centre_for_each_sample():
+def test_frames_begin_at_the_first_centre_of_their_sample():
     hop, first = torch.tensor([0.03, 0.02, 0.04]), torch.tensor([0.0125, 0.01, 0.0])
     times = first[:, None] + hop[:, None] * torch.arange(6)
     positions = timed_frame_positions(times, FRAMES, hop)
@@ -128,7 +128,7 @@ def test_frames_at_the_unit_of_an_encoder_are_whole_numbers():
     assert 30 / 0.04 * 0.99 < draws.abs().max() <= 30 / 0.04
 
 
-def test_frames_with_one_hop_for_all_and_a_given_length():
+def test_frames_with_one_hop_for_all_have_the_given_length():
     positions = frame_positions(FRAMES, 0.03, max_frames=8)
     torch.testing.assert_close(positions.coords[0, :3, 0], torch.tensor([0.0, 0.03, 0.06]))
     assert positions.coords.shape[1] == positions.valid.shape[1] == 8

@@ -69,7 +69,7 @@ def assert_same(actual, expected, tensors):
 @pytest.mark.parametrize(("offset", "keys"), CACHES)
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize(("beyond", "values", "heads"), OPTIONS)
-def test_outputs_and_gradients(beyond, values, heads, context, offset, keys):
+def test_outputs_and_gradients_equal_the_slow_loop(beyond, values, heads, context, offset, keys):
     positions, tensors = make(context, beyond, values, heads), inputs(keys)
     query, key, value = tensors
     actual, weights = relative_attention(

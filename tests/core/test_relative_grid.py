@@ -64,7 +64,7 @@ def test_attention_equals_the_formula(context, beyond, values, heads, patches, f
         torch.testing.assert_close(actual, other, atol=1e-5, rtol=1e-4)
 
 
-def test_blocks_of_queries(monkeypatch):
+def test_blocks_of_queries_equal_one_pass(monkeypatch):
     """Blocks begin anywhere in a row of patches."""
     positions = RelativeGridPositions(3, DIM, values=True)
     tensors = inputs(13)

@@ -147,7 +147,7 @@ def test_dropout_in_blocks_is_the_same_when_recomputed(monkeypatch, values):
     assert_same(actual, expected, [*tensors, *positions.parameters()])
 
 
-def test_blocks_in_half_precision(monkeypatch):
+def test_blocks_equal_one_pass_in_half_precision(monkeypatch):
     positions = make(2, values=True)
     tensors = [t.detach().bfloat16().requires_grad_() for t in inputs()]
     whole, _ = relative_attention(*tensors, positions)

@@ -31,7 +31,7 @@ def generator(seed=1):
     return torch.Generator().manual_seed(seed)
 
 
-def test_similarities_by_hand():
+def test_similarities_are_those_computed_by_hand():
     maps = similarity(np.array([[3.0, 0.0], [4.0, 3.0], [0.0, 5.0]]))
     assert maps["dot product"].tolist() == [[9, 12, 0], [12, 25, 15], [0, 15, 25]]
     assert maps["cosine"].round(9).tolist() == [[1, 0.8, 0], [0.8, 1, 0.6], [0, 0.6, 1]]
@@ -68,7 +68,7 @@ def test_similarities_of_patches_depend_on_differences_in_rows_and_columns_only(
     assert np.allclose(grid[0, 0, :3, :4], grid[2, 2, 2:, 2:], atol=1e-3)
 
 
-def test_stages_of_one_augmentation_by_hand():
+def test_stages_of_one_augmentation_are_those_computed_by_hand():
     """Mean-normalised, + global shift, + local shift, times global scale (CAPE section 4)."""
     stack = make_stack("cape", "audio")
     positions = stack.positions(3)

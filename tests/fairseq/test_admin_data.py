@@ -124,7 +124,7 @@ def test_no_usable_pair_is_an_error(tmp_path):
         profiling_batch(task)
 
 
-def test_profile_of_real_data(tmp_path):
+def test_profile_of_real_data_is_finite_and_at_least_one(tmp_path):
     model = build()
     attach_admin(model)
     profile = profile_admin(model, *profiling_batch(make_task(tmp_path)), seed=1)

@@ -8,7 +8,6 @@ from fairseq.models import (
     ARCH_MODEL_INV_REGISTRY,
     ARCH_MODEL_REGISTRY,
     MODEL_REGISTRY,
-    build_model,
 )
 from fairseq.models.nat import FairseqNATModel
 from fairseq.models.transformer import TransformerModel
@@ -17,11 +16,10 @@ from fairseq.models.transformer_lm import TransformerLanguageModel
 import fairseq_user_dir
 from fairseq_user_dir.models import NOT_RUNNABLE
 from tests.support.fairseq_models import (
-    LIMIT,
     START,
-    Task,
     batch,
     build,
+    build_lm,
     configure,
     decoder_input,
     differences,
@@ -151,15 +149,13 @@ def stock_model_of(arch):
     return next(name for name in STOCK_MODELS if arch in ARCH_MODEL_INV_REGISTRY[name])
 
 
-def build_language_model(arch, *words, seed=1):
+def build_language_model(arch, *words, **more):
     if any(part in arch for part in ADAPTIVE):
         cutoffs = {"adaptive_softmax_cutoff": "8,16", "adaptive_input_cutoff": "8,16"}
         if "gbw" in arch:
             del cutoffs["adaptive_input_cutoff"]
         words = (*words, *flags(cutoffs))
-    cfg = configure("--tokens-per-sample", LIMIT, *words, arch=arch, task="language_modeling")
-    torch.manual_seed(seed)
-    return build_model(cfg.model, Task())
+    return build_lm(*words, arch=arch, **more)
 
 
 @pytest.mark.parametrize("arch", LANGUAGE_MODELS)
@@ -175,7 +171,7 @@ def test_language_model_arch_trains_and_equals_stock(arch):
     previous = decoder_input()
     assert torch.equal(twin.eval()(previous)[0], stock.eval()(previous)[0])
 
-    model = build_language_model(f"cape_{arch}").train()
+    model = build_language_model(f"cape_{arch}", read=configure).train()
     assert model.position_config.type == "cape"
     recorder = record(model.decoder)
     total([model(previous)[0]]).backward()

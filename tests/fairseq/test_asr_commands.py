@@ -174,7 +174,7 @@ def test_another_dictionary_is_refused(run_cli, folder, checkpoint, tmp_path):
 
 
 @pytest.mark.slow
-def test_hop_beam_and_language_model(run_cli, folder, checkpoint, tmp_path):
+def test_hop_beam_and_language_model_change_what_is_decoded(run_cli, folder, checkpoint, tmp_path):
     """Each changes what is decoded or how it is scored, and none is needed."""
     plain = lines(generate(run_cli, folder, checkpoint), "H")
     beam = ("--ctc-beam", 8)
@@ -200,7 +200,7 @@ def test_hop_beam_and_language_model(run_cli, folder, checkpoint, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["cape_asr", "speech_to_text"])
-def test_encoder_and_decoder(run_cli, folder, tmp_path, task):
+def test_encoder_and_decoder_train_and_decode(run_cli, folder, tmp_path, task):
     """Uses our task, and the stock task on features, whose recipe changes by one flag."""
     arch = "cape_s2t_transformer_xs"
     flags = (*DECODER, "--position-embedding", "cape", "--max-update", 3)

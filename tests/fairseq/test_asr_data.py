@@ -94,6 +94,7 @@ def test_ranks_share_an_epoch(folder):
     assert sorted(parts[0] + parts[1]) == sorted(whole)
 
 
+@pytest.mark.usefixtures("ended_loaders")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_resuming_in_mid_epoch_gives_the_remaining_batches(folder, workers):
     """The batches after the interruption are the same, to the last bit, with any workers."""
@@ -115,6 +116,7 @@ def test_resuming_in_mid_epoch_gives_the_remaining_batches(folder, workers):
             assert torch.equal(value, other["net_input"][key]), key
 
 
+@pytest.mark.usefixtures("ended_loaders")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_epochs_of_a_training_are_those_of_new_trainings(folder, workers, monkeypatch, capfd):
     """The same as those of trainings that begin with them. Processes of a data loader live on, for

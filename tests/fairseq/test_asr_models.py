@@ -151,7 +151,7 @@ def test_half_precision_keeps_times(folder, dtype):
 
 
 @pytest.mark.parametrize("arch", [CTC, S2T])
-def test_augmentation_in_training_only(folder, arch):
+def test_augmentation_is_in_training_only(folder, arch):
     task, sample = batch(folder)
     model = make_model(task, arch, "cape")
 

@@ -146,7 +146,7 @@ def names(paths):
     return [path.name for path in paths]
 
 
-def test_last_epochs_and_updates(tmp_path):
+def test_last_epochs_and_updates_are_chosen_by_number(tmp_path):
     touch(tmp_path, *(f"checkpoint{i}.pt" for i in (1, 2, 9, 10, 11)))
     touch(tmp_path, *(f"checkpoint_{i}_{i * 100}.pt" for i in (2, 9, 10)))
     touch(tmp_path, "checkpoint_last.pt", "checkpoint_best.pt", "checkpoint9-shard0.pt")

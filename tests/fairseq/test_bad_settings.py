@@ -13,6 +13,7 @@ from tests.support.fairseq_models import (
     CLI_VARIANTS,
     NO_DATA,
     Task,
+    arguments,
     build,
     build_lm,
     configure,
@@ -129,9 +130,9 @@ NOT_BUILT = {
 
 @pytest.mark.parametrize("words", NOT_BUILT)
 def test_model_is_not_built(words):
-    cfg = configure(*words.split())
+    args = arguments(*words.split())
     with pytest.raises(ValueError, match=NOT_BUILT[words]):
-        build_model(cfg.model, Task())
+        build_model(args, Task())
 
 
 def test_models_are_built_without_these_faults():
@@ -186,13 +187,13 @@ DAMAGED = {
 @pytest.mark.parametrize("fault", DAMAGED)
 def test_alpha_is_not_counted_from_damaged_data(fault, tmp_path):
     *sides, message = DAMAGED[fault]
-    cfg = configure()
+    args = arguments()
     for language, content in zip(("en", "de"), sides, strict=True):
         if content is not None:
             (tmp_path / f"train.en-de.{language}.idx").write_bytes(content)
     match = rf"(?s)--position-source-scale auto.*{message}.*give the ratio"
     with pytest.raises(ValueError, match=re.compile(match, re.IGNORECASE)):
-        build_model(cfg.model, Task(tmp_path))
+        build_model(args, Task(tmp_path))
 
 
 def test_alpha_is_counted_from_sound_data(tmp_path):

@@ -255,6 +255,15 @@ def test_decoder_that_draws_for_itself_needs_no_encoder_draw():
     model.decoder(previous, encoder_out=model.encoder.eval()(source, None))
 
 
+def test_incremental_decoding_in_training_is_refused():
+    """Each step would move the positions that the steps before have seen."""
+    model = build().train()
+    source, previous = batch()
+    encoded = model.encoder(source, source.ne(1).sum(1))
+    with pytest.raises(ValueError, match="in training needs a draw"):
+        model.decoder(previous, encoded, incremental_state={})
+
+
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])
 def test_embedding_in_training_without_a_draw_is_refused(stack):
     seam = getattr(build(), stack).embed_positions

@@ -114,7 +114,7 @@ def test_speech_models_are_read_in_seconds_or_steps(arch, name, tmp_path):
 
 
 @pytest.mark.slow
-def test_picture_of_a_learned_table(trained, tmp_path, run_cli):
+def test_learned_table_is_drawn_without_its_host(trained, tmp_path, run_cli):
     """fairseq is not imported for it."""
     code = (
         "import sys; from cape_plugins.cli import main\n"

@@ -66,7 +66,7 @@ def test_a_batch_that_loses_every_branch_is_finite():
     assert not branch.grad.any()
 
 
-def test_evaluation_and_training_of_a_model():
+def test_branches_are_dropped_in_training_only():
     model = build("sinpos", 6, drop_path_rate=0.9)
     plain = build("sinpos", 6)
     plain.load_state_dict(model.state_dict())

@@ -72,12 +72,13 @@ MODES = {
 def test_generation_equals_teacher_forcing(name, mode, left):
     """Scores of the generated tokens, step by step from a cache, against one pass; beyond the
     stock maximum of positions."""
-    model, inputs = make("marian", name), sentences(left, lengths=(55, 31))
+    model = make("marian", name, max_position_embeddings=12)
+    inputs = sentences(left, lengths=(17, 9))
     out = model.generate(
-        **inputs, **MODES[mode], max_new_tokens=48, eos_token_id=None, forced_eos_token_id=None,
+        **inputs, **MODES[mode], max_new_tokens=15, eos_token_id=None, forced_eos_token_id=None,
         return_dict_in_generate=True, output_logits=True, output_scores=True,
     )  # fmt: skip
-    assert out.sequences.shape[1] == 49 > model.config.max_position_embeddings
+    assert out.sequences.shape[1] == 16 > model.config.max_position_embeddings
     forced = logits(model, inputs, out.sequences[:, :-1])
     if out.get("beam_indices") is None:
         stepwise = torch.stack(out.logits, dim=1)

@@ -80,7 +80,7 @@ def test_what_is_read_is_what_the_model_adds(family, name, tmp_path):
 
 @pytest.mark.parametrize("family", [name for name in STACKS if "relpos" in VARIANTS[name]])
 @pytest.mark.parametrize("heads", ["shared", "separate"])
-def test_relative_embeddings_are_those_of_the_layers(family, heads, tmp_path, monkeypatch):
+def test_relative_embeddings_are_those_of_the_layers(family, heads, tmp_path, monkeypatch, figures):
     """Ordered by layer, the heads of one side by side."""
     settings = {"type": "relpos", "relative_context": 3, "relative_heads": heads}
     model = FAMILIES[family].build({**settings, "relative_values": True})
@@ -112,14 +112,13 @@ def test_relative_embeddings_are_those_of_the_layers(family, heads, tmp_path, mo
         "similarities_figure",
         lambda stack, shown, patch: drawn.extend(shown) or draw(stack, shown, patch),
     )
-    monkeypatch.setattr(command, "save", lambda *_: None)  # takes longest
     words = ["--model", str(tmp_path), "--output", str(tmp_path / "x.png")]
     main(["plot", "similarity", *words])
     table = "columns, keys" if family == "vit" else "keys"
     assert [view.state for view in drawn] == [f"layer {layer}, {table}" for layer in (0, 1)]
 
 
-def test_shifts_in_the_unit_of_the_encoder(tmp_path):
+def test_shifts_are_in_the_unit_of_the_encoder(tmp_path):
     """Speech2Text counts steps: 30 s of shift are 750 steps of 40 ms."""
     model = make("speech_to_text", "cape")
     model.save_pretrained(tmp_path)
@@ -147,7 +146,7 @@ def test_stock_models_are_read_as_the_type_they_are(family, name, tmp_path):
     assert torch.allclose(embedding, expected, atol=1e-5)
 
 
-def test_learned_table_without_its_host(tmp_path, run_cli):
+def test_learned_table_is_drawn_without_its_host(tmp_path, run_cli):
     """A picture of a trained table; transformers is not imported for it."""
     model = make("vit", "abspos")
     table = model.vit.embeddings.position_embeddings
@@ -175,7 +174,7 @@ def test_learned_table_without_its_host(tmp_path, run_cli):
         assert image.width == 1200
 
 
-def test_folder_without_its_weights(tmp_path, capsys):
+def test_folder_without_its_weights_shows_sinusoids_and_refuses_tables(tmp_path, capsys):
     """A sinusoid is drawn all the same; of a table there is nothing to draw."""
     for name in ("abspos", "cape"):
         make("vit", name).save_pretrained(tmp_path / name)

@@ -178,7 +178,7 @@ def test_subwords_collapse_repeats_and_blanks(spm):
     assert second["end_offset"] == len(outputs) - 1
 
 
-def test_subwords_in_the_pipeline(spm, tmp_path):
+def test_pipeline_gives_times_of_words_made_of_subwords(spm, tmp_path):
     tokenizer = CapeSpeechTokenizer(str(spm))
     sizes = {"d_model": 32, "encoder_layers": 1, "encoder_ffn_dim": 32}
     config = CapeSpeechConfig(**sizes, vocab_size=len(tokenizer))

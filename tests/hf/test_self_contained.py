@@ -63,7 +63,7 @@ def carried(run_cli, tmp_path_factory, repo_root):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", WITH_STOCK)
-def test_folder_with_its_own_code(family, carried):
+def test_folder_with_its_own_code_computes_the_same(family, carried):
     folder = carried[family]
     model = FAMILIES[family].model.from_pretrained(folder / "cape").eval()
     with torch.no_grad():
@@ -86,7 +86,7 @@ print("text:", recogniser(numpy.tile([0.1, -0.1], 8000))["text"])
 
 @pytest.mark.slow
 @pytest.mark.parametrize("subwords", [False, True])
-def test_recogniser_with_its_own_code(subwords, run_cli, tmp_path, repo_root):
+def test_recogniser_with_its_own_code_computes_the_same(subwords, run_cli, tmp_path, repo_root):
     folder = tmp_path / "recogniser"
     folder.mkdir()
     if subwords:
@@ -132,7 +132,7 @@ print("text:", recogniser(numpy.tile([0.1, -0.1], 8000), generate_kwargs={"max_l
 
 
 @pytest.mark.slow
-def test_recogniser_with_decoder_and_its_own_code(run_cli, tmp_path):
+def test_recogniser_with_decoder_and_its_own_code_computes_the_same(run_cli, tmp_path):
     folder = tmp_path / "recogniser"
     folder.mkdir()
     (tmp_path / "text").write_text("one two three four five\n" * 10)

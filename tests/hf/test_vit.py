@@ -47,7 +47,7 @@ def test_gamma_scales_the_grid():
     assert not torch.allclose(logits(plain, 32, 32)[0], logits(half, 32, 32)[0])
 
 
-def test_features_and_masked_patches():
+def test_features_have_the_stock_shapes_and_patches_can_be_masked():
     from hf_models import CapeViTModel
 
     config = VIT.config(**VIT.sizes)

@@ -104,7 +104,7 @@ def test_stock_checkpoints_load_whole(folder):
     )
 
 
-def test_auto_classes(folder, cape_folder):
+def test_auto_classes_load_models_and_processors(folder, cape_folder):
     for auto, name in (
         (AutoModel, "Model"),
         (AutoModelForSpeechSeq2Seq, "ForConditionalGeneration"),
@@ -124,7 +124,7 @@ def test_auto_classes(folder, cape_folder):
     assert torch.equal(again(inputs).logits, loaded(inputs).logits)
 
 
-def test_conversion_both_ways(folder, tmp_path, capsys):
+def test_converted_there_and_back_a_checkpoint_is_what_it_was(folder, tmp_path, capsys):
     convert(str(folder), tmp_path / "same", {"type": "sinpos"})
     assert "computes what the one it comes from does" in capsys.readouterr().out
     convert(str(folder), tmp_path / "cape", {"type": "cape"}, neutral=True)
@@ -163,7 +163,7 @@ def test_features_are_those_of_stock_without_the_silence():
     assert own(wave(31), **given).input_features.shape[-1] == 3100
 
 
-def test_features_of_any_hop_and_padded_later():
+def test_features_have_any_hop_and_may_be_padded_later():
     extractor = hf_models.CapeWhisperFeatureExtractor()
     waves = [wave(0.5), wave(0.2)]
     fine = extractor(waves, sampling_rate=16000, hop_seconds=0.005, return_tensors="pt")
@@ -181,7 +181,7 @@ def test_features_of_any_hop_and_padded_later():
         extractor([wave(0)])
 
 
-def test_pipeline(cape_folder):
+def test_pipeline_recognises_at_natural_length(cape_folder):
     recognise = pipeline("automatic-speech-recognition", model=str(cape_folder))
     options = {"max_new_tokens": 6, "num_beams": 1}
     encoder = recognise.model.get_encoder()

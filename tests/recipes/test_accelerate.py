@@ -3,7 +3,10 @@
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+
+from recipes.lab import hf_training
 
 commands = pytest.importorskip("accelerate.commands.launch")
 FOLDER = Path(__file__).parents[2] / "recipes/accelerate"
@@ -41,3 +44,12 @@ def test_unknown_key_would_be_refused(tmp_path, monkeypatch):
     (tmp_path / "wrong.yaml").write_text(yaml.safe_dump({**settings, "num_proceses": 8}))
     with pytest.raises(ValueError, match="num_proceses"):
         parse(tmp_path / "wrong.yaml", monkeypatch)
+
+
+@pytest.mark.parametrize(("words", "on_cpu"), [(["--use_cpu"], True), ([], False)])
+def test_use_cpu_holds_for_all_arguments_where_there_is_an_accelerator(words, on_cpu, monkeypatch):
+    """Arguments share one state of devices, which those that hold the defaults would change."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    parser = hf_training.make_parser("", "image", (), "out")
+    args, training = hf_training.parse(parser, (), words)
+    assert training.use_cpu == args.defaults["use_cpu"] == on_cpu

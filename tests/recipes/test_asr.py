@@ -63,7 +63,7 @@ def test_folder_with_texts_beside_the_recordings(tmp_path):
     assert len(splits["train"][3]) == round(item.seconds * 16000)
 
 
-def test_texts_of_other_encodings(tmp_path):
+def test_texts_of_other_encodings_are_read(tmp_path):
     """Latin-1 as in old corpora, UTF-16 as of Praat; what is no text is named."""
     names = list(write_wavs(tmp_path, 3))
     texts = [tmp_path / name.replace(".wav", ".txt") for name in names]

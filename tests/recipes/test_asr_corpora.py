@@ -293,7 +293,7 @@ def test_wsj_5k_has_its_own_tests(ldc, tmp_path):
     assert list(texts(tmp_path / "out", "test")) == ["440-440c0201"]
 
 
-def test_wsj_transcripts(ldc, tmp_path):
+def test_wsj_transcripts_say_what_was_said(ldc, tmp_path):
     """.dot, what was said, is preferred to .lsn, which stands in where there is no .dot."""
     folder = ldc / "13-16.1/wsj1/si_dt_20/4k0"
     write_text(folder / "4k0c03.lsn", "LSN ONE (4k0c0301)", "LSN TWO (4k0c0302)")

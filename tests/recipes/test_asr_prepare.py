@@ -54,7 +54,7 @@ def parts_of(path):
     return [int(part[0]) for part in parts if part[0]], gaps
 
 
-def test_digits(single_digits, tmp_path):
+def test_digits_are_joined_to_strings_of_takes_of_one_set(single_digits, tmp_path):
     out = tmp_path / "out"
     run("digits", single_digits, "--output", out, *COUNTS)
     names = prepare.DIGITS
@@ -90,7 +90,7 @@ def test_digits_depend_on_the_seed(single_digits, tmp_path):
     ).read_bytes()
 
 
-def test_digits_without_takes_for_training(single_digits, tmp_path, capsys):
+def test_digits_without_takes_for_training_are_refused(single_digits, tmp_path, capsys):
     (single_digits / "0_ann_0.wav").write_bytes(b"")
     soundfile.write(single_digits / "0_ann_1.wav", np.zeros(100), 8000)
     with pytest.raises(CommandError, match="no recording for train; looked for {digit}_{speaker}"):
@@ -103,7 +103,7 @@ def test_digits_without_takes_for_training(single_digits, tmp_path, capsys):
 # ---- synthetic speech ----------------------------------------------------------------------------
 
 
-def test_synthetic(tmp_path):
+def test_synthetic_speech_is_reproducible_and_says_the_given_words(tmp_path):
     pytest.importorskip("espeakng_loader")
     write_text(tmp_path / "words.txt", "Alpha beta", "Gamma")
     counts = ("--train-strings", 12, "--valid-strings", 3, "--test-strings", 1)
@@ -264,7 +264,7 @@ def test_two_recordings_of_one_name(tmp_path):
         (("synthetic", "--output", "y", "--words", "missing.txt"), "missing.txt cannot be read"),
     ],
 )
-def test_arguments_that_are_refused(words, message, capsys):
+def test_bad_arguments_are_refused(words, message, capsys):
     with pytest.raises(SystemExit) as error:
         run(*words)
     assert error.value.code == 2
@@ -285,7 +285,7 @@ def command(module, *words):
 
 
 @pytest.mark.slow
-def test_command_lines(ted, tmp_path):
+def test_commands_prepare_and_stretch(ted, tmp_path):
     done = command("recipes.asr.prepare", "tedlium3", ted, "--output", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert "train data: 2 of 4 skipped" in done.stdout

@@ -176,7 +176,7 @@ def test_comparison_from_training_to_figure(folder, tmp_path, monkeypatch, capsy
     assert "4 trainings" in capsys.readouterr().out
 
 
-def test_sets_without_text(folder, tmp_path, monkeypatch):
+def test_recordings_without_text_are_decoded_and_not_counted(folder, tmp_path, monkeypatch):
     """Recordings without text are decoded, and not counted; a set without any is refused."""
     output = {"H-0": "a b", "H-1": "x", "H-2": "c", "T-0": "a b"}
     monkeypatch.setattr(evaluate, "run_module", lambda *_, log, **__: log.write_text(

@@ -156,7 +156,7 @@ def test_stretch_leaves_out_what_cannot_be_read(test_set, capsys):
     assert "84-1-2.wav cannot be decoded" in output
 
 
-def test_stretch_of_nothing_readable(test_set):
+def test_stretch_of_nothing_readable_is_refused(test_set):
     for path in (test_set.parent / "wavs").iterdir():
         path.unlink()
     with pytest.raises(CommandError, match="none of 10 recordings can be read"):
@@ -186,7 +186,7 @@ def test_stretched_set_is_reused(test_set, capsys):
 
 
 @pytest.mark.parametrize("seconds", ["0", "-3", "nan", "inf", "long"])
-def test_stretch_refuses_durations(test_set, seconds, capsys):
+def test_durations_out_of_range_are_refused(test_set, seconds, capsys):
     with pytest.raises(SystemExit):
         stretch.main([str(test_set), f"--seconds={seconds}"])
     assert "allowed: 0.1 to 1e+06" in capsys.readouterr().err

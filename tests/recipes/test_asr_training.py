@@ -13,7 +13,7 @@ from hf_models import CapeSpeechFeatureExtractor
 from recipes.asr.data import Collator, DurationSampler, Labelled, Recordings
 
 
-def test_batches_of_similar_duration():
+def test_batches_hold_similar_durations_in_another_order_each_epoch():
     seconds = np.random.default_rng(0).uniform(0.5, 20, 203)
     sampler = DurationSampler(seconds, 8, seed=3)
     first = list(sampler)
@@ -35,7 +35,7 @@ def test_batches_of_similar_duration():
     assert not np.array_equal(order, np.arange(25)), "batches come in random order"
 
 
-def test_batch_without_padding():
+def test_batch_without_padding_has_the_frames_of_each_recording():
     """Frames are those of the recordings alone at their hops, without the skipped ones."""
     seconds = [1.0, 0.9, 0.8]
     rng = np.random.default_rng(1)

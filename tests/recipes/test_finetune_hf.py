@@ -30,7 +30,7 @@ TINY_VIT = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
 
 
 @pytest.mark.slow
-def test_images_built_in(run_cli, repo_root, tmp_path):
+def test_built_in_images_are_classified(run_cli, repo_root, tmp_path):
     command = ("python", repo_root / "recipes/vit/finetune_hf.py", "--output", "out", *QUICK)
     command += ("--model-config", json.dumps(TINY_VIT))
     command += ("--compare", "abspos", "cape")
@@ -85,7 +85,7 @@ def test_folder_of_images_under_accelerate(run_cli, repo_root, tmp_path):
 
 
 @pytest.mark.slow
-def test_translation_built_in(run_cli, repo_root, tmp_path):
+def test_built_in_translation_learns_and_is_scored_by_length(run_cli, repo_root, tmp_path):
     command = ("python", repo_root / "recipes/mt/finetune_hf.py", "--output", "out", *QUICK)
     command += ("--model-config", json.dumps(TINY_MT), "--position-embedding", "cape")
     output = run_cli(*command, cwd=tmp_path).stdout
@@ -132,7 +132,7 @@ def test_given_settings_win_over_those_of_the_built_in_data():
 @pytest.mark.parametrize(
     ("labels", "names"), [([1, 2, 3], ["1", "2", "3"]), (list(range(12)), [*map(str, range(12))])]
 )
-def test_labels_without_names(labels, names, tmp_path, monkeypatch):
+def test_labels_without_names_are_named_by_number(labels, names, tmp_path, monkeypatch):
     import datasets
 
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))

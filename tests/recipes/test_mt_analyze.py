@@ -73,7 +73,7 @@ def test_translator_that_ignores_order_loses_in_the_swap_test():
     assert bleu["separated"] == pytest.approx(100 / 3)
 
 
-def test_scores_by_length():
+def test_scores_are_counted_by_length():
     references = ["das ist gut", "so ist es", "ein Satz der lang ist"]
     groups = groups_by_length(["a b", "a b c", "a " * 8], (2, 5, 7))
     rows = score_groups(["das ist gut", "so ist", "ein Satz der lang ist"], references, *groups)

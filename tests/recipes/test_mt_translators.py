@@ -156,7 +156,7 @@ def test_similarity_is_one_at_the_same_offset_and_without_positions(work, positi
         assert (different < 0.999).all()
 
 
-def test_similarity_of_embeddings_by_hand(work):
+def test_similarity_of_embeddings_is_that_computed_by_hand(work):
     """Layer 0 of sinpos is sqrt(d) x embedding + sinusoid; the mean is over tokens, not sentences,
     whatever the batches."""
     offsets, sources = (0, 13), work.sources()

@@ -12,7 +12,7 @@ def splits():
     return make_number_lists(seed=1, sizes=SIZES)
 
 
-def test_language():
+def test_numbers_are_spelled_in_each_language():
     assert spell((81, 7, 36), "en") == "eighty-one, seven, thirty-six"
     assert spell((81, 7, 36), "de") == "einundachtzig, sieben, sechsunddreißig"
     assert spell((99,), "fr") == "quatre-vingt-dix-neuf"
@@ -24,7 +24,7 @@ def test_german_says_units_before_tens_and_english_after():
     assert german.index("sieben") < german.index("vierzig")
 
 
-def test_lengths(splits):
+def test_training_lists_are_short_and_tests_long(splits):
     assert {len(numbers) for numbers in splits["train"]} == {1, 2, 3, 4}
     assert {len(numbers) for numbers in splits["valid"]} == {1, 2, 3, 4}
     assert {len(numbers) for numbers in splits["test"]} == set(range(1, 13))
@@ -53,7 +53,7 @@ def test_equally_many_of_each_length_beyond_one(splits):
     assert counts == [20] * 11
 
 
-def test_seeded(splits):
+def test_seed_decides_which_lists_are_made(splits):
     assert make_number_lists(seed=1, sizes=SIZES) == splits
     assert make_number_lists(seed=2, sizes=SIZES) != splits
 

@@ -125,6 +125,7 @@ def test_broken_images_are_named(content, photos, tmp_path):
         vit.main(["--dataset", str(photos), "--output", str(tmp_path / "out")])
 
 
+@pytest.mark.usefixtures("ended_loaders")
 def test_broken_image_in_a_worker_process_is_named(photos, capsys):
     (photos / "light/3.png").write_bytes(b"")
     rows = data.open_dataset(str(photos))["train"]

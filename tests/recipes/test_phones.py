@@ -111,7 +111,7 @@ def test_without_positions_their_channels_are_zero(name):
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_order_of_the_frames(name):
+def test_frames_that_take_their_positions_along_give_the_same(name):
     """Frames that take their positions along give the same; positions in natural order do not."""
     model, features = make_model(name), torch.randn(20, BANDS)
     order = torch.randperm(20)

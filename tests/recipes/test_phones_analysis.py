@@ -50,7 +50,7 @@ def numbered(text):
         ("a b:a b b:c c", "0 1 0 1 0"),
     ],
 )
-def test_types_of_errors(text, types):
+def test_frame_errors_have_their_types(text, types):
     target, prediction = numbered(text)
     assert " ".join(map(str, frame_error_types(target, prediction))) == types
 
@@ -79,7 +79,7 @@ def test_confusions_are_percent_of_the_target():
     assert top_confusions(matrix, "abcd", 2) == [("a", "b", 50.0), ("a", "c", 25.0)]
 
 
-def test_attention_by_distance():
+def test_attention_is_averaged_by_distance():
     weights = np.array([[0.5, 0.5, 0.0], [0.2, 0.3, 0.5], [0.0, 0.9, 0.1]])
     assert np.allclose(attention_by_distance(weights, 2), [0.0, 0.55, 0.3, 0.5, 0.0])
     assert near_attention(weights, 0) == pytest.approx(0.3)
@@ -89,7 +89,7 @@ def test_attention_by_distance():
     assert list(head.values())[:4] == [1, 1, -3, 1.0]
 
 
-def test_table_of_error_rates():
+def test_error_rates_stand_in_the_order_of_explanation():
     """Test conditions stand in the order in which they are explained."""
     columns = {"type": "sinpos", "trained": "inc", "tested": "inc"}
     rows = [{**columns, "seed": seed, "per": per} for seed, per in ((1, 10.0), (2, 12.0))]

@@ -139,7 +139,7 @@ def test_text_grids_of_any_encoding_are_read(tmp_path, text, encoding):
     assert read_labels(path, 16000, "WORDS") == [Phone(0.0, 1.5, 'say "3 7" <exists>')]
 
 
-def test_tiers_by_name():
+def test_tiers_are_chosen_by_name():
     words, phones = parse_text_grid(LONG)
     assert [words.name, phones.name] == ["words", "Phones"]
     assert choose_tier([words, phones]) is phones
@@ -305,7 +305,7 @@ def test_folders_that_cannot_be_used(tmp_path):
     assert read_folder(tmp_path, "phones").classes == ["AH", "sil", "ʃ"]
 
 
-def test_a_folder_through_the_whole_recipe(tmp_path, capsys):
+def test_a_folder_goes_through_the_whole_recipe(tmp_path, capsys):
     for number in range(6):
         write_recording(tmp_path / "speech", f"r{number}", seconds=1.5 + number / 10)
         (tmp_path / "speech" / f"r{number}.PHN").unlink()

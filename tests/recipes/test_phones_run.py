@@ -39,7 +39,7 @@ TINY = (
 
 
 @pytest.mark.slow
-def test_the_command(tmp_path, monkeypatch, capsys):
+def test_command_compares_types_and_writes_its_results(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     command = [*map(str, TINY), "--compare", "sinpos", "relpos"]
     run.main(command)
@@ -85,7 +85,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
         ("--device abacus", "--device abacus: not available here"),
     ],
 )
-def test_mistakes_of_the_caller(tmp_path, monkeypatch, words, message):
+def test_mistakes_of_the_caller_are_named_and_write_nothing(tmp_path, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CommandError) as error:
         run.main(words.split())
@@ -113,7 +113,7 @@ def test_values_that_the_parser_refuses(words, message, capsys):
     assert message in output
 
 
-def test_sizes_of_the_thesis():
+def test_paper_option_has_the_sizes_of_the_thesis():
     args = run.parse_arguments(["--paper", "--layers", "2"])
     assert (args.dim, args.layers, args.heads, args.ffn, args.dropout) == (768, 2, 8, 2048, 0.1)
     assert (args.epochs, args.learning_rate, args.final_learning_rate) == (80, 0.05, 0.001)

@@ -102,7 +102,7 @@ def test_stacks_reach_their_length_in_the_subwords_of_every_model():
     assert stack_for(models[:1], pairs, 8)[0][1] == "t0 , t1 ."
 
 
-def test_swap_and_back():
+def test_swapping_there_and_back_gives_the_text():
     text = f" {SEPARATOR} ".join(["a b", "c", "d e"])
     swapped = f" {SEPARATOR} ".join(["c", "d e", "a b"])
     assert first_to_end(text) == swapped

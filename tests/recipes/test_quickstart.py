@@ -225,7 +225,7 @@ def test_bad_input_names_option_value_and_remedy(bad_files, capsys, args, messag
     assert not (bad_files / "build").exists()
 
 
-def test_bad_environment_variable(bad_files, monkeypatch):
+def test_bad_environment_variable_is_named(bad_files, monkeypatch):
     monkeypatch.setenv("DATA", "only_one")
     with pytest.raises(CommandError, match="DATA=only_one: .*DATA=train.en.gz,train.de.gz"):
         main([])

@@ -40,7 +40,7 @@ def test_a_defect_keeps_its_traceback():
         run_main(main)
 
 
-def test_folders_for_results(tmp_path, monkeypatch):
+def test_folders_are_made_below_existing_ones_only(tmp_path, monkeypatch):
     """Folders are made anywhere but at the root of the file system, where a typing error is
     likelier, and not under a file."""
     monkeypatch.chdir(tmp_path)

@@ -83,7 +83,7 @@ def test_failed_write_leaves_the_old_file(tmp_path):
     assert path.read_text() == "old"
 
 
-def test_languages_from_file_names(tmp_path):
+def test_languages_are_read_off_file_names(tmp_path):
     assert languages_of(tmp_path / "train.en.gz", tmp_path / "train.de") == ("en", "de")
     assert languages_of(tmp_path / "a.txt", tmp_path / "b.txt") == ("source", "target")
     assert languages_of(tmp_path / "a.en", tmp_path / "b.en") == ("source", "target")
@@ -156,7 +156,7 @@ def test_written_files_are_readable_by_others(tmp_path):
 # ---- tokens and subwords -----------------------------------------------------------------------
 
 
-def test_moses_tokens_and_back():
+def test_moses_tokens_become_the_text_again():
     moses = Moses("en", aggressive_hyphens=True, lowercase=False)
     tokens = moses.tokenise(SENTENCE)
     assert "well @-@ known" in tokens
@@ -249,7 +249,7 @@ def test_token_accuracy_counts_missing_and_extra_tokens():
     assert token_accuracy(["b", "a"], ["a", "b"]) == 0
 
 
-def test_score_of_a_group():
+def test_score_of_a_group_has_count_matches_and_accuracy():
     result = score(["eins", "zwei drei"], ["eins", "zwei vier"], [["1"], ["2", "3"]], [["1"]] * 2)
     assert result["count"] == 2
     assert result["exact_match"] == 0.5

@@ -53,7 +53,7 @@ def test_operations_keep_the_shape_and_change_the_image(name, channels):
         assert (np.asarray(out).reshape(-1, channels) == fill).all(1).any()
 
 
-def test_magnitudes():
+def test_operations_move_and_brighten_by_their_magnitudes():
     image = to_pil(picture())
     right = OPERATIONS["translate-x"](image, random.Random(1), (0, 0, 0))
     empty = (np.asarray(right) == 0).all((0, 2))

@@ -58,7 +58,7 @@ def options(**given):
     return argparse.Namespace(**{**words, "trained_size": None, **given})
 
 
-def test_strategies_by_bin(classifier, data, monkeypatch):
+def test_strategies_are_scored_by_bin_at_one_exact_size(classifier, data, monkeypatch):
     """Counts add up, and each strategy shows what it says, one exact size in each forward."""
     seen = []
     forward = classifier.forward
@@ -188,7 +188,7 @@ def test_gamma_goes_on_from_that_of_the_checkpoint(tmp_path):
     assert torch.equal(half.scores(images, 1.0), whole.scores(images, 0.5))
 
 
-def test_gamma_by_rule(classifier, data):
+def test_gamma_follows_each_rule(classifier, data):
     paper = measure.columns_of(options(gamma=True, sizes=[160, 896]), 224)
     assert paper["gamma", 160, "r/train"][0].gamma == 160 / 224
     assert paper["gamma", 896, "sqrt(r/train)"][0].gamma == 2
@@ -298,7 +298,7 @@ def digit_path(tmp_path_factory):
     return save(tmp_path_factory.mktemp("model") / "digits", names=names, channels=1)
 
 
-def test_whole_images_of_digits(digit_path, tmp_path, capsys):
+def test_whole_images_are_squeezed_as_in_training(digit_path, tmp_path, capsys):
     """Squeezed to a square without crop, as finetune_hf.py tests its models."""
     words = ["--model", digit_path, "--protocol", "whole", "--limit", "40", "--sizes", "12", "16"]
     (tmp_path / "done").mkdir()  # of the user

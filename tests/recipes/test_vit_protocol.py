@@ -65,7 +65,7 @@ def test_bins_partition_all_sizes(edges):
         assert sum(low <= side <= high for _, low, high in bins) == 1
 
 
-def test_bins_of_the_paper():
+def test_bins_are_those_of_the_paper():
     bins = measure.size_bins(measure.BIN_EDGES)
     paper = "0-100 101-150 151-200 201-250 251-300 301-350 351-384 385+"
     assert [label for label, *_ in bins] == paper.split()

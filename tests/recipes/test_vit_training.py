@@ -162,7 +162,7 @@ def test_two_processes_see_the_same_sizes_also_after_resuming(run_cli, folder, t
 # ---- other sizes ---------------------------------------------------------------------------------
 
 
-def test_resizing_the_learned_table():
+def test_resized_learned_table_keeps_class_token_and_own_size():
     """Identity at its own size; the row of the class token stays."""
     torch.manual_seed(0)
     config = CapeViTConfig(**TINY, position_embedding={"type": "abspos"})
@@ -335,7 +335,7 @@ def test_presets_have_the_sizes_of_deit():
         (("--learning-rate=0.5",), 0.5),
     ],
 )
-def test_recipes_are_defaults(words, rate):
+def test_recipe_gives_defaults_that_flags_win_over(words, rate):
     more = ("--mixup", "0", "--no-flip", "--dataset", "x", "--output", "out")
     batch = ("--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "4")
     args, training, _ = vit.read_options(["--recipe", "deit", *batch, *more, *words])

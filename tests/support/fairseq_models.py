@@ -103,23 +103,31 @@ def build_variant(name: str, **given: Any) -> Any:
     return build(**{**VARIANTS[name], **given})
 
 
-def configure(
+def arguments(
     *words: object, arch: str = "cape_transformer_tiny", task: str = "translation"
-) -> Any:
-    """The configuration of ``fairseq-train DATA --arch ARCH words``, as that command makes it."""
+) -> argparse.Namespace:
+    """The arguments of ``fairseq-train DATA --arch ARCH words``, from which models can be built."""
     has_encoder = "_lm" not in arch
     tiny = {name: value for name, value in TINY.items() if has_encoder or "decoder" in name}
     argv = [NO_DATA, "--task", task, "--arch", arch, "--max-tokens", "100", *flags(tiny)]
     parser = options.get_training_parser(task)
-    args = options.parse_args_and_arch(parser, [*argv, *map(str, words)])
-    return convert_namespace_to_omegaconf(args)
+    return options.parse_args_and_arch(parser, [*argv, *map(str, words)])
 
 
-def build_lm(*words: object, arch: str = "cape_transformer_lm", seed: int = 1) -> Any:
-    """A small language model in training mode, from its command line."""
-    cfg = configure("--tokens-per-sample", LIMIT, *words, arch=arch, task="language_modeling")
+def configure(*words: object, **choice: str) -> Any:
+    """The configuration of such a command line, as ``fairseq-train`` makes it. Hydra takes longer
+    for it than anything else takes for a tiny model."""
+    return convert_namespace_to_omegaconf(arguments(*words, **choice))
+
+
+def build_lm(
+    *words: object, arch: str = "cape_transformer_lm", seed: int = 1, read: Callable = arguments
+) -> Any:
+    """A small language model in training mode, from its command line, read by `arguments` or
+    `configure`."""
+    args = read("--tokens-per-sample", LIMIT, *words, arch=arch, task="language_modeling")
     torch.manual_seed(seed)
-    return models.build_model(cfg.model, Task())
+    return models.build_model(getattr(args, "model", args), Task())
 
 
 def pad(rows: Sequence[Sequence[int]], left: bool) -> Tensor:
