@@ -134,6 +134,7 @@ def test_files_of_text_are_read(tmp_path):
     assert data.read_texts({"train": train, "test": test}) == {"train": "one two", "test": "three"}
 
 
+OF_THIS_FILE = ["--task", "text", "--train-file", __file__, "--train-length", "90000"]
 BAD = [
     (["--task", "sorting"], "--task"),
     (["--compare", "sinpos"], "--compare sinpos is unknown; allowed: "),
@@ -142,17 +143,10 @@ BAD = [
     (["--task", "text", "--validation-file", "a.txt"], "--validation-file needs --train-file"),
     (["--task", "text", "--train-file", "gone.txt"], "gone.txt: No such file"),
     (["--task", "text", "--test-lengths", "1", "4"], "length 1 has no token to predict"),
-    (
-        ["--task", "text", "--train-file", __file__, "--train-length", "90000"],
-        "validation text has",
-    ),
-    (
-        ["--task", "text", "--train-file", __file__, "--train-length", "90000"]
-        + ["--test-lengths", "64"],
-        "the training text has",
-    ),
+    (OF_THIS_FILE, "the validation text has"),
+    ([*OF_THIS_FILE, "--test-lengths", "64"], "the training text has"),
     (["--position-max-global-shift", "5"], "--position-max-global-shift"),
-    (["--model", "./no/folder"], "--model ./no/folder cannot be loaded"),
+    (["--model", "./no/folder"], "--model ./no/folder: no such folder"),
 ]
 
 
