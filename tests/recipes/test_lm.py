@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from random import Random
 
 import pytest
@@ -132,6 +133,19 @@ def test_files_of_text_are_read(tmp_path):
         (tmp_path / name).write_text(text)
     train, test = [tmp_path / "a", tmp_path / "b"], [tmp_path / "c"]
     assert data.read_texts({"train": train, "test": test}) == {"train": "one two", "test": "three"}
+
+
+def test_commands_of_the_pages_are_understood(repo_root):
+    pages = ("recipes/lm/README.md", "docs/results.md", "docs/huggingface.md")
+    text = "".join((repo_root / page).read_text() for page in pages).replace("\\\n", " ")
+    start = r"(?:python|accelerate launch) recipes/lm/finetune_hf\.py"
+    commands = re.findall(rf"^ +{start} ([^#\n]*)", text, re.MULTILINE)
+    assert len(commands) >= 5
+    for command in commands:
+        words = [word for word in shlex.split(command) if word != "--bf16"]  # not on each CPU
+        args, training, task = lm.read_options([*words, "--output", "out"])
+        assert task.make or max(args.test_lengths) >= 4 * args.train_length, command
+        assert training.max_steps > 0
 
 
 OF_THIS_FILE = ["--task", "text", "--train-file", __file__, "--train-length", "90000"]
