@@ -83,8 +83,9 @@ class GeneratesAtNaturalLength:
             raise ValueError(
                 f"one_piece={one_piece} with return_timestamps={bool(timestamps)} is not allowed "
                 f"for {frames} frames, {hop} s apart; timestamps and recordings in segments need "
-                "10 ms, and timestamps end at 30 s. Give one_piece=True, return_timestamps=False, "
-                "or frames of 10 ms in segments."
+                "10 ms, because a timestamp is 0.02 s, which generation takes for two frames, and "
+                "timestamps end at 30 s. Give one_piece=True, return_timestamps=False, or frames "
+                "of 10 ms in segments."
             )
         features = torch.cat((input_features, mask[:, None].to(input_features)), dim=1)
         with self._limits(pieces if one_piece else 1, kwargs):
@@ -161,6 +162,25 @@ class GeneratesAtNaturalLength:
         )
 
 
+class NaturalLengthPipeline(AutomaticSpeechRecognitionPipeline):
+    """The recognition pipeline, with recordings of different lengths in a batch. Stock code pads
+    the first dimension of each, so that this is time between the extractor and the model.
+    """
+
+    def preprocess(self, *args: Any, **kwargs: Any) -> Iterator[dict[str, Any]]:
+        """See transformers."""
+        for item in super().preprocess(*args, **kwargs):
+            yield _turned(item)
+
+    def _forward(self, model_inputs: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return super()._forward(_turned(model_inputs), *args, **kwargs)
+
+
+def _turned(item: dict[str, Any]) -> dict[str, Any]:
+    """``[B, bins, T]`` to ``[B, T, bins]`` and back."""
+    return {**item, "input_features": item["input_features"].transpose(1, 2)}
+
+
 def recognise_as_whisper(model_type: str) -> None:
     """Lets the pipeline of transformers take a model type for Whisper, whose own it knows by
     name."""
@@ -170,6 +190,7 @@ def recognise_as_whisper(model_type: str) -> None:
     def sanitize_parameters(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.model.config.model_type == model_type:
             self.type = "seq2seq_whisper"
+            self.__class__ = NaturalLengthPipeline
         return stock_parameters(self, *args, **kwargs)
 
     AutomaticSpeechRecognitionPipeline._sanitize_parameters = sanitize_parameters

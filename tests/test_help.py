@@ -44,7 +44,8 @@ def module_of(path):
 
 
 def skip_without_host(path):
-    if path.startswith("hf_models") or "finetune_hf" in path or path == "recipes/vit/evaluate.py":
+    others = ("recipes/vit/evaluate.py", "recipes/asr/whisper.py")
+    if path.startswith("hf_models") or "finetune_hf" in path or path in others:
         pytest.importorskip("transformers")
 
 
@@ -238,7 +239,7 @@ def test_every_training_takes_types_and_seeds(actions):
 
 def test_every_program_that_computes_in_its_own_way_takes_a_device(actions):
     """The Trainer has --use_cpu; quickstart and asr.run have flags of their recipes."""
-    trainer = {name for name in actions["--compare"] if name.endswith("finetune_hf")}
+    trainer = {name for name in actions["--compare"] if name.endswith(("finetune_hf", "whisper"))}
     of_recipes = {"recipes.mt.quickstart", "recipes.asr.run"}
     computing = (actions["--compare"].keys() | actions["--limit"].keys()) - trainer - of_recipes
     assert computing <= actions["--device"].keys()

@@ -33,8 +33,8 @@ PACKAGES = ("torch", "transformers", "accelerate")
 # The record of a training holds all options but these, so that no other run takes it for its own.
 # Of the recipes: what is tested and where; types, presets and recipes are recorded by their values.
 UNRECORDED = """
-    output compare seeds defaults recipe preset beam hop_seconds test_split test_file
-    validation_file test_sizes test_lengths limit ctc_beam ctc_lm ctc_lexicon ctc_lm_weight
+    output compare seeds defaults recipe preset beam hop_seconds limit test_split test_file
+    validation_file test_sizes test_lengths ctc_beam ctc_lm ctc_lexicon ctc_lm_weight
 """
 # By how they begin: position settings, which are recorded as one; of the Trainer output, speed,
 # place, and how long, since a training goes on if more is asked for.

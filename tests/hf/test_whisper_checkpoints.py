@@ -197,6 +197,29 @@ def test_pipeline_recognises_at_natural_length(cape_folder):
     assert encoder is recognise.model.get_encoder()
 
 
+def test_pipeline_takes_batches(cape_folder):
+    """Each recording as it is alone, whatever its length and that of the others."""
+    recognise = pipeline("automatic-speech-recognition", model=str(cape_folder))
+    vocabulary = recognise.tokenizer.get_vocab()
+    others = [number for name, number in vocabulary.items() if not name.isalpha()]
+    letters = {"suppress_tokens": sorted(others)}
+    options = {"max_new_tokens": 6, "num_beams": 1, "language": "en"}
+    waves = [wave(seconds, seed) for seed, seconds in enumerate((0.5, 0.2, 0.33, 1.1, 0.4))]
+    for number, recording in enumerate(waves):
+        recording *= np.sin(np.arange(len(recording)) * 0.1 * (number + 1))
+
+    def run(batch_size, suppressed, **more):
+        given = {"batch_size": batch_size, "generate_kwargs": {**options, **suppressed}}
+        return recognise([recording.copy() for recording in waves], **given, **more)
+
+    alone = run(1, letters)
+    assert run(3, letters) == alone
+    assert len({text["text"] for text in alone}) > 1
+    assert encoder_sizes(recognise.model, lambda: run(3, letters)) == [25, 55]
+    for more, suppressed in (({"return_timestamps": True}, {}), ({"chunk_length_s": 0.3}, letters)):
+        assert run(3, suppressed, **more) == run(1, suppressed, **more)
+
+
 # ---- training ------------------------------------------------------------------------------------
 
 

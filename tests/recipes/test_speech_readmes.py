@@ -33,7 +33,7 @@ def parse(command):
     own = words[place + 1 :]
     if "--" in own:  # the rest is for fairseq-train
         own = own[: own.index("--")]
-    if words[place].endswith("finetune_hf.py"):
+    if hasattr(module, "make_options"):  # the Trainer takes the rest
         module.parse(module.make_options(), (), own)
     else:
         module.make_parser().parse_args(own)

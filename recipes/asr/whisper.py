@@ -1,0 +1,284 @@
+"""A small Whisper: padded to 30 s, as stock models are, against the natural length of recordings.
+
+    python -m recipes.asr.whisper --seeds 1 2 3                           # digits of espeak-ng
+    python -m recipes.asr.whisper --dataset FOLDER --train-seconds 5 10   # short recordings
+    python -m recipes.asr.whisper --dataset FOLDER --model openai/whisper-tiny --max_steps 2000
+
+Recordings, joined to longer ones, train the stock model, which is given 30 s for each, and models
+with the types of position embedding that are compared, which are given what there is. Tables and
+figures show word error rates by duration, and the time of training and of recognition.
+"""
+
+import argparse
+import copy
+import time
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import WhisperConfig, WhisperForConditionalGeneration, WhisperProcessor
+
+import hf_models
+from cape_plugins.speech.features import SAMPLING_RATE
+from cape_plugins.speech.manifest import Utterance
+from recipes.asr.data import Collator, Labelled, Recordings, SpeechTrainer, given
+from recipes.asr.finetune_hf import at_natural_length, labels_of
+from recipes.asr.report import METRICS, Text, rates
+from recipes.lab.data import add_data_args, fingerprint, has_data
+from recipes.lab.figures import draw_bars, new_figure, write_figure
+from recipes.lab.hf_checkpoints import make_config, read_beside, read_config
+from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
+from recipes.lab.options import add_shared, check_increasing, number, settings_to_compare
+from recipes.lab.steps import CommandError, progress, run_main, step
+from recipes.lab.synthesis import make_speech
+from recipes.lab.tables import Row, pivot, seed_table, write_csv
+
+PADDED = "padded"  # the stock model
+COMPARED = ("sinpos", "cape")  # without and with augmentation
+LONGEST, TIMED = 30.0, 5.0  # seconds: of stock models, and of the recordings that time is taken of
+STRINGS = {"train": 3000, "timed": 32}  # joined recordings; and so many of each test:
+TEST_STRINGS, RECOGNISED = 60, 16  # the latter together
+DIGITS = {"train": 400, "test": 100}  # of which strings are made
+SIDE = {"layers": 2, "attention_heads": 2, "ffn_dim": 256}
+SIZES = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in SIDE.items()}
+SIZES |= {"d_model": 64, "init_std": 0.1, "begin_suppress_tokens": None, "suppress_tokens": None}
+SIZES |= {"num_mel_bins": 24, "max_source_positions": 750}  # of 30 s: frames are 20 ms apart
+TRAINING = (
+    *("--num_train_epochs", "1", "--per_device_train_batch_size", "4", "--learning_rate", "2e-3"),
+    *("--warmup_steps", "100", "--lr_scheduler_type", "cosine", "--weight_decay", "0.01"),
+)
+SPECIAL = ("<|endoftext|>", "<|startoftranscript|>", "<|notimestamps|>")
+
+
+class Joined(Recordings):
+    """Recordings of a pool, one after the other; the items have their numbers."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.cat([self.rows[row] for row in self.items[index].audio])
+
+
+def join(pool: Recordings, count: int, low: float, high: float, seed: int) -> Joined:
+    """Strings of random recordings, of `low` to `high` seconds; none where none can be made."""
+    rng, items = np.random.default_rng(seed), []
+    seconds = np.array([item.seconds for item in pool.items])
+    short = np.flatnonzero(seconds <= high)
+    for _ in range(20 * count if len(short) else 0):
+        drawn = rng.choice(short, 1 + int(high / seconds[short].min()))
+        fitting = np.searchsorted(seconds[drawn].cumsum(), rng.uniform(low, high), side="right")
+        rows = drawn[: max(1, fitting)]
+        if low <= (total := sum(seconds[rows].tolist())) <= high and len(items) < count:
+            text = " ".join(pool.items[row].text for row in rows)
+            items.append(Utterance(str(len(items)), rows, text, total))
+    return Joined(items, pool)
+
+
+def spoken_digits() -> dict[str, Recordings]:
+    """Single digits by many voices; no recording is in both parts."""
+    sets = {}
+    for seed, (split, count) in enumerate(DIGITS.items()):
+        parts = [(part.waveform, part.text) for part in make_speech(seed, count, (1, 1))]
+        items = (Utterance("", wave, text, len(wave) / SAMPLING_RATE) for wave, text in parts)
+        sets[split] = Recordings(items)
+    return sets
+
+
+def durations(low: float, high: float) -> dict[str, tuple[float, float]]:
+    """Durations of the tests: shorter than in training, as in training, longer."""
+    ends = [end for end in (low / 3, low, high, 2 * high, 4 * high, 8 * high) if end < LONGEST]
+    return {f"{start:.2g}-{end:.2g} s": (start, end) for start, end in pairwise(ends)}
+
+
+def make_strings(args: argparse.Namespace, pools: Mapping[str, Recordings]) -> dict[str, Joined]:
+    """Strings for training ("train"), to take the time of ("timed"), and of the tests."""
+    low, high = args.train_seconds
+    longest, tests = max(TIMED, high), args.limit
+    parts = {
+        "train": (pools["train"], STRINGS["train"], low, high),
+        "timed": (pools["train"], min(STRINGS["timed"], tests), 0.9 * longest, longest),
+    }
+    parts |= {name: (pools["test"], tests, *ends) for name, ends in durations(low, high).items()}
+    strings = {name: join(*part, seed) for seed, (name, part) in enumerate(parts.items())}
+    if not all(len(strings[name]) for name in STRINGS):
+        shortest = min(item.seconds for item in pools["train"].items)
+        raise CommandError(
+            f"--train-seconds {low:g} {high:g}: recordings of {shortest:.1f} s and more cannot be "
+            f"joined to that; give greater numbers, up to {LONGEST:g}, or shorter recordings"
+        )
+    return {name: part for name, part in strings.items() if len(part)}
+
+
+def make_processor(folder: Path, texts: Sequence[str], sizes: Mapping[str, Any]) -> Any:
+    """Stock features of 30 s, and subwords of the training text."""
+
+    def make(partial: Path) -> None:
+        tokens = [*SPECIAL, *sorted(ByteLevel.alphabet())]
+        special = {"pad_token": SPECIAL[0], "additional_special_tokens": SPECIAL[1:]}
+        vocabulary = {token: number for number, token in enumerate(tokens)}
+        letters = transformers.WhisperTokenizer(vocab=vocabulary, merges=[], **special)
+        tokenizer = letters.train_new_from_iterator(texts, 512, show_progress=False)
+        hop = round(LONGEST * SAMPLING_RATE / 2 / positions)
+        extractor = transformers.WhisperFeatureExtractor(bins, hop_length=hop)
+        WhisperProcessor(extractor, tokenizer).save_pretrained(partial)
+
+    bins, positions = (sizes[name] for name in ("num_mel_bins", "max_source_positions"))
+    made_of = {"bins": bins, "positions": positions, "text": fingerprint(texts)}
+    return WhisperProcessor.from_pretrained(step(folder, made_of, make))
+
+
+def build_stock(model: str | None, sizes: Mapping[str, Any], tokenizer: Any) -> Any:
+    """The stock model, of ``--model`` or from scratch."""
+    if model:
+        return WhisperForConditionalGeneration.from_pretrained(model, dtype=torch.float32)
+    end, start, no_timestamps = tokenizer.convert_tokens_to_ids(list(SPECIAL))
+    ends = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), end)
+    own = {"vocab_size": len(tokenizer), "decoder_start_token_id": start, **ends}
+    built = WhisperForConditionalGeneration(make_config(WhisperConfig, {**sizes, **own}))
+    generation = {"no_timestamps_token_id": no_timestamps, "is_multilingual": False}
+    built.generation_config.update(**generation)
+    return built
+
+
+class Hearing:
+    """What a model is given of recordings: 30 s by the stock extractor, or what there is."""
+
+    def __init__(self, processor: WhisperProcessor, padded: bool) -> None:
+        self.processor = processor if padded else at_natural_length(copy.copy(processor), None)
+        self.collate = Collator(self.processor.feature_extractor)
+        if padded:
+            self.collate.more = {"padding": "max_length"}
+
+    def write(self, model: Any, waveforms: Sequence[torch.Tensor], **limits: Any) -> list[str]:
+        """Texts that `model` understands."""
+        batch = self.collate.features(waveforms).to(model.device)
+        written = model.generate(**batch, **limits, max_length=None)
+        return [text.strip() for text in self.processor.batch_decode(written, True)]
+
+
+def recognise(model: Any, hearing: Hearing, test: Labelled) -> dict[str, Any]:
+    """Error rates of a test; a text that does not end is cut at twice the longest one."""
+    limit = min(2 * max(map(len, test.labels)), model.config.max_target_positions // 2)
+
+    def run(rows: Sequence[int]) -> list[str]:
+        waveforms = [test.recordings[row] for row in rows]
+        return hearing.write(model, waveforms, max_new_tokens=limit)
+
+    said = share(batches(test.seconds, RECOGNISED), run, "recognise", len(test))
+    items = zip(test.recordings.items, said, strict=True)
+    return rates([Text(item.seconds, item.text, text) for item, text in items])
+
+
+def take_time(models: Mapping[str, Any], data: Labelled, batch_size: int) -> list[Row]:
+    """Seconds of training and of recognition with all of `data`, and how many times as fast as the
+    padded model each is. They take turns, batch by batch, so that all meet what else runs."""
+    spent = {(name, work): 0.0 for name in models for work in ("training", "recognition")}
+    learners = {name: copy.deepcopy(model).train() for name, (model, _) in models.items()}
+    optimizers = {name: torch.optim.AdamW(model.parameters()) for name, model in learners.items()}
+    tokens = max(map(len, data.labels))  # all write as many
+    limits = {"max_new_tokens": tokens, "min_new_tokens": tokens, "min_length": None}
+    work = batches(data.seconds, RECOGNISED)
+    for turn, rows in enumerate(progress([work[0], *work], "take time")):
+        samples = [data[row] for row in rows]
+        for name, (model, hearing) in models.items():
+            started = time.perf_counter()
+            for first in range(0, len(samples), batch_size):
+                batch = hearing.collate(samples[first : first + batch_size])
+                batch = {key: part.to(model.device) for key, part in batch.items()}
+                learners[name](**batch).loss.backward()
+                optimizers[name].step()
+                optimizers[name].zero_grad()
+            if model.device.type == "cuda":
+                torch.cuda.synchronize()
+            trained = time.perf_counter()
+            hearing.write(model, [waveform for waveform, *_ in samples], **limits)
+            if turn:  # the first one of all is slow
+                spent[name, "training"] += trained - started
+                spent[name, "recognition"] += time.perf_counter() - trained
+    return [
+        {"variant": name, "work": work, "seconds": own, "ratio": spent[PADDED, work] / own}
+        for (name, work), own in spent.items()
+    ]
+
+
+def write_results(args: Any, rows: Sequence[Row], times: Sequence[Row], timed: Joined) -> None:
+    """Tables and figures of error rates and of times."""
+    seconds, ratios = (pivot(times, "variant", "work", column) for column in ("seconds", "ratio"))
+    what = f"{len(timed)} recordings of {np.mean([item.seconds for item in timed.items]):.1f} s"
+    more = {
+        f"Seconds for {what}": seed_table(seconds, "variant"),
+        f"Times as fast as the padded model, {what}": seed_table(ratios, "variant", 1),
+    }
+    write_csv(args.output / "times.csv", times)
+    figure, ((axes,),) = new_figure(6, 3.5)
+    draw_bars(axes, ratios)
+    axes.set_ylabel("times as fast as padded to 30 s")
+    axes.legend(fontsize="small")
+    write_figure(args.output / "times.png", figure)
+    place = (args.output, "Whisper at natural length", rows, "duration", METRICS)
+    report(*place, trained=list(durations(*args.train_seconds))[1:2], more=more)
+
+
+def make_options() -> argparse.ArgumentParser:
+    parser = make_parser(__doc__, "audio", COMPARED, "results/whisper")
+    add_data_args(parser)
+    parser.add_argument("--audio-column", default="audio", help="path or bytes (default: audio)")
+    parser.add_argument("--text-column", default="text", help="(default: text)")
+    add_shared(parser, "limit", note="of each duration", default=TEST_STRINGS)
+    text = "durations of training, to which recordings are joined (default: 0.5 3)"
+    seconds = {"type": number(0.1, LONGEST), "nargs": 2, "metavar": ("LOW", "HIGH")}
+    parser.add_argument("--train-seconds", default=[0.5, 3.0], help=text, **seconds)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = make_options()
+    builtin = not has_data(parser.parse_known_args(argv)[0])
+    args, training = parse(parser, TRAINING, argv)
+    if builtin:
+        torch.set_num_threads(1)  # so small a model gains nothing by more
+    check_increasing(args.train_seconds, "--train-seconds")
+    compared = settings_to_compare(args, "audio", COMPARED)
+    sizes = {**SIZES, **(args.model_config or {})}
+    if args.model:
+        read_config(args.model, WhisperConfig)
+    strings = make_strings(args, spoken_digits() if builtin else given(args))
+    if args.model:
+        processor = read_beside(WhisperProcessor, args.model)
+    else:
+        texts = [f" {item.text}" for item in strings["train"].items]
+        with training.main_process_first():  # it writes files, the others read them
+            processor = make_processor(args.output / "processor", texts, sizes)
+    sets = {  # a space belongs to the first word in Whisper's subwords, as to all others
+        name: Labelled(part, [labels_of(processor, f" {item.text}") for item in part.items])
+        for name, part in strings.items()
+    }
+    hearings = {padded: Hearing(processor, padded) for padded in (True, False)}
+    hop = processor.feature_extractor.hop_length / SAMPLING_RATE
+
+    def make_trainer(settings: Mapping[str, Any], own: Any) -> SpeechTrainer:
+        model, hearing = build_stock(args.model, sizes, processor.tokenizer), hearings[not settings]
+        if settings:
+            hf_models.switch(model, settings, natural_length=True, hop_seconds=hop)
+        place = (model, own, hearing.collate, sets["train"])
+        return SpeechTrainer(*place, processing_class=hearing.processor)
+
+    rows: list[Row] = []
+    models: dict[int, dict[str, Any]] = {}
+    for columns, trainer in train_all({**compared, PADDED: {}}, args, training, make_trainer):
+        variant, seed = columns.values()
+        learned = trainer.model, hearings[variant == PADDED]
+        models.setdefault(seed, {})[variant] = learned
+        for name in [*sets][len(STRINGS) :]:
+            rows.append({**columns, "duration": name, **recognise(*learned, sets[name])})
+    size, times = training.per_device_train_batch_size, []
+    for seed, trained in models.items():
+        times += [{**row, "seed": seed} for row in take_time(trained, sets["timed"], size)]
+    write_results(args, rows, times, strings["timed"])
+
+
+if __name__ == "__main__":
+    run_main(main)
