@@ -34,7 +34,7 @@ PACKAGES = ("torch", "transformers", "accelerate")
 # Of the recipes: what is tested and where; types, presets and recipes are recorded by their values.
 UNRECORDED = """
     output compare seeds defaults recipe preset beam hop_seconds limit test_split test_file
-    validation_file test_sizes ctc_beam ctc_lm ctc_lexicon ctc_lm_weight
+    validation_file test_sizes test_lengths ctc_beam ctc_lm ctc_lexicon ctc_lm_weight
 """
 # By how they begin: position settings, which are recorded as one; of the Trainer output, speed,
 # place, and how long, since a training goes on if more is asked for.
@@ -49,16 +49,21 @@ UNRECORDED_BEGINNINGS = """
 
 
 def make_parser(
-    description: str, domain: str, default: Sequence[str], output: str
+    description: str,
+    domain: str,
+    default: Sequence[str],
+    output: str,
+    architecture: str | None = None,
 ) -> argparse.ArgumentParser:
-    """Options of every recipe; `default` is what it compares."""
+    """Options of every recipe; `default` is what it compares, `architecture` that of its models,
+    default that of the domain."""
     epilog = "All other flags go to transformers' Seq2SeqTrainingArguments."
     parser = new_parser(description, epilog=epilog)
     note = "or name on the hub, stock or cape, where training begins"
     add_shared(parser, "model", note=note, shown="none, from scratch")
     text = """sizes of a model trained from scratch, a file or such as '{"hidden_size": 192}'"""
     parser.add_argument("--model-config", metavar="JSON", help=text)
-    add_compared(parser, domain, default)
+    add_compared(parser, domain, default, architecture=architecture)
     add_shared(parser, "seeds", shown="one training, of --seed")
     add_shared(parser, "output", note="models as well", default=Path(output))
     return parser

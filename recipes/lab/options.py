@@ -15,7 +15,7 @@ from cape_plugins import PRESETS, TYPES, PositionConfig, arguments
 from cape_plugins.arguments import PREFIX, TYPE_ARG, Parser
 from cape_plugins.config import options, parse_option
 from cape_plugins.domains import DOMAINS
-from cape_plugins.registry import DEFAULT_TYPE
+from cape_plugins.registry import DEFAULT_TYPE, types_of
 from recipes.lab.steps import CommandError, reason, started_as
 
 Settings = Mapping[str, Any]  # of a position embedding
@@ -193,10 +193,17 @@ def add_named(parser: Any, name: str, *earlier: str, **settings: Any) -> None:
 
 
 def add_compared(
-    parser: Any, domain: str, default: Sequence[str] | str, *earlier: str, rows: Sequence[str] = ()
+    parser: Any,
+    domain: str,
+    default: Sequence[str] | str,
+    *earlier: str,
+    rows: Sequence[str] = (),
+    architecture: str | None = None,
 ) -> None:
     """Adds ``--compare`` and the options of one type; see :func:`settings_to_compare`. `default` is
-    names, or words for one that another option decides; `rows` are names of the program's own."""
+    names, or words for one that another option decides; `rows` are names of the program's own;
+    `architecture` is that of the models, default that of the domain."""
+    architecture = architecture or DOMAINS[domain].architecture
     own = [name for name in rows if name not in TYPES]
     alone = shown = default
     if not isinstance(default, str):
@@ -204,7 +211,8 @@ def add_compared(
     note = f"here also {', '.join(own)}" if own else ""
     add_shared(parser, "compare", *earlier, note=note, shown=shown)
     text = f"{alone} with other --position-... options, else see --compare"
-    arguments.add_position_args(parser, domain, text, DOMAINS[domain].architecture)
+    types = types_of(architecture)
+    arguments.add_position_args(parser, domain, text, architecture, types=types)
 
 
 def _sole(default: Sequence[str]) -> str:
@@ -233,6 +241,7 @@ def settings_to_compare(
     domain: str,
     default: Sequence[str],
     rows: Mapping[str, Settings] | None = None,
+    architecture: str | None = None,
 ) -> dict[str, dict[str, Any]]:
     """``{name: position_embedding}`` of what is to be trained, by ``--compare`` or by the options
     of one type. A name is ``ROW`` or ``ROW:option=value,...``; the rows are all types, with their
@@ -241,7 +250,9 @@ def settings_to_compare(
     Args:
         default: Names that are compared where the caller gives none.
         rows: Settings by name; those of a type may leave out which it is.
+        architecture: That of the models; default that of the domain.
     """
+    architecture = architecture or DOMAINS[domain].architecture
     given, chosen = arguments.given_settings(args, domain), getattr(args, TYPE_ARG)
     if args.compare and (chosen or given):
         raise CommandError(
@@ -249,7 +260,7 @@ def settings_to_compare(
             "cape:max_global_scale=1; leave it out to train one type with --position-... options"
         )
     names = [chosen or _sole(default)] if chosen or given else args.compare or default
-    rows = {**{name: {} for name in TYPES}, **(rows or {})}
+    rows = {**{name: {} for name in types_of(architecture)}, **(rows or {})}
     settings = {}
     for name in names:
         if name in settings:
@@ -257,7 +268,7 @@ def settings_to_compare(
         row, own = _parse_row(name, domain, rows)
         settings[name] = {"type": row, **rows[row], **own, **given}
         try:
-            PositionConfig.from_dict(settings[name], domain, DOMAINS[domain].architecture)
+            PositionConfig.from_dict(settings[name], domain, architecture)
         except ValueError as error:
             why = arguments.in_flags(str(error))
             raise CommandError(f"position embedding {name}: {why}") from None

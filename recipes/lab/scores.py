@@ -6,7 +6,8 @@ from pathlib import Path
 from recipes.lab.figures import Panel, write_lines_figure
 from recipes.lab.tables import ALL, Row, pivot, seed_table, write_csv, write_page
 
-SHARES = ("accuracy", "exact_match", "token_accuracy")  # metrics of 0 to 1; of others 100 is all
+# metrics that are 1 or around it; of others 100 is all
+SHARES = ("accuracy", "exact_match", "token_accuracy", "loss")
 
 
 def write_scores(

@@ -1,0 +1,250 @@
+"""Language models (Llama) with any position embedding, trained on short sequences.
+
+Tested on longer ones:
+
+    python recipes/lm/finetune_hf.py                        # copying letters, from scratch
+    python recipes/lm/finetune_hf.py --task text            # built-in text: loss by position
+    python recipes/lm/finetune_hf.py --task text --train-file book.txt --test-lengths 64 512
+    accelerate launch recipes/lm/finetune_hf.py --task text --model LLAMA \\
+        --position-embedding cape --train-file *.txt --train-length 1024
+
+Without --model a small model is trained from scratch, on bytes. The types are those of models that
+turn queries and keys by their positions.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+if __name__ == "__main__":  # as a script, so that it also runs under `accelerate launch`
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+import transformers
+from torch import Tensor
+from torch.nn import functional as F
+
+from cape_plugins.registry import ROTARY, types_of
+from hf_models import CapeLlamaConfig, CapeLlamaForCausalLM
+from recipes.lab.hf_checkpoints import load_model, make_config, read_beside, read_config
+from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
+from recipes.lab.options import add_shared, check_increasing, positive, settings_to_compare
+from recipes.lab.steps import CommandError, run_main
+from recipes.lab.tables import Row
+from recipes.lm.data import IGNORED, TASKS, Task, blocks, encode, exercises, read_texts
+
+COMPARED = ("rope", "nopos", "cape", "randpos", "rfs")
+MODEL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4}
+MODEL |= {"num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": True}
+MODEL |= {"initializer_range": 0.08}
+TRAINING = (
+    "--learning_rate 3e-3 --lr_scheduler_type cosine --warmup_steps 100 --adam_beta2 0.95 "
+    "--per_device_eval_batch_size 50"
+)
+
+
+METRICS = {
+    "exact_match": "Answers that are right as a whole",
+    "token_accuracy": "Tokens that are right after right ones",
+    "loss": "Loss in nats per token",
+}
+
+
+def read_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Any, Task]:
+    """Options, those of the Trainer, and the task; lengths are completed by those of the task."""
+    parser = make_parser(__doc__, "text", COMPARED, "results/lm", ROTARY)
+    add = parser.add_argument
+    text = "; ".join(f"{name}: {task.summary}" for name, task in TASKS.items())
+    add("--task", choices=TASKS, default="copy", help=f"{text} (default: copy)")
+    files = {"nargs": "+", "type": Path, "metavar": "FILE"}
+    add("--train-file", **files, help="files of text (default: made-up words)")
+    text = "files of text (default: the last tenth of the training text)"
+    add("--validation-file", **files, help=text)
+    text = "longest exercise of the training, of texts tokens of a block (default: of the task)"
+    add("--train-length", type=positive, metavar="N", help=text)
+    text = "lengths of exercises, of texts ends of ranges of positions (default: up to 4 and 8 "
+    text += "times that of training)"
+    add("--test-lengths", nargs="+", type=positive, metavar="N", help=text)
+    add_shared(parser, "limit", note="of each length, of texts so many stretches", default=200)
+    first = parser.parse_known_args(argv)[0]
+    task = TASKS[first.task]
+    length = first.train_length or task.train_length
+    tested = [round(times * length) or 1 for times in task.times]
+    parser.set_defaults(
+        output=Path("results/lm") / first.task, train_length=length, test_lengths=tested
+    )
+    args, training = parse(parser, [*TRAINING.split(), *task.training.split()], argv)
+    check_increasing(args.test_lengths, "--test-lengths")
+    if task.make and args.train_file:
+        raise CommandError(f"--train-file has no effect on --task {args.task}; give --task text")
+    if not task.make and (least := min(args.train_length, *args.test_lengths)) < 2:
+        raise CommandError(f"length {least} has no token to predict; allowed for texts: >= 2")
+    if args.validation_file and not args.train_file:
+        raise CommandError("--validation-file needs --train-file")
+    return args, training, task
+
+
+def build_model(
+    args: argparse.Namespace, settings: Mapping[str, Any], tokenizer: Any
+) -> CapeLlamaForCausalLM:
+    """A model from a stock or cape checkpoint, or from scratch."""
+    if args.model:
+        return load_model(CapeLlamaForCausalLM, args.model, settings)
+    special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    special |= {"bos_token_id": None, "vocab_size": len(tokenizer)}
+    more = {"position_embedding": dict(settings)}
+    sizes = {**MODEL, **special, **(args.model_config or {})}
+    return CapeLlamaForCausalLM(make_config(CapeLlamaConfig, sizes, **more))
+
+
+@torch.no_grad()
+def logits_of(model: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Logits ``[B, T - 1, V]`` float32 of the tokens after the first, and their labels."""
+    inputs = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")}
+    logits = model(**inputs, use_cache=False).logits
+    return logits[:, :-1].float(), batch["labels"][:, 1:].to(model.device)
+
+
+def right_answers(
+    model: Any, collate: Any, samples: Sequence[Mapping[str, list[int]]], batch_size: int
+) -> list[tuple[float, float]]:
+    """Of each exercise whether all of the answer is right, which is what greedy decoding would
+    write, and the share of its tokens that are right after the right ones before them."""
+
+    def run(rows: Sequence[int]) -> list[tuple[float, float]]:
+        logits, labels = logits_of(model, collate([samples[row] for row in rows]))
+        asked = labels != IGNORED
+        right = (logits.argmax(-1) == labels) & asked
+        shares = right.sum(1) / asked.sum(1)
+        return [(float(part == 1), float(part)) for part in shares.tolist()]
+
+    lengths = [len(sample["input_ids"]) for sample in samples]
+    return share(batches(lengths, batch_size), run, "answer", len(samples))
+
+
+def losses(model: Any, stretches: Sequence[list[int]], batch_size: int) -> Tensor:
+    """Negative log likelihood ``[stretches, T - 1]``, nats, of each token but the first."""
+
+    def run(rows: Sequence[int]) -> list[Tensor]:
+        ids = torch.tensor([stretches[row] for row in rows])
+        batch = {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids)}
+        logits, labels = logits_of(model, batch)
+        return list(F.cross_entropy(logits.mT, labels, reduction="none").cpu())
+
+    work = batches(list(map(len, stretches)), batch_size)
+    return torch.stack(share(work, run, "read", len(stretches)))
+
+
+def ranges(ends: Sequence[int]) -> list[str]:
+    """Labels of the ranges of positions, from 0, with these ends.
+
+    >>> ranges([64, 128])
+    ['0-63', '64-127']
+    """
+    return [f"{low}-{end - 1}" for low, end in zip((0, *ends), ends, strict=False)]
+
+
+def by_position(values: Tensor, ends: Sequence[int]) -> dict[str, float]:
+    """Means of losses ``[stretches, T - 1]`` over :func:`ranges`; the first token, at position 0,
+    is not predicted."""
+    sizes = [end - low for low, end in zip((1, *ends), ends, strict=False)]
+    parts = values[:, : ends[-1] - 1].split(sizes, dim=1)
+    return {label: part.mean().item() for label, part in zip(ranges(ends), parts, strict=True)}
+
+
+class Exam(NamedTuple):
+    """What a model is trained on and how it is tested.
+
+    Attributes:
+        make_train_set: Makes samples with ``input_ids`` and ``labels``.
+        longest: Tokens of the longest input of training and test.
+        trained: Groups of the scores that occur in training.
+        measure: Gives scores of a model by group.
+    """
+
+    make_train_set: Callable[[], Sequence[Mapping[str, list[int]]]]
+    longest: int
+    trained: Sequence[str]
+    measure: Callable[[Any], Iterator[Row]]
+
+
+def exam_of_exercises(args: argparse.Namespace, task: Task, tokenizer: Any, size: int) -> Exam:
+    lengths = range(1, args.train_length + 1)
+    collate = transformers.DataCollatorForSeq2Seq(tokenizer)
+    tests = {
+        str(n): encode([*exercises(task, [n], args.limit, f"test {n}")], tokenizer)
+        for n in args.test_lengths
+    }
+
+    def measure(model: Any) -> Iterator[Row]:
+        for label, samples in tests.items():
+            whole, tokens = zip(*right_answers(model, collate, samples, size), strict=True)
+            yield {"length": label, "exact_match": mean(whole), "token_accuracy": mean(tokens)}
+
+    def make_train_set() -> Sequence[Mapping[str, list[int]]]:
+        return encode([*exercises(task, lengths, task.samples, "train")], tokenizer)
+
+    hardest = exercises(task, [max(*lengths, *args.test_lengths)], args.limit, "longest")
+    longest = max(len(sample["input_ids"]) for sample in encode([*hardest], tokenizer))
+    return Exam(make_train_set, longest, [n for n in tests if int(n) in lengths], measure)
+
+
+def exam_of_texts(args: argparse.Namespace, tokenizer: Any, size: int) -> Exam:
+    length, ends = args.train_length, args.test_lengths
+    texts = read_texts({"train": args.train_file, "test": args.validation_file})
+    stretches = blocks(texts["test"], tokenizer, max(ends), "validation")
+    stretches = stretches[:: -(-len(stretches) // args.limit)]  # evenly spread
+
+    def measure(model: Any) -> Iterator[Row]:
+        for label, value in by_position(losses(model, stretches, size), ends).items():
+            yield {"position": label, "loss": value}
+
+    def make_train_set() -> Sequence[Mapping[str, list[int]]]:
+        train_blocks = blocks(texts["train"], tokenizer, length, "training")
+        return [{"input_ids": ids, "labels": ids} for ids in train_blocks]
+
+    trained = [label for label, end in zip(ranges(ends), ends, strict=True) if end <= length]
+    return Exam(make_train_set, max(length, *ends), trained, measure)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args, training, task = read_options(argv)
+    if args.model:
+        read_config(args.model, CapeLlamaConfig)
+        tokenizer = read_beside(transformers.AutoTokenizer, args.model)
+    else:
+        tokenizer = transformers.ByT5Tokenizer(extra_ids=0)
+        torch.set_num_threads(1)  # so small a model gains nothing by more
+    size = training.per_device_eval_batch_size
+    if task.make:
+        exam = exam_of_exercises(args, task, tokenizer, size)
+    else:
+        exam = exam_of_texts(args, tokenizer, size)
+    # positions of the training reach as far as the test
+    defaults = {
+        name: {"max_position": exam.longest}
+        for name, row in types_of(ROTARY).items()
+        if "max_position" in row.options
+    }
+    compared = settings_to_compare(args, "text", COMPARED, defaults, ROTARY)
+    train_set = exam.make_train_set()
+    collate = transformers.DataCollatorForSeq2Seq(tokenizer)
+
+    def make_trainer(settings: Any, own: Any) -> transformers.Seq2SeqTrainer:
+        model = build_model(args, settings, tokenizer)
+        trainer = transformers.Seq2SeqTrainer
+        return trainer(model, own, collate, train_set, processing_class=tokenizer)
+
+    rows: list[Row] = []
+    for columns, trainer in train_all(compared, args, training, make_trainer):
+        rows += [{**columns, **scores} for scores in exam.measure(trainer.model)]
+    _, _, group, *metrics = rows[0]
+    titles = {metric: METRICS[metric] for metric in metrics}
+    report(args.output, f"Language model, {args.task}", rows, group, titles, trained=exam.trained)
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,269 @@
+"""The recipe of language models: its tasks and tables by hand, and its command lines, tiny."""
+
+import json
+import re
+import shlex
+from random import Random
+
+import pytest
+
+pytest.importorskip("transformers")
+
+import torch
+import transformers
+from PIL import Image
+
+from cape_plugins.registry import ROTARY, types_of
+from recipes.lab.steps import CommandError
+from recipes.lm import data
+from recipes.lm import finetune_hf as lm
+from tests.support.tables import read_csv, read_scores
+
+SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+TINY = {**SIZES, "num_attention_heads": 2, "num_key_value_heads": 2}
+QUICK = ("--max_steps", 4, "--save_steps", 2, "--limit", 4, "--model-config", json.dumps(TINY))
+TOKENIZER = transformers.ByT5Tokenizer(extra_ids=0)
+
+
+def right_answer(name, question):
+    """The answer, computed from the question alone."""
+    asked = question.removeprefix(">").removesuffix("=")
+    if name == "addition":
+        first, second = (int(digits[::-1], 2) for digits in asked.split("+"))
+        return f"{first + second:0{len(asked) // 2 + 1}b}"[::-1]
+    return {"copy": asked, "reverse": asked[::-1]}[name]
+
+
+@pytest.mark.parametrize("name", [name for name, task in data.TASKS.items() if task.make])
+def test_answers_are_right_at_each_length(name):
+    task = data.TASKS[name]
+    made = [[*data.exercises(task, [length], 20, f"test {length}")] for length in (1, 2, 7, 30)]
+    for length, work in zip((1, 2, 7, 30), made, strict=True):
+        assert all(exercise.answer == right_answer(name, exercise.question) for exercise in work)
+        assert {len(exercise.answer) - length for exercise in work} == {int(name == "addition")}
+    assert made[3] == [*data.exercises(task, [30], 20, "test 30")]
+    assert made[3] != [*data.exercises(task, [30], 20, "train")]
+
+
+def test_sum_by_hand():
+    class Drawn(Random):
+        numbers = iter((3, 6))
+
+        def randrange(self, stop):
+            assert stop == 8
+            return next(self.numbers)
+
+    assert data.add_numbers(Drawn(), 3) == (">110+011=", "1001")
+
+
+def test_only_answers_and_their_ends_are_predicted():
+    (sample,) = data.encode([data.Exercise(">ab=", "ba")], TOKENIZER)
+    assert TOKENIZER.decode(sample["input_ids"]) == ">ab=ba</s>"
+    assert sample["labels"][:4] == [data.IGNORED] * 4
+    assert sample["labels"][4:] == sample["input_ids"][4:]
+
+
+def test_means_by_position_add_up():
+    values = torch.randn(5, 11, generator=torch.Generator().manual_seed(0))
+    means = lm.by_position(values, [3, 6, 12])
+    assert list(means) == ["0-2", "3-5", "6-11"]
+    # tokens 1 and 2, 3 to 5, 6 to 11: the first token is not predicted
+    assert means["0-2"] == pytest.approx(values[:, :2].mean().item())
+    whole = (2 * means["0-2"] + 3 * means["3-5"] + 6 * means["6-11"]) / 11
+    assert whole == pytest.approx(values.mean().item(), abs=1e-6)
+
+
+def make_model(settings, **more):
+    args = lm.read_options(["--model-config", json.dumps({**TINY, **more})])[0]
+    torch.manual_seed(0)
+    return lm.build_model(args, settings, TOKENIZER).eval()
+
+
+def test_losses_are_those_of_the_model():
+    """Token by token, one text at a time."""
+    model = make_model({"type": "rope"})
+    stretches = data.blocks("to be or not to be", TOKENIZER, 6, "test")
+    assert list(map(len, stretches)) == [6, 6, 6]
+    losses = lm.losses(model, stretches, 2)
+    for ids, row in zip(stretches, losses, strict=True):
+        for place in range(1, 6):
+            logits = model(torch.tensor([ids[:place]])).logits[0, -1]
+            expected = -logits.log_softmax(-1)[ids[place]]
+            assert row[place - 1].item() == pytest.approx(expected.item(), abs=1e-5)
+
+
+def test_right_answers_are_what_generation_writes():
+    """After a short training on single letters: right at some of them, wrong at longer ones."""
+    model = make_model({"type": "cape"}, hidden_size=32)
+    collate = transformers.DataCollatorForSeq2Seq(TOKENIZER)
+    work = [*data.exercises(data.TASKS["copy"], [1], 20, "test")]
+    batch = collate(data.encode(work, TOKENIZER))
+    work += data.exercises(data.TASKS["copy"], [4], 5, "test")
+    optimizer = torch.optim.Adam(model.train().parameters(), 1e-2)
+    losses = []
+    for _ in range(40):
+        losses.append(model(**batch).loss)
+        optimizer.zero_grad()
+        losses[-1].backward()
+        optimizer.step()
+    assert losses[-1] < 0.5 * losses[0]
+    scores = lm.right_answers(model.eval(), collate, data.encode(work, TOKENIZER), 7)
+    generated = []
+    for exercise in work:
+        inputs = TOKENIZER(exercise.question, add_special_tokens=False, return_tensors="pt")
+        out = model.generate(**inputs, max_new_tokens=6, do_sample=False)[0]
+        written = out[inputs["input_ids"].shape[1] :].tolist()
+        asked = data.encode([exercise], TOKENIZER)[0]["labels"]
+        generated.append(written == [token for token in asked if token != data.IGNORED])
+    assert [bool(whole) for whole, _ in scores] == generated
+    assert {True, False} == {*generated}
+    assert all(0 <= share <= 1 and (share == 1) == whole for whole, share in scores)
+
+
+def test_texts_are_made_alike_and_held_out():
+    text = data.built_in_text(5000)
+    assert text == data.built_in_text(5000) != data.built_in_text(5000, seed=1)
+    splits = data.read_texts({"train": [], "test": None})
+    assert "".join(splits.values()) == data.built_in_text()
+    assert len(splits["train"]) == pytest.approx(9 * len(splits["test"]), rel=0.01)
+
+
+def test_files_of_text_are_read(tmp_path):
+    for name, text in {"a": "one ", "b": "two", "c": "three"}.items():
+        (tmp_path / name).write_text(text)
+    train, test = [tmp_path / "a", tmp_path / "b"], [tmp_path / "c"]
+    assert data.read_texts({"train": train, "test": test}) == {"train": "one two", "test": "three"}
+
+
+def test_commands_of_the_pages_are_understood(repo_root):
+    pages = ("recipes/lm/README.md", "docs/results.md", "docs/huggingface.md")
+    text = "".join((repo_root / page).read_text() for page in pages).replace("\\\n", " ")
+    start = r"(?:python|accelerate launch) recipes/lm/finetune_hf\.py"
+    commands = re.findall(rf"^ +{start} ([^#\n]*)", text, re.MULTILINE)
+    assert len(commands) >= 5
+    for command in commands:
+        words = [word for word in shlex.split(command) if word != "--bf16"]  # not on each CPU
+        args, training, task = lm.read_options([*words, "--output", "out"])
+        assert task.make or max(args.test_lengths) >= 4 * args.train_length, command
+        assert training.max_steps > 0
+
+
+OF_THIS_FILE = ["--task", "text", "--train-file", __file__, "--train-length", "90000"]
+BAD = [
+    (["--task", "sorting"], "--task"),
+    (["--compare", "sinpos"], "--compare sinpos is unknown; allowed: "),
+    (["--test-lengths", "8", "4"], "--test-lengths 8 4: the numbers must increase"),
+    (["--train-file", "a.txt"], "--train-file has no effect on --task copy"),
+    (["--task", "text", "--validation-file", "a.txt"], "--validation-file needs --train-file"),
+    (["--task", "text", "--train-file", "gone.txt"], "gone.txt: No such file"),
+    (["--task", "text", "--test-lengths", "1", "4"], "length 1 has no token to predict"),
+    (OF_THIS_FILE, "the validation text has"),
+    ([*OF_THIS_FILE, "--test-lengths", "64"], "the training text has"),
+    (["--position-max-global-shift", "5"], "--position-max-global-shift"),
+    (["--model", "./no/folder"], "--model ./no/folder: no such folder"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), BAD, ids=lambda value: str(value)[-40:])
+def test_bad_input_is_refused(words, message, tmp_path, capsys):
+    with pytest.raises((CommandError, SystemExit)) as refused:
+        lm.main([*words, "--output", str(tmp_path)])
+    said = str(refused.value) + capsys.readouterr().err
+    assert message in said
+    assert not any(tmp_path.iterdir())
+
+
+# The calls of run_clm.py of transformers; its own lines on logging and metrics are left out.
+CAUSAL_SCRIPT = """
+import sys
+from itertools import chain
+from datasets import load_dataset
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, default_data_collator
+from transformers import Trainer, TrainingArguments
+
+path, train_file, output = sys.argv[1:]
+config = AutoConfig.from_pretrained(path, cache_dir=None, revision="main", token=None)
+tokenizer = AutoTokenizer.from_pretrained(path, use_fast=True, revision="main")
+model = AutoModelForCausalLM.from_pretrained(
+    path, from_tf=False, config=config, revision="main", trust_remote_code=False, dtype=None
+)
+assert len(tokenizer) <= model.get_input_embeddings().weight.shape[0]
+data = load_dataset("text", data_files={"train": train_file}, keep_linebreaks=True)
+data = data.map(lambda rows: tokenizer(rows["text"]), batched=True, remove_columns=["text"])
+
+def group(rows):
+    joined = {key: [*chain(*values)] for key, values in rows.items()}
+    size = len(joined["input_ids"]) // 16 * 16
+    blocks = {key: [all[i : i + 16] for i in range(0, size, 16)] for key, all in joined.items()}
+    return {**blocks, "labels": [*blocks["input_ids"]]}
+
+data = data.map(group, batched=True)
+given = TrainingArguments(output, max_steps=20, learning_rate=1e-2, use_cpu=True, report_to=[])
+trainer = Trainer(
+    model=model, args=given, train_dataset=data["train"], eval_dataset=data["train"],
+    processing_class=tokenizer, data_collator=default_data_collator,
+)
+before = trainer.evaluate()["eval_loss"]
+trainer.train()
+trainer.save_model()
+trainer.create_model_card(finetuned_from=path, tasks="text-generation")
+print("CLASS", type(model).__name__, before, trainer.evaluate()["eval_loss"])
+"""
+
+
+@pytest.mark.slow
+def test_script_for_causal_models_trains_a_converted_one(run_cli, tmp_path):
+    (tmp_path / "script.py").write_text(CAUSAL_SCRIPT)
+    (tmp_path / "text.txt").write_text("all work and no play\n" * 100)
+    sizes = {**TINY, "vocab_size": len(TOKENIZER), "bos_token_id": None, "eos_token_id": 1}
+    stock = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, pad_token_id=0))
+    stock.save_pretrained(tmp_path / "stock")
+    TOKENIZER.save_pretrained(tmp_path / "stock")
+    settings = ("--position-embedding", "cape", "--position-max-global-scale", 2)
+    run_cli("python", "-m", "hf_models.convert", "stock", "cape", *settings, cwd=tmp_path)
+    words = ("python", "-m", "hf_models.run", "script.py", "cape", "text.txt", "out")
+    env = {"HF_HOME": str(tmp_path / "cache")}
+    output = run_cli(*words, cwd=tmp_path, env=env).stdout
+    name, before, after = re.search(r"CLASS (\w+) (\S+) (\S+)", output).groups()
+    assert name == "CapeLlamaForCausalLM"
+    assert float(after) < float(before) - 0.5
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert config["position_embedding"]["max_global_scale"] == 2
+
+
+@pytest.mark.slow
+def test_exercises_from_the_command_line(run_cli, repo_root, tmp_path):
+    command = ("python", repo_root / "recipes/lm/finetune_hf.py", "--output", "out", *QUICK)
+    command += ("--task", "reverse", "--seeds", 1, "2", "--test-lengths", 2, 12)
+    output = run_cli(*command, cwd=tmp_path).stdout
+    scores = read_scores(tmp_path / "out", "token_accuracy")
+    assert list(scores) == [*lm.COMPARED]
+    assert {*lm.COMPARED} == {*types_of(ROTARY)}
+    assert list(scores["cape"]) == ["2", "12"]
+    assert "mean ± sample standard deviation of 2 seeds" in output
+    assert Image.open(tmp_path / "out/scores.png").size[0] > 800  # two panels
+    settings = json.loads((tmp_path / "out/rfs-seed2/config.json").read_text())
+    assert settings["position_embedding"]["max_position"] == 27  # >abcdefghijkl= 12 letters, end
+
+
+@pytest.mark.slow
+def test_own_text_from_a_checkpoint(run_cli, repo_root, tmp_path):
+    """Trained from scratch, then finetuned with other types, from where the first ended."""
+    (tmp_path / "my text.txt").write_text("all work and no play\n" * 400)
+    common = ("python", repo_root / "recipes/lm/finetune_hf.py", "--task", "text")
+    common += ("--train-file", "my text.txt", "--train-length", 16, "--test-lengths", 16, 64)
+    longer = {
+        **dict(zip(QUICK[::2], QUICK[1::2], strict=True)),
+        "--max_steps": 60,
+        "--warmup_steps": 1,
+    }
+    words = [word for pair in longer.items() for word in pair]
+    run_cli(*common, *words, "--output", "first", "--position-embedding", "nopos", cwd=tmp_path)
+    first = read_scores(tmp_path / "first", "loss")["nopos"]
+    assert list(first) == ["0-15", "16-63"]
+    assert first["0-15"] < 5.5 - 2  # chance is log(259)
+    again = ("--model", "first/nopos", "--output", "second", "--compare", "rope", "cape")
+    run_cli(*common, *QUICK[:6], *again, cwd=tmp_path)
+    second = read_scores(tmp_path / "second", "loss")
+    assert second["cape"]["0-15"] < first["0-15"] + 0.5
+    assert [row["position"] for row in read_csv(tmp_path / "second/scores.csv")] == [*first] * 2
