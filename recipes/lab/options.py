@@ -133,7 +133,7 @@ SHARED: dict[str, dict[str, Any]] = {
         "as in cape:max_global_scale=1",
     },
     "seeds": {**_COUNT, "nargs": "+", "help": "each type is trained with each of these seeds"},
-    "seed": {"type": whole, "metavar": "N", "help": "of the random numbers that are drawn"},
+    "seed": {"type": whole, "metavar": "N", "help": "seed of the random numbers that are drawn"},
     "model": {"metavar": "PATH", "help": "trained model: checkpoint or folder"},
     "models": {  # see named_models
         "flag": "--model",
@@ -161,7 +161,11 @@ SHARED: dict[str, dict[str, Any]] = {
         "help": "also decode at these hops of the frames",
     },
     "beam": {**_COUNT, "help": "hypotheses of the beam search of a decoder"},
-    "length-penalty": {"type": number(-100, 100), "metavar": "X", "help": "of the beam search"},
+    "length-penalty": {
+        "type": number(-100, 100),
+        "metavar": "X",
+        "help": "length penalty of the beam search",
+    },
     "work": {**_FOLDER, "help": "what is kept and reused"},
     "output": {**_FOLDER, "help": "where results are written"},
 }
@@ -211,8 +215,7 @@ def add_compared(
     note = f"here also {', '.join(own)}" if own else ""
     add_shared(parser, "compare", *earlier, note=note, shown=shown)
     text = f"{alone} with other --position-... options, else see --compare"
-    types = types_of(architecture)
-    arguments.add_position_args(parser, domain, text, architecture, types=types)
+    arguments.add_position_args(parser, domain, text, architecture)
 
 
 def _sole(default: Sequence[str]) -> str:
@@ -260,7 +263,7 @@ def settings_to_compare(
             "cape:max_global_scale=1; leave it out to train one type with --position-... options"
         )
     names = [chosen or _sole(default)] if chosen or given else args.compare or default
-    rows = {**{name: {} for name in types_of(architecture)}, **(rows or {})}
+    rows = {**{name: {} for name in types_of(architecture, domain)}, **(rows or {})}
     settings = {}
     for name in names:
         if name in settings:
