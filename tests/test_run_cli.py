@@ -107,6 +107,7 @@ def test_modules_are_there_and_no_change_reaches_the_next_script(run):
     assert run(change)[1] == run(code)[1] == "True False\n"
 
 
+@pytest.mark.slow
 def test_late_script_is_killed_with_its_children(run, tmp_path):
     code = (
         "import subprocess, sys, time; wait = [sys.executable, '-c', 'import time; time.sleep(60)']"
@@ -119,6 +120,7 @@ def test_late_script_is_killed_with_its_children(run, tmp_path):
         psutil.Process(int(out)).wait(10)  # raises TimeoutExpired if it lives on
 
 
+@pytest.mark.slow
 def test_console_script_says_the_same_as_in_a_new_interpreter(warm, run_cli, tmp_path):
     words = ["cape-plugins", "plot", "no-such-picture"]
     new = run_cli(*words, cwd=tmp_path, check=False, fresh=True)
@@ -127,6 +129,7 @@ def test_console_script_says_the_same_as_in_a_new_interpreter(warm, run_cli, tmp
     assert warm.run(words, tmp_path, environment(), None, 60.0, kill) == expected
 
 
+@pytest.mark.slow
 def test_module_says_the_same_as_in_a_new_interpreter(warm, run_cli, tmp_path):
     words = ["python", "-m", "cape_plugins", "user-dir"]
     new = run_cli(*words, cwd=tmp_path, fresh=True)

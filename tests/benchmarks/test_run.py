@@ -199,6 +199,7 @@ def test_models_share_what_they_have_in_common():
         assert cape.get_parameter(name) is parameter
 
 
+@pytest.mark.slow
 def test_memory_of_a_tensor_is_counted_once():
     mib = measure.peak_memory(SETUP, fill, 64)
     assert 63 < mib < 80

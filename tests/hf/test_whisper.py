@@ -189,6 +189,7 @@ def test_checkpointing_repeats_masks_and_draws(settings):
     assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
 
 
+@pytest.mark.slow
 def test_compiled_training_draws_and_computes_the_same():
     """In one graph."""
     model = switched("cape", "cape", encoder_layers=1, decoder_layers=1).train()

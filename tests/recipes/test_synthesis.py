@@ -36,6 +36,7 @@ def test_phones_stand_where_the_sound_is():
     assert loudness("u:") > 20 * loudness("_:")
 
 
+@pytest.mark.slow
 def test_speech_is_the_same_in_another_process(run_cli):
     """Covers all voices, also those with noise."""
     code = (
