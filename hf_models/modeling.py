@@ -24,6 +24,7 @@ from cape_plugins import (
 )
 from cape_plugins.augmentation import rank_seed
 from cape_plugins.families import find_family, setting_of, value_of
+from cape_plugins.registry import ENCODINGS, TYPES
 from hf_models.settings import require_own_config
 from hf_models.switching import SwitchedModel, install
 
@@ -63,11 +64,18 @@ class PositionModelMixin(InitializesPositions, SwitchedModel):
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
         install(self)
-        # A type that has no table leaves out that of a stock checkpoint without a word. A table of
-        # our own under another name is new, and that the trained one is lost has to be reported.
-        if not any(isinstance(module, PositionTable) for module in self.modules()):
+        # left out of stock checkpoints without a word: sinusoids, and a table of no use to the type
+        if not self._learns_anew():
             ignored = self._keys_to_ignore_on_load_unexpected
             self._keys_to_ignore_on_load_unexpected = {*(ignored or ()), *_TABLES}
+
+    def _learns_anew(self) -> bool:
+        """Whether a new table takes the place of a trained one, which transformers reports."""
+        if not any(isinstance(module, PositionTable) for module in self.modules()):
+            return False
+        family, settings = find_family(self.config.model_type), vars(self.config)
+        stock = (family.stock_type(settings, side) for side in family.sides)
+        return all(name in TYPES and ENCODINGS[TYPES[name].encoding].counts for name in stock)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy of a model is built from a copy of its configuration, which is then in use."""
