@@ -24,8 +24,9 @@ from cape_plugins import (
 )
 from cape_plugins.augmentation import rank_seed
 from cape_plugins.families import find_family, setting_of, value_of
+from cape_plugins.registry import ENCODINGS, TYPES
 from hf_models.settings import require_own_config
-from hf_models.switching import install
+from hf_models.switching import SwitchedModel, install
 
 TAG = "cape-plugins"
 # names of learned tables and stored sinusoids in stock checkpoints
@@ -47,7 +48,7 @@ class InitializesPositions:
                 init.uniform_(table, -0.1, 0.1)
 
 
-class PositionModelMixin(InitializesPositions):
+class PositionModelMixin(InitializesPositions, SwitchedModel):
     """Mixin over a stock model: switches its positions when it is built; saves and loads them."""
 
     # The stock forwards of these families ignore the number of items in a batch; the Trainer
@@ -63,6 +64,18 @@ class PositionModelMixin(InitializesPositions):
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
         install(self)
+        # left out of stock checkpoints without a word: sinusoids, and a table of no use to the type
+        if not self._learns_anew():
+            ignored = self._keys_to_ignore_on_load_unexpected
+            self._keys_to_ignore_on_load_unexpected = {*(ignored or ()), *_TABLES}
+
+    def _learns_anew(self) -> bool:
+        """Whether a new table takes the place of a trained one, which transformers reports."""
+        if not any(isinstance(module, PositionTable) for module in self.modules()):
+            return False
+        family, settings = find_family(self.config.model_type), vars(self.config)
+        stock = (family.stock_type(settings, side) for side in family.sides)
+        return all(name in TYPES and ENCODINGS[TYPES[name].encoding].counts for name in stock)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy of a model is built from a copy of its configuration, which is then in use."""
@@ -72,9 +85,6 @@ class PositionModelMixin(InitializesPositions):
     def post_init(self) -> None:
         """See transformers."""
         super().post_init()
-        # a type that has no table leaves out that of a stock checkpoint
-        ignored = self._keys_to_ignore_on_load_unexpected
-        self._keys_to_ignore_on_load_unexpected = {*(ignored or ()), *_TABLES}
         self.finish()
 
     def finish(self) -> None:
@@ -190,11 +200,29 @@ def build_positions(
         side: "encoder" or "decoder".
         table_size: Rows of a learned table.
         std: Standard deviation of its initialisation.
+
+    Raises:
+        ValueError: if the row has no such side, or its ``dim`` names no field of `config`.
     """
-    row, stored = find_family(config.model_type).sides[side], vars(config)
+    sides, stored = find_family(config.model_type).sides, vars(config)
+    if side not in sides:
+        raise ValueError(
+            f"side={side!r} is not in the row of {config.model_type!r}; allowed: "
+            f"{', '.join(sides)}. Name one of them, or add the side to the row (Family.sides)."
+        )
+    row = sides[side]
+    try:
+        dim = setting_of(row.dim, config)
+    except (AttributeError, KeyError):
+        numbers = (name for name, value in stored.items() if type(value) is int)
+        raise ValueError(
+            f"dim={row.dim!r} of the {side} in the row of {config.model_type!r} names no field of "
+            f"{type(config).__name__}; allowed: the one with the width of the model, of "
+            f"{', '.join(sorted(numbers))}, or behind a dot in a part. Correct Side(dim=...)."
+        ) from None
     return build_position_encoder(
         config.position_settings(row.field),
-        setting_of(row.dim, config),
+        dim,
         side="target" if side == "decoder" else "source",
         start=value_of(row.start, stored),
         unit=value_of(row.unit, stored),

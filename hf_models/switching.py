@@ -25,6 +25,7 @@ from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
 from cape_plugins import Positions
 from cape_plugins.binding import Bound
+from cape_plugins.families import find_family
 from hf_models.settings import FIELD, require_own_config
 
 
@@ -68,6 +69,10 @@ class Seam:
         raise NotImplementedError
 
 
+class SwitchedModel:
+    """Base of the models of this package, by which they are told from stacks and stock ones."""
+
+
 @dataclass(frozen=True)
 class FamilyClasses:
     """Classes of a family of models: a stock configuration with one more field, and stock classes
@@ -79,6 +84,10 @@ class FamilyClasses:
             stock class.
         auto: Auto classes of transformers and the model that each loads; default those that load
             the stock models.
+
+    Raises:
+        ValueError: for a part whose last base is no stock class, or that is a :class:`Seam` without
+            ``take_place``.
     """
 
     config: type
@@ -86,6 +95,8 @@ class FamilyClasses:
     auto: Mapping[Any, type] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for part in self.parts:
+            _check_part(part)
         if not self.auto:
             object.__setattr__(self, "auto", _auto_classes(self.stock_parts))
 
@@ -106,12 +117,32 @@ class FamilyClasses:
         return {model.__name__: model for model in models}
 
 
+def _check_part(part: type) -> None:
+    stock = part.__bases__[-1]
+    if not issubclass(stock, nn.Module) or issubclass(stock, (Bound, Seam, SwitchedModel)):
+        raise ValueError(
+            f"the last base of the part {part.__name__} is {stock.__name__}, which is no stock "
+            f"class; allowed: class {part.__name__}(mixins, the stock class). Put the stock class "
+            "behind all mixins."
+        )
+    if issubclass(part, Seam) and part.take_place is Seam.take_place:
+        raise ValueError(
+            f"the part {part.__name__} is a Seam whose take_place is that of Seam, which does "
+            "nothing; allowed: a method take_place(self, config, trained) of its own or of a mixin "
+            "before Seam. Define it, or leave out Seam."
+        )
+
+
 PARTS: dict[type, type] = {}  # stock class to the one that takes its place
 
 
 def add_parts(family: FamilyClasses) -> FamilyClasses:
     """Makes the parts of a family known to :func:`install`, and to transformers the older names in
-    checkpoints of the stock ones, which it translates by class name."""
+    checkpoints of the stock ones, which it translates by class name.
+
+    A family of this package calls it in its own file, because a self-contained folder has that file
+    but nobody who registers the family; for all others ``hf_models.register_family`` calls it.
+    """
     for stock, part in family.stock_parts.items():
         PARTS[stock] = part
         if older_names := get_checkpoint_conversion_mapping(stock.__name__):
@@ -170,7 +201,9 @@ def switch(model: Any, position_embedding: Mapping[str, Any], **fields: Any) -> 
     """Gives a built stock model another position embedding, in place and with all its weights.
 
     Args:
-        model: A stock model of transformers of a known family.
+        model: A stock model of transformers of a known family, and the outermost one: a part such
+            as ``classifier.bert`` would be switched without the classifier, which cannot be seen
+            from the part and would be saved and loaded as a stock one.
         position_embedding: ``{"type": ..., option: value}``.
         fields: Further fields of the configuration, such as ``hop_seconds``.
 
@@ -183,10 +216,9 @@ def switch(model: Any, position_embedding: Mapping[str, Any], **fields: Any) -> 
     own, stock_config = PARTS.get(type(model)), getattr(model, "config", None)
     if not is_model(own):
         known = sorted(stock.__name__ for stock, part in PARTS.items() if is_model(part))
-        again = "It has been switched already; load or build it anew. "
         raise ValueError(
             f"model is a {type(model).__name__}, whose positions cannot be switched; allowed: "
-            f"{', '.join(known)}. {again if is_model(type(model)) else ''}Give such a model."
+            f"{', '.join(known)}. {_remedy(model)}Give such a model."
         )
     if not isinstance(position_embedding, Mapping):
         raise ValueError(
@@ -212,6 +244,21 @@ def switch(model: Any, position_embedding: Mapping[str, Any], **fields: Any) -> 
         raise
     model.finish()
     return model
+
+
+def _remedy(model: Any) -> str:
+    """What else would help with a model that cannot be switched; empty if nothing would."""
+    if is_model(type(model)):
+        return "It has been switched already; load or build it anew. "
+    family = find_family(getattr(getattr(model, "config", None), "model_type", ""))
+    own = filter(is_model, PARTS.values())
+    registered = [find_family(part.config_class.model_type) for part in own]
+    if family is None or family in registered:
+        return ""
+    return (
+        f"The row of {family.model_type!r} is known, but no class of its models is: register them "
+        "by hf_models.register_family(FamilyClasses(...)). "
+    )
 
 
 def _switch(model: Any, stock_config: Any, config: Any) -> None:
@@ -250,4 +297,4 @@ def stock_class(own: type) -> type | None:
 
 def is_model(part: Any) -> bool:
     """Whether a class is a model of this package, and not a stack of one."""
-    return hasattr(part, "finish")
+    return isinstance(part, type) and issubclass(part, SwitchedModel)

@@ -33,7 +33,6 @@ class CapeBertEmbeddings(TokenEmbeddings, BertEmbeddings):
 
 class _Loads(PositionModelMixin):
     config_class = CapeBertConfig
-    # the stock table, where the type has none
 
 
 class CapeBertModel(TokenModel, _Loads, BertModel):

@@ -47,7 +47,6 @@ class CapeLlamaForSequenceClassification(PositionModelMixin, LlamaForSequenceCla
     """Classifies texts."""
 
     config_class = CapeLlamaConfig
-    accepts_loss_kwargs = False
 
 
 FAMILY = add_parts(

@@ -53,21 +53,18 @@ class CapeModernBertForSequenceClassification(
     """Classifies texts."""
 
     config_class = CapeModernBertConfig
-    accepts_loss_kwargs = False
 
 
 class CapeModernBertForTokenClassification(PositionModelMixin, ModernBertForTokenClassification):
     """Classifies tokens."""
 
     config_class = CapeModernBertConfig
-    accepts_loss_kwargs = False
 
 
 class CapeModernBertForQuestionAnswering(PositionModelMixin, ModernBertForQuestionAnswering):
     """Finds the answer in a text."""
 
     config_class = CapeModernBertConfig
-    accepts_loss_kwargs = False
 
 
 FAMILY = add_parts(

@@ -47,7 +47,6 @@ class CapeQwen2ForSequenceClassification(PositionModelMixin, Qwen2ForSequenceCla
     """Classifies texts."""
 
     config_class = CapeQwen2Config
-    accepts_loss_kwargs = False
 
 
 FAMILY = add_parts(

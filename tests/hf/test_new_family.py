@@ -12,13 +12,14 @@ from transformers import PretrainedConfig as PreTrainedConfig
 from transformers.modeling_outputs import TokenClassifierOutput
 
 import hf_models
-from cape_plugins import TYPES
+from cape_plugins import TYPES, token_positions
 from cape_plugins.families import FAMILY_ROWS, Family, Side, add_family_row
 from cape_plugins.pictures.checkpoint import read_stack
 from hf_models import convert
 from hf_models.configuration import PositionEmbeddingMixin
 from hf_models.modeling import PositionModelMixin, build_positions, draw_positions, embed_positions
 from hf_models.switching import PARTS, Addend, FamilyClasses, Seam
+from hf_models.text import TokenTable
 
 
 class TinyConfig(PreTrainedConfig):
@@ -49,7 +50,7 @@ class TinyTagger(PreTrainedModel):
 
 # ---- the family ----------------------------------------------------------------------------------
 
-ROW = Family("tiny", {"encoder": Side("text", "encoder")}, stock="abspos")
+ROW = Family("tiny", {"encoder": Side("text", "encoder", table="embed_positions.weight")}, "abspos")
 add_family_row(ROW)
 
 
@@ -62,21 +63,21 @@ class CapeTinyTagger(Seam, PositionModelMixin, TinyTagger):
     config_class = CapeTinyConfig
 
     def take_place(self, config, trained):
-        table = self.embed_positions
-        self.positions = build_positions(config, "encoder", len(table.weight), config.init_std)
-        if (
-            trained
-            and self.positions.encoding is not None
-            and self.positions.config.encoding.counts
-        ):
-            self.positions.encoding.weight = table.weight
-        self.embed_positions = Addend()
+        self.positions = build_positions(config, "encoder", std=config.init_std)
+        if self.positions.config.encoding.counts:
+            self.positions.encoding = None  # the stock table has the rows
+            self.embed_positions.__class__ = TokenTable
+        else:
+            self.embed_positions = Addend()
 
     def forward(self, input_ids, attention_mask=None, draw=None):
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         draw = draw_positions(self.positions, input_ids) if draw is None else draw
-        raw = hf_models.text.token_positions(mask.bool())
-        rows = embed_positions(self.positions, raw, draw, self.embed_tokens.weight)
+        raw = token_positions(mask.bool())
+        if isinstance(self.embed_positions, TokenTable):
+            rows = self.embed_positions.look_up(raw, len(input_ids))
+        else:
+            rows = embed_positions(self.positions, raw, draw, self.embed_tokens.weight)
         with self.embed_positions.using(rows):
             return super().forward(input_ids, attention_mask)
 
@@ -168,5 +169,76 @@ def test_pictures_read_it(stock, tmp_path):
     model = hf_models.switch(stock, {"type": "cape"})
     model.save_pretrained(tmp_path / "own")
     stack = read_stack(tmp_path / "own")
-    expected = model.positions(hf_models.text.token_positions(torch.ones(1, 10).bool()))
+    expected = model.positions(token_positions(torch.ones(1, 10).bool()))
     assert torch.allclose(stack.encoder(stack.positions(10), random=False), expected)
+
+
+def test_stock_table_survives_loading_with_the_stock_type(stock, tmp_path):
+    model, report = CapeTinyTagger.from_pretrained(
+        tmp_path / "stock", position_embedding={"type": "abspos"}, output_loading_info=True
+    )
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert torch.equal(model.eval()(TOKENS).logits, stock(TOKENS).logits)
+
+
+def test_conversion_to_the_stock_type_and_back_changes_nothing(stock, tmp_path):
+    convert.convert(str(tmp_path / "stock"), tmp_path / "own", {"type": "abspos"})
+    convert.convert(str(tmp_path / "own"), tmp_path / "back", None)
+    back = TinyTagger.from_pretrained(tmp_path / "back").state_dict()
+    assert back.keys() == stock.state_dict().keys()
+    assert all(torch.equal(back[name], value) for name, value in stock.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("name", "reported"), [("abspos", {"embed_positions.weight"}), ("cape", set())]
+)
+def test_trained_table_that_a_new_one_replaces_is_reported(
+    name, reported, stock, tmp_path, monkeypatch
+):
+    def rename(self, config, trained):
+        self.positions = build_positions(config, "encoder", len(self.embed_positions.weight))
+        self.embed_positions = Addend()
+
+    monkeypatch.setattr(CapeTinyTagger, "take_place", rename)
+    _, report = CapeTinyTagger.from_pretrained(
+        tmp_path / "stock", position_embedding={"type": name}, output_loading_info=True
+    )
+    assert set(report["unexpected_keys"]) == reported
+
+
+def test_width_that_is_no_field_is_refused(stock):
+    FAMILY_ROWS["tiny"] = Family("tiny", {"encoder": Side("text", "encoder", dim="hidden")})
+    with pytest.raises(ValueError, match=r"dim='hidden'.*'cape_tiny'.*CapeTinyConfig.*d_model"):
+        hf_models.switch(stock, {"type": "cape"})
+
+
+def test_side_that_the_row_lacks_is_refused():
+    with pytest.raises(ValueError, match=r"side='enc'.*'cape_tiny'; allowed: encoder"):
+        build_positions(CapeTinyConfig(), "enc")
+
+
+@pytest.mark.parametrize(
+    ("bases", "reason"),
+    [
+        ((PositionModelMixin,), "PositionModelMixin, which is no stock class"),
+        ((TinyTagger, PositionModelMixin), "PositionModelMixin, which is no stock class"),
+        ((CapeTinyTagger,), "CapeTinyTagger, which is no stock class"),
+        ((Seam, TinyTagger), r"Seam whose take_place.*Define it"),
+    ],
+)
+def test_parts_that_take_no_place_are_refused(bases, reason):
+    part = type("CapeOther", bases, {})
+    with pytest.raises(ValueError, match=f"CapeOther .*{reason}"):
+        FamilyClasses(CapeTinyConfig, (part,))
+
+
+def test_switch_of_a_family_without_registered_classes_says_so(stock):
+    other = type("OtherTagger", (TinyTagger,), {})(TinyConfig())
+    for unknown in (nn.Linear(1, 1), other):  # registering would not help with these
+        with pytest.raises(ValueError, match="whose positions cannot be switched") as refusal:
+            hf_models.switch(unknown, {"type": "cape"})
+        assert "register_family" not in str(refusal.value)
+    del PARTS[TinyTagger]
+    with pytest.raises(ValueError, match=r"'tiny'.*hf_models\.register_family"):
+        hf_models.switch(stock, {"type": "cape"})
