@@ -281,7 +281,7 @@ def settings_to_compare(
 def _parse_row(text: str, domain: str, rows: Mapping[str, Settings]) -> tuple[str, dict[str, Any]]:
     row, colon, rest = text.partition(":")
     if row not in rows:
-        raise CommandError(f"--compare {row} is unknown; allowed: {', '.join(rows)}")
+        raise CommandError(f"--compare {row} is unknown; allowed: {', '.join(rows)}; choose one")
     known = [option.name for option in options(domain)]
     settings = {}
     for part in rest.split(",") if colon else ():
