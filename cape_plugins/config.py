@@ -190,7 +190,7 @@ class PositionConfig:
 
     def _check_type(self) -> None:
         types = types_of(self.architecture, self.domain)
-        if self.type in types or self.type not in {**ROTARY_TYPES, **TYPES}:
+        if self.type in (*types,) or self.type not in (*ROTARY_TYPES, *TYPES):
             return choose("position_embedding", self.type, types)
         if self.architecture == ROTARY and self.type not in ROTARY_TYPES:
             raise ValueError(
