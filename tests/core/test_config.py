@@ -207,10 +207,8 @@ def test_a_bad_flag_is_named_once_and_as_it_was_typed(option, capsys):
     assert not [name for name in OPTIONS if name in error and "_" in name]
 
 
-@pytest.mark.parametrize(
-    ("architecture", "domain"), [("encoder", "text"), ("encoder", "image"), ("rotary", "text")]
-)
-def test_an_unknown_type_is_answered_with_those_of_the_model(architecture, domain):
+@pytest.mark.parametrize(("domain", "architecture"), itertools.product(DOMAINS, ARCHITECTURES))
+def test_an_unknown_type_is_answered_with_those_of_the_model(domain, architecture):
     with pytest.raises(ValueError, match="position_embedding='cap' is unknown") as refused:
         PositionConfig("cap", domain, architecture)
     allowed = str(refused.value).partition("allowed: ")[2].removesuffix(". Choose one.")
