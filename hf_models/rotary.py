@@ -77,15 +77,15 @@ class RotaryModel:
         Args:
             input_ids: ``[B, T]``.
             attention_mask: ``[B, T]``, 0 on padding.
-            position_ids: ``[B or 1, T]``. Without mask and cache, each 0 begins another text, which
-                is scaled, or gets positions, on its own.
-            draw: Random numbers of this forward, to inject; default drawn in training. A model in
-                training mode that generates draws none: each step must see the same positions.
+            position_ids: ``[B or 1, T]``. Without mask and cache, each step other than 1 begins
+                another text, as in transformers, which is scaled, or gets positions, on its own.
+            draw: Random numbers of this forward, to inject; default drawn in training. Without
+                gradients none are drawn: each step of generation must see the same positions.
         """
         inputs_embeds, cache = kwargs.get("inputs_embeds"), kwargs.get("past_key_values")
         content = input_ids if inputs_embeds is None else inputs_embeds
         encoder, moved, valid = self.rotary_emb.positions, {}, None
-        if draw is None and content is not None and (cache is None or torch.is_grad_enabled()):
+        if draw is None and content is not None and torch.is_grad_enabled():
             packed = attention_mask is None and cache is None and position_ids is not None
             if not packed:
                 draw = draw_positions(encoder, content)
@@ -117,10 +117,16 @@ def move(
     return encoder.coordinates(raw, draw, generator=rank_generator, random=True)[..., 0]
 
 
+def number_texts(position_ids: Tensor) -> Tensor:
+    """``[B, T]``, the number of the packed text of each token, from 0 on."""
+    first = torch.zeros_like(position_ids[:, :1])
+    return torch.cat((first, position_ids.diff(dim=1).ne(1).cumsum(1)), dim=1)
+
+
 def draw_texts(encoder: PositionEncoder, position_ids: Tensor) -> Draw:
     """A draw for each text of packed samples ``[B, T]``, at each of its tokens."""
     batch, length = position_ids.shape
-    text = position_ids.eq(0).cumsum(1).clamp(max=length - 1)[..., None]
+    text = number_texts(position_ids)[..., None]
     draws = encoder.draw(batch * length, position_ids.device, rank_generator)
     if draws.scale is None:
         return Draw(batch_size=batch)
@@ -135,7 +141,7 @@ def sample_texts(encoder: PositionEncoder, position_ids: Tensor) -> Tensor:
     memory.
     """
     batch = position_ids.shape[0]
-    text = (position_ids.eq(0).cumsum(1) - 1).clamp(min=0)
+    text = number_texts(position_ids)
     texts, longest = (torch.stack((text.max(), position_ids.max())) + 1).tolist()
     encoder.check_length(longest)
     order = encoder.draw(batch * texts, position_ids.device, rank_generator).order

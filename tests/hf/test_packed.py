@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from hf_models.rotary import draw_texts, sample_texts
-from tests.support.hf import FAMILIES, batch, make
+from hf_models.rotary import draw_texts, number_texts, sample_texts
+from tests.support.hf import FAMILIES, batch
 
 LENGTHS = (5, 3, 4)
 SAMPLED = ("randpos", "rfs")
@@ -35,8 +35,7 @@ def moved_positions(model, **inputs):
 
     stock.forward = note
     try:
-        with torch.no_grad():
-            model(**inputs)
+        model(**inputs)
     finally:
         stock.forward = forward
     assert all(torch.equal(seen[0], other) for other in seen)  # asked twice, moved once
@@ -108,8 +107,7 @@ def test_a_draw_of_each_text_is_there_at_each_of_its_tokens():
 def logits(model, seed=None, **inputs):
     if seed is not None:
         torch.manual_seed(seed)
-    with torch.no_grad():
-        return model(**inputs, use_cache=False).logits
+    return model(**inputs, use_cache=False).logits.detach()  # with gradients, or nothing is drawn
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -153,11 +151,27 @@ def test_padding_takes_no_position(name, family):
         assert torch.equal(positions[valid], torch.cat(expected))
 
 
-@pytest.mark.parametrize("name", SAMPLED)
-def test_generation_in_training_mode_counts(name):
-    model, inputs = make("llama", name), batch("llama")
-    options = {"max_new_tokens": 4, "do_sample": False}
+@pytest.mark.parametrize("use_cache", [True, False])
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: settings["type"])
+def test_generation_in_training_mode_draws_nothing(settings, use_cache):
+    model, inputs = model_of(settings), batch("llama")
     inputs = {key: inputs[key][:1] for key in ("input_ids", "attention_mask")}
-    expected = model.generate(**inputs, **options)
-    with torch.no_grad():
-        assert torch.equal(model.train().generate(**inputs, **options), expected)
+    options = {"max_new_tokens": 4, "do_sample": False, "use_cache": use_cache}
+    options |= {"return_dict_in_generate": True, "output_logits": True}
+    expected = model.generate(**inputs, **options).logits
+    for _ in range(2):
+        generated = model.train().generate(**inputs, **options).logits
+        assert torch.equal(torch.stack(generated), torch.stack(expected))
+
+
+def test_packed_texts_may_begin_anywhere():
+    """A step other than 1 is a border, as in transformers."""
+    model = model_of({"type": "cape", "max_global_scale": 2.0, "max_local_shift": 0}).train()
+    positions = torch.cat((torch.arange(5), torch.arange(3, 10)))[None]
+    assert number_texts(positions).tolist() == [[0] * 5 + [1] * 7]
+    ids = torch.ones(1, 12, dtype=torch.long)
+    moved = moved_positions(model, input_ids=ids, position_ids=positions)[0]
+    first, second = moved[1], moved[5] / 3  # their scales
+    assert first != second
+    expected = torch.cat((torch.arange(5) * first, torch.arange(3, 10) * second))
+    torch.testing.assert_close(moved, expected)
