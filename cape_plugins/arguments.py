@@ -115,8 +115,9 @@ def _parser_of(name: str) -> Callable[[str], Any]:
         try:
             return parse_option(name, text)
         except ValueError as error:
-            # argparse hides the text of a ValueError
-            raise argparse.ArgumentTypeError(str(error)) from None
+            # argparse hides the text of a ValueError, and names the flag itself
+            text = in_flags(str(error).removeprefix(f"{name}="))
+            raise argparse.ArgumentTypeError(text) from None
 
     return parse
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any
 
-from cape_plugins.domains import DOMAINS, each_domain
+from cape_plugins.domains import DOMAINS, default_of, each_domain
 from cape_plugins.options import choose, option_field, parse_value, unit_of
 from cape_plugins.registry import (
     ARCHITECTURES,
@@ -114,7 +114,7 @@ class PositionConfig:
         "float",
         1.0,
         "factor",
-        "multiplies the [-1, 1] image grid (CAPE App. B, Table 6); images only",
+        "multiplies the [-1, 1] grid of images (CAPE App. B, Table 6); grids only",
         low=1e-6,
         grid=True,
     )
@@ -189,9 +189,9 @@ class PositionConfig:
         self._check_combinations()
 
     def _check_type(self) -> None:
-        choose("position_embedding", self.type, {**ROTARY_TYPES, **TYPES})
-        if self.type in (types := types_of(self.architecture, self.domain)):
-            return
+        types = types_of(self.architecture, self.domain)
+        if self.type in (*types,) or self.type not in (*ROTARY_TYPES, *TYPES):
+            return choose("position_embedding", self.type, types)
         if self.architecture == ROTARY and self.type not in ROTARY_TYPES:
             raise ValueError(
                 f"position_embedding={self.type!r} does nothing in a model that turns queries and "
@@ -220,8 +220,7 @@ class PositionConfig:
             value = row.seq2seq.get(option.name, value)
         if option.name == "mean_normalize" and self.architecture != "encoder":
             return False  # impossible where positions are causal
-        own = DOMAINS[self.domain].defaults.get(option.name, option.metadata["off"])
-        return own if value is OF_DOMAIN else value
+        return default_of(self.domain, option.name) if value is OF_DOMAIN else value
 
     def _check_applicable(self) -> None:
         for option in options():

@@ -141,6 +141,21 @@ DOMAINS: dict[str, Domain] = {
 }
 
 
+def default_of(domain: str, option: str) -> Any:
+    """Default of an option that types leave to the domain.
+
+    Raises:
+        ValueError: if the row of the domain does not have it.
+    """
+    defaults = DOMAINS[domain].defaults
+    if option not in defaults:
+        raise ValueError(
+            f"domain {domain!r} has no default of {option}; add it to the `defaults` of the "
+            "domain's row in DOMAINS, or give the option a value."
+        )
+    return defaults[option]
+
+
 def each_domain(attribute: str, named: bool = False) -> str:
     """An attribute in all domains, for people: "tokens, frames or patches"; if `named` "tokens
     (text), seconds (audio), half the image side (image)"."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cape_plugins.domains import each_domain
 from cape_plugins.positions import Positions
 from cape_plugins.registry import ENCODINGS, Encoding
 
@@ -152,8 +153,8 @@ def _phase(coords: Tensor, weights: Tensor, offset: Tensor | None = None) -> Ten
     columns = coords.unbind(-1)
     if len(columns) != len(weights):
         raise ValueError(
-            f"positions have {len(columns)} coordinates, the frequencies are for {len(weights)} "
-            "(1 for text and audio, 2 for images); make positions and encoder for one domain."
+            f"positions have {len(columns)} coordinates, the frequencies are for {len(weights)}; "
+            f"make positions and encoder for one domain ({each_domain('num_coords', named=True)})."
         )
     if offset is None:
         phase = columns[0][..., None] * weights[0]

@@ -2,8 +2,8 @@
 
 A caller hands over raw positions: numbers of tokens, times of frames, cells of a grid. The encoder
 knows what the settings make of them. Shapes use this legend throughout the package: B batch, T
-positions, D coordinates (1 for text and audio, 2 for images), K embedding channels. Units: tokens
-for text, seconds for audio, the [-1, 1] square for images.
+positions, D coordinates (1 for sequences, the number of axes for grids), K embedding channels.
+Units: tokens for text, seconds for audio, the [-1, 1] square for images.
 """
 
 from __future__ import annotations

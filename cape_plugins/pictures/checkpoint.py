@@ -9,6 +9,7 @@ import pickle
 import re
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +76,16 @@ def _read_folder(folder: Path, side: str | None) -> Stack:
             f"--model {folder}: {file.name} cannot be read ({error}); give a folder that "
             "save_pretrained wrote."
         ) from None
-    family = find_family(str(saved.get("model_type")))
+    model_type = str(saved.get("model_type"))
+    if find_family(model_type) is None:
+        for module in entry_points(group="cape_plugins.families"):
+            module.load()  # adds its rows
+    family = find_family(model_type)
     if family is None:
         raise ValueError(
-            f"--model {folder}: model type {saved.get('model_type')!r} is unknown; allowed: "
-            f"{', '.join(FAMILY_ROWS)}, with or without the prefix {OWN_PREFIX}."
+            f"--model {folder}: model type {model_type!r} is unknown; allowed: "
+            f"{', '.join(FAMILY_ROWS)}, with or without the prefix {OWN_PREFIX}. A family of your "
+            "own needs a row first: cape_plugins.families.add_family_row, see docs/pictures.md."
         )
     side = choose_side(side, tuple(family.sides), folder)
     row = family.sides[side]

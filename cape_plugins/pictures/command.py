@@ -284,6 +284,7 @@ def _relative_tables(config: PositionConfig, dim: int) -> dict[str, torch.Tensor
 
 
 def _stored(args: argparse.Namespace) -> Stack:
+    stack = read_stack(args.model, args.side)
     for name, value in vars(args).items():
         own = name in ("domain", "architecture", "dim", "seconds_per_frame", TYPE_ARG)
         if value is not None and (own or name.startswith(PREFIX)):
@@ -291,7 +292,7 @@ def _stored(args: argparse.Namespace) -> Stack:
                 f"--{name.replace('_', '-')} {value} contradicts --model, which has its own "
                 "settings; leave one of the two out."
             )
-    return read_stack(args.model, args.side)
+    return stack
 
 
 # ---- options -----------------------------------------------------------------------------------

@@ -3,8 +3,7 @@
     python -m recipes.asr.evaluate --model A.pt B.pt --data data/libri100 --sets test_clean
     python -m recipes.asr.evaluate --model cape=A.pt,B.pt --data data/digits --hops 5 8 10 12 16 20
 
-Models are compared, not averaged. Tables (CSV, Markdown) and plots (PNG) go to
---output.
+Models are compared, not averaged. Tables (CSV, Markdown) and plots (PNG) go to --output.
 """
 
 import argparse

@@ -54,9 +54,8 @@ def open_tables(files: Mapping[str, str], option: str = "--train-file") -> Mappi
             raise CommandError(f"{name}: is empty; give a file with a row for each example")
     suffix = Path(files["train"]).suffix
     if suffix not in TABLES:
-        raise CommandError(
-            f"{option} {files['train']}: unknown format; allowed: {', '.join(TABLES)}"
-        )
+        why = f"{option} {files['train']}: unknown format; allowed: {', '.join(TABLES)}"
+        raise CommandError(why)
     if any(Path(name).suffix != suffix for name in files.values()):
         raise CommandError(f"{', '.join(files.values())}: give files of one format")
     more = {"sep": "\t", "quoting": csv.QUOTE_NONE} if suffix == ".tsv" else {}

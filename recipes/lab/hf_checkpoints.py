@@ -49,9 +49,8 @@ def read_config(path: str, *configs: type[Any]) -> Any:
     stock = [name.removeprefix("cape_") for name in own]
     allowed = [*(name for name in stock if name in CONFIG_MAPPING), *own]
     if config.model_type not in allowed:
-        raise CommandError(
-            f"--model {path}: is of the type {config.model_type}; allowed: {', '.join(allowed)}"
-        )
+        why = f"--model {path}: is of the type {config.model_type}; allowed: {', '.join(allowed)}"
+        raise CommandError(why)
     return config
 
 
@@ -71,8 +70,7 @@ def load_model(loader: type[Any], path: str, settings: Mapping[str, Any], **more
     """The checkpoint of ``--model`` with another position embedding."""
     try:
         # weights stored in half precision are trained in single precision, with or without autocast
-        return loader.from_pretrained(
-            path, position_embedding=dict(settings), dtype=torch.float32, **more
-        )
+        how = {"position_embedding": dict(settings), "dtype": torch.float32, **more}
+        return loader.from_pretrained(path, **how)
     except UNREADABLE as error:
         raise unloadable(path, error) from None

@@ -97,9 +97,8 @@ def parse(
     seeds = args.seeds or ()
     seed_given = any(word.split("=")[0] == "--seed" for word in rest)
     if seeds and (seed_given or len(set(seeds)) < len(seeds)):
-        raise CommandError(
-            f"--seeds {' '.join(map(str, seeds))}: give each once, and no --seed besides"
-        )
+        why = f"--seeds {' '.join(map(str, seeds))}: give each once, and no --seed besides"
+        raise CommandError(why)
     check_shared(args)
     (unset,) = trainer_parser.parse_args_into_dataclasses(args=ours, look_for_args_file=False)
     args.defaults = {name: parser.get_default(name) for name in vars(args)} | _init_fields(unset)

@@ -41,9 +41,8 @@ def number(low: float, high: float, below: bool = False) -> Any:
             value = nan
         if not low <= value <= high or (below and value == high):
             end = "less than " if below else ""
-            raise argparse.ArgumentTypeError(
-                f"{text!r} is not allowed; allowed: {low:g} to {end}{high:g}"
-            )
+            why = f"{text!r} is not allowed; allowed: {low:g} to {end}{high:g}"
+            raise argparse.ArgumentTypeError(why)
         return value
 
     return parse_number
@@ -110,9 +109,8 @@ def usable_folder(path: Path, option: str) -> None:
             " root of the file system; check the path, or make that folder first"
         )
     if not above.is_dir() or not os.access(above, os.W_OK):
-        raise CommandError(
-            f"{option} {path}: {above} is no folder that can be written to; give another"
-        )
+        why = f"{option} {path}: {above} is no folder that can be written to; give another"
+        raise CommandError(why)
 
 
 def available_cores() -> int:
@@ -234,9 +232,8 @@ def check_shared(args: argparse.Namespace) -> None:
             args.device = torch.device(name)
             torch.empty(1, device=args.device)
         except (RuntimeError, AssertionError) as error:
-            raise CommandError(
-                f"--device {name}: not available here ({reason(error)}); give cpu, cuda or cuda:1"
-            ) from None
+            why = f"--device {name}: not available here ({reason(error)}); give cpu, cuda or cuda:1"
+            raise CommandError(why) from None
 
 
 def settings_to_compare(
@@ -281,15 +278,14 @@ def settings_to_compare(
 def _parse_row(text: str, domain: str, rows: Mapping[str, Settings]) -> tuple[str, dict[str, Any]]:
     row, colon, rest = text.partition(":")
     if row not in rows:
-        raise CommandError(f"--compare {row} is unknown; allowed: {', '.join(rows)}")
+        raise CommandError(f"--compare {row} is unknown; allowed: {', '.join(rows)}; choose one")
     known = [option.name for option in options(domain)]
     settings = {}
     for part in rest.split(",") if colon else ():
         name, equals, value = part.partition("=")
         if name not in known or not equals:
-            raise CommandError(
-                f"--compare {text}: {part!r} is no option=value; options: {', '.join(known)}"
-            )
+            why = f"--compare {text}: {part!r} is no option=value; options: {', '.join(known)}"
+            raise CommandError(why)
         try:
             settings[name] = parse_option(name, value)
         except ValueError as error:

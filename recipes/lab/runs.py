@@ -23,6 +23,7 @@ SEED_STEP = 100003  # of --seeds: fairseq seeds update n with seed + n, neighbou
 HYPOTHESES = "hypotheses"
 SECONDS = "seconds.json"  # the time of a training; its presence means: finished
 FIRST_SECONDS = "first_seconds.json"  # the time of a training that was told to stop early
+RESUMED_LINE = re.compile(r"Loaded checkpoint .* @ (\d+) updates\)")
 TRAIN_LINE = re.compile(r"\| train_inner \| (\{.*\})")
 
 
@@ -78,6 +79,8 @@ def train(
     with tqdm(total=updates, desc=title, unit="update", mininterval=often) as bar:
 
         def show(line: str) -> None:
+            if match := RESUMED_LINE.search(line):
+                bar.write(f"{title}: goes on from update {match[1]}")
             if match := TRAIN_LINE.search(line):
                 values = json.loads(match[1])
                 bar.set_postfix_str(f"epoch {values['epoch']} loss {values['loss']}", refresh=False)

@@ -36,10 +36,10 @@ def reason(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__).strip()
 
 
-def run_main(main: Callable[[], None]) -> None:
+def run_main(main: Callable[[], None], interrupted: str = "") -> None:
     """Run the `main` of a program; its own errors are shown without traceback: exit status 2 for a
     mistake of the caller, 1 for the failure of a command that was started. A polite kill (SIGTERM)
-    ends the program like Ctrl-C, so that child processes end with it."""
+    ends the program and its child processes, as does Ctrl-C, which shows the line `interrupted`."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         return main()
@@ -51,6 +51,7 @@ def run_main(main: Callable[[], None]) -> None:
     except ChildError as error:
         status, message = 1, str(error)
     except KeyboardInterrupt:
+        print(interrupted, file=sys.stderr)
         sys.exit(130)
     print(f"error: {message}", file=sys.stderr)
     sys.exit(status)

@@ -92,9 +92,8 @@ class Synthesizer:
     def speak(self, text: str, voice: str = "en-us", speed: int = 175, pitch: int = 50) -> Speech:
         """Speaks words at 80 to 450 words per minute and a pitch of 0 to 99; else a ValueError."""
         if not 80 <= speed <= 450 or not 0 <= pitch <= 99:
-            raise ValueError(
-                f"speed={speed}, pitch={pitch}: allowed: 80 to 450 words per minute and 0 to 99."
-            )
+            why = f"speed={speed}, pitch={pitch}: allowed: 80 to 450 words per minute and 0 to 99."
+            raise ValueError(why)
         if self._library.espeak_SetVoiceByName(voice.encode()):
             raise ValueError(f"voice={voice!r} is unknown to espeak-ng, such as 'en-us+f1'.")
         self._library.espeak_SetParameter(_RATE, speed, 0)

@@ -25,6 +25,9 @@ from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import NamedTuple
 
+if __name__ == "__main__":  # also as a script, whose path has its own folder only
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 from recipes.lab import options, runs
 from recipes.lab.scores import write_scores
 from recipes.lab.steps import CommandError, folder_name, read_written, run_main, step, write_lines
@@ -296,4 +299,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    run_main(main)
+    run_main(main, "interrupted; the same command goes on from what is done")

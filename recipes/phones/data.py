@@ -16,14 +16,9 @@ import soundfile
 import torch
 from torch import Tensor
 
+from cape_plugins.domains import HOP_SECONDS, WINDOW_SECONDS
 from cape_plugins.speech.audio import AudioError, read_audio
-from cape_plugins.speech.features import (
-    HOP_SECONDS,
-    SAMPLING_RATE,
-    WINDOW_SECONDS,
-    log_mel,
-    normalized,
-)
+from cape_plugins.speech.features import SAMPLING_RATE, log_mel, normalized
 from recipes.lab.data import read_text
 from recipes.lab.steps import CommandError, progress
 from recipes.lab.synthesis import PITCHES, SPEEDS, VOICES, Phone, Synthesizer
@@ -152,9 +147,8 @@ def parse_phn(text: str, sampling_rate: int) -> list[Phone]:
                 start, end, name = line.split()
                 phones.append(Phone(int(start) / sampling_rate, int(end) / sampling_rate, name))
         except ValueError:
-            raise LabelError(
-                f"line {number}, {line.strip()!r}, is not: first sample, last sample, label"
-            ) from None
+            why = f"line {number}, {line.strip()!r}, is not: first sample, last sample, label"
+            raise LabelError(why) from None
     return phones
 
 

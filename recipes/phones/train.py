@@ -70,9 +70,8 @@ class Layer(nn.Module):
         query, key, value = heads.permute(2, 0, 3, 1, 4)
         dropout, weights = self.dropout if self.training else 0.0, None
         if relative is not None:
-            mixed, weights = cape_plugins.relative_attention(
-                query, key, value, relative, dropout=dropout, need_weights=need_weights
-            )
+            how = {"dropout": dropout, "need_weights": need_weights}
+            mixed, weights = cape_plugins.relative_attention(query, key, value, relative, **how)
         elif need_weights:
             weights = (query @ key.mT * key.shape[-1] ** -0.5).softmax(-1)
             mixed = F.dropout(weights, dropout) @ value

@@ -120,9 +120,8 @@ def _sign(rng: random.Random) -> int:
 
 
 def _affine(image: Image.Image, matrix: Sequence[float], fill: Color) -> Image.Image:
-    return image.transform(
-        image.size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR, fillcolor=fill
-    )
+    how = Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR
+    return image.transform(image.size, *how, fillcolor=fill)
 
 
 def _enhance(enhancer: Any) -> Callable:
@@ -282,7 +281,6 @@ class ImageTrainer(Trainer):
         if self.mixing is not None and model.training:
             pixels, targets = self.mixing(pixels, targets)
         outputs = model(pixel_values=pixels)
-        loss = F.cross_entropy(
-            outputs.logits.float(), targets, label_smoothing=self.args.label_smoothing_factor
-        )
+        smoothing = self.args.label_smoothing_factor
+        loss = F.cross_entropy(outputs.logits.float(), targets, label_smoothing=smoothing)
         return (loss, outputs) if return_outputs else loss

@@ -31,9 +31,8 @@ class Classifier:
     def __init__(self, path: str, dtype: torch.dtype = torch.float32) -> None:
         self.path = path
         try:
-            self.model, info = AutoModelForImageClassification.from_pretrained(
-                path, dtype=dtype, output_loading_info=True
-            )
+            how = {"dtype": dtype, "output_loading_info": True}
+            self.model, info = AutoModelForImageClassification.from_pretrained(path, **how)
         except UNREADABLE as error:
             raise unloadable(path, error) from None
         if info["missing_keys"]:

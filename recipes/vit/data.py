@@ -81,9 +81,8 @@ class Images(Dataset):
             if self.column and isinstance(self.items.features[self.column], Feature):
                 row = self.items.cast_column(self.column, Feature(decode=False))[index]
                 name = (row[self.column] or {}).get("path") or name
-            raise CommandError(
-                f"{name} cannot be read ({reason(error)}); repair it, or take it out of the data"
-            ) from None
+            why = f"{name} cannot be read ({reason(error)}); repair it, or take it out of the data"
+            raise CommandError(why) from None
 
     def __getitem__(self, key: int | Request) -> tuple[torch.Tensor, int]:
         request = key if isinstance(key, Request) else Request(key, None, 0, key)

@@ -182,16 +182,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     if patch < 1:
         raise CommandError(f"--model-config: patch_size {patch} is not allowed; allowed: >= 1")
     if (least := min(*trained, *tested)) < patch:
-        raise CommandError(
-            f"size {least} is smaller than a patch of {patch} pixels; give larger sizes"
-        )
+        why = f"size {least} is smaller than a patch of {patch} pixels; give larger sizes"
+        raise CommandError(why)
     compared = settings_to_compare(args, "image", COMPARED, recipe.settings)
     train_set, test_set = given_data(args, channels) if args.dataset else digits(channels)
     processor = make_processor(args.model, size, channels)
     if len(train_set.names) < 2:
-        raise CommandError(
-            f"--dataset {args.dataset}: all images are of one class; give two or more"
-        )
+        why = f"--dataset {args.dataset}: all images are of one class; give two or more"
+        raise CommandError(why)
     mean = torch.tensor(processor.image_mean)[:, None, None]
     std = torch.tensor(processor.image_std)[:, None, None]
     normalised = partial(collate, mean=mean, std=std)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from cape_plugins import ENCODINGS, PRESETS, TYPES, PositionConfig
-from cape_plugins.arguments import add_position_args, given_settings
+from cape_plugins.arguments import Parser, add_position_args, given_settings
 from cape_plugins.config import ARCHITECTURES, applies, options, parse_option
 from cape_plugins.domains import DOMAINS
 from cape_plugins.registry import types_of
@@ -193,6 +193,26 @@ def test_relative_attention_is_in_all_layers_or_the_first():
 def test_gamma_is_the_only_option_of_images_alone():
     assert {o.name for o in options()} - {o.name for o in options("text")} == {"gamma"}
     assert options("image") == options()
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_a_bad_flag_is_named_once_and_as_it_was_typed(option, capsys):
+    parser = Parser()
+    add_position_args(parser, None)
+    flag = f"--position-{option.replace('_', '-')}"
+    with pytest.raises(SystemExit):
+        parser.parse_args([flag, "owl"])
+    error = capsys.readouterr().err
+    assert f"argument {flag}: 'owl' is not allowed; allowed: " in error
+    assert not [name for name in OPTIONS if name in error and "_" in name]
+
+
+@pytest.mark.parametrize(("domain", "architecture"), itertools.product(DOMAINS, ARCHITECTURES))
+def test_an_unknown_type_is_answered_with_those_of_the_model(domain, architecture):
+    with pytest.raises(ValueError, match="position_embedding='cap' is unknown") as refused:
+        PositionConfig("cap", domain, architecture)
+    allowed = str(refused.value).partition("allowed: ")[2].removesuffix(". Choose one.")
+    assert allowed.split(", ") == list(types_of(architecture, domain))
 
 
 # ---- defaults ------------------------------------------------------------------------------------

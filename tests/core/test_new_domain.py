@@ -1,6 +1,7 @@
 """A domain that this package has never seen costs one row: video, with time, height and width."""
 
 import argparse
+import dataclasses
 import math
 
 import pytest
@@ -40,7 +41,12 @@ def _video(monkeypatch):
         steps="tubes",
         axis="position (normalised)",
         grid=("times", "rows", "columns"),
-        defaults={"max_global_shift": 0.25, "max_global_scale": 1.2, "relative_context": 3},
+        defaults={
+            "max_global_shift": 0.25,
+            "max_global_scale": 1.2,
+            "mean_normalize": False,
+            "relative_context": 3,
+        },
         table_size=SIZE,
     )
     monkeypatch.setitem(DOMAINS, "video", row)
@@ -59,6 +65,19 @@ def test_settings_have_its_defaults_and_errors_its_unit():
         PositionConfig("cape", "video", max_global_shift=-1)
     with pytest.raises(ValueError, match="domain='film' is unknown; allowed: .*video"):
         PositionConfig("cape", "film")
+
+
+def test_a_default_that_its_row_lacks_is_named(monkeypatch):
+    monkeypatch.setitem(DOMAINS, "video", dataclasses.replace(DOMAINS["video"], defaults={}))
+    for name, option in (("cape", "max_global_shift"), ("relpos", "relative_context")):
+        with pytest.raises(ValueError, match=f"domain 'video' has no default of {option}; add"):
+            PositionConfig(name, "video")
+    assert PositionConfig("relpos", "video", relative_context=2).relative_context == 2
+
+
+def test_frequencies_of_another_number_of_axes_are_refused_by_the_numbers_of_domains():
+    with pytest.raises(ValueError, match=r"2 coordinates.* for 3; .*2 \(image\), 3 \(video\)"):
+        make("sinpos")(patch_positions(3, 4))
 
 
 def test_flags_name_it():

@@ -1,7 +1,9 @@
 """A family of models that this package has never seen costs one row: pictures read its checkpoints
 without its host."""
 
+import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 from cape_plugins import PositionConfig, build_position_encoder
 from cape_plugins.cli import main
 from cape_plugins.families import FAMILY_ROWS, Family, Side, add_family_row, find_family
+from cape_plugins.pictures import checkpoint
 from cape_plugins.pictures.checkpoint import read_stack
 
 WIDTH, PADDING = 12, 3
@@ -94,3 +97,12 @@ def test_it_is_drawn_and_errors_name_it(figures, tmp_path, capsys):
         main(words)
     assert "'crow' is unknown; allowed: marian," in (error := capsys.readouterr().err)
     assert "owl" in error
+    assert "cape_plugins.families.add_family_row" in error
+
+
+def test_a_package_adds_its_rows_by_an_entry_point(tmp_path, monkeypatch):
+    folder = save(tmp_path / "wren", "wren", position_embedding={"type": "cape"})
+    row = dataclasses.replace(FAMILY_ROWS["owl"], model_type="wren")
+    groups = {"cape_plugins.families": [SimpleNamespace(load=lambda: add_family_row(row))]}
+    monkeypatch.setattr(checkpoint, "entry_points", lambda group: groups[group])
+    assert read_stack(folder).config == PositionConfig("cape", "audio")

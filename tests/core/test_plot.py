@@ -2,6 +2,7 @@
 the command refuses. Their numbers are in test_views.py."""
 
 import argparse
+import json
 import re
 import sys
 
@@ -317,8 +318,7 @@ def test_maps_show_the_channels_that_were_asked_for(figures, tmp_path):
         ("similarity --lengths 5 --output /dev/null/x.png", ["--output /dev/null/x.png", "folder"]),
         ("similarity --model nowhere", ["--model nowhere", "no such file"]),
         ("similarity --checkpoint nowhere", ["--model nowhere", "no such file"]),  # as it was
-        ("similarity --model x --dim 4", ["--dim 4", "--model"]),
-        ("similarity --model x --position-embedding cape", ["--position-embedding cape"]),
+        ("similarity --model nowhere --domain audio", ["--model nowhere", "no such file"]),
         ("similarity --channels 1", ["--channels"]),
     ],
 )
@@ -329,6 +329,15 @@ def test_bad_input_is_refused(words, said, tmp_path, monkeypatch, capsys):
     message = capsys.readouterr().err
     assert all(part in message for part in said), message
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", ["--dim 4", "--domain audio", "--position-embedding cape"])
+def test_settings_beside_those_of_a_model_are_refused(words, tmp_path, capsys):
+    saved = {"model_type": "marian", "d_model": 8}
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    with pytest.raises(SystemExit, match="2"):
+        main(["plot", "similarity", "--model", str(tmp_path), *words.split()])
+    assert f"error: {words} contradicts --model" in capsys.readouterr().err
 
 
 def test_unreadable_checkpoints_are_named(tmp_path, capsys):

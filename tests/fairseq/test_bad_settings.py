@@ -251,7 +251,10 @@ def test_train_command_stops_at_a_bad_value(run_cli, corpus, tmp_path):
     words = train_words(corpus.binary, tmp_path / "run", "--position-max-local-shift", "0.7")
     result = run_cli(*words, check=False)
     assert result.returncode == 2
-    assert "--position-max-local-shift: max_local_shift='0.7' is not allowed" in result.stderr
+    assert (
+        "argument --position-max-local-shift: '0.7' is not allowed; allowed: 0 to 0.5"
+        in result.stderr
+    )
     assert not (tmp_path / "run").exists()
 
 

@@ -45,7 +45,7 @@ def test_what_is_compared_without_being_named():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("rope",), "--compare rope is unknown; allowed: nopos, .*, cape-still"),
+        (("rope",), "--compare rope is unknown; allowed: nopos, .*, cape-still; choose one"),
         (("cape", "cape"), "--compare cape is given twice"),
         (("cape-still:colour=1",), "'colour=1' is no option=value; options: max_global_shift, "),
         (("cape-still:max_offset=1",), "position embedding cape-still.*has no effect"),

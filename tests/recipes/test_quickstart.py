@@ -3,6 +3,7 @@
 import csv
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -131,23 +132,38 @@ def test_seeds_differ(finished):
 
 
 @pytest.mark.slow
-def test_killed_quickstart_leaves_no_training_behind_and_goes_on(run_cli, repo_root, tmp_path):
+def test_ended_quickstart_leaves_no_training_behind_and_says_that_it_goes_on(repo_root, tmp_path):
+    """By Ctrl-C, then by a kill. As a file, which needs no path."""
     args = ["--updates", "100000", "--train-size", "400", "--test-size", "24", "--jobs", "1"]
-    command = [sys.executable, "-m", "recipes.mt.quickstart", *args, "--variants", "sinpos"]
-    environment = {**os.environ, "PYTHONPATH": str(repo_root)}
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL
-    ) as process:
-        log = tmp_path / "build/quickstart/number_lists/runs/sinpos-seed1/train.log"
-        deadline = time.monotonic() + 600
-        while not (log.exists() and "train_inner" in log.read_text()):
-            assert time.monotonic() < deadline
-            time.sleep(0.5)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) != 0
-    size = log.stat().st_size
-    time.sleep(2)
-    assert log.stat().st_size == size
+    command = [sys.executable, repo_root / "recipes/mt/quickstart.py", *args]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    run = tmp_path / "build/quickstart/number_lists/runs/sinpos-seed1"
+    outputs = []
+    for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        with subprocess.Popen(
+            [*command, "--variants", "sinpos"],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process:
+            log, deadline = run / "train.log", time.monotonic() + 600
+            size = log.stat().st_size if log.exists() else 0
+            while not (
+                (run / "checkpoint_last.pt").exists() and "train_inner" in log.read_text()[size:]
+            ):
+                assert time.monotonic() < deadline
+                time.sleep(0.5)
+            process.send_signal(number)
+            outputs.append(process.communicate(timeout=60)[0])
+        assert process.returncode == status
+        size = log.stat().st_size
+        time.sleep(2)
+        assert log.stat().st_size == size
+    assert "\ninterrupted; the same command goes on" in outputs[0]
+    assert "goes on from update" not in outputs[0]
+    assert re.search(r"sinpos seed 1: goes on from update [1-9]", outputs[1])
     assert not (tmp_path / "results").exists()
 
 

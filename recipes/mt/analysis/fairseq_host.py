@@ -85,9 +85,8 @@ class FairseqTranslator(Translator):
 
     def load(self) -> nn.Module:
         try:
-            (model,), *_ = checkpoint_utils.load_model_ensemble_and_task(
-                [str(self.path)], task=self.task, state=self._read()
-            )
+            how = {"task": self.task, "state": self._read()}
+            (model,), *_ = checkpoint_utils.load_model_ensemble_and_task([str(self.path)], **how)
         except (ValueError, RuntimeError) as error:
             raise CommandError(f"--model {self.path}: cannot be built ({reason(error)})") from None
         return model

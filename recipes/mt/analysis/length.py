@@ -35,7 +35,5 @@ def run(args: argparse.Namespace) -> None:
     counts = {row["source_words"]: row["count"] for row in rows}
     sentences = ", ".join(f"{label}: {count}" for label, count in counts.items())
     facts = options.facts(args, models, sentences=sentences, metrics=METRICS_ARE)
-    more = {"name": "length", "groups_are": "source words"}
-    write_scores(
-        args.output, "Scores by source length", rows, "source_words", metrics, facts, **more
-    )
+    title, more = "Scores by source length", {"name": "length", "groups_are": "source words"}
+    write_scores(args.output, title, rows, "source_words", metrics, facts, **more)
