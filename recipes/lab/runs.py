@@ -155,5 +155,7 @@ def run_all(jobs: Sequence[Callable[[], Any]], workers: int) -> list[Any]:
             return [future.result() for future in futures]
         except BaseException:  # also Ctrl-C: start nothing more and leave no training behind
             pool.shutdown(wait=False, cancel_futures=True)
-            steps.stop_children()
+            while not all(future.done() for future in futures):
+                steps.stop_children()  # again: a job between two of them would start the next
+                wait(futures, timeout=0.2)
             raise

@@ -4,12 +4,15 @@ import os
 import shlex
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from recipes.lab.options import usable_folder
-from recipes.lab.steps import ChildError, CommandError, progress, run_main
+from recipes.lab.runs import run_all
+from recipes.lab.steps import ChildError, CommandError, progress, run_main, run_module
 from tests.conftest import ROOT
 
 
@@ -38,6 +41,32 @@ def test_a_defect_keeps_its_traceback():
 
     with pytest.raises(ZeroDivisionError):
         run_main(main)
+
+
+def test_a_job_between_two_commands_starts_none_that_stays(tmp_path, monkeypatch):
+    """What a job starts after another has failed is ended, too, and not waited for."""
+    (tmp_path / "sleeper.py").write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    failed, ended = threading.Event(), []
+
+    def fail():
+        failed.set()
+        raise ChildError("training failed")
+
+    def start_late():
+        failed.wait()
+        time.sleep(0.5)  # the commands that ran have been ended by now
+        try:
+            run_module("sleeper", log=tmp_path / "log")
+        except ChildError as error:
+            ended.append(str(error))
+            raise
+
+    begin = time.monotonic()
+    with pytest.raises(ChildError, match="training failed"):
+        run_all([start_late, fail], 2)
+    assert time.monotonic() - begin < 30
+    assert "exit status -9" in ended[0]
 
 
 def test_folders_are_made_below_existing_ones_only(tmp_path, monkeypatch):
