@@ -130,7 +130,8 @@ class CapeWhisperModel(PositionModelMixin, WhisperModel):
         if encoder_outputs is None:
             features, mask = split_mask(input_features, attention_mask, self.config)
             if features.shape == input_features.shape:
-                input_features = self._mask_input_features(features, mask)
+                if features.shape[2] >= self.config.mask_time_length:  # else no span has room
+                    input_features = self._mask_input_features(features, mask)
                 draw = draw_positions(self.encoder.positions, features) if draw is None else draw
                 if decoder_draw is None:
                     decoder_draw = draw_positions(self.decoder.positions, features)

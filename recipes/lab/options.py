@@ -216,8 +216,7 @@ def add_compared(
     arguments.add_position_args(parser, domain, text, architecture)
 
 
-def _sole(default: Sequence[str]) -> str:
-    """The type that options alone belong to."""
+def _sole(default: Sequence[str]) -> str:  # the type that options alone belong to
     return default[0] if len(default) == 1 else DEFAULT_TYPE
 
 

@@ -302,3 +302,14 @@ def test_long_labels_train():
     assert switched()(WHOLE[:1], labels=labels).loss.isfinite()
     with pytest.raises(ValueError, match="cannot exceed"):
         switched("sinpos")(WHOLE[:1], labels=labels)
+
+
+def test_spec_augment_leaves_the_shortest_recordings_alone():
+    """Stock recordings have 3000 frames; one of fewer than a span cannot be masked."""
+    masks = {"apply_spec_augment": True, "mask_time_prob": 0.5, "mask_time_length": 10}
+    model, seen = switched("cape", **masks).train(), []
+    model.model.encoder.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    for frames in (8, 40):
+        inputs = features(1, frames)
+        model(inputs.clone(), decoder_input_ids=torch.ones(1, 3, dtype=torch.long))
+        assert torch.equal(seen[-1], inputs) == (frames < 10)
