@@ -190,7 +190,8 @@ class PositionConfig:
 
     def _check_type(self) -> None:
         types = types_of(self.architecture, self.domain)
-        if self.type in (*types,) or self.type not in (*ROTARY_TYPES, *TYPES):
+        # lists, because what a caller gives may have no hash
+        if self.type in list(types) or self.type not in [*ROTARY_TYPES, *TYPES]:
             return choose("position_embedding", self.type, types)
         if self.architecture == ROTARY and self.type not in ROTARY_TYPES:
             raise ValueError(

@@ -190,7 +190,8 @@ def recognise_as_whisper(model_type: str) -> None:
     def sanitize_parameters(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.model.config.model_type == model_type:
             self.type = "seq2seq_whisper"
-            self.__class__ = NaturalLengthPipeline
+            if type(self) is AutomaticSpeechRecognitionPipeline:  # not a subclass of the caller
+                self.__class__ = NaturalLengthPipeline
         return stock_parameters(self, *args, **kwargs)
 
     AutomaticSpeechRecognitionPipeline._sanitize_parameters = sanitize_parameters

@@ -1,4 +1,4 @@
-"""What the language models learn: tasks with one right answer at any length, and texts.
+"""Data of the language models: tasks with one right answer at any length, and texts.
 
 Sources: the tasks of Kazemnejad et al., "The Impact of Positional Encoding on Length Generalization
 in Transformers" (2023), for decoders; reversal and addition also of Ruoss et al. (2023).

@@ -156,7 +156,7 @@ def by_position(values: Tensor, ends: Sequence[int]) -> dict[str, float]:
 
 
 class Exam(NamedTuple):
-    """What a model is trained on and how it is tested.
+    """Training data of a model, and its test.
 
     Attributes:
         make_train_set: Makes samples with ``input_ids`` and ``labels``.
