@@ -1,0 +1,133 @@
+"""Tasks whose label at a place is the symbol that stood at a fixed offset from it, one row for each
+domain. Symbols are independent, so that nothing but positions leads to the label: a model without
+them cannot do better than chance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from cape_plugins.positions import Positions, frame_positions, patch_positions, token_positions
+
+SYMBOLS = 4  # equally frequent
+CHANCE = 100 * (1 - 1 / SYMBOLS)  # errors of a guess, in percent
+
+
+class Batch(NamedTuple):
+    """Inputs with their labels.
+
+    Attributes:
+        symbols: ``[B, T]`` int64.
+        labels: ``[B, T]`` int64.
+        scored: ``[T]`` bool, False where the offset leads out of the input.
+    """
+
+    symbols: Tensor
+    labels: Tensor
+    scored: Tensor
+
+
+class Task(NamedTuple):
+    """A row of :data:`TASKS`.
+
+    Attributes:
+        summary: What is asked, for people.
+        train: Size of inputs in training: frames, tokens, or patches on each side.
+        tests: Sizes of inputs in tests, the size of training first.
+        batch: Makes inputs: called with their number, their size and a generator.
+        positions: Positions of inputs, of their number, their size and a device.
+        shown: Size to the number that tables and pictures show.
+        axis: What these numbers are.
+        options: Values of options that fit the tests, for the types that have the option: training
+            reaches as far as the largest test, and relative distances as far as training.
+    """
+
+    summary: str
+    train: int
+    tests: Sequence[int]
+    batch: Callable[[int, int, torch.Generator], Batch]
+    positions: Callable[[int, int, torch.device], Positions]
+    shown: Callable[[int], float]
+    axis: str
+    options: Mapping[str, Any]
+
+
+# ---- audio: 10 frames a second ------------------------------------------------------------------
+
+FRAME_SECONDS = 0.1
+LAG = 3  # frames or tokens
+
+
+def lagged(count: int, length: int, generator: torch.Generator) -> Batch:
+    """Sequences; the label is the symbol LAG places before."""
+    symbols = torch.randint(SYMBOLS, (count, length), generator=generator)
+    return Batch(symbols, symbols.roll(LAG, 1), torch.arange(length) >= LAG)
+
+
+def frames(count: int, length: int, device: torch.device) -> Positions:
+    """Frames at FRAME_SECONDS."""
+    return frame_positions(torch.full((count,), length, device=device), FRAME_SECONDS, length)
+
+
+def tokens(count: int, length: int, device: torch.device) -> Positions:
+    """Tokens without padding."""
+    return token_positions(torch.ones(count, length, dtype=torch.bool, device=device))
+
+
+# ---- images: one picture at several resolutions --------------------------------------------------
+
+CELLS = 8  # on each side of a picture
+STEP = (1, -2)  # from a cell to the one with its label: rows, columns
+
+
+def scanned(count: int, side: int, generator: torch.Generator) -> Batch:
+    """Pictures of CELLS x CELLS symbols, scanned with `side` x `side` patches; the label of a patch
+    is the symbol of the cell that is STEP cells away from its own."""
+    picture = torch.randint(SYMBOLS, (count, CELLS, CELLS), generator=generator)
+    cell = torch.arange(side) * CELLS // side
+    inside = [(cell - step >= 0) & (cell - step < CELLS) for step in STEP]
+    labels = picture.roll(STEP, (1, 2))
+    seen, asked = (grid[:, cell][:, :, cell].flatten(1) for grid in (picture, labels))
+    return Batch(seen, asked, (inside[0][:, None] & inside[1]).flatten())
+
+
+def patches(count: int, side: int, device: torch.device) -> Positions:
+    """Patches of square pictures, which share their positions."""
+    return patch_positions(side, side, device=device)
+
+
+TASKS: dict[str, Task] = {
+    "audio": Task(
+        f"the symbol that stood {LAG * FRAME_SECONDS:g} s before",
+        40,
+        (40, 80, 160, 320, 640),
+        lagged,
+        frames,
+        lambda length: length * FRAME_SECONDS,
+        "length (s)",
+        {"max_global_shift": 30.0, "max_offset": 600, "max_position": 640, "relative_context": 16},
+    ),
+    "text": Task(
+        f"the token that stood {LAG} tokens before",
+        40,
+        (40, 80, 160, 320),
+        lagged,
+        tokens,
+        float,
+        "length (tokens)",
+        {"max_global_shift": 280, "max_offset": 280, "max_position": 320, "relative_context": 16},
+    ),
+    "image": Task(
+        "what stands one cell above and two to the right in a picture of 8 x 8 cells",
+        8,
+        (8, 12, 16, 24),
+        scanned,
+        patches,
+        float,
+        "patches on each side",
+        {},
+    ),
+}
