@@ -157,8 +157,8 @@ def notes(corpus: Corpus, config: PositionConfig, unit: str) -> list[str]:
     if shift > WIDE * median(corpus.lengths):
         times = shift / median(corpus.lengths)
         lines.append(
-            f"warning: the shift is {times:.1f} times the median length of training. So wide a shift "
-            "takes longer to learn: on captions of 19 tokens a shift of 50 cost 4.7 BLEU "
+            f"warning: the shift is {times:.1f} times the median length of training. So wide a "
+            "shift takes longer to learn: on captions of 19 tokens a shift of 50 cost 4.7 BLEU "
             "after 1200 updates and 3.3 after 4800 (docs/results.md, Multi30k). Train longer, "
             "or choose a smaller shift for a smaller reach."
         )

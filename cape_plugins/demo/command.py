@@ -192,7 +192,7 @@ def _cells(rows: Rows, task: Task) -> list[dict[str, str]]:
             f"{task.shown(size):g}": _plus_minus([row["errors"][size] for row in group])
             for size in task.tests
         }
-        | {"training (s)": f"{mean(row['train_seconds'] for row in group):.0f}"}
+        | {"training (CPU s)": f"{mean(row['train_seconds'] for row in group):.0f}"}
         for name, group in _by_type(rows).items()
     ]
 
@@ -229,7 +229,8 @@ def _how_made(args: argparse.Namespace, compared: dict[str, dict[str, Any]]) -> 
         "## How it was made",
         "",
         f"- **Command**: `{shlex.join(['cape-plugins', *args.argv])}`",
-        f"- **Machine**: {platform.machine()}, {args.jobs} trainings side by side, one thread each",
+        f"- **Machine**: {platform.processor() or platform.machine()}; {args.jobs} trainings side "
+        "by side, one thread each",
         f"- **Versions**: Python {platform.python_version()}, torch {torch.__version__}",
         f"- **Model**: {LAYERS} pre-norm layers, {SYMBOLS} symbols; {args.updates} updates of "
         f"{BATCH} inputs, AdamW with one cycle of the learning rate",

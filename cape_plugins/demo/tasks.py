@@ -58,7 +58,7 @@ class Task(NamedTuple):
 # ---- audio: 10 frames a second ------------------------------------------------------------------
 
 FRAME_SECONDS = 0.1
-LAG = 3  # frames or tokens
+LAG = 5  # frames or tokens
 
 
 def lagged(count: int, length: int, generator: torch.Generator) -> Batch:
@@ -102,8 +102,8 @@ def patches(count: int, side: int, device: torch.device) -> Positions:
 TASKS: dict[str, Task] = {
     "audio": Task(
         f"the symbol that stood {LAG * FRAME_SECONDS:g} s before",
-        40,
-        (40, 80, 160, 320, 640),
+        20,
+        (20, 40, 80, 160, 320, 640),
         lagged,
         frames,
         lambda length: length * FRAME_SECONDS,
@@ -112,13 +112,13 @@ TASKS: dict[str, Task] = {
     ),
     "text": Task(
         f"the token that stood {LAG} tokens before",
-        40,
-        (40, 80, 160, 320),
+        20,
+        (20, 40, 80, 160),
         lagged,
         tokens,
         float,
         "length (tokens)",
-        {"max_global_shift": 280, "max_offset": 280, "max_position": 320, "relative_context": 16},
+        {"max_global_shift": 140.0, "max_offset": 140, "max_position": 160, "relative_context": 16},
     ),
     "image": Task(
         "what stands one cell above and two to the right in a picture of 8 x 8 cells",
