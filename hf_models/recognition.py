@@ -12,7 +12,7 @@ _KNOWN: dict[str, tuple[str, type]] = {}
 
 
 def recognise_as(
-    model_type: str, kind: str, pipeline: type = AutomaticSpeechRecognitionPipeline
+    model_type: str, way: str, pipeline: type = AutomaticSpeechRecognitionPipeline
 ) -> None:
     """Tells the pipeline of transformers how a type of models recognises.
 
@@ -20,10 +20,10 @@ def recognise_as(
 
     Args:
         model_type: Type of the models.
-        kind: How stock code names their way: "ctc", "seq2seq" or "seq2seq_whisper".
+        way: How they recognise, as stock code names it: "ctc", "seq2seq" or "seq2seq_whisper".
         pipeline: Class of their pipelines; one that a caller has made a subclass of stays.
     """
-    _KNOWN[model_type] = kind, pipeline
+    _KNOWN[model_type] = way, pipeline
 
 
 class BinsFirstPipeline(AutomaticSpeechRecognitionPipeline):
