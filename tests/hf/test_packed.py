@@ -189,6 +189,7 @@ def test_packed_texts_may_begin_anywhere():
     model = model_of({"type": "cape", "max_global_scale": 2.0, "max_local_shift": 0}).train()
     positions = torch.cat((torch.arange(5), torch.arange(3, 10)))[None]
     assert number_texts(positions).tolist() == [[0] * 5 + [1] * 7]
+    assert number_texts(torch.tensor([[0, 1, 5, 6, 2, 2]])).tolist() == [[0, 0, 1, 1, 2, 3]]
     ids = torch.ones(1, 12, dtype=torch.long)
     moved = moved_positions(model, input_ids=ids, position_ids=positions)[0]
     first, second = moved[1], moved[5] / 3  # their scales
