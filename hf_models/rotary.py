@@ -7,6 +7,7 @@ texts: positions are moved inside the module that turns them into angles.
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 from typing import Any, NamedTuple
 
@@ -167,9 +168,12 @@ def sample_texts(encoder: PositionEncoder, position_ids: Tensor) -> Tensor:
 _TAGS = [torch.Tag.nondeterministic_seeded]
 if hasattr(torch.Tag, "cudagraph_unsafe"):
     _TAGS.append(torch.Tag.cudagraph_unsafe)
+_tagged: Any = {"tags": _TAGS}
+if "tags" not in inspect.signature(torch.library.custom_op).parameters:  # torch before 2.7
+    _tagged = {}
 
 
-@torch.library.custom_op("cape_plugins::sample_positions", mutates_args=(), tags=_TAGS)
+@torch.library.custom_op("cape_plugins::sample_positions", mutates_args=(), **_tagged)
 def sample_positions(position_ids: Tensor, settings: str) -> Tensor:
     """:func:`sample_texts` as an operator, which torch.compile does not look into.
 
