@@ -176,7 +176,7 @@ class PositionConfig(OptionFields):
     def random(self) -> bool:
         """True if training draws random numbers."""
         drawn = self.max_global_shift or self.max_local_shift or self.max_offset or self.sampling
-        return bool(drawn) or self.max_global_scale != 1.0
+        return self.augment_probability > 0 and (bool(drawn) or self.max_global_scale != 1.0)
 
     @property
     def alpha(self) -> float:

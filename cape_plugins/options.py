@@ -97,6 +97,16 @@ class OptionFields:
         high=1_000_000,
         training=True,
     )
+    augment_probability: float | None = option_field(
+        "float",
+        1.0,
+        "",
+        "probability with which training augments a sample: its shift, local shift, scale, offset "
+        "or drawn positions together, source and target alike; the other samples have their "
+        "positions of evaluation; 1 in the papers",
+        high=1,
+        training=True,
+    )
     random_evaluation: bool | None = option_field(
         "bool",
         False,

@@ -116,7 +116,7 @@ def test_numbers_of_numpy_become_plain():
 def other_than_off(option):
     meta = OPTIONS[option]
     return {
-        "float": meta.get("high", 2.0),
+        "float": 0.5 if meta.get("high") == meta["off"] else meta.get("high", 2.0),
         "int": 7,
         "bool": True,
         "choice": meta.get("choices", (None,))[-1],
