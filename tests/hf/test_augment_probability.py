@@ -8,19 +8,22 @@ import pytest
 import torch
 from transformers import Trainer, TrainingArguments
 
+import hf_models
 from cape_plugins import PositionEncoder
 from tests.hf.test_hosts import Samples
 from tests.support.hf import ALPHA, FAMILIES, OF_FAMILY, STACKS, VARIANTS, batch, loss, seam
+from tests.support.whisper import LABELS, MASK, RAGGED, make_stock
 
 HALF = {"augment_probability": 0.5}
 RANDOM_TYPES = ("shape", "cape", "randpos", "rfs")
 RANDOM = [(family, name) for family in STACKS for name in VARIANTS[family] if name in RANDOM_TYPES]
+# The decoder of speech has settings of its own, and draws by them.
+OF_ONE_SETTING = [(family, name) for family, name in RANDOM if family != "speech_to_text"]
 WITH_DECODER = [
     ("marian", {"type": "shape"}),
     ("marian", {"type": "cape", "source_scale": ALPHA, "synchronize": False}),
     ("speech_to_text", {"type": "cape"}),
     ("speech_to_text", {"type": "shape"}),
-    ("whisper", {"type": "cape"}),
 ]
 
 
@@ -40,6 +43,18 @@ def drawn(monkeypatch):
 @pytest.mark.parametrize(("family", "settings"), WITH_DECODER)
 def test_encoder_and_decoder_that_draw_for_themselves_are_augmented_alike(family, settings, drawn):
     model, inputs = FAMILIES[family].build({**settings, **HALF}).train(), batch(family)
+    assert_augmented_alike(model, inputs, drawn)
+
+
+def test_encoder_and_decoder_of_whisper_are_augmented_alike(drawn):
+    cape = {"type": "cape"}
+    model = hf_models.switch(make_stock(), {**cape, **HALF}, decoder_position_embedding=cape)
+    inputs = {"input_features": RAGGED, "attention_mask": MASK, "labels": LABELS}
+    assert_augmented_alike(model.train(), inputs, drawn)
+
+
+def assert_augmented_alike(model, inputs, drawn):
+    """In forwards that draw twice."""
     with torch.no_grad():
         for _ in range(20):
             model(**inputs)
@@ -72,7 +87,7 @@ def outcome(family, settings):
     return [value, *(p.grad for p in model.parameters() if p.grad is not None)]
 
 
-@pytest.mark.parametrize(("family", "name"), RANDOM)
+@pytest.mark.parametrize(("family", "name"), OF_ONE_SETTING)
 def test_probability_0_is_the_model_without_augmentation(family, name):
     """Loss and gradients, bit for bit; those of probability 1 are others."""
     plain = {"type": "rope" if "rope" in OF_FAMILY[family] else "sinpos"}
@@ -83,8 +98,6 @@ def test_probability_0_is_the_model_without_augmentation(family, name):
         ours["mean_normalize"] = False
     if name == "cape" and "rope" in OF_FAMILY[family]:
         ours["max_global_scale"] = 2.0
-    if family == "speech_to_text":  # a decoder has settings of its own
-        pytest.skip("its decoder draws by its own settings")
     expected = outcome(family, {**plain, **options})
     actual = outcome(family, {**ours, **options, "augment_probability": 0})
     augmented = outcome(family, {**ours, **options})
