@@ -223,7 +223,7 @@ class RecognitionModel:
                 **kwargs,
             )
             if decoder_draw is None and frames is not None:
-                decoder_draw = draw_positions(self.decoder.positions, frames)
+                decoder_draw = draw_positions(self.decoder.positions, frames, draw)
         if getattr(encoder_outputs, "attention_mask", None) is not None:
             kwargs["encoder_attention_mask"] = encoder_outputs.attention_mask
         with self.decoder.using(decoder_draw):
