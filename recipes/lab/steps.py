@@ -187,9 +187,15 @@ def record(folder: Path, settings: Mapping[str, Any]) -> None:
         json.dump(_plain(settings), file, indent=1, sort_keys=True)
 
 
-def step(folder: Path, settings: Mapping[str, Any], make: Callable[[Path], None]) -> Path:
-    """Make `folder` by ``make(temporary folder)``, unless it is finished. Returns `folder`."""
-    if not matches(folder, settings):
+def step(
+    folder: Path,
+    settings: Mapping[str, Any],
+    make: Callable[[Path], None],
+    unset: Mapping[str, Any] | None = None,
+) -> Path:
+    """Make `folder` by ``make(temporary folder)``, unless it is finished; see :func:`matches` for
+    `unset`. Returns `folder`."""
+    if not matches(folder, settings, unset=unset):
         shutil.rmtree(folder, ignore_errors=True)
         with building(folder) as partial:
             make(partial)
