@@ -154,7 +154,7 @@ DIFFERING = {
     "--source-lang": "a column of a table, or the language of binarised data",
     "--target-lang": "likewise",
     "--test": "test data of the caller: a pair of texts, or the name of a manifest",
-    "--test-lengths": "of exercises and texts, or seconds of speech; of plot an earlier name of --test-sizes",
+    "--test-lengths": "tokens or seconds of a recipe; of plot an earlier name of --test-sizes",
     "--test-size": "pairs or utterances of the built-in data",
     "--test-sizes": "as --sizes",
     "--test-split": "evaluate tests the whole of the only split",

@@ -81,7 +81,7 @@ def test_command_tests_by_length(tmp_path, monkeypatch, capsys):
     head = "(mean ± sample standard deviation of 2 seeds) | 0.3 s | 0.6 s | 1.2 s |"
     for words in (head, "cape:max_global_shift=1 M-inc |", "AdamW, utterances per step: 4"):
         assert words in page
-        assert words in capsys.readouterr().out or words.startswith(("cape", "AdamW"))
+    assert head in capsys.readouterr().out
     assert (output / "lengths.png").read_bytes().startswith(b"\x89PNG")
 
 
