@@ -357,7 +357,7 @@ def join_and_cut(corpus: Corpus, train: float | None, tests: Sequence[float]) ->
         if present < least:
             option = "--test-lengths" if split == "test" and tests else "--train-length"
             raise CommandError(
-                f"{option} {least * HOP_SECONDS:g}: {split} has {present * HOP_SECONDS:.1f} s of "
+                f"{option} {least * HOP_SECONDS:g}: {split} has {present * HOP_SECONDS:.2f} s of "
                 "speech; give a shorter length or more data"
             )
     whole = _pieces(splits["test"], needed["test"])

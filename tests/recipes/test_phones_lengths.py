@@ -53,8 +53,8 @@ def test_either_length_may_be_left_out():
 @pytest.mark.parametrize(
     ("train", "tests", "message"),
     [
-        (0.15, (), "--train-length 0.15: dev has 0.1 s of speech"),
-        (0.05, (0.1, 0.4), "--test-lengths 0.4: test has 0.3 s of speech"),
+        (0.15, (), "--train-length 0.15: dev has 0.14 s of speech"),
+        (0.05, (0.1, 0.4), "--test-lengths 0.4: test has 0.35 s of speech"),
     ],
 )
 def test_too_little_speech_is_named(train, tests, message):
