@@ -139,6 +139,7 @@ def test_mistakes_are_one_line_in_every_program(parsers, capsys):
 
 # Options whose values or texts are not the same in all programs that have them, and why
 DIFFERING = {
+    "--batch-size": "utterances of a training step, or images of a test",
     "--bins": "each analysis has bins of its own: seconds, words, positions, pixels",
     "--data": "what a recipe reads: folders of manifests, pairs of texts, folders of recordings",
     "--dataset": "evaluate takes several",
