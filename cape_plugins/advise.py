@@ -28,13 +28,11 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-import torch
-
 from cape_plugins.alpha import TokenCounts, count_text_files, text_lines
 from cape_plugins.arguments import PREFIX, TYPE_ARG, flag
 from cape_plugins.config import PositionConfig
 from cape_plugins.domains import DOMAINS, Domain
-from cape_plugins.encodings import FREQUENCIES
+from cape_plugins.encodings import Sinusoid
 from cape_plugins.registry import DEFAULT_TYPE
 
 REACHED = 0.05  # share of the training inputs that reach T
@@ -189,12 +187,10 @@ def _notes_on_grids(corpus: Corpus, config: PositionConfig) -> list[str]:
 
 
 def aliasing(domain_name: str, side: int) -> float:
-    """Share of the channels that turn by more than half a circle between neighbours on some axis
-    of a grid of `side` positions, so that their order cannot be told (CAPE Eq. 4)."""
+    """Share of the channels that alias on a grid of `side` positions on each axis."""
     domain = DOMAINS[domain_name]
-    function = FREQUENCIES.get(domain.frequencies, domain.frequencies)
-    turns = function(domain.dim, torch.device("cpu")).abs() * 2 / max(1, side - 1)
-    return (turns > math.pi).any(0).float().mean().item()
+    sinusoid = Sinusoid(domain.dim, domain.frequencies)
+    return sinusoid.aliased(*[side] * len(domain.grid)) / domain.dim
 
 
 # ---- input --------------------------------------------------------------------------------------

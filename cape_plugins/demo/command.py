@@ -183,9 +183,7 @@ def _plus_minus(values: Sequence[float]) -> str:
 def _cells(rows: Rows, task: Task) -> list[dict[str, str]]:
     """A line of the table for each type."""
     seeds = len({row["seed"] for row in rows})
-    corner = (
-        f"type (mean ± standard deviation of {seeds} seeds)" if seeds > 1 else "type (one seed)"
-    )
+    corner = f"mean ± standard deviation of {seeds} seeds" if seeds > 1 else "one seed"
     return [
         {f"type ({corner})": name}
         | {

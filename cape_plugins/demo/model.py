@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from cape_plugins.config import PositionConfig
 from cape_plugins.demo.tasks import SYMBOLS, TASKS, Task
-from cape_plugins.domains import DOMAINS
 from cape_plugins.encoder import build_position_encoder, combine
 from cape_plugins.positions import Positions
 from cape_plugins.relative import relative_attention
@@ -23,7 +22,7 @@ BATCH = 16
 UPDATES = 400
 LEARNING_RATE = 3e-3
 TEST_SEED = 2**31  # of the inputs of tests, the same for all models
-TEST_PLACES = 5120  # frames, tokens or patches of a test, at least
+TEST_PLACES = 5120  # frames or tokens of a test, at least
 
 
 class Layer(nn.Module):
@@ -37,14 +36,14 @@ class Layer(nn.Module):
         relative = number < config.relative_depth(LAYERS)
         self.relative = build_relative_positions(config, DIM // HEADS, HEADS) if relative else None
 
-    def forward(self, x: Tensor, sides: tuple[int, ...] | None) -> Tensor:
-        """``[B, T, DIM]`` to the same; `sides` of a grid, in patches."""
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, T, DIM]`` to the same."""
         parts = self.project(self.norms[0](x)).chunk(3, -1)
         query, key, value = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in parts)
         if self.relative is None:
             heads = F.scaled_dot_product_attention(query, key, value)
         else:
-            heads, _ = relative_attention(query, key, value, self.relative, patches=sides)
+            heads, _ = relative_attention(query, key, value, self.relative)
         x = x + self.out(heads.transpose(1, 2).flatten(2))
         return x + self.feed(self.norms[1](x))
 
@@ -52,7 +51,7 @@ class Layer(nn.Module):
 class Labeller(nn.Module):
     """A Transformer encoder that gives each place of its input a label."""
 
-    def __init__(self, config: PositionConfig, table_size: int | tuple[int, int]) -> None:
+    def __init__(self, config: PositionConfig, table_size: int) -> None:
         super().__init__()
         self.embed = nn.Embedding(SYMBOLS, DIM)
         self.encode = build_position_encoder(config, DIM, table_size=table_size)
@@ -64,7 +63,7 @@ class Labeller(nn.Module):
         draw = self.encode.draw(len(symbols), symbols.device)
         x = combine(self.embed(symbols), self.encode(positions, draw))
         for layer in self.layers:
-            x = layer(x, positions.patches)
+            x = layer(x)
         return self.head(self.norm(x))
 
 
@@ -108,8 +107,7 @@ def train_and_test(job: Job) -> dict[str, Any]:
 def _train_and_test(job: Job) -> dict[str, Any]:
     task, start = TASKS[job.domain], time.process_time()
     config = PositionConfig.from_dict(job.settings, job.domain)
-    side = task.train
-    model = Labeller(config, (side, side) if DOMAINS[job.domain].grid else side).to(job.device)
+    model = Labeller(config, task.train).to(job.device)
     train(model, task, job)
     seconds = time.process_time() - start
     errors = {size: percent_wrong(model.eval(), task, size, job.device) for size in task.tests}

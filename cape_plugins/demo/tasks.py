@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cape_plugins.positions import Positions, frame_positions, patch_positions, token_positions
+from cape_plugins.positions import Positions, frame_positions, token_positions
 
 SYMBOLS = 4  # equally frequent
 CHANCE = 100 * (1 - 1 / SYMBOLS)  # errors of a guess, in percent
@@ -35,7 +35,7 @@ class Task(NamedTuple):
 
     Attributes:
         summary: What is asked, for people.
-        train: Size of inputs in training: frames, tokens, or patches on each side.
+        train: Size of inputs in training: frames or tokens.
         tests: Sizes of inputs in tests, the size of training first.
         batch: Makes inputs: called with their number, their size and a generator.
         positions: Positions of inputs, of their number, their size and a device.
@@ -55,8 +55,6 @@ class Task(NamedTuple):
     options: Mapping[str, Any]
 
 
-# ---- audio: 10 frames a second ------------------------------------------------------------------
-
 FRAME_SECONDS = 0.1
 LAG = 5  # frames or tokens
 
@@ -75,28 +73,6 @@ def frames(count: int, length: int, device: torch.device) -> Positions:
 def tokens(count: int, length: int, device: torch.device) -> Positions:
     """Tokens without padding."""
     return token_positions(torch.ones(count, length, dtype=torch.bool, device=device))
-
-
-# ---- images: one picture at several resolutions --------------------------------------------------
-
-CELLS = 8  # on each side of a picture
-STEP = (1, -2)  # from a cell to the one with its label: rows, columns
-
-
-def scanned(count: int, side: int, generator: torch.Generator) -> Batch:
-    """Pictures of CELLS x CELLS symbols, scanned with `side` x `side` patches; the label of a patch
-    is the symbol of the cell that is STEP cells away from its own."""
-    picture = torch.randint(SYMBOLS, (count, CELLS, CELLS), generator=generator)
-    cell = torch.arange(side) * CELLS // side
-    inside = [(cell - step >= 0) & (cell - step < CELLS) for step in STEP]
-    labels = picture.roll(STEP, (1, 2))
-    seen, asked = (grid[:, cell][:, :, cell].flatten(1) for grid in (picture, labels))
-    return Batch(seen, asked, (inside[0][:, None] & inside[1]).flatten())
-
-
-def patches(count: int, side: int, device: torch.device) -> Positions:
-    """Patches of square pictures, which share their positions."""
-    return patch_positions(side, side, device=device)
 
 
 TASKS: dict[str, Task] = {
@@ -119,15 +95,5 @@ TASKS: dict[str, Task] = {
         float,
         "length (tokens)",
         {"max_global_shift": 140.0, "max_offset": 140, "max_position": 160, "relative_context": 16},
-    ),
-    "image": Task(
-        "what stands one cell above and two to the right in a picture of 8 x 8 cells",
-        8,
-        (8, 12, 16, 24),
-        scanned,
-        patches,
-        float,
-        "patches on each side",
-        {},
     ),
 }

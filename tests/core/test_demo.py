@@ -14,7 +14,7 @@ from cape_plugins.cli import main
 from cape_plugins.config import PositionConfig
 from cape_plugins.demo import command
 from cape_plugins.demo.model import Labeller
-from cape_plugins.demo.tasks import CELLS, LAG, STEP, TASKS
+from cape_plugins.demo.tasks import LAG, TASKS
 
 
 def demo(folder, *words):
@@ -50,22 +50,6 @@ def test_label_is_the_symbol_at_a_lag(domain):
     for row in range(3):
         for place in range(LAG, 9):
             assert labels[row, place] == symbols[row, place - LAG]
-
-
-@pytest.mark.parametrize("side", [8, 12, 16])
-def test_label_of_a_patch_is_the_cell_at_an_offset(side):
-    symbols, labels, scored = TASKS["image"].batch(2, side, torch.Generator().manual_seed(1))
-    assert 0 < scored.sum() < side**2
-    for row in range(side):
-        for column in range(side):
-            cell = row * CELLS // side, column * CELLS // side
-            asked = [place - step for place, step in zip(cell, STEP, strict=True)]
-            inside = all(0 <= place < CELLS for place in asked)
-            assert scored[row * side + column] == inside
-            if inside:  # the first patch of that cell
-                first = [-(-place * side // CELLS) for place in asked]
-                expected = symbols[:, first[0] * side + first[1]]
-                assert torch.equal(labels[:, row * side + column], expected)
 
 
 @pytest.mark.parametrize("domain", TASKS)
@@ -138,7 +122,7 @@ def test_processes_compute_the_same(run_cli, tmp_path, domain):
         (("--types", "cape:max_offset=1"), ("position embedding cape:max_offset=1", "no effect")),
         (("--types", "cape", "--position-max-global-shift", "1"), ("leave it out to train one",)),
         (("--position-gamma", "2", "--position-embedding", "cape"), ("--position-gamma 2.0",)),
-        (("--domain", "image", "--types", "randpos"), ("--compare randpos is unknown",)),
+        (("--domain", "image"), ("--domain", "'image'", "audio")),
         (("--seeds", "0"), ("--seeds", "'0'", "at least 1")),
         (("--updates", "none"), ("--updates", "'none'")),
         (("--device", "nonsense"), ("--device nonsense", "give cpu")),
