@@ -21,7 +21,6 @@ from typing import Any
 import torch
 
 from cape_plugins.arguments import add_position_args, positive, settings_to_compare
-from cape_plugins.config import applies
 from cape_plugins.demo.model import BATCH, LAYERS, UPDATES, Job, train_and_test
 from cape_plugins.demo.tasks import CHANCE, SYMBOLS, TASKS, Task
 from cape_plugins.pictures.command import markdown_table, new_folder
@@ -110,9 +109,10 @@ def introduction(task: Task) -> str:
 def _defaults(domain: str) -> tuple[list[str], dict[str, dict[str, Any]]]:
     """All types, and those options of the task that each has."""
     options = TASKS[domain].options
+    # a row's own options: relative attention applies to all types, and would solve the task alone
     rows = {
-        name: {option: value for option, value in options.items() if applies(option, name)}
-        for name in types_of("encoder", domain)
+        name: {option: value for option, value in options.items() if option in row.options}
+        for name, row in types_of("encoder", domain).items()
     }
     return list(rows), rows
 

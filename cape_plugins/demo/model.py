@@ -19,7 +19,7 @@ from cape_plugins.relative_tables import build_relative_positions
 
 DIM, HEADS, LAYERS = 64, 4, 2
 BATCH = 16
-UPDATES = 400
+UPDATES = 600
 LEARNING_RATE = 3e-3
 TEST_SEED = 2**31  # of the inputs of tests, the same for all models
 TEST_PLACES = 5120  # frames or tokens of a test, at least
@@ -32,7 +32,7 @@ class Layer(nn.Module):
         super().__init__()
         self.norms = nn.ModuleList(nn.LayerNorm(DIM) for _ in range(2))
         self.project, self.out = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM)
-        self.feed = nn.Sequential(nn.Linear(DIM, 2 * DIM), nn.ReLU(), nn.Linear(2 * DIM, DIM))
+        self.feed = nn.Sequential(nn.Linear(DIM, 4 * DIM), nn.GELU(), nn.Linear(4 * DIM, DIM))
         relative = number < config.relative_depth(LAYERS)
         self.relative = build_relative_positions(config, DIM // HEADS, HEADS) if relative else None
 

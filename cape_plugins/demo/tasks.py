@@ -56,7 +56,7 @@ class Task(NamedTuple):
 
 
 FRAME_SECONDS = 0.1
-LAG = 5  # frames or tokens
+LAG = 3  # frames or tokens
 
 
 def lagged(count: int, length: int, generator: torch.Generator) -> Batch:
@@ -78,8 +78,8 @@ def tokens(count: int, length: int, device: torch.device) -> Positions:
 TASKS: dict[str, Task] = {
     "audio": Task(
         f"the symbol that stood {LAG * FRAME_SECONDS:g} s before",
-        20,
-        (20, 40, 80, 160, 320, 640),
+        40,
+        (40, 80, 160, 320, 640),
         lagged,
         frames,
         lambda length: length * FRAME_SECONDS,
@@ -88,12 +88,12 @@ TASKS: dict[str, Task] = {
     ),
     "text": Task(
         f"the token that stood {LAG} tokens before",
-        20,
-        (20, 40, 80, 160),
+        40,
+        (40, 80, 160, 320),
         lagged,
         tokens,
         float,
         "length (tokens)",
-        {"max_global_shift": 140.0, "max_offset": 140, "max_position": 160, "relative_context": 16},
+        {"max_global_shift": 280.0, "max_offset": 280, "max_position": 320, "relative_context": 16},
     ),
 }

@@ -29,15 +29,23 @@ def demo(folder, *words):
 
 
 def test_augmented_positions_reach_beyond_training_and_others_do_not(tmp_path):
-    errors = demo(tmp_path, "--types", "sinpos", "cape", "--seeds", 1, "--updates", 300)
-    short, *_, long = (f"{TASKS['audio'].shown(size):g}" for size in TASKS["audio"].tests)
-    at = {
-        name: (errors[name, "1", short], errors[name, "1", long])
-        for name in ("nopos", "sinpos", "cape")
+    errors = demo(tmp_path, "--types", "sinpos", "cape", "--seeds", 1, "--updates", 400)
+    task = TASKS["audio"]
+    short, long = (f"{task.shown(size):g}" for size in (task.train, 4 * task.train))
+    assert max(errors[name, "1", short] for name in ("sinpos", "cape")) < 20
+    assert errors["sinpos", "1", long] > 2 * errors["cape", "1", long]
+
+
+@pytest.mark.parametrize("domain", TASKS)
+def test_relative_attention_is_that_of_types_without_other_positions(domain):
+    """It applies to every type, and would solve the task for all of them."""
+    names, settings = command._defaults(domain)
+    relative = {
+        name
+        for name in names
+        if PositionConfig.from_dict({"type": name, **settings[name]}, domain).relative_context
     }
-    assert min(at["nopos"]) > 50
-    assert max(at["sinpos"][0], at["cape"][0]) < 20
-    assert at["sinpos"][1] > 2 * at["cape"][1]
+    assert relative == {"relpos"}
 
 
 # ---- what is asked -------------------------------------------------------------------------------
