@@ -1,4 +1,4 @@
-"""Augmentation of images, and the data sets of the vision recipe."""
+"""Augmentation of images, the data sets of the vision recipe, and its projection of patches."""
 
 import argparse
 import pickle
@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from recipes.lab.steps import CommandError
 from recipes.vit import evaluate
+from recipes.vit import finetune_hf as vit
 from recipes.vit.augment import (
     OPERATIONS,
     Augment,
@@ -301,3 +302,43 @@ def test_images_beyond_the_limit_are_not_even_decoded(tmp_path):
     args.image_column, args.test_split = None, "dev"
     with pytest.raises(CommandError, match="--test-split dev: .* has the splits test"):
         load_data(args, 3)
+
+
+# ---- patches -------------------------------------------------------------------------------------
+
+
+def built(*words):
+    """A new model of the command line, and what it was made of."""
+    args, _, recipe = vit.read_options(["--dataset", "x", "--output", "out", *words])
+    sizes = vit.model_sizes(args, recipe)
+    torch.manual_seed(0)
+    return vit.build_model(args, {"type": "cape"}, sizes, ["a", "b"])
+
+
+PATCHES = "vit.embeddings.patch_embeddings.projection.weight"
+
+
+def test_patches_alone_are_scaled():
+    """What they put out has the deviation of the pixels, and nothing else changes."""
+    scaled = built("--recipe", "cifar10-fine")
+    plain = built("--recipe", "cifar10-fine", "--no-scale-patches")
+    weights, others = scaled.state_dict(), plain.state_dict()
+    changed = {name for name in others if not torch.equal(weights[name], others[name])}
+    assert changed == {PATCHES}
+    assert float(others[PATCHES].std()) == pytest.approx(0.02, rel=0.1)
+    assert float(weights[PATCHES].std()) == pytest.approx((2 * 2 * 3) ** -0.5, rel=0.1)
+    pixels = torch.randn(4, 3, 32, 32)
+    embedded = scaled.vit.embeddings.patch_embeddings(pixels, interpolate_pos_encoding=True)
+    assert embedded.shape == (4, 16 * 16, 64)
+    assert 0.8 < float(embedded.std()) < 1.25
+
+
+def test_fine_recipe_is_the_task_on_which_positions_can_matter():
+    """A grid of 16 x 16, ten epochs, tests at 20 to 64 pixels, and stock weights otherwise."""
+    args, training, recipe = vit.read_options(["--recipe", "cifar10-fine", "--dataset", "x"])
+    sizes = vit.model_sizes(args, recipe)
+    assert sizes["image_size"] / sizes["patch_size"] == 16
+    assert "initializer_range" not in sizes
+    assert training.num_train_epochs >= 10 > 0 > training.max_steps
+    assert (min(args.test_sizes), max(args.test_sizes)) == (20, 64)
+    assert not any(size % sizes["patch_size"] for size in (*args.test_sizes, *recipe.univit_sizes))
