@@ -224,7 +224,10 @@ def test_three_sizes_are_added_up_in_table_1(measured):
     args, rows = measured("--tta", "tta")
     assert {int(row["size"]) for row in rows} == {224, 384}
     assert {row["tta"] for row in rows} == {"-", "+"}
-    assert len({row["model"] for row in rows}) == 5  # two of 224, and three UniViT
+    shown = ("vit224/sinpos", "vit224/cape", "univit/sinpos", "univit/cape-max_global_scale-1")
+    checkpoints = [path.removeprefix("results/") for path in args.model]
+    assert tuple(checkpoints) == shown
+    assert len({row["model"] for row in rows}) == 4
     columns = measure.columns_of(args, 224)
     for size in (224, 384):
         assert [view.size for view in columns["tta", size, "+"]] == [size - 32, size, size + 32]
