@@ -86,7 +86,7 @@ RECIPES = {
         "--weight_decay 0.05 --per_device_train_batch_size 32 --warmup_steps 200 "
         "--per_device_eval_batch_size 50",
         options={"flip": True, "scale_patches": True, "test_sizes": (20, 24, 28, 32, 40, 48, 64)},
-        model=_vit(64, heads=4, layers=3, ratio=2, patch=2, image_size=32)
+        model=_vit(64, heads=2, layers=3, ratio=2, patch=2, image_size=32)
         | {"layer_norm_eps": 1e-6},
         univit_sizes=(16, 24, 32, 40, 48),
     ),

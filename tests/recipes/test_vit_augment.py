@@ -4,6 +4,7 @@ import argparse
 import pickle
 import random
 import re
+import shlex
 import sys
 import types
 from functools import partial
@@ -17,6 +18,9 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
+from cape_plugins.registry import types_of
+from recipes.lab.hf_checkpoints import make_config
+from recipes.lab.options import settings_to_compare
 from recipes.lab.steps import CommandError
 from recipes.vit import evaluate
 from recipes.vit import finetune_hf as vit
@@ -328,7 +332,7 @@ def test_patches_alone_are_scaled():
     assert float(others[PATCHES].std()) == pytest.approx(0.02, rel=0.1)
     assert float(weights[PATCHES].std()) == pytest.approx((2 * 2 * 3) ** -0.5, rel=0.1)
     pixels = torch.randn(4, 3, 32, 32)
-    embedded = scaled.vit.embeddings.patch_embeddings(pixels, interpolate_pos_encoding=True)
+    embedded = scaled.vit.embeddings.patch_embeddings(pixels)
     assert embedded.shape == (4, 16 * 16, 64)
     assert 0.8 < float(embedded.std()) < 1.25
 
@@ -342,3 +346,19 @@ def test_fine_recipe_is_the_task_on_which_positions_can_matter():
     assert training.num_train_epochs >= 10 > 0 > training.max_steps
     assert (min(args.test_sizes), max(args.test_sizes)) == (20, 64)
     assert not any(size % sizes["patch_size"] for size in (*args.test_sizes, *recipe.univit_sizes))
+
+
+def test_commands_for_cifar_compare_all_types(repo_root):
+    page = (repo_root / "recipes/vit/README.md").read_text("utf-8").replace("\\\n", " ")
+    section = page.partition("## CIFAR-10")[2].partition("\n## ")[0]
+    commands = re.findall(r"^ +(?:python|accelerate launch) \S+finetune_hf\.py (.*)", section, re.M)
+    assert len(commands) == 3
+    for command in commands:
+        words = [word for word in shlex.split(command) if word != "--bf16"]  # not on each CPU
+        args, training, recipe = vit.read_options(words)
+        compared = settings_to_compare(args, "image", (), recipe.settings)
+        types = {settings["type"] for settings in compared.values()}
+        assert args.univit or types == {*types_of("encoder", "image")}
+        assert len(args.seeds) == 3
+        assert training.num_train_epochs >= 10
+        assert make_config(vit.CapeViTConfig, vit.model_sizes(args, recipe)).patch_size == 2

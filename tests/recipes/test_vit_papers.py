@@ -190,7 +190,7 @@ def measured(commands, trained, tmp_path, monkeypatch):
 
     def load(args, channels):
         items = [(torch.rand(3, side, side + 10), n % len(NAMES)) for n, side in enumerate(SIDES)]
-        items = items if args.bins else items[:2]
+        items = items if args.bins else items[:1]
         return [Data(name, Images(items, tuple, NAMES), range(len(items))) for name in args.dataset]
 
     def run(name, table):
@@ -234,6 +234,7 @@ def test_three_sizes_are_added_up_in_table_1(measured):
         assert [view.size for view in columns["tta", size, "-"]] == [size]
 
 
+@pytest.mark.slow
 def test_throughput_is_measured_as_for_figure_4(measured, monkeypatch):
     asked = []
 
