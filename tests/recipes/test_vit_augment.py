@@ -334,7 +334,7 @@ def test_patches_alone_are_scaled():
     pixels = torch.randn(4, 3, 32, 32)
     embedded = scaled.vit.embeddings.patch_embeddings(pixels)
     assert embedded.shape == (4, 16 * 16, 64)
-    assert 0.8 < float(embedded.std()) < 1.25
+    assert 0.8 < embedded.std().item() < 1.25
 
 
 def test_fine_recipe_is_the_task_on_which_positions_can_matter():
