@@ -359,6 +359,8 @@ def test_commands_for_cifar_compare_all_types(repo_root):
         compared = settings_to_compare(args, "image", (), recipe.settings)
         types = {settings["type"] for settings in compared.values()}
         assert args.univit or types == {*types_of("encoder", "image")}
+        shares = {settings.get("augment_probability", 1.0) for settings in compared.values()}
+        assert args.univit or shares == {0.25, 0.5, 0.75, 1.0}
         assert len(args.seeds) == 3
         assert training.num_train_epochs >= 10
         assert make_config(vit.CapeViTConfig, vit.model_sizes(args, recipe)).patch_size == 2
