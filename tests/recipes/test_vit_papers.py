@@ -36,16 +36,16 @@ def commands(repo_root):
     """Words of the commands of the section, by ``--output`` or, of tests, by their last option."""
     page = (repo_root / "recipes/vit/README.md").read_text("utf-8")
     section = page.partition("## The paper's figures")[2].replace("\\\n", " ")
-    prefixes, found = {}, {}
+    prefixes, by_output = {}, {}
     for line in re.findall(r"^ {4}([^#\n].*)", section, re.MULTILINE):
         if match := re.match(r'([A-Z]+)="(.*)"', line):
             prefixes[match[1]] = match[2]
             continue
         words = shlex.split(Template(line).substitute(prefixes))
         given = words.index("--output") + 1 if "--output" in words else len(words) - 1
-        assert words[given] not in found
-        found[words[given].removeprefix("results/")] = words
-    return found
+        assert words[given] not in by_output
+        by_output[words[given].removeprefix("results/")] = words
+    return by_output
 
 
 # ---- trainings -----------------------------------------------------------------------------------
