@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Any
 
 from cape_plugins.domains import DOMAINS, default_of, each_domain
-from cape_plugins.options import choose, option_field, parse_value, unit_of
+from cape_plugins.options import COUNTED, choose, option_field, parse_value, unit_of
 from cape_plugins.registry import (
     ARCHITECTURES,
     DEFAULT_TYPE,
@@ -131,7 +131,8 @@ class PositionConfig:
         "ratio",
         "1",
         "target tokens per source token",
-        "factor alpha on source positions (CAPE 5.3); auto counts it in the training data; "
+        "factor alpha on source positions (CAPE 5.3); auto counts it in the training data, "
+        "auto-no-eos without end-of-sentence tokens, as the paper does (App. D.1); "
         "encoder-decoder models only",
         architecture="seq2seq",
     )
@@ -308,11 +309,12 @@ class PositionConfig:
         """The source scale as a number (CAPE section 5.3).
 
         Raises:
-            ValueError: if it is still "auto", that is, nobody has counted the training data.
+            ValueError: if it is still "auto" or "auto-no-eos": nobody has counted the training
+                data.
         """
-        if self.source_scale == "auto":
+        if self.source_scale in COUNTED:
             raise ValueError(
-                "source_scale='auto' has not been resolved: no training data have been counted. "
+                f"source_scale={self.source_scale!r} has not been resolved: no training data have been counted. "
                 "Allowed: a number > 0 or TARGET/SOURCE token counts; "
                 "`cape-plugins alpha` counts them."
             )

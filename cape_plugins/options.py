@@ -11,6 +11,10 @@ from dataclasses import field
 from fractions import Fraction
 from typing import Any
 
+# Words for a ratio that is counted in the training data: do end-of-sentence tokens count? fairseq's
+# preprocess.log counts them, the numbers of the CAPE paper (appendix D.1) do not.
+COUNTED = {"auto": True, "auto-no-eos": False}
+
 
 def option_field(
     form: str, off: Any, unit: str | Callable[[], str], help: str, **limits: Any
@@ -31,7 +35,7 @@ def option_field(
     elif form == "choice":
         allowed = " or ".join(limits["choices"])
     elif form == "ratio":
-        allowed = "auto, a number > 0 or TARGET/SOURCE"
+        allowed = f"{', '.join(COUNTED)}, a number > 0 or TARGET/SOURCE"
     else:
         low, high = limits.get("low", 0), limits.get("high", math.inf)
         allowed = f">= {low}" if high == math.inf else f"{low} to {high}"
@@ -81,11 +85,12 @@ def _parse_bool(value: Any) -> bool:
 
 
 def _parse_ratio(value: Any) -> str:
-    """ "auto", or the positive ratio as text: "470049/454234" stays two exact integers."""
+    """A word of :data:`COUNTED`, or the positive ratio as text: "470049/454234" stays two exact
+    integers."""
     if isinstance(value, bool):
         raise ValueError
     text = str(value).replace(" ", "")
-    if text == "auto":
+    if text in COUNTED:
         return text
     if len(text.lower().partition("e")[2]) > 4:
         raise ValueError  # Fraction would write such a number out in full

@@ -57,7 +57,7 @@ GOOD = {
     "int": lambda meta: [meta.get("low", 0), meta.get("high", 10**6), "3", 3.0],
     "bool": lambda meta: [True, False, "true", "false", "True"],
     "choice": lambda meta: list(meta["choices"]),
-    "ratio": lambda meta: ["auto", 1.05, 2, "0.5", "470049/454234", "1e-3"],
+    "ratio": lambda meta: ["auto", "auto-no-eos", 1.05, 2, "0.5", "470049/454234", "1e-3"],
 }
 NO_NUMBERS = [math.nan, math.inf, -math.inf, "nan", "inf", "abc", "", [], {}, range(3), True, 1j]
 BAD = {
@@ -316,6 +316,8 @@ def test_alpha_is_the_ratio_as_given():
 def test_alpha_that_nobody_counted_raises():
     with pytest.raises(ValueError, match=r"source_scale='auto'.*number > 0.*cape-plugins alpha"):
         _ = PositionConfig("cape", architecture="seq2seq").alpha
+    with pytest.raises(ValueError, match=r"source_scale='auto-no-eos'.*cape-plugins alpha"):
+        _ = with_scale("auto-no-eos").alpha
 
 
 @pytest.mark.parametrize("value", ["1e300", "1e-300", "1e400", "1e-400"])

@@ -38,7 +38,7 @@ REFUSED = {
     "--position-source-bos": (("on", "0"), "true or false"),
     "--position-source-scale": (
         (*REAL, "0", "1/0", "-1/2", "1,05", "1e400", "1e-400", "1/2/3"),
-        "auto, a number > 0 or TARGET/SOURCE",
+        "auto, auto-no-eos, a number > 0 or TARGET/SOURCE",
     ),
     "--position-relative-context": ((*REAL, "1.5", "100001", "1e8"), "0 to 100000"),
     "--position-relative-layers": (("last", "1"), "all or first"),
