@@ -314,8 +314,8 @@ class PositionConfig:
         """
         if self.source_scale in COUNTED:
             raise ValueError(
-                f"source_scale={self.source_scale!r} has not been resolved: no training data have been counted. "
-                "Allowed: a number > 0 or TARGET/SOURCE token counts; "
+                f"source_scale={self.source_scale!r} has not been resolved: no training data have "
+                "been counted. Allowed: a number > 0 or TARGET/SOURCE token counts; "
                 "`cape-plugins alpha` counts them."
             )
         return float(Fraction(self.source_scale))

@@ -1,17 +1,15 @@
-"""The optimizer ``radam``, which the translation recipes of the CAPE paper use (appendix D.1, by way
-of the recipes of Transformer-Clinic).
+"""The optimizer ``radam`` of the translation recipes that the CAPE paper follows (appendix D.1).
 
-It is torch's: rectified Adam after Liu et al. (ICLR 2020, algorithm 2), with weight decay apart from
-the gradient, as in fairseq's ``adam``. Flags have the names of Transformer-Clinic's, which are those
-of ``adam``, so that its commands need no change.
+It is torch's: rectified Adam after Liu et al. (ICLR 2020, algorithm 2), with weight decay apart
+from the gradient, as in fairseq's ``adam``. The flags are those of ``adam``, as in the recipes of
+Transformer-Clinic, whose commands need no change.
 """
 
-from __future__ import annotations
-
+# no annotations from __future__: fairseq reads the types of a dataclass
 import ast
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, List  # noqa: UP035
 
 import torch
 from fairseq.dataclass import FairseqDataclass
@@ -32,15 +30,15 @@ class RAdamConfig(FairseqDataclass):
     weight_decay: float = field(
         default=0.0, metadata={"help": "share of the weights, times the rate, taken off by a step"}
     )
-    lr: list[float] = II("optimization.lr")
+    lr: List[float] = II("optimization.lr")  # noqa: UP006, RUF009 as fairseq reads it
 
 
 @register_optimizer("radam", dataclass=RAdamConfig)
 class FairseqRAdam(FairseqOptimizer):
     """``torch.optim.RAdam`` under fairseq's trainer.
 
-    Half precision is as for other optimizers without kernels of their own: ``--fp16`` and ``--bf16``
-    keep a copy of the parameters in float32, ``--memory-efficient-fp16`` is refused by fairseq.
+    Half precision is as for other optimizers without kernels of their own: ``--fp16`` and
+    ``--bf16`` keep parameters in float32 beside the model; ``--memory-efficient-fp16`` is refused.
 
     Args:
         cfg: Options.
@@ -91,6 +89,7 @@ def _parse_betas(given: Any) -> tuple[float, float]:
 def _not_negative(flag: str, value: float) -> float:
     if not 0 <= value < float("inf"):
         raise SettingsError(
-            f"{flag} {value:g} is not allowed; allowed: a number >= 0. Leave it out for the default."
+            f"{flag} {value:g} is not allowed; allowed: a number >= 0. "
+            "Leave it out for the default."
         )
     return value

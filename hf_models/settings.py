@@ -52,8 +52,9 @@ def require_own_config(config: Any, model: str) -> None:
         settings = config.position_settings(field)
         if settings.source_scale in COUNTED:
             raise ValueError(
-                f"source_scale={settings.source_scale!r} of {field} {settings.type!r} cannot be counted by a model; "
-                "allowed: a number > 0 or TARGET/SOURCE. Count the tokens of the training data "
+                f"source_scale={settings.source_scale!r} of {field} {settings.type!r} cannot be "
+                "counted by a model; allowed: a number > 0 or TARGET/SOURCE. Count the tokens of "
+                "the training data "
                 "(`cape-plugins alpha --text SOURCE TARGET --tokenizer MODEL` does so) and give "
                 f'{field}={{"type": {settings.type!r}, "source_scale": ...}}, or 1.'
             )

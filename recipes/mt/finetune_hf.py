@@ -139,7 +139,9 @@ def encode(pairs: Sequence[Pair], tokenizer: Any, longest: int) -> list[dict[str
 def count_alpha(rows: Sequence[Mapping[str, Any]], tokenizer: Any, eos: bool) -> TokenCounts:
     """Target and source tokens (CAPE section 5.3), with or without end-of-sentence tokens."""
     end = None if eos else tokenizer.eos_token_id
-    sides = ([[i for i in row[side] if i != end] for row in rows] for side in ("input_ids", "labels"))
+    sides = (
+        [[i for i in row[side] if i != end] for row in rows] for side in ("input_ids", "labels")
+    )
     return count_token_lists(*sides)
 
 
