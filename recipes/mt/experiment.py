@@ -89,7 +89,11 @@ class Experiment:
         """The commands of train, select and decode, without doing anything; what is no command is a
         comment."""
         recipe, data, common = self.recipe, self.work / "binary", ("--user-dir", runs.USER_DIR)
-        text = ", ".join(f"{key.name} {getattr(recipe, key.name)}" for key in fields(Text))
+        prepared = ((key.name, getattr(recipe, key.name)) for key in fields(Text))
+        text = ", ".join(
+            f"{name} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
+            for name, value in prepared
+        )
         train = [data, *common, "--save-dir", self.run, *self.train_flags, *self.device_flags]
         average = ["--inputs", self.run, "--output", self.run / SELECTED, *self.average_flags]
         best = f"# select: the best BLEU on valid, from epoch {recipe.first_epoch} on"
