@@ -11,7 +11,7 @@ from fairseq import optim
 
 from fairseq_user_dir.errors import SettingsError
 from fairseq_user_dir.radam import FairseqRAdam, RAdamConfig
-from tests.support.fairseq_models import USER_DIR, train_words
+from tests.support.fairseq_models import holds, train_words
 
 RADAM = ["--optimizer", "radam", "--adam-betas", "(0.9,0.98)", "--weight-decay", 0.01]
 
@@ -109,16 +109,30 @@ def test_training_resumes_bit_for_bit(run_cli, corpus, tmp_path):
 
 @pytest.mark.slow
 def test_half_precision_has_float32_moments(run_cli, corpus, tmp_path):
-    words = train_words(
-        corpus.binary, tmp_path, *RADAM, "--fp16", "--fp16-init-scale", 4, updates=8
-    )
-    log = run_cli(*words).stdout
+    half = ["--fp16", "--fp16-init-scale", 4, "--fp16-no-flatten-grads"]  # flat ones need a GPU
+    log = run_cli(*train_words(corpus.binary, tmp_path, *RADAM, *half, updates=8)).stdout
     model, moments = optimizer_state(tmp_path)
-    assert model["decoder.layers.0.fc1.weight"].dtype == torch.float16
-    (flat,) = moments.values()  # all parameters are one tensor
-    assert flat["exp_avg_sq"].dtype == torch.float32
-    assert flat["exp_avg_sq"].sum() > 0
+    assert holds(model["decoder.layers.0.fc1.weight"], torch.float16)
+    assert {moment["exp_avg_sq"].dtype for moment in moments.values()} == {torch.float32}
+    assert sum(moment["exp_avg_sq"].sum() for moment in moments.values()) > 0
     assert "loss nan" not in log
+
+
+def test_all_parameters_may_be_one_tensor():
+    """What fairseq asks before it flattens them for --fp16; the steps are the same."""
+    rng = torch.Generator().manual_seed(1)
+    parts = [torch.nn.Parameter(torch.randn(n, generator=rng)) for n in (3, 4)]
+    flat = torch.nn.Parameter(torch.cat([part.detach() for part in parts]))
+    apart = FairseqRAdam(RAdamConfig(lr=[0.05]), parts)
+    together = make(flat, adam_betas=(0.9, 0.999))
+    assert together.supports_flat_params
+    for _ in range(8):
+        flat.grad = torch.randn(7, generator=rng)
+        for part, gradient in zip(parts, flat.grad.split([3, 4]), strict=True):
+            part.grad = gradient.clone()
+        apart.step()
+        together.step()
+    assert torch.equal(torch.cat([part.detach() for part in parts]), flat.detach())
 
 
 @pytest.mark.slow
@@ -130,4 +144,3 @@ def test_hydra_takes_it(run_cli, corpus, tmp_path):
     run_cli(*words, "+optimizer.adam_betas=[0.9,0.98]", cwd=tmp_path)
     state = torch.load(tmp_path / "run/checkpoint_last.pt", weights_only=True)
     assert state["last_optimizer_state"]["param_groups"][0]["betas"] == (0.9, 0.98)
-    assert USER_DIR.exists()

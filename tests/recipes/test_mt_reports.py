@@ -163,8 +163,8 @@ def test_validation_files_stay_apart(tmp_path, monkeypatch):
 def test_all_stages_of_a_comparison(run_cli, tmp_path):
     """Two types side by side, from text to tables of all trainings."""
     words = ("one", "two", "three", "four", "five", "six", "seven")
-    for name, count in (("train", 300), ("v10", 8), ("v11", 9), ("t14", 10)):
-        lines = [" ".join(words[(n + k) % 7] for k in range(3 + n % 5)) for n in range(count)]
+    for name, count in (("train", 600), ("v10", 8), ("v11", 9), ("t14", 10)):
+        lines = [" ".join(words[(n + k) % 7] for k in range(9 + n % 9)) for n in range(count)]
         for code in ("en", "de"):
             (tmp_path / f"{name}.{code}").write_text("".join(f"{line}.\n" for line in lines))
     split = {"train": "--train", "v10": "--valid", "v11": "--valid", "t14": "--test"}
