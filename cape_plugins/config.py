@@ -132,8 +132,7 @@ class PositionConfig:
         "1",
         "target tokens per source token",
         "factor alpha on source positions (CAPE 5.3); auto counts it in the training data, "
-        "auto-no-eos without end-of-sentence tokens, as the paper does (App. D.1); "
-        "encoder-decoder models only",
+        "auto-no-eos without EOS as the paper does (App. D.1); encoder-decoder models only",
         architecture="seq2seq",
     )
     source_bos: bool | None = option_field(
@@ -309,8 +308,7 @@ class PositionConfig:
         """The source scale as a number (CAPE section 5.3).
 
         Raises:
-            ValueError: if it is still "auto" or "auto-no-eos": nobody has counted the training
-                data.
+            ValueError: if it is still a word: nobody has counted the training data.
         """
         if self.source_scale in COUNTED:
             raise ValueError(

@@ -17,6 +17,7 @@ from cape_plugins.alpha import (
     read_index_sizes,
 )
 from cape_plugins.cli import main
+from cape_plugins.config import PositionConfig
 
 # 5 sentences; one is empty, one has odd spaces and a no-break space, which fairseq splits at
 SOURCE = "ein kleines Haus\n\nviele  Wörter\tmit\u00a0Lücken \nja\nnein , danke .\n"
@@ -196,6 +197,13 @@ def test_eos_can_be_left_out_of_every_format(tmp_path: Path, write: Callable[...
     (tmp_path / "raw.de-en.de").write_text("a b c\nd\n\n", encoding="utf-8")
     (tmp_path / "raw.de-en.en").write_text("e f\ng\nh\n", encoding="utf-8")
     assert count_binarized(tmp_path, "de", "en", "raw", eos=False) == TokenCounts(4, 4)
+
+
+def test_ratio_that_nobody_counted_is_an_error() -> None:
+    config = PositionConfig("cape", architecture="seq2seq", source_scale="auto-no-eos")
+    assert config.source_scale == "auto-no-eos"
+    with pytest.raises(ValueError, match=r"source_scale='auto-no-eos'.*cape-plugins alpha"):
+        _ = config.alpha
 
 
 def test_ratio_of_the_paper_needs_its_way_to_count(tmp_path: Path) -> None:

@@ -316,8 +316,6 @@ def test_alpha_is_the_ratio_as_given():
 def test_alpha_that_nobody_counted_raises():
     with pytest.raises(ValueError, match=r"source_scale='auto'.*number > 0.*cape-plugins alpha"):
         _ = PositionConfig("cape", architecture="seq2seq").alpha
-    with pytest.raises(ValueError, match=r"source_scale='auto-no-eos'.*cape-plugins alpha"):
-        _ = with_scale("auto-no-eos").alpha
 
 
 @pytest.mark.parametrize("value", ["1e300", "1e-300", "1e400", "1e-400"])
