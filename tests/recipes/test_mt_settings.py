@@ -105,6 +105,7 @@ POSITIONS = {
     "wmt14_en_fr --compare cape:max_global_shift=50": f"{CAPE} {SHIFT} 50 {ALPHA}",
     "wmt14_en_fr --compare relpos": FULL,
     "wmt16_en_de": f"{OFFSET} 500",
+    "wmt16_en_de --compare cape": f"{CAPE} {SHIFT} 5",  # of no paper
     "wmt16_en_de --compare relpos": SHAW,  # added to keys and values, section 2.2
     "wmt16_en_de_extrapolate": f"{OFFSET} 500",
     "wmt16_en_de_extrapolate --compare relpos": SHAW,
