@@ -191,12 +191,20 @@ class Experiment:
 
     def names(self, split: str, count: int) -> list[str]:
         """What to call `count` sets of a split: as the user's files, ``newstest2014`` for
-        newstest2014.en.gz, where they have names of their own; else ``test``, ``test1`` ..."""
-        given = steps.recorded(self.work / "text").get(split, [])[::2]
-        files = [entry.rpartition(" ")[0].removesuffix(".gz") for entry in given]
-        stems = [Path(file).stem for file in files]
-        plain = [f"{split}{number or ''}" for number in range(count)]
-        return stems if len(set(stems)) == count else plain
+        newstest2014.en.gz, where each of them has a name of its own; else ``test``, ``test1``
+        ..."""
+        record = steps.recorded(self.work / "text")
+        stems = {
+            part: [
+                Path(entry.rpartition(" ")[0].removesuffix(".gz")).stem
+                for entry in record.get(part, [])[::2]  # source files, each with its digest
+            ]
+            for part in PAGES
+        }
+        own, all_of_them = stems[split], [stem for part in stems.values() for stem in part]
+        if len(own) == count and len(set(all_of_them)) == len(all_of_them):
+            return own
+        return [f"{split}{number or ''}" for number in range(count)]
 
     def score(self) -> list[tables.Row]:
         """Print and write (``run/scores.md``) sacreBLEU of plain text and BLEU of tokens."""
@@ -228,6 +236,8 @@ class Experiment:
         for name, (pieces, targets, references) in zip(
             self.names(split, len(texts)), texts, strict=True
         ):
+            if not references:  # all of a file was left out
+                continue
             hypotheses = self.detokenise(list(map(self.subwords.decode, pieces)))
             sacre = metric.corpus_score(hypotheses, [list(references)]).score
             rows.append((name, len(references), sacre, self.tokenised_bleu(targets, pieces)))

@@ -199,6 +199,9 @@ def test_alpha_is_not_counted_from_damaged_data(fault, tmp_path):
 def test_alpha_is_counted_from_sound_data(tmp_path):
     for language, lengths in (("en", [4, 4]), ("de", [5, 5])):
         (tmp_path / f"train.en-de.{language}.idx").write_bytes(mmap_index(lengths))
+    without_ends = configure("--position-source-scale", "auto-no-eos")
+    model = build_model(without_ends.model, Task(tmp_path))
+    assert model.position_config.source_scale == without_ends.model.position_source_scale == "8/6"
     cfg = configure()
     model = build_model(cfg.model, Task(tmp_path))
     assert model.position_config.source_scale == cfg.model.position_source_scale == "10/8"

@@ -155,6 +155,11 @@ def test_validation_files_stay_apart(tmp_path, monkeypatch):
     experiment = SimpleNamespace(work=tmp_path / "work")
     assert Experiment.names(experiment, "valid", 2) == ["news1", "news2"]
     assert Experiment.names(experiment, "test", 1) == ["test"]
+    same = {"valid": ["news.en 1", "news.de 2"], "test": ["news.en.gz 3", "news.de.gz 4"]}
+    monkeypatch.setattr("recipes.lab.steps.recorded", lambda folder: same)
+    assert Experiment.names(experiment, "valid", 1) == ["valid"]  # not a second news
+    assert Experiment.names(experiment, "test", 1) == ["test"]
+    monkeypatch.undo()
     (tmp_path / "work/subwords/valid.sizes").unlink()  # prepared by an earlier version
     assert prepare.part_sizes(tmp_path / "work/subwords", 5) == [5]
 
