@@ -128,9 +128,12 @@ def draw_texts(encoder: PositionEncoder, position_ids: Tensor) -> Draw:
     batch, length = position_ids.shape
     text = number_texts(position_ids)[..., None]
     draws = encoder.draw(batch * length, position_ids.device, rank_generator)
-    if draws.scale is None:
-        return Draw(batch_size=batch)
-    return Draw(scale=draws.scale.view(batch, length, 1).gather(1, text), batch_size=batch)
+    parts = {
+        name: part.view(batch, length, 1).gather(1, text)
+        for name, part in (("scale", draws.scale), ("chance", draws.chance))
+        if part is not None
+    }
+    return Draw(**parts, batch_size=batch)
 
 
 def sample_texts(encoder: PositionEncoder, position_ids: Tensor) -> Tensor:

@@ -205,7 +205,7 @@ class RecognitionModel(EncodesSpeech):
                 input_features, attention_mask, hop_nanoseconds, draw, frame_nanoseconds, **kwargs
             )
             if decoder_draw is None:
-                decoder_draw = draw_positions(self.decoder.positions, input_features)
+                decoder_draw = draw_positions(self.decoder.positions, input_features, draw)
         with self.decoder.using(decoder_draw):
             return super().forward(
                 attention_mask=attention_mask,

@@ -134,7 +134,7 @@ class CapeWhisperModel(PositionModelMixin, WhisperModel):
                     input_features = self._mask_input_features(features, mask)
                 draw = draw_positions(self.encoder.positions, features) if draw is None else draw
                 if decoder_draw is None:
-                    decoder_draw = draw_positions(self.decoder.positions, features)
+                    decoder_draw = draw_positions(self.decoder.positions, features, draw)
             encoder_outputs = self.encoder(
                 input_features,
                 attention_mask,

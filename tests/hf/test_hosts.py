@@ -207,12 +207,13 @@ def test_loss_does_not_depend_on_accumulation(family, tmp_path):
 
 
 RANDOM = ("marian", "vit", "bart", "deit", "bert", "llama")
+SOME = "vit@0.5"  # augment_probability
 RANKS = """
 import json, os, sys, torch
 from torch import distributed
 from accelerate import Accelerator
 from accelerate.utils import set_seed
-from tests.support.hf import batch, make, seam
+from tests.support.hf import FAMILIES, OF_FAMILY, batch
 from hf_models import modeling
 
 accelerator = Accelerator(cpu=True)
@@ -226,15 +227,19 @@ def noted(self, *args, **kwargs):
     return draw
 
 modeling.PositionEncoder.draw = noted
-for family in sys.argv[2:]:
+for word in sys.argv[2:]:
     set_seed(0)
-    model = make(family, "cape+scale" if family == "llama" else "cape").train()
+    family, _, probability = word.partition("@")
+    settings = OF_FAMILY[family]["cape+scale" if family == "llama" else "cape"]
+    if probability:
+        settings = {**settings, "augment_probability": float(probability)}
+    model = FAMILIES[family].build(settings).train()
     common = torch.rand(()).item()
     model = accelerator.prepare(model)
     shifts.clear()
     for _ in range(2):
         accelerator.backward(model(**batch(family)).loss)
-    with open(f"{sys.argv[1]}/{family}.{accelerator.process_index}", "w") as file:
+    with open(f"{sys.argv[1]}/{word}.{accelerator.process_index}", "w") as file:
         json.dump({"ranks": accelerator.num_processes, "shifts": shifts, "common": common}, file)
 accelerator.end_training()
 """
@@ -253,7 +258,7 @@ def on_two_ranks(run_cli, folder, source, *arguments, **options):
 def drawn_on_ranks(run_cli, tmp_path_factory):
     """A folder with what each rank drew for each family: starting the ranks is what takes long."""
     folder = tmp_path_factory.mktemp("ranks")
-    on_two_ranks(run_cli, folder, RANKS, folder, *RANDOM, env={"ACCELERATE_USE_CPU": "true"})
+    on_two_ranks(run_cli, folder, RANKS, folder, *RANDOM, SOME, env={"ACCELERATE_USE_CPU": "true"})
     return folder
 
 
@@ -266,6 +271,16 @@ def test_ranks_draw_differently(family, drawn_on_ranks):
     assert first["common"] == second["common"]  # both hosts seed all ranks alike
     numbers = [x for rank in (first, second) for shift in rank["shifts"] for x in shift]
     assert len(set(numbers)) == len(numbers) >= 12
+
+
+@pytest.mark.slow
+def test_ranks_leave_out_samples_of_their_own(drawn_on_ranks):
+    files = (drawn_on_ranks / f"{SOME}.{rank}" for rank in (0, 1))
+    first, second = (json.loads(file.read_text()) for file in files)
+    assert first["common"] == second["common"]
+    kept = [[bool(x) for shift in rank["shifts"] for x in shift] for rank in (first, second)]
+    assert kept[0] != kept[1]
+    assert all(any(choice) and not all(choice) for choice in kept)
 
 
 COMPILED = """
