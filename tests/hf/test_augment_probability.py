@@ -10,7 +10,7 @@ from transformers import Trainer, TrainingArguments
 
 import hf_models
 from cape_plugins import PositionEncoder
-from tests.hf.test_hosts import Samples
+from tests.hf.test_hosts import RANKS, Samples, on_two_ranks
 from tests.support.hf import ALPHA, FAMILIES, OF_FAMILY, STACKS, VARIANTS, batch, loss, seam
 from tests.support.whisper import LABELS, MASK, RAGGED, make_stock
 
@@ -148,3 +148,14 @@ def test_trainer_resumes_bit_for_bit(family, tmp_path, drawn):
     assert 0 < (chances < 1).sum() < chances.numel()
     for name, value in whole.items():
         assert torch.equal(resumed[name], value), name
+
+
+@pytest.mark.slow
+def test_ranks_leave_out_samples_of_their_own(run_cli, tmp_path):
+    on_two_ranks(run_cli, tmp_path, RANKS, tmp_path, "vit@0.5", env={"ACCELERATE_USE_CPU": "true"})
+    files = (tmp_path / f"vit@0.5.{rank}" for rank in (0, 1))
+    first, second = (json.loads(file.read_text()) for file in files)
+    assert first["common"] == second["common"]  # both hosts seed all ranks alike
+    kept = [[bool(x) for shift in rank["shifts"] for x in shift] for rank in (first, second)]
+    assert kept[0] != kept[1]
+    assert all(any(choice) and not all(choice) for choice in kept)

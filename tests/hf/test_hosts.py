@@ -207,10 +207,8 @@ def test_loss_does_not_depend_on_accumulation(family, tmp_path):
 
 
 RANDOM = ("marian", "vit", "bart", "deit", "bert", "llama")
-SOME = "vit@0.5"  # augment_probability
 RANKS = """
 import json, os, sys, torch
-from torch import distributed
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from tests.support.hf import FAMILIES, OF_FAMILY, batch
@@ -219,20 +217,17 @@ from hf_models import modeling
 accelerator = Accelerator(cpu=True)
 stock = modeling.PositionEncoder.draw
 shifts = []
-
 def noted(self, *args, **kwargs):
     draw = stock(self, *args, **kwargs)
     numbers = draw.scale if draw.shift is None else draw.shift
     shifts.append(numbers.flatten().tolist())
     return draw
-
 modeling.PositionEncoder.draw = noted
 for word in sys.argv[2:]:
     set_seed(0)
     family, _, probability = word.partition("@")
     settings = OF_FAMILY[family]["cape+scale" if family == "llama" else "cape"]
-    if probability:
-        settings = {**settings, "augment_probability": float(probability)}
+    settings = {**settings, "augment_probability": float(probability or 1)}
     model = FAMILIES[family].build(settings).train()
     common = torch.rand(()).item()
     model = accelerator.prepare(model)
@@ -258,7 +253,7 @@ def on_two_ranks(run_cli, folder, source, *arguments, **options):
 def drawn_on_ranks(run_cli, tmp_path_factory):
     """A folder with what each rank drew for each family: starting the ranks is what takes long."""
     folder = tmp_path_factory.mktemp("ranks")
-    on_two_ranks(run_cli, folder, RANKS, folder, *RANDOM, SOME, env={"ACCELERATE_USE_CPU": "true"})
+    on_two_ranks(run_cli, folder, RANKS, folder, *RANDOM, env={"ACCELERATE_USE_CPU": "true"})
     return folder
 
 
@@ -271,16 +266,6 @@ def test_ranks_draw_differently(family, drawn_on_ranks):
     assert first["common"] == second["common"]  # both hosts seed all ranks alike
     numbers = [x for rank in (first, second) for shift in rank["shifts"] for x in shift]
     assert len(set(numbers)) == len(numbers) >= 12
-
-
-@pytest.mark.slow
-def test_ranks_leave_out_samples_of_their_own(drawn_on_ranks):
-    files = (drawn_on_ranks / f"{SOME}.{rank}" for rank in (0, 1))
-    first, second = (json.loads(file.read_text()) for file in files)
-    assert first["common"] == second["common"]
-    kept = [[bool(x) for shift in rank["shifts"] for x in shift] for rank in (first, second)]
-    assert kept[0] != kept[1]
-    assert all(any(choice) and not all(choice) for choice in kept)
 
 
 COMPILED = """
