@@ -211,6 +211,7 @@ def test_defaults_are_shown(actions):
 # What was another word for the same thing; some are still taken
 FORMER = {
     "--variants": "compare",
+    "--types": "compare",
     "--models": ("compare", "conditions"),
     "--checkpoint": "model",
     "--sentences": "limit",
