@@ -3,14 +3,15 @@
     python -m recipes.asr.run                                # synthetic speech; six types
     python -m recipes.asr.run --batches padded padding-free --seeds 1 2 3
     python -m recipes.asr.run --data data/digits --recipe digits --study shift
-    python -m recipes.asr.run --compare cape sinpos --hops 5 8 10 12 16 20
+    python -m recipes.asr.run --study batches --compare cape --hops 5 8 10 12 16 20
     python -m recipes.asr.run --data data/wsj --recipe wsj --study types -- --fp16 \\
         --distributed-world-size 16
 
-Studies: types; relpos (contexts, first layer only); augmentation (CAPE Figure 7: CAPE and
-SpecAugment); shift, local, scale (Figures 18 to 21). --hops draws word error rate against
-throughput (Figure 17). All models of a run share every other setting. Finished work in --work is
-reused.
+Studies, with the figures of the CAPE paper: types (5, 6); augmentation, CAPE and SpecAugment (7);
+batches, padded and without padding (15, 16, with --hops 17); shift (18); local (19); relpos, with
+its contexts and in the first layer only, and scale (20, 21); dropout (22); decoder, CTC against a
+decoder with relative positions of its own (23). All models of a study share every other setting;
+its cape has the settings of the figure. Finished work in --work is reused.
 """
 
 import argparse
@@ -33,106 +34,201 @@ from recipes.lab.tables import Row, how_made, shown_command
 
 
 class Recipe(NamedTuple):
-    train: str  # flags of fairseq-train
+    ctc: str  # flags of fairseq-train for models by CTC
+    decoder: str  # and for models with a decoder
     updates: int
     bins: tuple[float, ...]  # upper ends of the bins of durations in seconds
-    preset: str | None = None  # settings of CAPE for this corpus, among the types
+    presets: tuple[str, ...] = ()  # settings of CAPE for this corpus
 
 
 # Small models for strings of digits, trained in a minute on one CPU core.
-SMALL = """--arch cape_ctc_transformer_tiny --optimizer adam --adam-betas (0.9,0.98)
+SMALL = """--optimizer adam --adam-betas (0.9,0.98)
     --weight-decay 0.05 --lr 0.003 --lr-scheduler polynomial_decay --warmup-updates 100
     --max-tokens 4000 --frequency-mask-width 20 --time-masks 2
     --cpu --num-workers 0 --disable-validation --no-epoch-checkpoints"""
-
 # The same for few recordings of real speakers at 8 kHz: smaller batches, and no SpecAugment, with
 # which so short a training learns next to nothing.
 DIGITS = SMALL.replace("--max-tokens 4000", "--max-tokens 1500").replace("0.003", "0.005")
 DIGITS = f"{DIGITS} --no-spec-augment"
+CTC = "--arch cape_ctc_transformer_tiny"
+DECODER = """--arch cape_s2t_transformer_xs --encoder-layers 3 --encoder-embed-dim 96
+    --encoder-ffn-embed-dim 256 --conv-channels 96 --decoder-layers 2 --decoder-embed-dim 96
+    --decoder-ffn-embed-dim 256 --dropout 0.1 --attention-dropout 0 --activation-dropout 0"""
 
 # CAPE Appendix C, on 16 GPUs: 36 layers of 768, Adagrad, 240 seconds per GPU. The paper trains for
 # a time, not for a number of updates.
-PAPER = """--arch cape_ctc_transformer --optimizer adagrad --lr 0.01 --lr-scheduler fixed
-    --clip-norm 0.1 --max-tokens 24000 --target-norm --num-workers 4
-    --best-checkpoint-metric wer --batch-size-valid 1 --keep-last-epochs 1"""
-WSJ = f"""{PAPER} --attention-dropout 0.4 --activation-dropout 0.4 --encoder-layerdrop 0.4
+PAPER = """--optimizer adagrad --lr-scheduler fixed --clip-norm 0.1 --num-workers 4
+    --batch-size-valid 1 --keep-last-epochs 1"""
+PAPER_CTC = f"""--arch cape_ctc_transformer {PAPER} --lr 0.01 --max-tokens 24000 --target-norm
+    --best-checkpoint-metric wer"""
+WSJ = f"""{PAPER_CTC} --attention-dropout 0.4 --activation-dropout 0.4 --encoder-layerdrop 0.4
     --warmup-updates 35000 --spec-augment-start 5000"""
-TEDLIUM = f"""{PAPER} --attention-dropout 0.1 --activation-dropout 0.1 --encoder-layerdrop 0.1
+TEDLIUM = f"""{PAPER_CTC} --attention-dropout 0.1 --activation-dropout 0.1 --encoder-layerdrop 0.1
     --warmup-updates 45000 --spec-augment-start 20000 --frequency-mask-width 20
     --time-mask-width 30"""
+# Appendix C.5, and where it is silent the released code: 50 seconds per GPU, rate, dropout
+PAPER_DECODER = f"""--arch cape_s2t_transformer {PAPER} --lr 0.02 --max-tokens 5000
+    --warmup-updates 33000 --spec-augment-start 20000 --encoder-layers 36 --encoder-embed-dim 768
+    --encoder-ffn-embed-dim 3072 --encoder-attention-heads 4 --conv-channels 1536
+    --decoder-layers 6 --decoder-embed-dim 256 --decoder-ffn-embed-dim 1024
+    --decoder-attention-heads 4 --dropout 0 --attention-dropout 0.2 --activation-dropout 0.2"""
 
+OF_WSJ, OF_TEDLIUM = ("cape_wsj", "relpos_wsj"), ("cape_tedlium", "relpos_wsj")
 RECIPES = {
-    "small": Recipe(SMALL, 600, (1, 2, 4, 8, 16)),
-    "digits": Recipe(DIGITS, 1000, (1, 2, 4, 8, 16)),
-    "wsj": Recipe(WSJ, 200000, (10, 15, 20), "cape_wsj"),
-    "tedlium3": Recipe(TEDLIUM, 500000, (10, 15, 20), "cape_tedlium"),
+    "small": Recipe(f"{CTC} {SMALL}", f"{DECODER} {SMALL}", 600, (1, 2, 4, 8, 16)),
+    "digits": Recipe(f"{CTC} {DIGITS}", f"{DECODER} {DIGITS}", 1000, (1, 2, 4, 8, 16)),
+    "wsj": Recipe(WSJ, PAPER_DECODER, 200000, (10, 15, 20), OF_WSJ),
+    "tedlium3": Recipe(TEDLIUM, PAPER_DECODER, 500000, (10, 15, 20), OF_TEDLIUM),
     # not in the paper; settings of TED-LIUM
-    "librispeech": Recipe(TEDLIUM, 500000, (10, 15, 20), "cape_tedlium"),
+    "librispeech": Recipe(TEDLIUM, PAPER_DECODER, 500000, (10, 15, 20), OF_TEDLIUM),
 }
 
-SINPOS, CAPE = {"type": "sinpos"}, {"type": "cape"}
+
+class Head(NamedTuple):
+    """What makes words of the states of an encoder."""
+
+    recipe: str  # the flags of a recipe
+    training: str
+    decoding: str = ""  # flags of fairseq-generate
+
+
+CTC_HEAD = Head("ctc", "--criterion cape_ctc")
+# Greedy as in the paper, whose decoder looks back by 320 tokens and adds nothing beyond; up to 30
+# letters in a second of 100 frames, because a decoder that has lost its place does not stop.
+DECODER_HEAD = Head(
+    "decoder",
+    "--criterion label_smoothed_cross_entropy --label-smoothing 0.05 "
+    "--position-decoder-embedding relpos --position-decoder-relative-context 320 "
+    "--position-decoder-relative-beyond zero",
+    "--beam 1 --max-len-a 0.3 --max-len-b 10",
+)
+
+
+class Variant(NamedTuple):
+    """A model of a study. Settings of its type that are left out are those of the recipe."""
+
+    settings: options.Settings
+    flags: str = ""
+    head: Head = CTC_HEAD
+
+
+class Study(NamedTuple):
+    models: dict[str, Variant]
+    batches: tuple[str, ...] = ("padded",)
+
+
 PAPER_TYPES = ("nopos", "sinpos", "abspos", "relpos", "shape", "cape")
+NOPOS, SINPOS, CAPE = ({"type": name} for name in ("nopos", "sinpos", "cape"))
+UNSCALED = {**CAPE, "max_global_scale": 1}  # lambda 1 of the figures
 RELPOS = options.of_papers("relpos_wsj")["relpos"]
-# Each study is one figure of the paper; the position embedding of each of its models.
-STUDIES: dict[str, dict[str, options.Settings]] = {
-    "types": {name: {"type": name} for name in PAPER_TYPES},
-    "relpos": {  # Figures 4, 20 and 21: contexts of 27 and 6 seconds at 30 ms
-        "relpos": RELPOS,
-        "relpos-6s": {**RELPOS, "relative_context": 199},
-        "relpos-first": options.of_papers("relpos_first_wsj")["relpos"],
-        "cape": CAPE,
-    },
-    # Figure 7
-    "augmentation": {"baseline": SINPOS, "+CAPE": CAPE, "+SpecAug": SINPOS, "+CAPE +SpecAug": CAPE},
-    "shift": {  # Figure 18: global shifts that cover 15, 30, 60 seconds
-        f"covers-{2 * half:g}s": {**CAPE, "max_global_shift": half} for half in (7.5, 15.0, 30.0)
-    },
-    # Figure 19
-    "local": {"global-and-local": CAPE, "global-only": {**CAPE, "max_local_shift": 0}},
-    "scale": {  # Figures 20 and 21
-        f"scale-{scale:g}": {**CAPE, "max_global_scale": scale} for scale in (1, 1.1, 1.4, 2, 3)
-    },
+FIRST = options.of_papers("relpos_first_wsj")["relpos"]
+NO_MASKS = "--no-spec-augment"
+LESS = "--attention-dropout 0.1 --activation-dropout 0.1 --encoder-layerdrop 0.1"
+WITH_DECODER = {"nopos": NOPOS, "sinpos": SINPOS, "cape": CAPE, "relpos": RELPOS}
+STUDIES = {
+    "types": Study({name: Variant({"type": name}) for name in PAPER_TYPES}),
+    "relpos": Study(  # contexts of 27 and 6 seconds at 30 ms
+        {
+            "relpos": Variant(RELPOS),
+            "relpos-6s": Variant({**RELPOS, "relative_context": 199}),
+            "relpos-first": Variant(FIRST),
+            "cape": Variant(CAPE),
+        }
+    ),
+    "augmentation": Study(
+        {
+            "baseline": Variant(SINPOS, NO_MASKS),
+            "+CAPE": Variant(UNSCALED, NO_MASKS),
+            "+SpecAug": Variant(SINPOS),
+            "+CAPE +SpecAug": Variant(UNSCALED),
+        }
+    ),
+    "batches": Study(
+        {"sinpos": Variant(SINPOS), "cape": Variant(UNSCALED)}, ("padded", "padding-free")
+    ),
+    "shift": Study(  # global shifts that cover 15, 30, 60 seconds
+        {
+            f"covers-{2 * half:g}s": Variant({**UNSCALED, "max_global_shift": half})
+            for half in (7.5, 15.0, 30.0)
+        }
+    ),
+    "local": Study(
+        {
+            "global-and-local": Variant(UNSCALED),
+            "global-only": Variant({**UNSCALED, "max_local_shift": 0}),
+        }
+    ),
+    "scale": Study(
+        {
+            f"scale-{scale:g}": Variant({**CAPE, "max_global_scale": scale})
+            for scale in (1, 1.1, 1.4, 2, 3)
+        }
+    ),
+    "dropout": Study(
+        {
+            "nopos": Variant(NOPOS),
+            "nopos-dropout-0.1": Variant(NOPOS, LESS),
+            "cape": Variant(CAPE),
+        }
+    ),
+    "decoder": Study(
+        {f"ctc-{name}": Variant(row) for name, row in WITH_DECODER.items()}
+        | {f"decoder-{name}": Variant(row, head=DECODER_HEAD) for name, row in WITH_DECODER.items()}
+    ),
 }
-WITHOUT_SPEC_AUGMENT = ("baseline", "+CAPE")
 # What they add to a model's name, and to its flags
 BATCHES = {"padded": ("", ""), "padding-free": (" (padding-free)", " --padding-free")}
 
 
 class Model(NamedTuple):
     name: str  # in tables
-    flags: str
+    flags: str  # that differ between the models of a study
     seed: int
+    head: Head
 
 
 def models(args: argparse.Namespace) -> list[Model]:
-    rows, preset = STUDIES[args.study], RECIPES[args.recipe].preset
-    if preset and rows is STUDIES["types"]:
-        rows = rows | options.of_papers(preset)
-    compared = options.settings_to_compare(args, "audio", list(rows), rows)
+    study = STUDIES[args.study]
+    of_corpus = options.of_papers(*RECIPES[args.recipe].presets)
+    rows = of_corpus | {
+        name: {**of_corpus.get(variant.settings["type"], {}), **variant.settings}
+        for name, variant in study.models.items()
+    }
+    compared = options.settings_to_compare(args, "audio", list(study.models), rows)
+    chosen = []
+    for name, settings in compared.items():
+        variant = study.models.get(name.partition(":")[0], Variant({}))
+        flags = f"{position_flags(settings)} {variant.flags}".strip()
+        chosen.append((name, flags, variant.head))
     return [
-        Model(f"{name}{suffix}", position_flags(settings) + no_masks + flags, seed)
+        Model(f"{name}{suffix}", flags + more, seed, head)
         for seed in args.seeds
-        for name, settings in compared.items()
-        for no_masks in (" --no-spec-augment" * (name in WITHOUT_SPEC_AUGMENT),)
-        for suffix, flags in map(BATCHES.get, args.batches)
+        for name, flags, head in chosen
+        for suffix, more in map(BATCHES.get, args.batches or study.batches)
     ]
+
+
+def training_flags(args: argparse.Namespace, model: Model) -> list[str]:
+    """Flags of fairseq-train for a model, but for those of folders and logs."""
+    recipe = shlex.split(getattr(RECIPES[args.recipe], model.head.recipe))
+    flags = ["--task", "cape_asr", *shlex.split(model.head.training), *recipe]
+    flags += ["--max-update", str(args.updates), "--seed", str(model.seed * SEED_STEP)]
+    if "polynomial_decay" in flags:
+        flags += ["--total-num-update", str(args.updates)]
+    return [*flags, *shlex.split(model.flags), *args.fairseq]
 
 
 def run_model(args: argparse.Namespace, model: Model) -> tuple[list[Row], list[Row]]:
     """Trains one model; scores it by duration and hop."""
-    recipe = RECIPES[args.recipe]
     folder = args.work / "runs" / f"{folder_name(model.name)}-seed{model.seed}"
-    flags = ["--task", "cape_asr", "--criterion", "cape_ctc", *shlex.split(recipe.train)]
-    flags += ["--max-update", args.updates, "--seed", model.seed * SEED_STEP]
-    if "polynomial_decay" in flags:
-        flags += ["--total-num-update", args.updates]
-    flags += [*shlex.split(model.flags), *args.fairseq]
+    flags = training_flags(args, model)
     corpus = {"corpus": digest(args.data / "train.tsv")}
     title = f"{model.name} seed {model.seed}"
     seconds = train(args.data, folder, flags, corpus, threads=args.threads, title=title)
     best = folder / "checkpoint_best.pt"
     checkpoint = best if best.is_file() else folder / "checkpoint_last.pt"
     shared = [word for word in ("--cpu", "--fp16") if word in flags]
+    shared += shlex.split(model.head.decoding)
     columns = {"model": model.name, "seed": model.seed, "train_seconds": seconds}
     place = (args.data, args.test, checkpoint, folder / args.test)
     hops = args.hops if model.seed == args.seeds[0] else ()
@@ -147,10 +243,10 @@ def make_parser() -> argparse.ArgumentParser:
     text = "settings of the models (default: small; digits; wsj, tedlium3, librispeech need GPUs)"
     add("--recipe", choices=RECIPES, default="small", help=text)
     add("--study", choices=STUDIES, default="types", help="(default: types)")
-    rows = dict.fromkeys(name for study in STUDIES.values() for name in study)
-    options.add_compared(parser, "audio", list(STUDIES["types"]), "--models", rows=list(rows))
-    text = "padded and padding-free (default: padded)"
-    add("--batches", nargs="+", choices=BATCHES, default=["padded"], help=text)
+    rows = dict.fromkeys(name for study in STUDIES.values() for name in study.models)
+    options.add_compared(parser, "audio", "those of the study", "--models", rows=list(rows))
+    text = "padded and padding-free (default: padded; both in the study batches)"
+    add("--batches", nargs="+", choices=BATCHES, help=text)
     options.add_shared(parser, "seeds", default=[1])
     options.add_shared(parser, "updates", shown="those of the recipe")
     add("--test", default="test", metavar="NAME", help="manifest of the test set (default: test)")
@@ -185,6 +281,13 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     return args
 
 
+def trained_by(args: argparse.Namespace) -> str:
+    """The flags that models share, for each kind of head."""
+    recipe, heads = RECIPES[args.recipe], dict.fromkeys(model.head for model in args.models)
+    words = (f"{head.training} {getattr(recipe, head.recipe)}".split() for head in heads)
+    return "; ".join(f"`{' '.join(flags)}`" for flags in words)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     calm_logging()
     argv = sys.argv[1:] if argv is None else argv
@@ -198,7 +301,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         PACKAGES,
         side_by_side=f"{args.jobs} trainings, threads {args.threads}",
         corpus=f"{args.data.name}; training recordings up to {longest:.1f} s",
-        training=f"{updates}; `{' '.join(RECIPES[args.recipe].train.split())}`",
+        training=f"{updates}; {trained_by(args)}",
     )
     flags = {model.name: model.flags for model in wanted}
     title = f"Speech recognition, study {args.study}"
