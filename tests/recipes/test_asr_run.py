@@ -72,19 +72,33 @@ def test_durations_of_training_are_those_that_begin_below_its_longest(longest, c
 
 
 def test_every_study_has_its_models_and_flags():
-    assert list(STUDIES["types"]) == ["nopos", "sinpos", "abspos", "relpos", "shape", "cape"]
-    assert len(STUDIES["augmentation"]) == 4
-    for study in STUDIES:
-        flags = [model.flags for model in models(study)]
-        assert len(flags) == len(set(flags)) == len(STUDIES[study]) >= 2
+    types = ["nopos", "sinpos", "abspos", "relpos", "shape", "cape"]
+    assert list(STUDIES["types"].models) == types
+    assert len(STUDIES["augmentation"].models) == 4
+    for study, row in STUDIES.items():
+        flags = [(model.flags, model.head) for model in models(study)]
+        assert len(flags) == len(set(flags)) == len(row.models) * len(row.batches) >= 2
     assert list(BATCHES) == ["padded", "padding-free"]
 
 
-def models(study):
+def models(study, *words):
     """As if there were data, so that none are made."""
-    words = ["--study", study, "--compare", *STUDIES[study], "--data", "x"]
-    args = run.make_parser().parse_args(words)
+    names = () if words else ("--compare", *STUDIES[study].models)
+    args = run.make_parser().parse_args(["--study", study, "--data", "x", *names, *words])
     return run.models(args)
+
+
+def test_types_beside_the_study_have_the_settings_of_the_recipe():
+    """The type alone, and with an option; in the study of types and in another."""
+    for study in ("types", "shift"):
+        plain, other = models(
+            study, "--recipe", "tedlium3", "--compare", "cape", "cape:max_local_shift=0.25"
+        )
+        assert "--position-max-global-scale 2" in plain.flags
+        assert "--position-max-global-scale 2" in other.flags
+        assert "--position-max-local-shift 0.25" in other.flags
+    (small,) = models("shift", "--compare", "cape")
+    assert "scale" not in small.flags
 
 
 def fairseq_args(folder, flags):
@@ -96,7 +110,7 @@ def fairseq_args(folder, flags):
 
 
 def parsed(folder, flags):
-    args = fairseq_args(folder, f"{RECIPES['small'].train} {flags}")
+    args = fairseq_args(folder, f"{RECIPES['small'].ctc} {flags}")
     settings = {"type": getattr(args, TYPE_ARG), **given_settings(args, "audio")}
     return PositionConfig.from_dict(settings, "audio")
 
@@ -104,8 +118,11 @@ def parsed(folder, flags):
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("study", STUDIES)
 def test_flags_of_recipes_are_known(folder, recipe, study):
-    args = fairseq_args(folder, f"{RECIPES[recipe].train} {models(study)[-1].flags}")
-    assert args.task == "cape_asr"
+    for model in {model.head: model for model in models(study)}.values():
+        flags = f"{model.head.training} {getattr(RECIPES[recipe], model.head.recipe)} {model.flags}"
+        args = fairseq_args(folder, flags)
+        assert args.task == "cape_asr"
+        assert args.criterion == model.head.training.split()[1]
     if recipe not in ("small", "digits"):
         assert (args.encoder_layers, args.encoder_embed_dim) == (36, 768)
 
