@@ -17,19 +17,21 @@ its cape has the settings of the figure. Finished work in --work is reused.
 import argparse
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from fairseq_user_dir.asr.manifest import read_manifest
+from fairseq_user_dir.checkpoints import read_checkpoint
 from recipes.asr import prepare
-from recipes.asr.evaluate import PACKAGES, SECONDS, calm_logging, measure
-from recipes.asr.report import write_report
+from recipes.asr.evaluate import PACKAGES, SECONDS, calm_logging, decode, measure
+from recipes.asr.report import METRICS, rates, write_report
 from recipes.lab import options
 from recipes.lab.options import position_flags
 from recipes.lab.runs import SEED_STEP, run_all, train
-from recipes.lab.steps import CommandError, digest, folder_name, run_main
+from recipes.lab.scores import write_scores
+from recipes.lab.steps import CommandError, digest, folder_name, run_main, writing
 from recipes.lab.tables import Row, how_made, shown_command
 
 
@@ -218,21 +220,46 @@ def training_flags(args: argparse.Namespace, model: Model) -> list[str]:
     return [*flags, *shlex.split(model.flags), *args.fairseq]
 
 
-def run_model(args: argparse.Namespace, model: Model) -> tuple[list[Row], list[Row]]:
-    """Trains one model; scores it by duration and hop."""
+def state_after(updates: int, folder: Path, train_part: Callable[..., float]) -> Path:
+    """A copy of the checkpoint after so many updates, to which `train_part` trains."""
+    kept, last = folder / f"checkpoint_after_{updates}.pt", folder / "checkpoint_last.pt"
+    if not kept.is_file():
+        train_part(until=updates)
+        reached = read_checkpoint(str(last))["optimizer_history"][-1]["num_updates"]
+        if reached != updates:
+            why = f"{folder} is at update {reached} already; give another --work folder"
+            raise CommandError(f"--curve {updates}: {why}")
+        with writing(kept, "wb") as file:
+            file.write(last.read_bytes())
+    return kept
+
+
+def run_model(
+    args: argparse.Namespace, model: Model, longest: float
+) -> tuple[list[Row], list[Row], list[Row]]:
+    """Trains one model; scores it by duration, by hop, and by update on recordings that are no
+    longer than the `longest` of training."""
     folder = args.work / "runs" / f"{folder_name(model.name)}-seed{model.seed}"
     flags = training_flags(args, model)
     corpus = {"corpus": digest(args.data / "train.tsv")}
     title = f"{model.name} seed {model.seed}"
-    seconds = train(args.data, folder, flags, corpus, threads=args.threads, title=title)
-    best = folder / "checkpoint_best.pt"
-    checkpoint = best if best.is_file() else folder / "checkpoint_last.pt"
+    train_part = partial(train, args.data, folder, flags, corpus, threads=args.threads, title=title)
+    kept = {updates: state_after(updates, folder, train_part) for updates in args.curve}
+    seconds = train_part()
+    best, last = (folder / f"checkpoint_{name}.pt" for name in ("best", "last"))
     shared = [word for word in ("--cpu", "--fp16") if word in flags]
     shared += shlex.split(model.head.decoding)
-    columns = {"model": model.name, "seed": model.seed, "train_seconds": seconds}
-    place = (args.data, args.test, checkpoint, folder / args.test)
+    columns, how = {"model": model.name, "seed": model.seed}, {"flags": shared}
+    how["threads"] = args.threads
     hops = args.hops if model.seed == args.seeds[0] else ()
-    return measure(columns, place, args.bins, hops, flags=shared, threads=args.threads)
+    place = (args.data, args.test, best if best.is_file() else last, folder / args.test)
+    rows, by_hop = measure(columns | {"train_seconds": seconds}, place, args.bins, hops, **how)
+    curve = []
+    for updates, path in {**kept, args.updates: last}.items() if kept else ():
+        texts, _ = decode(args.data, args.test, path, folder / f"{args.test}-{updates}", **how)
+        if texts := [text for text in texts if text.seconds <= longest]:
+            curve.append({**columns, "updates": updates, **rates(texts)})
+    return rows, by_hop, curve
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -249,6 +276,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--batches", nargs="+", choices=BATCHES, help=text)
     options.add_shared(parser, "seeds", default=[1])
     options.add_shared(parser, "updates", shown="those of the recipe")
+    text = "also score recordings of the durations of training after so many updates"
+    add("--curve", nargs="+", type=options.positive, metavar="N", default=(), help=text)
     add("--test", default="test", metavar="NAME", help="manifest of the test set (default: test)")
     text = "upper ends of the bins of durations (default: those of the recipe)"
     add("--bins", nargs="+", type=SECONDS, metavar="SECONDS", help=text)
@@ -267,6 +296,11 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     recipe = RECIPES[args.recipe]
     args.bins, args.updates = args.bins or recipe.bins, args.updates or recipe.updates
     options.check_increasing(args.bins, "--bins")
+    if args.curve:
+        options.check_increasing(args.curve, "--curve")
+        if args.curve[-1] >= args.updates:
+            why = f"allowed: numbers below {args.updates}, the last update, which is always scored"
+            raise CommandError(f"--curve {args.curve[-1]}: {why}")
     args.models = models(args)
     args.work = args.work or Path("build/asr") / args.study
     args.output = args.output or Path("results/asr") / args.study
@@ -294,8 +328,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse_arguments(argv)
     wanted, updates = args.models, f"{args.updates} updates"
     print(f"{len(wanted)} trainings of {updates}, {args.jobs} side by side", flush=True)
-    parts = run_all([partial(run_model, args, model) for model in wanted], args.jobs)
     longest = max(line.seconds for line in read_manifest(str(args.data / "train.tsv")))
+    done = run_all([partial(run_model, args, model, longest) for model in wanted], args.jobs)
+    parts = [(rows, hops) for rows, hops, _ in done]
     facts = how_made(
         shown_command("python -m recipes.asr.run", argv),
         PACKAGES,
@@ -306,6 +341,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     flags = {model.name: model.flags for model in wanted}
     title = f"Speech recognition, study {args.study}"
     write_report(args.output, title, parts, flags, facts, args.bins, longest)
+    rows, names = [row for _, _, curve in done for row in curve], list(flags)
+    if rows:
+        rows.sort(key=lambda row: names.index(row["model"]))
+        shown = f"{title}: durations of training by update"
+        write_scores(args.output, shown, rows, "updates", METRICS, facts, name="curve")
 
 
 if __name__ == "__main__":

@@ -157,7 +157,7 @@ def children(monkeypatch, run_cli):
 def test_comparison_from_training_to_figure(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     command = ["--data", str(folder), "--compare", "cape", "--updates", "3", "--bins", "1"]
-    command += ["--batches", *BATCHES, "--seeds", "1", "2", "--hops", "10", "16"]
+    command += ["--batches", *BATCHES, "--seeds", "1", "2", "--hops", "10", "16", "--curve", "2"]
     command += ["--", *map(str, SMALL)]
     run.main(command)
     out = tmp_path / "results/asr/types"
@@ -175,6 +175,13 @@ def test_comparison_from_training_to_figure(folder, tmp_path, monkeypatch, capsy
         (name, hop) for name in sorted(names) for hop in ("10", "16")
     ]
     assert all(float(row["audio_seconds_per_second"]) > 0 for row in hops)
+    curve = read_csv(out / "curve.csv")
+    assert [(row["model"], row["seed"], row["updates"]) for row in curve] == [
+        (name, seed, updates) for name in sorted(names) for seed in "12" for updates in "23"
+    ]
+    longest = max(durations(16, 0))
+    within = sum(seconds <= longest for seconds in durations(9, 2))
+    assert {row["count"] for row in curve} == {str(within)}, "no longer than those of training"
     # in one colour: neither model has learned anything, so that one hides the other
     assert_lines(out / "scores.png", COLOURS[:1])
     assert_lines(out / "hops.png", COLOURS[:1])
@@ -191,6 +198,9 @@ def test_comparison_from_training_to_figure(folder, tmp_path, monkeypatch, capsy
     capsys.readouterr()
     run.main(command)  # all is reused
     assert "4 trainings" in capsys.readouterr().out
+    command[command.index("--curve") + 1] = "1"
+    with pytest.raises(CommandError, match="--curve 1: .*seed1 is at update 3 already"):
+        run.main(command)
 
 
 def test_recordings_without_text_are_decoded_and_not_counted(folder, tmp_path, monkeypatch):
@@ -219,6 +229,8 @@ BAD_RUN = [
     (["--data", "gone"], "there is no train.tsv"),
     (["--bins", "3", "2"], "--bins 3 2: the numbers must increase"),
     (["--test", "gone"], "there is no gone.tsv"),
+    (["--curve", "9", "5"], "--curve 9 5: the numbers must increase"),
+    (["--curve", "600"], "--curve 600: allowed: numbers below 600, the last update"),
 ]
 
 
