@@ -6,6 +6,7 @@
 Tables (CSV, Markdown) and the histogram (PNG) go to --output.
 """
 
+import argparse
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -89,7 +90,7 @@ def tables_of(rows: Sequence[Row], histogram: Sequence[Row]) -> dict[str, list[s
     }
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def make_parser() -> argparse.ArgumentParser:
     parser = new_parser(__doc__)
     add = parser.add_argument
     add("manifest", nargs="+", type=Path, metavar="MANIFEST", help="table of recordings with texts")
@@ -97,7 +98,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--batch-seconds", type=number(0.1, 1e6), default=BATCH_SECONDS, metavar="X", help=text)
     add_shared(parser, "seed", default=0)
     add_shared(parser, "output", default=Path("results/asr/corpus"))
-    args = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = make_parser().parse_args(argv)
     check_shared(args)
     names = [path.stem for path in args.manifest]
     if len(set(names)) < len(names):
