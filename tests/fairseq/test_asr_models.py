@@ -208,7 +208,7 @@ def test_one_decoder_goes_with_every_encoder(folder, name):
     assert model.position_config.type == name
     assert model.decoder.embed_positions is None
     tables = [key for key in decoder_of(model) if ".relative." in key]
-    assert [model.state_dict()[key].shape[0] for key in tables] == [5]
+    assert [model.state_dict()[key].shape[1] for key in tables] == [5]
     loss = model(**sample["net_input"])[0].sum()
     loss.backward()
     assert all(model.get_parameter(key).grad.abs().sum() > 0 for key in tables)

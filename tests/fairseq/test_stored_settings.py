@@ -253,7 +253,7 @@ def test_decoder_of_its_own_is_stored_and_compared(fairseq_train, tmp_path):
     context = ("--position-decoder-relative-context", 3)
     fairseq_train([*words, *context, "--max-update", 1])
     path = str(tmp_path / "run/checkpoint_last.pt")
-    with pytest.raises(SettingsError, match=r"--position-decoder-relative-context 3 \(now 100\)"):
+    with pytest.raises(SettingsError, match=r"--position-decoder-relative-context 3 \(now 150\)"):
         fairseq_train([*words, "--max-update", 2])
     (model,), _ = checkpoint_utils.load_model_ensemble([path])
     config = model.decoder.position_config
