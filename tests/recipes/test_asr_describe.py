@@ -15,7 +15,7 @@ from tests.support.tables import read_csv
 def manifests(tmp_path):
     return [
         write_manifest(tmp_path, split, durations(count, count), count)
-        for split, count in (("train", 40), ("one", 1))
+        for split, count in (("train", 40), ("single", 1))
     ]
 
 
@@ -25,7 +25,7 @@ def run(manifests, output, *words):
 
 
 def test_statistics_are_numpys(manifests, tmp_path, capsys):
-    (train, one), _ = run(manifests, tmp_path / "out")
+    (train, single), _ = run(manifests, tmp_path / "out")
     seconds = np.array(durations(40, 40))
     words = [len(line.split("\t")[2].split()) for line in manifests[0].read_text().splitlines()[1:]]
     assert (train["set"], train["recordings"]) == ("train", "40")
@@ -37,7 +37,7 @@ def test_statistics_are_numpys(manifests, tmp_path, capsys):
         "words_deviation": np.std(words, ddof=1),
     }.items():
         assert float(train[column]) == pytest.approx(value, abs=1e-4), column
-    assert float(one["seconds_deviation"]) == 0, "of a single recording"
+    assert float(single["seconds_deviation"]) == 0, "of a single recording"
     shown = f"{seconds.mean():.2f} ± {seconds.std(ddof=1):.2f}"
     assert shown in capsys.readouterr().out
     assert shown in (tmp_path / "out/corpus.md").read_text()
@@ -48,7 +48,7 @@ def test_hops_are_those_of_batches_without_padding(manifests, tmp_path):
     own has 10 ms."""
     seconds = np.array(durations(40, 40))
     _, alone = run(manifests, tmp_path / "alone", "--batch-seconds", "0.1")
-    assert [(row["set"], row["hop_ms"]) for row in alone] == [("train", "10"), ("one", "10")]
+    assert [(row["set"], row["hop_ms"]) for row in alone] == [("train", "10"), ("single", "10")]
     assert [float(row["percent"]) for row in alone] == [100, 100]
     _, together = run(manifests[:1], tmp_path / "together", "--batch-seconds", "1000")
     shares = {int(row["hop_ms"]): float(row["percent"]) for row in together}
