@@ -38,6 +38,7 @@ from recipes.lab.tables import Row, how_made, shown_command
 class Recipe(NamedTuple):
     ctc: str  # flags of fairseq-train for models by CTC
     decoder: str  # and for models with a decoder
+    decoding: str  # flags of fairseq-generate for these
     updates: int
     bins: tuple[float, ...]  # upper ends of the bins of durations in seconds
     presets: tuple[str, ...] = ()  # settings of CAPE for this corpus
@@ -53,9 +54,11 @@ SMALL = """--optimizer adam --adam-betas (0.9,0.98)
 DIGITS = SMALL.replace("--max-tokens 4000", "--max-tokens 1500").replace("0.003", "0.005")
 DIGITS = f"{DIGITS} --no-spec-augment"
 CTC = "--arch cape_ctc_transformer_tiny"
-DECODER = """--arch cape_s2t_transformer_xs --encoder-layers 3 --encoder-embed-dim 96
-    --encoder-ffn-embed-dim 256 --conv-channels 96 --decoder-layers 2 --decoder-embed-dim 96
-    --decoder-ffn-embed-dim 256 --dropout 0.1 --attention-dropout 0 --activation-dropout 0"""
+DECODER = """--arch cape_s2t_transformer_xs --encoder-layers 2 --encoder-embed-dim 96
+    --encoder-ffn-embed-dim 192 --conv-channels 96 --decoder-layers 1 --decoder-embed-dim 96
+    --decoder-ffn-embed-dim 192 --dropout 0.1 --attention-dropout 0 --activation-dropout 0
+    --position-decoder-relative-context 16"""
+SLOWER = "--lr 0.002 --no-spec-augment"  # what so small a decoder learns with
 
 # CAPE Appendix C, on 16 GPUs: 36 layers of 768, Adagrad, 240 seconds per GPU. The paper trains for
 # a time, not for a number of updates.
@@ -73,36 +76,40 @@ PAPER_DECODER = f"""--arch cape_s2t_transformer {PAPER} --lr 0.02 --max-tokens 5
     --warmup-updates 33000 --spec-augment-start 20000 --encoder-layers 36 --encoder-embed-dim 768
     --encoder-ffn-embed-dim 3072 --encoder-attention-heads 4 --conv-channels 1536
     --decoder-layers 6 --decoder-embed-dim 256 --decoder-ffn-embed-dim 1024
-    --decoder-attention-heads 4 --dropout 0 --attention-dropout 0.2 --activation-dropout 0.2"""
+    --decoder-attention-heads 4 --dropout 0 --attention-dropout 0.2 --activation-dropout 0.2
+    --position-decoder-relative-context 320"""
 
+# Greedy as in the paper. A decoder that has lost its place does not stop by itself: at most 6
+# words, or 30 letters, in a second of 100 frames.
+WORDS, LETTERS = (f"--beam 1 --max-len-a {units} --max-len-b 3" for units in (0.06, 0.3))
 OF_WSJ, OF_TEDLIUM = ("cape_wsj", "relpos_wsj"), ("cape_tedlium", "relpos_wsj")
 RECIPES = {
-    "small": Recipe(f"{CTC} {SMALL}", f"{DECODER} {SMALL}", 600, (1, 2, 4, 8, 16)),
-    "digits": Recipe(f"{CTC} {DIGITS}", f"{DECODER} {DIGITS}", 1000, (1, 2, 4, 8, 16)),
-    "wsj": Recipe(WSJ, PAPER_DECODER, 200000, (10, 15, 20), OF_WSJ),
-    "tedlium3": Recipe(TEDLIUM, PAPER_DECODER, 500000, (10, 15, 20), OF_TEDLIUM),
+    "small": Recipe(f"{CTC} {SMALL}", f"{DECODER} {SMALL} {SLOWER}", WORDS, 600, (1, 2, 4, 8, 16)),
+    "digits": Recipe(
+        f"{CTC} {DIGITS}", f"{DECODER} {DIGITS} {SLOWER}", WORDS, 1000, (1, 2, 4, 8, 16)
+    ),
+    "wsj": Recipe(WSJ, PAPER_DECODER, LETTERS, 200000, (10, 15, 20), OF_WSJ),
+    "tedlium3": Recipe(TEDLIUM, PAPER_DECODER, LETTERS, 500000, (10, 15, 20), OF_TEDLIUM),
     # not in the paper; settings of TED-LIUM
-    "librispeech": Recipe(TEDLIUM, PAPER_DECODER, 500000, (10, 15, 20), OF_TEDLIUM),
+    "librispeech": Recipe(TEDLIUM, PAPER_DECODER, LETTERS, 500000, (10, 15, 20), OF_TEDLIUM),
 }
 
 
 class Head(NamedTuple):
     """What makes words of the states of an encoder."""
 
-    recipe: str  # the flags of a recipe
+    recipe: str  # names its flags in a recipe
     training: str
-    decoding: str = ""  # flags of fairseq-generate
+    decodes: bool = False  # by the flags of the recipe
 
 
 CTC_HEAD = Head("ctc", "--criterion cape_ctc")
-# Greedy as in the paper, whose decoder looks back by 320 tokens and adds nothing beyond; up to 30
-# letters in a second of 100 frames, because a decoder that has lost its place does not stop.
+# The paper's decoder looks back by 320 tokens, and adds nothing beyond.
 DECODER_HEAD = Head(
     "decoder",
     "--criterion label_smoothed_cross_entropy --label-smoothing 0.05 "
-    "--position-decoder-embedding relpos --position-decoder-relative-context 320 "
-    "--position-decoder-relative-beyond zero",
-    "--beam 1 --max-len-a 0.3 --max-len-b 10",
+    "--position-decoder-embedding relpos --position-decoder-relative-beyond zero",
+    decodes=True,
 )
 
 
@@ -117,6 +124,7 @@ class Variant(NamedTuple):
 class Study(NamedTuple):
     models: dict[str, Variant]
     batches: tuple[str, ...] = ("padded",)
+    units: tuple[str, ...] = ()  # of the built-in data: options of recipes.asr.prepare
 
 
 PAPER_TYPES = ("nopos", "sinpos", "abspos", "relpos", "shape", "cape")
@@ -175,7 +183,10 @@ STUDIES = {
     ),
     "decoder": Study(
         {f"ctc-{name}": Variant(row) for name, row in WITH_DECODER.items()}
-        | {f"decoder-{name}": Variant(row, head=DECODER_HEAD) for name, row in WITH_DECODER.items()}
+        | {
+            f"decoder-{name}": Variant(row, head=DECODER_HEAD) for name, row in WITH_DECODER.items()
+        },
+        units=("--word-units",),
     ),
 }
 # What they add to a model's name, and to its flags
@@ -248,7 +259,8 @@ def run_model(
     seconds = train_part()
     best, last = (folder / f"checkpoint_{name}.pt" for name in ("best", "last"))
     shared = [word for word in ("--cpu", "--fp16") if word in flags]
-    shared += shlex.split(model.head.decoding)
+    if model.head.decodes:
+        shared += shlex.split(RECIPES[args.recipe].decoding)
     columns, how = {"model": model.name, "seed": model.seed}, {"flags": shared}
     how["threads"] = args.threads
     hops = args.hops if model.seed == args.seeds[0] else ()
@@ -306,8 +318,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     args.output = args.output or Path("results/asr") / args.study
     options.check_shared(args)
     if args.data is None:
-        args.data = Path("build/asr/synthetic")
-        prepare.main(["synthetic", "--output", str(args.data)])
+        units = STUDIES[args.study].units
+        args.data = Path("build/asr", "".join(("synthetic", *units)).replace("--", "-"))
+        prepare.main(["synthetic", "--output", str(args.data), *units])
     for name in ("train", args.test):
         if not (args.data / f"{name}.tsv").is_file():
             remedy = "prepare a corpus by python -m recipes.asr.prepare, and name other test sets"

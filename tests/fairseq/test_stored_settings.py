@@ -257,8 +257,7 @@ def test_decoder_of_its_own_is_stored_and_compared(fairseq_train, tmp_path):
     stored = torch.load(path, weights_only=True)
     arguments = vars(stored["cfg"]["model"])
     assert fairseq_config(arguments, stored["model"], "decoder") == config
-    overrides = {"position_embedding": "sinpos"}
-    (model,), _ = checkpoint_utils.load_model_ensemble([path], overrides)
+    (model,), _ = checkpoint_utils.load_model_ensemble([path], {"position_embedding": "sinpos"})
     assert model.position_config.type == "sinpos"
     assert model.decoder.position_config == config
 

@@ -100,6 +100,26 @@ def test_digits_without_takes_for_training_are_refused(single_digits, tmp_path, 
     assert "0_ann_0.wav cannot be decoded" in output
 
 
+def test_word_units_are_the_words_of_train(single_digits, tmp_path):
+    """Each a piece, and one piece for every other word; not the same folder as with letters."""
+    out = tmp_path / "out"
+    run("digits", single_digits, "--output", out, *COUNTS, "--word-units")
+    pieces = Targets(str(out / "spm.model"))
+    said = {word for text in texts(out, "train").values() for word in text.split()}
+    assert len(said) > 2
+    assert {*pieces.units(" ".join(sorted(said)))} == {f"\u2581{word}" for word in said}
+    assert pieces.units(f"{min(said)} other words") == [
+        f"\u2581{min(said)}",
+        "\u2581other",
+        "\u2581words",
+    ]
+    dictionary = pieces.dictionary(())
+    unknown = pieces.encode("other", dictionary)
+    assert unknown.tolist() == [dictionary.unk()]
+    with pytest.raises(CommandError, match="made with other settings"):
+        run("digits", single_digits, "--output", out, *COUNTS)
+
+
 # ---- synthetic speech ----------------------------------------------------------------------------
 
 
