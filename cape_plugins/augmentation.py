@@ -27,6 +27,8 @@ class Draw(NamedTuple):
             first n, sorted; None where positions are counted.
         count: ``[B]``, at least so many of `order` are taken, by source and target alike, so that
             a number has one position on both sides; None if a side counts for itself.
+        chance: ``[B, 1, 1]`` float32 from U(0, 1) in samples that are augmented, 1 in the others,
+            whose other numbers move nothing; None if all are augmented.
     """
 
     shift: Tensor | None = None
@@ -35,6 +37,12 @@ class Draw(NamedTuple):
     batch_size: int | None = None
     order: Tensor | None = None
     count: Tensor | None = None
+    chance: Tensor | None = None
+
+    @property
+    def augmented(self) -> Tensor | None:
+        """``[B, 1, 1]`` bool, which samples are augmented; None if all are."""
+        return None if self.chance is None else self.chance < 1.0
 
     @property
     def moves(self) -> bool:
@@ -52,6 +60,20 @@ class Draw(NamedTuple):
             count = other if count is None else torch.maximum(count, other)
         return self._replace(count=count)
 
+    def below(self, chance: Tensor, augment_probability: float) -> Draw:
+        """The same numbers for samples whose `chance` ``[B, 1, 1]`` is below the probability, and
+        numbers that move nothing for the others."""
+        augmented, counted = chance < augment_probability, 0.0
+        if self.order is not None:
+            counted = torch.arange(self.order.shape[-1], device=self.order.device).float()
+        return self._replace(
+            shift=_where(augmented, self.shift, 0.0),
+            scale=_where(augmented, self.scale, 1.0),
+            offset=_where(augmented, self.offset, 0.0),
+            order=_where(augmented[:, 0], self.order, counted),
+            chance=_where(augmented, chance, 1.0),
+        )
+
 
 def draw_global(
     batch_size: int,
@@ -62,6 +84,8 @@ def draw_global(
     max_offset: int = 0,
     max_position: int = 0,
     sampling: str = "",
+    augment_probability: float = 1.0,
+    partner: Draw | None = None,
     device: torch.device | str | None = None,
     generator: torch.Generator | None = None,
 ) -> Draw:
@@ -76,6 +100,10 @@ def draw_global(
         max_offset: Largest integer offset, inclusive, in grid steps (SHAPE).
         max_position: L, number of positions to take from, in grid steps.
         sampling: How they are taken, a key of :data:`SAMPLINGS`; "" for not at all.
+        augment_probability: Probability with which a sample is augmented. Its chance is drawn last,
+            so that the samples that are augmented get the numbers that they get with 1.
+        partner: Draw of the other side of the same samples: its chances are taken over, so that
+            both sides of a sample are augmented or neither.
         device: Device of the positions.
         generator: Source of randomness; default the global one.
     """
@@ -91,7 +119,11 @@ def draw_global(
     if sampling and max_position:
         unit = _unit((batch_size, max_position), device, generator)
         order = SAMPLINGS[sampling](unit)
-    return Draw(shift, scale, offset, batch_size, order)
+    draw = Draw(shift, scale, offset, batch_size, order)
+    chance = None if partner is None else partner.chance
+    if chance is None and augment_probability < 1.0:
+        chance = _unit((batch_size, 1, 1), device, generator)
+    return draw if chance is None else draw.below(chance, augment_probability)
 
 
 def _random_subset(unit: Tensor) -> Tensor:
@@ -150,6 +182,7 @@ def draw_local(
     max_local_shift: float,
     batch_size: int | None = None,
     generator: torch.Generator | None = None,
+    augmented: Tensor | None = None,
 ) -> Tensor:
     """Independent shifts of single positions (Eq. 6), in the unit of the positions.
 
@@ -159,13 +192,16 @@ def draw_local(
         max_local_shift: Half-width in grid steps.
         batch_size: B, where `coords` is shared by the batch.
         generator: Source of randomness; default the global one.
+        augmented: ``[B, 1 or T, 1]`` bool, :attr:`Draw.augmented`: where it is False, nothing is
+            shifted; None for everywhere.
 
     Returns:
         ``[B, T, D]`` float32.
     """
     batch = coords.shape[0] if batch_size is None else batch_size
     shape = (batch, *coords.shape[1:])
-    return _uniform(shape, max_local_shift, coords.device, generator) * step
+    shift = _uniform(shape, max_local_shift, coords.device, generator) * step
+    return shift if augmented is None else torch.where(augmented, shift, 0.0)
 
 
 def rank_seed(rank: int) -> int:
@@ -245,6 +281,11 @@ def _unit(
 ) -> Tensor:
     """U(0, 1) in float32: bf16 would draw from 256 values only."""
     return torch.rand(shape, device=device, dtype=torch.float32, **_given(generator))
+
+
+def _where(condition: Tensor, part: Tensor | None, other: Tensor | float) -> Tensor | None:
+    """`part` of a draw where the condition holds, elsewhere `other`; None where there is none."""
+    return None if part is None else torch.where(condition, part, other)
 
 
 def _check_shape(name: str, part: Tensor | None, coords: Tensor) -> None:

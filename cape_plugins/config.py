@@ -1,22 +1,27 @@
-"""Every option of a position embedding, defined once: meaning, unit, range and validation.
+"""Settings of a position embedding: completed by defaults, and checked as a whole. Its options are
+defined in :mod:`cape_plugins.options`.
 
-Command-line flags, Hugging Face config fields, error texts and docs/flags.md are
-generated from :class:`PositionConfig` and the registry; nothing repeats them. This module
-needs the standard library only.
+This module needs the standard library only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from cape_plugins.domains import DOMAINS, default_of, each_domain
-from cape_plugins.options import choose, option_field, parse_value, unit_of
+from cape_plugins.domains import DOMAINS, default_of
+from cape_plugins.options import (
+    OPTION_FIELDS,
+    OptionFields,
+    applies,
+    choose,
+    options,
+    parse_option,
+)
 from cape_plugins.registry import (
     ARCHITECTURES,
-    DEFAULT_TYPE,
     ENCODINGS,
     OF_DOMAIN,
     PRESETS,
@@ -30,7 +35,7 @@ from cape_plugins.registry import (
 
 
 @dataclass(frozen=True)
-class PositionConfig:
+class PositionConfig(OptionFields):
     """All settings of one position embedding; immutable, validated and complete once built.
 
     An option left ``None`` takes the default of the type in this domain and architecture. An
@@ -46,136 +51,6 @@ class PositionConfig:
     Raises:
         ValueError: naming the option, its value, the allowed range and what to do.
     """
-
-    type: str = DEFAULT_TYPE
-    domain: str = "text"
-    architecture: str = "encoder"
-    max_global_shift: float | None = option_field(
-        "float",
-        0.0,
-        lambda: each_domain("unit", named=True),
-        "half-width D of the global shift U(-D, D) drawn per sample in training (CAPE Eq. 5)",
-        training=True,
-    )
-    max_local_shift: float | None = option_field(
-        "float",
-        0.0,
-        "grid steps",
-        "half-width of the shift drawn per position in training; 0.5, half the distance to the "
-        "neighbour, is the most that keeps the order (CAPE Eq. 6)",
-        high=0.5,
-        training=True,
-    )
-    max_global_scale: float | None = option_field(
-        "float",
-        1.0,
-        "factor",
-        "largest global scale L; log scale is U(-ln L, ln L) per sample in training (CAPE Eq. 7)",
-        low=1,
-        training=True,
-    )
-    max_offset: int | None = option_field(
-        "int",
-        0,
-        lambda: each_domain("steps"),
-        "largest integer offset, drawn from U{0..max} per sample in training (SHAPE)",
-        training=True,
-    )
-    max_position: int | None = option_field(
-        "int",
-        0,
-        "grid steps",
-        "number L of positions that training draws from, at least the length of the longest input; "
-        "better that of the longest that the model is to read (Ruoss et al.)",
-        high=1_000_000,
-        training=True,
-    )
-    random_evaluation: bool | None = option_field(
-        "bool",
-        False,
-        "",
-        "positions are drawn in evaluation, too, as Ruoss et al. do; models of an encoder only",
-        architecture="encoder",
-    )
-    learned_table: bool | None = option_field(
-        "bool",
-        False,
-        "",
-        "a learned table of max_position rows, linear between rows, instead of sinusoids",
-    )
-    mean_normalize: bool | None = option_field(
-        "bool",
-        False,
-        "",
-        "subtract the mean position of the valid positions, also in evaluation (CAPE App. A); "
-        "impossible where positions are causal",
-    )
-    gamma: float | None = option_field(
-        "float",
-        1.0,
-        "factor",
-        "multiplies the [-1, 1] grid of images (CAPE App. B, Table 6); grids only",
-        low=1e-6,
-        grid=True,
-    )
-    synchronize: bool | None = option_field(
-        "bool",
-        False,
-        "",
-        "source and target of a pair share one shift, scale, offset or set of drawn positions "
-        "(CAPE 5.3); encoder-decoder models only",
-        training=True,
-        architecture="seq2seq",
-    )
-    source_scale: str | float | None = option_field(
-        "ratio",
-        "1",
-        "target tokens per source token",
-        "factor alpha on source positions (CAPE 5.3); auto counts it in the training data; "
-        "encoder-decoder models only",
-        architecture="seq2seq",
-    )
-    source_bos: bool | None = option_field(
-        "bool",
-        False,
-        "",
-        "the model puts a BOS token before the source, a mark of the common origin (CAPE 5.3, "
-        "App. D); encoder-decoder models only",
-        architecture="seq2seq",
-    )
-    relative_context: int | None = option_field(
-        "int",
-        0,
-        lambda: each_domain("steps"),
-        "relative attention: largest distance N that has an embedding; each layer learns 2 N + 1 "
-        "rows; 0 switches relative attention off (Shaw et al.)",
-        high=100_000,
-    )
-    relative_layers: str | None = option_field(
-        "choice",
-        "all",
-        "",
-        "relative attention in all layers or in the first only",
-        choices=("all", "first"),
-    )
-    relative_values: bool | None = option_field(
-        "bool", False, "", "relative embeddings also for values (Shaw et al. Eq. 3)"
-    )
-    relative_beyond: str | None = option_field(
-        "choice",
-        "clip",
-        "",
-        "clip: distances beyond the context take the outermost embedding (Shaw et al.); zero: "
-        "they have none (as released with CAPE)",
-        choices=("clip", "zero"),
-    )
-    relative_heads: str | None = option_field(
-        "choice",
-        "shared",
-        "",
-        "one relative table shared by the heads, or one per head",
-        choices=("shared", "separate"),
-    )
 
     def __post_init__(self) -> None:
         choose("domain", self.domain, DOMAINS)
@@ -301,7 +176,7 @@ class PositionConfig:
     def random(self) -> bool:
         """True if training draws random numbers."""
         drawn = self.max_global_shift or self.max_local_shift or self.max_offset or self.sampling
-        return bool(drawn) or self.max_global_scale != 1.0
+        return self.augment_probability > 0 and (bool(drawn) or self.max_global_scale != 1.0)
 
     @property
     def alpha(self) -> float:
@@ -350,7 +225,7 @@ class PositionConfig:
         Raises:
             ValueError: for an unknown key (never dropped) or a bad value.
         """
-        known = {"type", *_BY_NAME}
+        known = {"type", *OPTION_FIELDS}
         unknown = sorted(set(settings) - known)
         if unknown:
             raise ValueError(
@@ -364,37 +239,3 @@ class PositionConfig:
         """The setting of a paper by its name in :data:`PRESETS`, with `changes` applied."""
         choose("preset", name, PRESETS)
         return cls(**{**PRESETS[name], **changes})
-
-
-_BY_NAME = {f.name: f for f in fields(PositionConfig) if f.metadata}
-_COMMON = ("source_bos", *(name for name in _BY_NAME if name.startswith("relative_")))
-
-
-def options(domain: str | None = None) -> tuple[Any, ...]:
-    """The dataclass fields of the options (type, domain and architecture are not options), all or
-    those that exist in `domain`."""
-    grid = domain is None or DOMAINS[domain].grid
-    return tuple(o for o in _BY_NAME.values() if grid or not o.metadata.get("grid"))
-
-
-def applies(option: str, type_name: str, architecture: str = "encoder") -> bool:
-    """True if position-embedding type `type_name` has this option in models of `architecture`."""
-    common = architecture != ROTARY and option in _COMMON
-    return common or option in types_of(architecture)[type_name].options
-
-
-def parse_option(name: str, value: Any) -> Any:
-    """`value`, perhaps text from a command line, as the type of option `name`.
-
-    Raises:
-        ValueError: naming the option, its value, the allowed range and its meaning.
-    """
-    meta = _BY_NAME[name].metadata
-    try:
-        return parse_value(meta, value)
-    except (ValueError, TypeError, ZeroDivisionError, OverflowError):
-        unit = f" {unit_of(meta)}".rstrip()
-        raise ValueError(
-            f"{name}={value!r} is not allowed; allowed: {meta['range']}{unit}. "
-            f"Meaning: {meta['help']}."
-        ) from None

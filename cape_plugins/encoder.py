@@ -18,7 +18,7 @@ from cape_plugins.augmentation import (
 )
 from cape_plugins.config import PositionConfig
 from cape_plugins.domains import DOMAINS
-from cape_plugins.encodings import Frequencies
+from cape_plugins.encodings import Frequencies, Sinusoid, warn_of_coarse_grid
 from cape_plugins.positions import Positions
 
 COMBINATIONS = ("add", "concat")
@@ -71,11 +71,17 @@ class PositionEncoder(nn.Module):
         evaluation, where that is asked for."""
         return self.config.random and (self.training or self.config.random_evaluation)
 
+    @property
+    def max_local_shift(self) -> float:
+        """Half-width of local shifts in grid steps; 0 where nothing is random."""
+        return self.config.max_local_shift if self.config.random else 0.0
+
     def draw(
         self,
         batch_size: int,
         device: torch.device | str | None = None,
         generator: Generators = None,
+        partner: Draw | None = None,
     ) -> Draw | None:
         """The random numbers of one training forward; None in evaluation, and where nothing is
         random (:attr:`draws`).
@@ -85,6 +91,8 @@ class PositionEncoder(nn.Module):
             device: Device of the positions.
             generator: Source of randomness, or a function of the device that makes it if anything
                 is drawn; default the global one.
+            partner: Draw of the other side, where sides draw for themselves: the samples that it
+                leaves as they are stay so on this side, too.
         """
         if not self.draws:
             return None
@@ -97,6 +105,8 @@ class PositionEncoder(nn.Module):
             max_offset=config.max_offset,
             max_position=config.max_position,
             sampling=config.sampling,
+            augment_probability=config.augment_probability,
+            partner=partner,
             device=device,
             generator=_made(generator, device),
         )
@@ -224,7 +234,7 @@ class PositionEncoder(nn.Module):
             )
         if config.encoding.counts:
             return positions.gather(self.encoding.lookup(positions), dtype)
-        local = config.max_local_shift if random and local_shift is None else 0.0
+        local = self.max_local_shift if random and local_shift is None else 0.0
         moved = local or local_shift is not None or (draw is not None and draw.moves)
         if positions.regular and not (moved or config.mean_normalize):
             rows, _ = self.place(positions)
@@ -257,15 +267,18 @@ class PositionEncoder(nn.Module):
         draw; see :meth:`forward` for the arguments."""
         config, valid = self.config, positions.valid
         rows, step = self.place(positions)
+        augmented = None if draw is None else draw.augmented
         if draw is None or draw.order is None:
             coords = positions.elements(rows)
         else:
             coords = self.start + self.sampled(positions, draw) * step
-        local = config.max_local_shift if random and local_shift is None else 0.0
+            if augmented is not None:  # the others as in evaluation, where skipped frames count
+                coords = torch.where(augmented, coords, positions.elements(rows))
+        local = self.max_local_shift if random and local_shift is None else 0.0
         if local:
             batch_size = _batch_size(coords, draw)
             local_shift = draw_local(
-                coords, step, local, batch_size, _made(generator, coords.device)
+                coords, step, local, batch_size, _made(generator, coords.device), augmented
             )
         return augment(
             coords,
@@ -300,25 +313,28 @@ def build_position_encoder(
         frequencies: Key of :data:`~cape_plugins.encodings.FREQUENCIES`, or such a function;
             default the domain's.
         layout: One of :data:`~cape_plugins.encodings.LAYOUTS`; default the paper's.
-        table_size: Rows of a learned table, or its size as a grid, (height, width) in patches;
-            default 1024, or the grid of the domain.
+        table_size: Rows of a learned table; for a grid the size of the inputs, (height, width) in
+            patches, of whatever type: sinusoids warn if it is too coarse for them. Default 1024, or
+            the grid of the domain.
         table_std: Standard deviation of its initialisation; default ``dim ** -0.5``.
 
     Raises:
         ValueError: if `dim` does not fit the encoding, for an unknown side or a bad unit.
     """
-    encoding = None
+    encoding, domain = None, DOMAINS[config.domain]
     if table_size is None:
-        table_size = DOMAINS[config.domain].table_size if DOMAINS[config.domain].grid else 1024
+        table_size = domain.table_size if domain.grid else 1024
     if config.encoding.build is not None:
         encoding = config.encoding.build(
             dim=dim,
-            frequencies=frequencies or DOMAINS[config.domain].frequencies,
+            frequencies=frequencies or domain.frequencies,
             layout=layout,
             table_size=table_size,
             table_std=table_std,
             max_position=config.max_position,
         )
+    if domain.grid and not isinstance(table_size, int) and isinstance(encoding, Sinusoid):
+        warn_of_coarse_grid(encoding, table_size, domain.table_size, config.gamma)
     return PositionEncoder(config, encoding, side, start, unit)
 
 

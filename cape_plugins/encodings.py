@@ -8,6 +8,7 @@ a buffer would be rounded by ``.half()`` and lost by loaders that materialise mo
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -111,6 +112,21 @@ class Sinusoid(nn.Module):
         function = FREQUENCIES[self.frequencies] if known else self.frequencies
         return function(self.dim, device)
 
+    def aliased(self, *sizes: int, gamma: float = 1.0) -> int:
+        """How many of the K channels alias on a grid: along some axis their phase moves by more
+        than pi from one cell to the next, so that they turn backwards, or round and round.
+
+        Args:
+            sizes: Cells along each axis, the slowest first, as of
+                :func:`~cape_plugins.positions.patch_positions`.
+            gamma: Factor on the grid.
+        """
+        # on the CPU also where a model is built on "meta"; an axis of one cell has no neighbours
+        distance = [2.0 * gamma / (size - 1) if size > 1 else 0.0 for size in reversed(sizes)]
+        step = torch.tensor(distance, dtype=torch.float32, device="cpu")[:, None]
+        phase = self.weights(step.device).float().abs() * step
+        return 2 * int((phase > math.pi).any(0).sum())
+
     def grid(self, grid: Tensor) -> Tensor:
         """Encodes few rows exactly, as tables are made: sin and cos of the same phases.
 
@@ -145,6 +161,35 @@ class Sinusoid(nn.Module):
             weights = torch.cat((weights, weights), dim=1)
             offset = torch.cat((sine, cosine))
         return _phase(coords, weights, offset).sin_()
+
+
+def warn_of_coarse_grid(
+    sinusoid: Sinusoid, size: Sequence[int], usual: Sequence[int], gamma: float
+) -> None:
+    """Warns if more channels alias on a grid of this size than on the `usual` one of the papers.
+
+    Args:
+        sinusoid: The encoding of a model.
+        size: Size of its inputs, the slowest axis first.
+        usual: The same in the papers.
+        gamma: Factor on the grid of the model.
+    """
+    if type(sinusoid.weights(torch.device("cpu"))) is not torch.Tensor:
+        return  # a model of fake tensors, which have no values
+    count, accepted = sinusoid.aliased(*size, gamma=gamma), sinusoid.aliased(*usual)
+    if count <= accepted:
+        return
+    share, common_share = (100 * number / sinusoid.dim for number in (count, accepted))
+    shape, common = (" x ".join(map(str, sides)) for sides in (size, usual))
+    fits = min((n - 1) / (m - 1) for n, m in zip(size, usual, strict=True) if min(n, m) > 1)
+    warnings.warn(
+        f"{count} of {sinusoid.dim} channels ({share:.0f} %) of the position "
+        f"embedding alias on a grid of {shape} patches (gamma={gamma:g}): their phase moves by "
+        "more than pi from one patch to the next, so that they do not tell how far apart patches "
+        f"are. Of the papers' {common} patches {common_share:.0f} % do. Use smaller "
+        f"patches or larger images, or gamma={math.floor(100 * fits) / 100:g} or less.",
+        stacklevel=2,
+    )
 
 
 def _phase(coords: Tensor, weights: Tensor, offset: Tensor | None = None) -> Tensor:

@@ -82,6 +82,7 @@ class PositionType:
 
 
 _SOURCE = {"source_scale": "1", "synchronize": False}
+_CHANCE = {"augment_probability": 1.0}
 
 TYPES: dict[str, PositionType] = {
     "nopos": PositionType("none", {}, "no position embedding"),
@@ -94,7 +95,7 @@ TYPES: dict[str, PositionType] = {
     ),
     "shape": PositionType(
         "sinusoid",
-        {"gamma": 1.0, "max_offset": 500, **_SOURCE},
+        {"gamma": 1.0, "max_offset": 500, **_CHANCE, **_SOURCE},
         "sinusoids, random integer offset in training (SHAPE)",
     ),
     "cape": PositionType(
@@ -105,6 +106,7 @@ TYPES: dict[str, PositionType] = {
             "max_local_shift": 0.5,
             "max_global_scale": OF_DOMAIN,
             "mean_normalize": OF_DOMAIN,
+            **_CHANCE,
             **_SOURCE,
         },
         "sinusoids, continuous shift, local shift and scale in training (CAPE)",
@@ -115,7 +117,7 @@ _SAMPLED = {
     "randpos": ("subset", "a sorted random subset of whole positions in training (Ruoss et al.)"),
     "rfs": ("uniform", "sorted uniform positions in training (random float sampling)"),
 }
-_DRAWN = {"max_position": OF_DOMAIN, "random_evaluation": False}
+_DRAWN = {"max_position": OF_DOMAIN, "random_evaluation": False, **_CHANCE}
 for _name, (_sampling, _summary) in _SAMPLED.items():
     TYPES[_name] = PositionType(
         "sinusoid",
@@ -142,7 +144,7 @@ ROTARY_TYPES: dict[str, PositionType] = {
     "rope": PositionType("rotary", {}, "queries and keys turned by their positions (RoPE)"),
     "cape": PositionType(
         "rotary",
-        {"max_local_shift": 0.5, "max_global_scale": OF_DOMAIN},
+        {"max_local_shift": 0.5, "max_global_scale": OF_DOMAIN, **_CHANCE},
         "RoPE with local shift and scale in training",
     ),
     **{

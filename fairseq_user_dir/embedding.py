@@ -41,9 +41,12 @@ class TokenPositionEmbedding(Bound, nn.Module):
         # follows .half() and .to(): the dtype that the host adds to
         self.register_buffer("result_like", torch.empty(0), persistent=False)
 
-    def draw(self, batch_size: int, device: torch.device) -> Draw | None:
-        """A new draw for the batch; None in evaluation, and where nothing is random."""
-        return self.encoder.draw(batch_size, device, rank_generator)
+    def draw(
+        self, batch_size: int, device: torch.device, partner: Draw | None = None
+    ) -> Draw | None:
+        """A new draw for the batch, whose other side may have a `partner`; None in evaluation, and
+        where nothing is random."""
+        return self.encoder.draw(batch_size, device, rank_generator, partner)
 
     def forward(
         self,

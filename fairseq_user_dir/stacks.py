@@ -109,9 +109,9 @@ class DecoderPositions(_PositionStack):
         seam = self.position_seam
         if seam is None or not seam.encoder.draws:
             return None
-        if not self.position_config.synchronize:
-            return seam.draw(tokens.shape[0], tokens.device)
         draws = (encoder_out or {}).get("position_draw")
+        if not self.position_config.synchronize:
+            return seam.draw(tokens.shape[0], tokens.device, *(draws or ()))
         if not draws:
             raise ValueError(
                 "this decoder is in training and shares the position draw of its encoder "

@@ -56,7 +56,8 @@ class PatchEmbeddings(Bound, Seam):
                 special = getattr(self, self.special_tokens[0])
                 self.set_table(nn.Parameter(special.new_zeros(1, rows, special.shape[-1])))
             return
-        positions = build_positions(config, "encoder")  # first, as it may refuse its settings
+        # first, as it may refuse its settings; sinusoids have no table but warn of coarse grids
+        positions = build_positions(config, "encoder", self.table_size)
         if trained and table is not None:
             with torch.no_grad():
                 for row, name in enumerate(self.special_tokens):

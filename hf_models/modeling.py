@@ -73,8 +73,7 @@ class PositionModelMixin(InitializesPositions, SwitchedModel):
         """Whether a new table takes the place of a trained one, which transformers reports."""
         if not any(isinstance(module, PositionTable) for module in self.modules()):
             return False
-        family, settings = find_family(self.config.model_type), vars(self.config)
-        stock = (family.stock_type(settings, side) for side in family.sides)
+        stock = map(self.config.stock_type, find_family(self.config.model_type).sides)
         return all(name in TYPES and ENCODINGS[TYPES[name].encoding].counts for name in stock)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -185,20 +184,23 @@ def rank_generator(device: torch.device) -> torch.Generator | None:
     return torch.Generator(device=device).manual_seed(rank_seed(distributed.get_rank()))
 
 
-def draw_positions(encoder: PositionEncoder, content: Tensor) -> Draw | None:
-    """One draw for a batch ``[B, ...]``; None in evaluation, and where nothing is random."""
-    return encoder.draw(content.shape[0], content.device, rank_generator)
+def draw_positions(
+    encoder: PositionEncoder, content: Tensor, partner: Draw | None = None
+) -> Draw | None:
+    """One draw for a batch ``[B, ...]``, whose other side may have a `partner`; None in evaluation,
+    and where nothing is random."""
+    return encoder.draw(content.shape[0], content.device, rank_generator, partner)
 
 
 def build_positions(
-    config: Any, side: str, table_size: int = 1, std: float = 1.0
+    config: Any, side: str, table_size: int | tuple[int, ...] = 1, std: float = 1.0
 ) -> PositionEncoder:
     """The position encoder of one side of a model, as the row of its family says.
 
     Args:
         config: Configuration of the model.
         side: "encoder" or "decoder".
-        table_size: Rows of a learned table.
+        table_size: Rows of a learned table; for images the size in patches.
         std: Standard deviation of its initialisation.
 
     Raises:

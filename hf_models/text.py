@@ -246,7 +246,7 @@ class TranslationModel:
             if decoder_draw is None and draw is not None:
                 decoder_draw = draw
                 if not synchronize:
-                    decoder_draw = draw_positions(self.decoder.positions, content)
+                    decoder_draw = draw_positions(self.decoder.positions, content, draw)
         states, cross_mask = encoder_outputs, attention_mask
         if self.encoder.has_hint:
             states, encoder_outputs = with_hint(encoder_outputs)
@@ -286,8 +286,6 @@ class TranslationModel:
 
 class TokenTable(LearnedTable, nn.Embedding):
     """Mixin over a table without rows in front."""
-
-    offset = 0
 
 
 class TokenEmbeddings(Bound, Seam):

@@ -81,12 +81,12 @@ def draw_positions(
 ) -> tuple[Draw, Tensor | None]:
     """Draws of `number` forwards in training: the random numbers that a sample shares, and local
     shifts ``[number, T, D]`` or None."""
-    limit = encoder.config.max_local_shift
+    limit = encoder.max_local_shift
     draw = encoder.train().draw(number, generator=generator) or Draw()
     if not limit:
         return draw, None
     rows, step = encoder.place(positions)
-    return draw, draw_local(rows, step, limit, number, generator)
+    return draw, draw_local(rows, step, limit, number, generator, draw.augmented)
 
 
 def augmentation_stages(

@@ -191,7 +191,7 @@ class CapeCtcEncoder(TimedEncoder, FairseqEncoder):
             self.hop_seconds(hop_nanoseconds),
             frame_nanoseconds,
         )
-        hidden = self.add_positions(hidden, positions)
+        hidden, _ = self.add_positions(hidden, positions)
         padding = torch.arange(hidden.shape[1], device=hidden.device) >= lengths[:, None]
         mask = padding if padding.any() else None
         hidden = hidden.transpose(0, 1)

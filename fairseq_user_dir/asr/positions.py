@@ -6,7 +6,7 @@ import functools
 
 from torch import Tensor
 
-from cape_plugins import PositionEncoder, Positions
+from cape_plugins import Draw, PositionEncoder, Positions
 from cape_plugins.speech.features import HOP_SECONDS
 from fairseq_user_dir.embedding import rank_generator
 
@@ -24,9 +24,9 @@ class TimedEncoder:
         """Distance of frames; 10 ms where the task does not say."""
         return HOP_SECONDS if hop_nanoseconds is None else hop_nanoseconds.float() * 1e-9
 
-    def add_positions(self, hidden: Tensor, positions: Positions) -> Tensor:
-        """``[B, T, C]``; draws in training, differently on each rank."""
+    def add_positions(self, hidden: Tensor, positions: Positions) -> tuple[Tensor, Draw | None]:
+        """``[B, T, C]``, and the draw of this forward in training, different on each rank."""
         generator = functools.cache(rank_generator)  # one for the draw and the local shifts
         draw = self.positions.draw(hidden.shape[0], hidden.device, generator)
         embedding = self.positions(positions, draw, dtype=hidden.dtype, generator=generator)
-        return hidden if embedding is None else hidden + embedding
+        return hidden if embedding is None else hidden + embedding, draw

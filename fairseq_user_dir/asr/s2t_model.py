@@ -158,7 +158,8 @@ class CapeS2TEncoder(TimedEncoder, S2TTransformerEncoder):
             self.hop_seconds(hop_nanoseconds),
             frame_nanoseconds,
         )
-        hidden = self.dropout_module(self.add_positions(hidden, positions)).transpose(0, 1)
+        hidden, draw = self.add_positions(hidden, positions)
+        hidden = self.dropout_module(hidden).transpose(0, 1)
         mask = lengths_to_padding_mask(lengths)
         states = []
         for layer in self.transformer_layers:
@@ -174,6 +175,8 @@ class CapeS2TEncoder(TimedEncoder, S2TTransformerEncoder):
             "encoder_states": states,
             "src_tokens": [],
             "src_lengths": [],
+            # the decoder augments the same samples
+            "position_draw": [] if draw is None else [draw],
         }
 
 

@@ -1,5 +1,5 @@
 """Bad inputs: each is refused with a ValueError that names the argument, its value and what is
-allowed, before anything is computed. Options of the configuration are in test_config.py, files and
+allowed, before anything is computed. Options of the configuration are in test_options.py, files and
 counts in test_alpha.py."""
 
 import math

@@ -98,6 +98,24 @@ def test_compiled_encoder_computes_the_same(name, domain, training):
         assert not torch.equal(actual, compiled(forward)(data)[0])
 
 
+@pytest.mark.parametrize("name", RANDOM_TYPES)
+def test_samples_that_are_left_out_break_no_graph(name):
+    encoder, data = make_encoder(name, augment_probability=0.5), data_for("text").repeat(5, 1)
+
+    def forward(data):
+        draw = encoder.draw(len(data))
+        return encoder(token_positions(data.ne(1)), draw), draw.augmented
+
+    outcomes = []
+    for call in (forward, compiled(forward)):
+        torch.manual_seed(1)
+        outcomes.append(call(data))
+    (expected, augmented), (actual, same) = outcomes
+    assert torch.equal(actual, expected)
+    assert torch.equal(augmented, same)
+    assert len(augmented.unique()) == 2
+
+
 def test_lengths_may_change_without_compiling_each():
     encoder, frames = make_encoder("cape").eval(), torch._dynamo.testing.CompileCounter()
 
@@ -199,6 +217,9 @@ def test_encoder_reads_no_values(name, domain, training):
         positions = positions_from(domain, data)
         result = encoder(positions, encoder.draw(BATCH), dtype=torch.float16)
         assert (result is None) == (encoder.encoding is None)
+        if encoder.config.random:
+            half = make_encoder(name, domain, augment_probability=0.5).train(training)
+            assert half(positions, half.draw(BATCH)).shape == result.shape
         if domain == "text":
             encoder.eval()(token_position_at(3, data.device))
 

@@ -3,13 +3,15 @@ for bit, layouts that are permutations of each other, shift invariance, and floa
 the dtype, the autocast or the device of construction."""
 
 import math
+import warnings
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
-from cape_plugins import Sinusoid
+from cape_plugins import PositionConfig, Sinusoid, build_position_encoder, patch_positions
 from cape_plugins.encodings import FREQUENCIES, LAYOUTS
 from tests.reference import appendix_a
 from tests.support.core import default_dtype, random_numbers_untouched
@@ -232,6 +234,90 @@ def test_gradients_reach_learned_coordinates(name):
     (encode.grid(exact[0]) * target[0]).sum().backward()
     assert coords.grad.abs().max() > 0
     torch.testing.assert_close(coords.grad, exact.grad, atol=1e-4, rtol=1e-4)
+
+
+# ---- coarse grids --------------------------------------------------------------------------------
+
+
+def aliased_by_hand(dim, rows, columns, gamma=1.0):
+    """Channels whose phase moves by more than pi between neighbours, in a loop over patches."""
+    grid = gamma * patch_positions(rows, columns).coords[0].view(rows, columns, 2).double()
+    count = 0
+    for k in range(1, dim // 2 + 1):
+        wave = math.pi * 10 ** (2 * k / dim) * torch.tensor([math.cos(k), math.sin(k)]).double()
+        phase = grid @ wave
+        steps = [(phase[1:] - phase[:-1]).abs(), (phase[:, 1:] - phase[:, :-1]).abs()]
+        count += 2 * any((step > math.pi).any().item() for step in steps)
+    return count
+
+
+@pytest.mark.parametrize("dim", [8, 128, 192])
+@pytest.mark.parametrize("size", [(1, 1), (1, 5), (5, 1), (3, 7), (8, 8), (14, 14), (24, 24)])
+def test_channels_that_alias_are_counted_as_by_hand(size, dim):
+    for gamma in (1.0, 0.4):
+        expected = aliased_by_hand(dim, *size, gamma)
+        assert Sinusoid(dim, "image").aliased(*size, gamma=gamma) == expected
+
+
+def test_a_channel_that_aliases_cannot_tell_distances_apart():
+    """Somewhere on the line of patches it shows what a slower wave shows at all patches."""
+    sinusoid, x = Sinusoid(16, "image"), patch_positions(1, 8).coords[0, :, 0]
+    (frequencies, _), spacing = sinusoid.weights(CPU), 2 / 7
+    fast = frequencies.abs() * spacing > math.pi
+    assert 2 * int(fast.sum()) == sinusoid.aliased(1, 8) > 0
+    turns = 2 * math.pi / spacing
+    slower = frequencies - turns * (frequencies / turns).round()
+    assert (slower.abs() < frequencies.abs())[fast].all()
+    assert torch.equal(slower[~fast], frequencies[~fast])
+    start = x - x[0]
+    torch.testing.assert_close(
+        (start[:, None] * frequencies).cos(), (start[:, None] * slower).cos(), atol=1e-3, rtol=0
+    )
+
+
+def built(size, dim=128, name="cape", **options):
+    config = PositionConfig(name, "image", **options)
+    return build_position_encoder(config, dim, table_size=size)
+
+
+@pytest.mark.parametrize("name", ["sinpos", "shape", "cape"])
+def test_a_coarse_grid_is_warned_of_with_the_number_of_channels(name):
+    """CIFAR-10 in patches of 4 pixels, with 128 channels: 42 %."""
+    with pytest.warns(UserWarning, match="alias") as seen:
+        built((8, 8), name=name)
+    (message,) = (str(warning.message) for warning in seen)
+    assert message.startswith(
+        "54 of 128 channels (42 %) of the position embedding alias on a grid "
+    )
+    assert "grid of 8 x 8 patches (gamma=1)" in message
+    assert "Of the papers' 14 x 14 patches 12 % do. Use smaller patches" in message
+    assert message.endswith("or gamma=0.53 or less.")
+
+
+@pytest.mark.parametrize(
+    ("size", "options"),
+    [
+        ((14, 14), {}),  # the papers
+        ((16, 16), {}),  # CIFAR-10 in patches of 2 pixels
+        ((8, 8), {"gamma": 0.53}),  # what the warning recommends
+        ((8, 8), {"name": "nopos"}),
+        ((8, 8), {"name": "abspos"}),
+        (1, {}),  # the caller does not say
+        (None, {}),
+    ],
+)
+def test_no_other_grid_is_warned_of(size, options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        encoder = built(size, **options)
+        positions = patch_positions(2, 2)  # whatever comes, forwards are silent
+        encoder(positions, encoder.draw(2))
+
+
+def test_a_model_without_values_is_built_without_a_word():
+    with warnings.catch_warnings(), FakeTensorMode():
+        warnings.simplefilter("error")
+        built((8, 8))
 
 
 def test_printing_names_the_settings():

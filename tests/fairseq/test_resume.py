@@ -40,6 +40,9 @@ def noted(self, batch_size, device):
 TokenPositionEmbedding.draw = noted
 '''
 FREQUENCY = 2  # micro-batches of an update
+HALF = ["--position-augment-probability", 0.5]
+RESUMED = {name: CLI_VARIANTS[name] for name in ("cape+relative", "randpos")}
+RESUMED["cape, half of the samples"] = HALF
 
 
 @pytest.fixture
@@ -93,10 +96,10 @@ def run_until(text, words, log):
     assert process.returncode == -signal.SIGKILL, "".join(seen)[-3000:]
 
 
-@pytest.mark.parametrize("name", ["cape+relative", "randpos"])
+@pytest.mark.parametrize("name", RESUMED)
 def test_killed_training_resumes_bit_for_bit(name, run_cli, corpus, spy, tmp_path):
     logs = {name: tmp_path / f"{name}.log" for name in ("whole", "killed", "resumed")}
-    options = [*spy, *CLI_VARIANTS[name], "--save-interval-updates", 20]
+    options = [*spy, *RESUMED[name], "--save-interval-updates", 20]
 
     def words(folder):
         return train_words(corpus.binary, tmp_path / folder, *options, updates=100)
@@ -138,8 +141,9 @@ def run_ranks(run_cli, words, log):
         return list(pool.map(run, (0, 1)))
 
 
-def test_ranks_draw_differently_and_resume_alike(run_cli, corpus, spy, tmp_path):
-    options = [*spy, "--save-interval-updates", 4]
+@pytest.mark.parametrize("share", [[], HALF], ids=["all samples", "half of them"])
+def test_ranks_draw_differently_and_resume_alike(share, run_cli, corpus, spy, tmp_path):
+    options = [*spy, *share, "--save-interval-updates", 4]
 
     def train(folder):
         words = train_words(corpus.binary, tmp_path / folder, *options, updates=8)
@@ -156,5 +160,9 @@ def test_ranks_draw_differently_and_resume_alike(run_cli, corpus, spy, tmp_path)
     resumed = [draws(tmp_path / "again.log", rank) for rank in (0, 1)]
     assert [len(lines) for lines in whole] == [8 * FREQUENCY] * 2
     assert resumed == [lines[4 * FREQUENCY :] for lines in whole]
-    every = [number for lines in whole for line in lines for number in line.split()]
-    assert len(set(every)) == len(every)
+    every = [float(number) for lines in whole for line in lines for number in line.split()]
+    augmented = [number for number in every if number]
+    assert len(set(augmented)) == len(augmented)
+    assert (0.35 < len(augmented) / len(every) < 0.65) if share else augmented == every
+    left_out = [[not float(n) for line in lines for n in line.split()] for lines in whole]
+    assert (left_out[0] == left_out[1]) == (not share)  # ranks choose samples of their own

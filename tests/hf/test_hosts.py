@@ -209,32 +209,32 @@ def test_loss_does_not_depend_on_accumulation(family, tmp_path):
 RANDOM = ("marian", "vit", "bart", "deit", "bert", "llama")
 RANKS = """
 import json, os, sys, torch
-from torch import distributed
 from accelerate import Accelerator
 from accelerate.utils import set_seed
-from tests.support.hf import batch, make, seam
+from tests.support.hf import FAMILIES, OF_FAMILY, batch
 from hf_models import modeling
 
 accelerator = Accelerator(cpu=True)
 stock = modeling.PositionEncoder.draw
 shifts = []
-
 def noted(self, *args, **kwargs):
     draw = stock(self, *args, **kwargs)
     numbers = draw.scale if draw.shift is None else draw.shift
     shifts.append(numbers.flatten().tolist())
     return draw
-
 modeling.PositionEncoder.draw = noted
-for family in sys.argv[2:]:
+for word in sys.argv[2:]:
     set_seed(0)
-    model = make(family, "cape+scale" if family == "llama" else "cape").train()
+    family, _, probability = word.partition("@")
+    settings = OF_FAMILY[family]["cape+scale" if family == "llama" else "cape"]
+    settings = {**settings, "augment_probability": float(probability or 1)}
+    model = FAMILIES[family].build(settings).train()
     common = torch.rand(()).item()
     model = accelerator.prepare(model)
     shifts.clear()
     for _ in range(2):
         accelerator.backward(model(**batch(family)).loss)
-    with open(f"{sys.argv[1]}/{family}.{accelerator.process_index}", "w") as file:
+    with open(f"{sys.argv[1]}/{word}.{accelerator.process_index}", "w") as file:
         json.dump({"ranks": accelerator.num_processes, "shifts": shifts, "common": common}, file)
 accelerator.end_training()
 """

@@ -71,6 +71,25 @@ def test_each_packed_text_has_sorted_positions_of_its_own(name):
     assert torch.equal(whole, whole.round()) == (name == "randpos")
 
 
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: settings["type"])
+def test_each_packed_text_is_augmented_or_left_as_it_is(settings):
+    """As a whole, independently of the others in its sample."""
+    model = model_of({**settings, "augment_probability": 0.5}).train()
+    ids, positions = packed()
+    seen = []
+    for seed in range(40):
+        torch.manual_seed(seed)
+        moved = moved_positions(model, input_ids=ids, position_ids=positions)[0]
+        rows = []
+        for text, raw in zip(by_text(moved), by_text(positions[0]), strict=True):
+            rows.append(not torch.equal(text, raw.float()))
+            assert not rows[-1] or (text != raw)[1:].all() or settings["type"] in SAMPLED
+        seen.append(tuple(rows))
+    share = sum(map(sum, seen)) / (3 * len(seen))
+    assert abs(share - 0.5) < 4 * (0.25 / (3 * len(seen))) ** 0.5
+    assert len(set(seen)) == 2**3  # all ways to choose among three texts
+
+
 @pytest.mark.parametrize("name", SAMPLED)
 def test_packed_texts_of_several_samples_take_the_first_of_their_orders(name):
     encoder = model_of({"type": name, "max_position": 9}).model.rotary_emb.positions.train()
@@ -132,6 +151,26 @@ def test_packed_texts_are_evaluated_as_unpacked_ones(settings, family):
         torch.testing.assert_close(alone, expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: settings["type"])
+def test_training_on_packed_texts_compiles_without_graph_breaks(settings):
+    """Also where positions are drawn for each text, whose number the device alone knows."""
+    model, (ids, positions) = model_of(settings, num_hidden_layers=1), packed()
+    torch._dynamo.reset()
+    compiled = torch.compile(model.train(), fullgraph=True, backend="aot_eager")
+    gradients = []
+    for call in (model, compiled):
+        model.zero_grad()
+        torch.manual_seed(1)
+        call(input_ids=ids, position_ids=positions, labels=ids, use_cache=False).loss.backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    for pair in zip(*gradients, strict=True):
+        torch.testing.assert_close(*pair, atol=1e-5, rtol=1e-4)
+    if settings["type"] in SAMPLED:
+        with pytest.raises(ValueError, match="max_position=40 .*41 positions"):
+            compiled(torch.ones(1, 41, dtype=torch.long), position_ids=torch.arange(41)[None])
+
+
 # ---- padding -------------------------------------------------------------------------------------
 
 
@@ -169,6 +208,7 @@ def test_packed_texts_may_begin_anywhere():
     model = model_of({"type": "cape", "max_global_scale": 2.0, "max_local_shift": 0}).train()
     positions = torch.cat((torch.arange(5), torch.arange(3, 10)))[None]
     assert number_texts(positions).tolist() == [[0] * 5 + [1] * 7]
+    assert number_texts(torch.tensor([[0, 1, 5, 6, 2, 2]])).tolist() == [[0, 0, 1, 1, 2, 3]]
     ids = torch.ones(1, 12, dtype=torch.long)
     moved = moved_positions(model, input_ids=ids, position_ids=positions)[0]
     first, second = moved[1], moved[5] / 3  # their scales

@@ -1,8 +1,11 @@
 """Images of any height and width."""
 
+import warnings
+
 import pytest
 import torch
 
+import hf_models
 from tests.support.hf import IMAGE, VIT, make
 
 NAMES = list(IMAGE)
@@ -32,6 +35,33 @@ def test_learned_table_is_resized_as_in_stock(size):
     ours.load_state_dict(stock.state_dict())
     _, images = logits(ours, *size)
     assert torch.equal(ours(images).logits, stock(images, interpolate_pos_encoding=True).logits)
+
+
+COARSE = "alias on a grid of 4 x 4 patches"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_coarse_grid_is_warned_of_when_the_model_is_built_and_not_later(name):
+    """By sinusoids, for the size of the configuration; images of other sizes are silent."""
+    encoding = make("vit", name).config.position_config.encoding
+    sinusoid = encoding.build is not None and not encoding.learned
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        model = make("vit", name)
+        built = [warning for warning in seen if COARSE in str(warning.message)]
+        logits(model.train(), 32, 32)
+        logits(model.eval(), 16, 24)
+        assert [warning for warning in seen if "alias" in str(warning.message)] == built
+    assert len(built) == sinusoid
+
+
+@pytest.mark.parametrize("patch_size", [8, 2])
+def test_a_stock_model_that_is_switched_warns_of_its_grid(patch_size):
+    stock = VIT.build_stock(patch_size=patch_size)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        hf_models.switch(stock, {"type": "cape"})
+    assert len([w for w in seen if COARSE in str(w.message)]) == (patch_size == 8)
 
 
 def test_class_token_has_no_place_in_the_image():

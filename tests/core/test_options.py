@@ -1,0 +1,219 @@
+"""Options: each accepts its range and refuses everything else, with a text that names option, value
+and range; each belongs to its types; generated over all types and options, exceptions listed."""
+
+import argparse
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from cape_plugins import TYPES, PositionConfig
+from cape_plugins.arguments import Parser, add_position_args, given_settings
+from cape_plugins.config import ARCHITECTURES, applies, options, parse_option
+from cape_plugins.domains import DOMAINS
+from cape_plugins.registry import types_of
+
+OPTIONS = {option.name: option.metadata for option in options()}
+PAIRS = [(name, option) for name in TYPES for option in OPTIONS]
+SEQ2SEQ_ONLY = {"source_scale", "source_bos", "synchronize"}
+
+
+def setting(option):
+    """A type, domain and architecture in which `option` can take any value of its range."""
+    if option == "relative_context":
+        name = "nopos"  # relpos refuses 0, its only position
+    elif option.startswith("relative_"):
+        name = "relpos"
+    else:
+        having = [name for name in TYPES if option in TYPES[name].options]
+        name = "cape" if "cape" in having or not having else having[0]
+    return {
+        "type": name,
+        "domain": "image" if OPTIONS[option].get("grid") else "text",
+        "architecture": "seq2seq" if option in SEQ2SEQ_ONLY else "encoder",
+    }
+
+
+GOOD = {
+    "float": lambda meta: [
+        meta.get("low", 0),
+        meta.get("high", 1e6),
+        str(meta.get("high", 1e6)),
+        math.ceil(meta.get("low", 0)),
+    ],
+    "int": lambda meta: [meta.get("low", 0), meta.get("high", 10**6), "3", 3.0],
+    "bool": lambda meta: [True, False, "true", "false", "True"],
+    "choice": lambda meta: list(meta["choices"]),
+    "ratio": lambda meta: ["auto", 1.05, 2, "0.5", "470049/454234", "1e-3"],
+}
+NO_NUMBERS = [math.nan, math.inf, -math.inf, "nan", "inf", "abc", "", [], {}, range(3), True, 1j]
+BAD = {
+    "float": lambda meta: (
+        [meta.get("low", 0) - 1e-3, meta.get("high", 0) + 0.001, *NO_NUMBERS]
+        if "high" in meta
+        else [meta.get("low", 0) - 1e-3, -1e9, *NO_NUMBERS]
+    ),
+    "int": lambda meta: [meta.get("low", 0) - 1, 1.5, "1.5", *NO_NUMBERS],
+    "bool": lambda meta: [1, 0, "yes", "on", "", 0.0, [], range(3)],
+    "choice": lambda meta: ["other", "", meta["choices"][0].upper(), 1, True, [], range(3)],
+    "ratio": lambda meta: [0, -1, -0.5, "0", "0/5", "5/0", "-1/2", "1/2/3", "Auto", *NO_NUMBERS],
+}
+
+
+def values(table):
+    return [
+        pytest.param(option, value, id=f"{option}-{value!r:.20}".replace(" ", ""))
+        for option, meta in OPTIONS.items()
+        for value in table[meta["form"]](meta)
+    ]
+
+
+# ---- ranges --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("option", "value"), values(GOOD))
+def test_options_accept_their_range(option, value):
+    config = PositionConfig(**setting(option), **{option: value})
+    plain = {"float": float, "int": int, "bool": bool, "choice": str, "ratio": str}
+    actual = getattr(config, option)
+    assert type(actual) is plain[OPTIONS[option]["form"]]
+    if not isinstance(value, str):
+        assert actual == (str(value) if OPTIONS[option]["form"] == "ratio" else value)
+    assert parse_option(option, value) == actual
+
+
+@pytest.mark.parametrize(("option", "value"), values(BAD))
+def test_options_refuse_everything_else(option, value):
+    with pytest.raises(ValueError) as error:  # noqa: PT011 (the text is checked below)
+        PositionConfig(**setting(option), **{option: value})
+    text = str(error.value)
+    assert text.startswith(f"{option}={value!r} ")
+    assert f"allowed: {OPTIONS[option]['range']}" in text
+    assert OPTIONS[option]["help"] in text
+
+
+def test_ranges_as_texts_are_those_enforced():
+    """What people read is what is enforced."""
+    ranges = {option: meta["range"] for option, meta in OPTIONS.items()}
+    assert ranges["max_local_shift"] == "0 to 0.5"
+    assert ranges["max_global_scale"] == ">= 1"
+    assert ranges["max_offset"] == ">= 0"
+    assert ranges["relative_layers"] == "all or first"
+    assert ranges["synchronize"] == "true or false"
+    assert "auto" in ranges["source_scale"]
+
+
+def test_numbers_of_numpy_become_plain():
+    config = PositionConfig("cape", max_global_shift=np.float32(2.5), mean_normalize=np.bool_(True))
+    assert type(config.max_global_shift) is float
+    assert config.mean_normalize is True
+
+
+# ---- what belongs to what ------------------------------------------------------------------------
+
+
+def other_than_off(option):
+    meta = OPTIONS[option]
+    return {
+        "float": 0.5 if meta.get("high") == meta["off"] else meta.get("high", 2.0),
+        "int": 7,
+        "bool": True,
+        "choice": meta.get("choices", (None,))[-1],
+        "ratio": "1.25",
+    }[meta["form"]]
+
+
+@pytest.mark.parametrize(("name", "option"), PAIRS)
+def test_options_belong_to_their_types(name, option):
+    place = {**setting(option), "type": name}
+    if place["domain"] == "image" and name not in types_of("encoder", "image"):
+        place["domain"] = "text"
+    off, value = OPTIONS[option]["off"], other_than_off(option)
+    assert value != off
+    if applies(option, name):
+        if option.startswith("relative_") and option != "relative_context":
+            place["relative_context"] = 4
+        assert getattr(PositionConfig(**place, **{option: value}), option) == value
+        return
+    assert getattr(PositionConfig(**place), option) == off
+    assert getattr(PositionConfig(**place, **{option: off}), option) == off  # harmless
+    with pytest.raises(ValueError, match="has no effect") as error:
+        PositionConfig(**place, **{option: value})
+    text = str(error.value)
+    assert f"{option}={value!r}" in text
+    assert repr(name) in text
+    having = text.partition("belongs to ")[2].partition(".")[0].split(", ")
+    assert having == [other for other in TYPES if applies(option, other)]
+
+
+@pytest.mark.parametrize("option", sorted(SEQ2SEQ_ONLY))
+@pytest.mark.parametrize("architecture", ["encoder", "decoder"])
+def test_options_of_pairs_need_an_encoder_and_a_decoder(option, architecture):
+    with pytest.raises(ValueError, match=rf"{option}=.*'seq2seq'.*{architecture}"):
+        PositionConfig(architecture=architecture, **{option: other_than_off(option)})
+
+
+@pytest.mark.parametrize("name", [name for name in TYPES if applies("mean_normalize", name)])
+@pytest.mark.parametrize("domain", DOMAINS)
+@pytest.mark.parametrize("architecture", ["decoder", "seq2seq"])
+def test_mean_normalisation_of_a_causal_side_is_refused(name, domain, architecture):
+    with pytest.raises(
+        ValueError, match=rf"mean_normalize=True.*{architecture}.*mean_normalize=Fa"
+    ):
+        PositionConfig(name, domain, architecture, mean_normalize=True)
+    PositionConfig(name, domain, architecture, mean_normalize=False)
+
+
+@pytest.mark.parametrize("option", [name for name in OPTIONS if name.startswith("relative_")][1:])
+def test_details_of_relative_attention_need_a_context(option):
+    with pytest.raises(ValueError, match=rf"{option}=.*relative_context"):
+        PositionConfig("nopos", **{option: other_than_off(option)})
+
+
+def test_relative_attention_is_in_all_layers_or_the_first():
+    depths = [PositionConfig("relpos", relative_layers=layers) for layers in ("all", "first")]
+    assert [config.relative_depth(6) for config in depths] == [6, 1]
+    assert [config.relative_depth(0) for config in depths] == [0, 0]
+    assert PositionConfig("cape").relative_depth(6) == 0
+
+
+def test_gamma_is_the_only_option_of_images_alone():
+    assert {o.name for o in options()} - {o.name for o in options("text")} == {"gamma"}
+    assert options("image") == options()
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_a_bad_flag_is_named_once_and_as_it_was_typed(option, capsys):
+    parser = Parser()
+    add_position_args(parser, None)
+    flag = f"--position-{option.replace('_', '-')}"
+    with pytest.raises(SystemExit):
+        parser.parse_args([flag, "owl"])
+    error = capsys.readouterr().err
+    assert f"argument {flag}: 'owl' is not allowed; allowed: " in error
+    assert not [name for name in OPTIONS if name in error and "_" in name]
+
+
+@pytest.mark.parametrize(("domain", "architecture"), itertools.product(DOMAINS, ARCHITECTURES))
+def test_an_unknown_type_is_answered_with_those_of_the_model(domain, architecture):
+    with pytest.raises(ValueError, match="position_embedding='cap' is unknown") as refused:
+        PositionConfig("cap", domain, architecture)
+    allowed = str(refused.value).partition("allowed: ")[2].removesuffix(". Choose one.")
+    assert allowed.split(", ") == list(types_of(architecture, domain))
+
+
+@pytest.mark.parametrize("architecture", ["encoder", "decoder", "seq2seq"])
+def test_help_is_silent_on_options_that_the_architecture_refuses(architecture):
+    parser = argparse.ArgumentParser()
+    add_position_args(parser, "text", architecture=architecture)
+    shown = parser.format_help()
+    for option in options("text"):
+        needed = option.metadata.get("architecture", architecture)
+        assert (f"--position-{option.name.replace('_', '-')} " in shown) == (needed == architecture)
+    settings = given_settings(parser.parse_args(["--position-source-scale", "2"]))
+    if architecture == "seq2seq":
+        assert PositionConfig("cape", "text", architecture, **settings).alpha == 2
+    else:
+        with pytest.raises(ValueError, match=r"source_scale='2' needs a source and a target"):
+            PositionConfig("cape", "text", architecture, **settings)

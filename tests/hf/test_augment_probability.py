@@ -1,0 +1,161 @@
+"""Samples that training leaves as they are, in models of transformers: encoder and decoder alike,
+nothing at probability 0, stored with the model, resumed bit for bit."""
+
+import json
+import math
+
+import pytest
+import torch
+from transformers import Trainer, TrainingArguments
+
+import hf_models
+from cape_plugins import PositionEncoder
+from tests.hf.test_hosts import RANKS, Samples, on_two_ranks
+from tests.support.hf import ALPHA, FAMILIES, OF_FAMILY, STACKS, VARIANTS, batch, loss, seam
+from tests.support.whisper import LABELS, MASK, RAGGED, make_stock
+
+HALF = {"augment_probability": 0.5}
+RANDOM_TYPES = ("shape", "cape", "randpos", "rfs")
+RANDOM = [(family, name) for family in STACKS for name in VARIANTS[family] if name in RANDOM_TYPES]
+# The decoder of speech has settings of its own, and draws by them.
+OF_ONE_SETTING = [(family, name) for family, name in RANDOM if family != "speech_to_text"]
+WITH_DECODER = [
+    ("marian", {"type": "shape"}),
+    ("marian", {"type": "cape", "source_scale": ALPHA, "synchronize": False}),
+    ("speech_to_text", {"type": "cape"}),
+    ("speech_to_text", {"type": "shape"}),
+]
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """All draws of the test, in order."""
+    draws, draw = [], PositionEncoder.draw
+
+    def noted(*args, **kwargs):
+        draws.append(draw(*args, **kwargs))
+        return draws[-1]
+
+    monkeypatch.setattr(PositionEncoder, "draw", noted)
+    return draws
+
+
+@pytest.mark.parametrize(("family", "settings"), WITH_DECODER)
+def test_encoder_and_decoder_that_draw_for_themselves_are_augmented_alike(family, settings, drawn):
+    model, inputs = FAMILIES[family].build({**settings, **HALF}).train(), batch(family)
+    assert_augmented_alike(model, inputs, drawn)
+
+
+def test_encoder_and_decoder_of_whisper_are_augmented_alike(drawn):
+    cape = {"type": "cape"}
+    model = hf_models.switch(make_stock(), {**cape, **HALF}, decoder_position_embedding=cape)
+    inputs = {"input_features": RAGGED, "attention_mask": MASK, "labels": LABELS}
+    assert_augmented_alike(model.train(), inputs, drawn)
+
+
+def assert_augmented_alike(model, inputs, drawn):
+    """In forwards that draw twice."""
+    with torch.no_grad():
+        for _ in range(20):
+            model(**inputs)
+    assert len(drawn) == 40
+    for source, target in zip(drawn[::2], drawn[1::2], strict=True):
+        assert torch.equal(source.augmented, target.augmented)
+        for draw in (source, target):
+            number = draw.offset if draw.shift is None else draw.shift
+            assert not number[~draw.augmented].any()
+    every = torch.cat([draw.augmented.float() for draw in drawn[::2]])
+    assert abs(every.mean() - 0.5) < 4 * math.sqrt(0.25 / len(every))
+
+
+@pytest.mark.parametrize(("family", "name"), RANDOM)
+def test_every_stack_leaves_its_share(family, name, drawn):
+    settings = {**OF_FAMILY[family][name], **HALF}
+    model, inputs = FAMILIES[family].build(settings).train(), batch(family)
+    for _ in range(30):
+        model(**inputs)
+    every = torch.cat([draw.augmented.flatten().float() for draw in drawn])
+    assert abs(every.mean() - 0.5) < 4 * math.sqrt(0.25 / (30 * 3))
+
+
+def outcome(family, settings):
+    """Loss and gradients of a forward in training."""
+    model, inputs = FAMILIES[family].build(settings).train(), batch(family)
+    torch.manual_seed(3)
+    value = loss(model(**inputs))
+    value.backward()
+    return [value, *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+@pytest.mark.parametrize(("family", "name"), OF_ONE_SETTING)
+def test_probability_0_is_the_model_without_augmentation(family, name):
+    """Loss and gradients, bit for bit; those of probability 1 are others."""
+    plain = {"type": "rope" if "rope" in OF_FAMILY[family] else "sinpos"}
+    options, ours = {}, {"type": name}
+    if family == "marian":
+        options = {"source_scale": ALPHA, "source_bos": True}
+    if name == "cape" and "speech" in family:
+        ours["mean_normalize"] = False
+    if name == "cape" and "rope" in OF_FAMILY[family]:
+        ours["max_global_scale"] = 2.0
+    expected = outcome(family, {**plain, **options})
+    actual = outcome(family, {**ours, **options, "augment_probability": 0})
+    augmented = outcome(family, {**ours, **options})
+    assert len(actual) == len(expected) > 5
+    assert all(map(torch.equal, actual, expected))
+    assert not torch.equal(augmented[0], expected[0])
+
+
+@pytest.mark.parametrize(("family", "name"), RANDOM)
+def test_probability_1_is_the_default(family, name):
+    settings = OF_FAMILY[family][name]
+    expected = outcome(family, settings)
+    assert all(map(torch.equal, outcome(family, {**settings, "augment_probability": 1}), expected))
+
+
+def test_probability_is_stored_where_it_was_given(tmp_path):
+    """A model without the option, as all before there was one, has probability 1."""
+    family = FAMILIES["marian"]
+    for settings, stored in (({"type": "cape", "source_scale": ALPHA}, None), (HALF, 0.5)):
+        model = family.build({"type": "cape", "source_scale": ALPHA, **settings})
+        model.save_pretrained(tmp_path)
+        saved = json.loads((tmp_path / "config.json").read_text())["position_embedding"]
+        assert saved.get("augment_probability") == stored
+        loaded = family.model.from_pretrained(tmp_path)
+        assert seam(loaded).config.augment_probability == (stored or 1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["marian", "vit"])
+def test_trainer_resumes_bit_for_bit(family, tmp_path, drawn):
+    settings = {**OF_FAMILY[family]["cape"], **HALF}
+
+    def train(folder, resume=None):
+        drawn.clear()
+        arguments = TrainingArguments(
+            folder, max_steps=6, save_steps=3, per_device_train_batch_size=3, learning_rate=1e-3,
+            report_to=[], use_cpu=True, disable_tqdm=True,
+        )  # fmt: skip
+        model = FAMILIES[family].build(settings)
+        trainer = Trainer(model, arguments, train_dataset=Samples(family))
+        trainer.train(resume_from_checkpoint=resume)
+        chances = torch.stack([draw.chance.flatten() for draw in drawn])
+        return trainer.model.state_dict(), chances
+
+    whole, chances = train(tmp_path / "whole")
+    resumed, others = train(tmp_path / "again", str(tmp_path / "whole" / "checkpoint-3"))
+    assert torch.equal(chances[3:], others)
+    assert 0 < (chances < 1).sum() < chances.numel()
+    for name, value in whole.items():
+        assert torch.equal(resumed[name], value), name
+
+
+@pytest.mark.slow
+def test_ranks_leave_out_samples_of_their_own(run_cli, tmp_path):
+    on_two_ranks(run_cli, tmp_path, RANKS, tmp_path, "vit@0.5", env={"ACCELERATE_USE_CPU": "true"})
+    files = (tmp_path / f"vit@0.5.{rank}" for rank in (0, 1))
+    first, second = (json.loads(file.read_text()) for file in files)
+    assert first["common"] == second["common"]  # both hosts seed all ranks alike
+    kept = [[bool(x) for shift in rank["shifts"] for x in shift] for rank in (first, second)]
+    assert kept[0] != kept[1]
+    assert all(any(choice) and not all(choice) for choice in kept)
