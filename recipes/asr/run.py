@@ -264,11 +264,13 @@ def run_model(
     columns, how = {"model": model.name, "seed": model.seed}, {"flags": shared}
     how["threads"] = args.threads
     hops = args.hops if model.seed == args.seeds[0] else ()
-    place = (args.data, args.test, best if best.is_file() else last, folder / args.test)
+    checkpoint = best if best.is_file() else last
+    place = (args.data, args.test, checkpoint, folder / args.test)
     rows, by_hop = measure(columns | {"train_seconds": seconds}, place, args.bins, hops, **how)
     curve = []
     for updates, path in {**kept, args.updates: last}.items() if kept else ():
-        texts, _ = decode(args.data, args.test, path, folder / f"{args.test}-{updates}", **how)
+        where = folder / (args.test if path == checkpoint else f"{args.test}-{updates}")
+        texts, _ = decode(args.data, args.test, path, where, **how)
         if texts := [text for text in texts if text.seconds <= longest]:
             curve.append({**columns, "updates": updates, **rates(texts)})
     return rows, by_hop, curve
