@@ -1,5 +1,6 @@
-# make quickstart   train five position embeddings on built-in data and compare them by sentence length
-#                   (DATA=train.en,train.de for your own text; ARGS=... for its other options)
+# make quickstart   see in a minute what position embeddings do on longer inputs; then train five of them on
+#                   built-in data and compare them by sentence length
+#                   (DATA=train.en,train.de for your own text; ARGS=... for other options: both go on at once)
 # make test         lint and the whole test suite; make test-fast leaves out what starts subprocesses
 # All targets install what they need into .venv first; `make setup` does only that.
 
@@ -59,8 +60,10 @@ $(VENV)/hf.stamp: requirements/hf.txt $(VENV)/project.stamp
 
 # ---- use -----------------------------------------------------------------------------------------
 
-# DATA is read from the environment: make hands on the variables of its command line.
+# DATA is read from the environment: make hands on the variables of its command line. Who gives DATA
+# or ARGS has seen the demo.
 quickstart: setup
+	$(if $(DATA)$(ARGS),,$(BIN)/cape-plugins demo --seeds 1)
 	$(BIN)/python -m recipes.mt.quickstart $(ARGS)
 
 bench: setup-hf

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
-from cape_plugins.config import options, parse_option
+from cape_plugins.config import PositionConfig, options, parse_option
+from cape_plugins.domains import DOMAINS
 from cape_plugins.options import unit_of
 from cape_plugins.registry import DEFAULT_TYPE, TYPES, PositionType, types_of
 
@@ -26,6 +28,16 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Ends the process with status 2 and the line."""
         self.exit(2, f"error: {' '.join(message.split())}; see {self.prog} --help\n")
+
+
+def whole(text: str, least: int = 0) -> int:
+    """Argument type: a whole number of at least 0."""
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+    return int(text)
+
+
+positive = partial(whole, least=1)
 
 
 def add_position_args(
@@ -62,14 +74,82 @@ def add_position_args(
 
 
 def given_settings(args: Any, domain: str | None = "text") -> dict[str, Any]:
-    """``{option: value}`` of the flags that were given, without the type.
+    """``{option: value}`` of the flags that were given, without the type; flags that a parser does
+    not have are not given.
 
     Args:
         args: Namespace, DictConfig or dataclass with the flags as attributes.
         domain: The domain given to :func:`add_position_args`.
     """
-    settings = {option.name: getattr(args, PREFIX + option.name) for option in options(domain)}
+    settings = {o.name: getattr(args, PREFIX + o.name, None) for o in options(domain)}
     return {name: value for name, value in settings.items() if value is not None}
+
+
+def settings_to_compare(
+    args: argparse.Namespace,
+    domain: str,
+    default: Sequence[str],
+    rows: Mapping[str, Mapping[str, Any]] | None = None,
+    architecture: str | None = None,
+) -> dict[str, dict[str, Any]]:
+    """``{name: position_embedding}`` of what is to be trained, by ``--compare`` or by the options
+    of one type. A name is ``ROW`` or ``ROW:option=value,...``; the rows are all types, with their
+    defaults, and those of the program.
+
+    Args:
+        default: Names that are compared where the caller gives none.
+        rows: Settings by name; those of a type may leave out which it is.
+        architecture: That of the models; default that of the domain.
+
+    Raises:
+        ValueError: naming the flag, its value, what is allowed and what to do.
+    """
+    architecture = architecture or DOMAINS[domain].architecture
+    given, chosen = given_settings(args, None), getattr(args, TYPE_ARG)
+    if args.compare and (chosen or given):
+        raise ValueError(
+            "--compare trains the types with their defaults, or with options of their own such as "
+            "cape:max_global_scale=1; leave it out to train one type with --position-... options"
+        )
+    names = [chosen or sole(default)] if chosen or given else args.compare or default
+    rows = {**{name: {} for name in types_of(architecture, domain)}, **(rows or {})}
+    settings = {}
+    for name in names:
+        if name in settings:
+            raise ValueError(f"--compare {name} is given twice; give each once")
+        row, own = _parse_row(name, domain, rows)
+        settings[name] = {"type": row, **rows[row], **own, **given}
+        try:
+            PositionConfig.from_dict(settings[name], domain, architecture)
+        except ValueError as error:
+            why = in_flags(str(error))
+            raise ValueError(f"position embedding {name}: {why}") from None
+    return settings
+
+
+def _parse_row(
+    text: str, domain: str, rows: Mapping[str, Mapping[str, Any]]
+) -> tuple[str, dict[str, Any]]:
+    row, colon, rest = text.partition(":")
+    if row not in rows:
+        raise ValueError(f"--compare {row} is unknown; allowed: {', '.join(rows)}; choose one")
+    known = [option.name for option in options(domain)]
+    settings = {}
+    for part in rest.split(",") if colon else ():
+        name, equals, value = part.partition("=")
+        if name not in known or not equals:
+            why = f"--compare {text}: {part!r} is no option=value; options: {', '.join(known)}"
+            raise ValueError(why)
+        try:
+            settings[name] = parse_option(name, value)
+        except ValueError as error:
+            raise ValueError(f"--compare {text}: {error}") from None
+    return row, settings
+
+
+def sole(default: Sequence[str]) -> str:
+    """The type that ``--position-...`` options alone belong to."""
+    return default[0] if len(default) == 1 else DEFAULT_TYPE
 
 
 def type_help(types: Mapping[str, PositionType] = TYPES) -> str:

@@ -1,5 +1,6 @@
-"""The command ``cape-plugins``: prints the folder for fairseq, counts alpha of a corpus, prints the
-table of options, draws pictures."""
+"""The command ``cape-plugins``: shows in a minute what position embeddings do on longer inputs,
+prints the folder for fairseq, counts alpha of a corpus, advises on settings, prints the table of
+options, draws pictures."""
 
 from __future__ import annotations
 
@@ -10,9 +11,11 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from cape_plugins.advise import add_advise_args, advice
 from cape_plugins.alpha import TokenCounts, count_binarized, count_text_files
 from cape_plugins.arguments import Parser, in_flags
 from cape_plugins.config import PositionConfig, applies, options
+from cape_plugins.demo.command import add_demo_args, run_demo
 from cape_plugins.domains import DOMAINS
 from cape_plugins.options import unit_of
 from cape_plugins.pictures.command import add_plot_args, draw_picture
@@ -30,17 +33,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         names it.
     """
     args = _parser().parse_args(argv)
+    args.argv = list(sys.argv[1:] if argv is None else argv)
     try:
         print(args.run(args))
     except (ValueError, OSError, ImportError) as error:
         print(f"error: {in_flags(str(error))}", file=sys.stderr)
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        raise SystemExit(130) from None
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="cape-plugins", description=__doc__.partition(": ")[2])
     commands = parser.add_subparsers(dest="command", required=True)
+
+    text = "train small models of each type in a minute, and see their errors on longer inputs"
+    demo = commands.add_parser("demo", help=text, description=text)
+    add_demo_args(demo)
+    demo.set_defaults(run=run_demo)
 
     user_dir = commands.add_parser(
         "user-dir", help="print the folder to give to fairseq's --user-dir"
@@ -73,6 +85,11 @@ def _parser() -> argparse.ArgumentParser:
     alpha.add_argument("--source-lang", metavar="S", help="with --binarized: source language")
     alpha.add_argument("--target-lang", metavar="T", help="with --binarized: target language")
     alpha.add_argument("--split", help="with --binarized: training subset (default: train)")
+
+    text = "print settings that follow from the lengths of a corpus and the longest input in use"
+    advise = commands.add_parser("advise", help=text, description=text)
+    add_advise_args(advise)
+    advise.set_defaults(run=advice)
 
     flags = commands.add_parser("flags", help="print the table of all options in Markdown")
     flags.add_argument(

@@ -87,7 +87,8 @@ class PositionConfig(OptionFields):
 
     @property
     def _row(self) -> PositionType:
-        return types_of(self.architecture)[self.type]
+        types = ROTARY_TYPES if self.architecture == ROTARY else TYPES  # not copied: asked per step
+        return types[self.type]
 
     def _default(self, option: Any) -> Any:
         row = self._row

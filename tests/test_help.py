@@ -139,6 +139,7 @@ def test_mistakes_are_one_line_in_every_program(parsers, capsys):
 
 # Options whose values or texts are not the same in all programs that have them, and why
 DIFFERING = {
+    "--batch-size": "utterances of a training step, or images of a test",
     "--bins": "each analysis has bins of its own: seconds, words, positions, pixels",
     "--data": "what a recipe reads: folders of manifests, pairs of texts, folders of recordings",
     "--dataset": "evaluate takes several",
@@ -154,13 +155,14 @@ DIFFERING = {
     "--source-lang": "a column of a table, or the language of binarised data",
     "--target-lang": "likewise",
     "--test": "test data of the caller: a pair of texts, or the name of a manifest",
-    "--test-lengths": "of exercises and texts; of plot an earlier name of --test-sizes",
+    "--test-lengths": "tokens or seconds of a recipe; of plot an earlier name of --test-sizes",
     "--test-size": "pairs or utterances of the built-in data",
     "--test-sizes": "as --sizes",
     "--test-split": "evaluate tests the whole of the only split",
     "--text": "segmented or not",
     "--train": "subsets of a corpus, or a pair of texts",
     "--train-file": "a table with columns, or files of text",
+    "--train-length": "tokens of an exercise, or seconds of speech",
     "--train-size": "pairs or utterances of the built-in data",
     "--valid": "of one pair of texts, or of several",
     "--validation-file": "as --train-file",
@@ -209,6 +211,7 @@ def test_defaults_are_shown(actions):
 # What was another word for the same thing; some are still taken
 FORMER = {
     "--variants": "compare",
+    "--types": "compare",
     "--models": ("compare", "conditions"),
     "--checkpoint": "model",
     "--sentences": "limit",

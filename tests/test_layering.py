@@ -52,7 +52,8 @@ READERS = {
 }
 # Rooms of the core, and from which other rooms each may import; "" are the files of its own folder.
 ROOMS = {
-    "": {"pictures"},
+    "": {"demo", "pictures"},
+    "demo": {"", "pictures"},
     "speech": {""},
     "pictures": {"", "speech"},
     "models": set(),

@@ -164,7 +164,7 @@ def draw_picture(args: argparse.Namespace) -> str:
     output = args.output or Path(f"{args.picture}-{config.type}-{config.domain}.png")
     if output.suffix.lower() != ".png" or output.is_dir():
         raise ValueError(f"--output {output} is not allowed; allowed: a file name ending in .png.")
-    folder = _new_folder(output)
+    folder = new_folder(output)
     word = _word(stack)
     default = stack.domain.default_sizes(args.picture)
     sizes = _sizes(f"--{word}", args.sizes, default, picture.most_sizes, stack)
@@ -197,7 +197,7 @@ def draw_picture(args: argparse.Namespace) -> str:
             "folder that can."
         ) from None
     where = f", in the new folder {folder}" if folder else ""
-    return "\n".join([*_table(rows), f"wrote {output}{where}"])
+    return "\n".join([*markdown_table(rows), f"wrote {output}{where}"])
 
 
 def _word(stack: Stack) -> str:
@@ -205,7 +205,7 @@ def _word(stack: Stack) -> str:
     return "sizes" if stack.domain.grid else "lengths"
 
 
-def _new_folder(output: Path) -> Path | None:
+def new_folder(output: Path) -> Path | None:
     """The folder that is made for a file; None where it is there.
 
     Raises:
@@ -379,7 +379,7 @@ def _patch(
     return tuple(given)
 
 
-def _table(rows: Sequence[Mapping[str, str]]) -> list[str]:
+def markdown_table(rows: Sequence[Mapping[str, str]]) -> list[str]:
     """Lines of a Markdown table."""
     if not rows:
         return []

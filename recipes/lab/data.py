@@ -4,7 +4,9 @@ import argparse
 import codecs
 import contextlib
 import csv
+import gzip
 import hashlib
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -120,8 +122,14 @@ def train_and_test(
 
 
 def read_text(path: Path) -> str:
-    """A text file in UTF-16 by its mark, as Praat writes it, else UTF-8, else Latin-1."""
+    """A text file in UTF-16 by its mark, as Praat writes it, else UTF-8, else Latin-1; also .gz."""
     data = path.read_bytes()
+    if path.suffix == ".gz":
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError, zlib.error) as error:  # EOFError: half a file
+            why = f"{path} is no complete gzip file ({reason(error)}); compress it again"
+            raise CommandError(why) from None
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-16", errors="replace")
     if b"\0" in data:

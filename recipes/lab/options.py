@@ -4,31 +4,18 @@ import argparse
 import glob
 import os
 from collections.abc import Mapping, Sequence
-from functools import partial
 from math import inf, nan
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from cape_plugins import PRESETS, TYPES, PositionConfig, arguments
-from cape_plugins.arguments import PREFIX, TYPE_ARG, Parser
-from cape_plugins.config import options, parse_option
+from cape_plugins import PRESETS, TYPES, arguments
+from cape_plugins.arguments import PREFIX, TYPE_ARG, Parser, positive, sole, whole
 from cape_plugins.domains import DOMAINS
-from cape_plugins.registry import DEFAULT_TYPE, types_of
 from recipes.lab.steps import CommandError, reason, started_as
 
 Settings = Mapping[str, Any]  # of a position embedding
-
-
-def whole(text: str, least: int = 0) -> int:
-    """Argument type: a whole number of at least 0."""
-    if not text.isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
-    return int(text)
-
-
-positive = partial(whole, least=1)
 
 
 def number(low: float, high: float, below: bool = False) -> Any:
@@ -209,15 +196,11 @@ def add_compared(
     own = [name for name in rows if name not in TYPES]
     alone = shown = default
     if not isinstance(default, str):
-        alone, shown = _sole(default), " ".join(default)
+        alone, shown = sole(default), " ".join(default)
     note = f"here also {', '.join(own)}" if own else ""
     add_shared(parser, "compare", *earlier, note=note, shown=shown)
     text = f"{alone} with other --position-... options, else see --compare"
     arguments.add_position_args(parser, domain, text, architecture)
-
-
-def _sole(default: Sequence[str]) -> str:  # the type that options alone belong to
-    return default[0] if len(default) == 1 else DEFAULT_TYPE
 
 
 def check_shared(args: argparse.Namespace) -> None:
@@ -235,61 +218,13 @@ def check_shared(args: argparse.Namespace) -> None:
             raise CommandError(why) from None
 
 
-def settings_to_compare(
-    args: argparse.Namespace,
-    domain: str,
-    default: Sequence[str],
-    rows: Mapping[str, Settings] | None = None,
-    architecture: str | None = None,
-) -> dict[str, dict[str, Any]]:
-    """``{name: position_embedding}`` of what is to be trained, by ``--compare`` or by the options
-    of one type. A name is ``ROW`` or ``ROW:option=value,...``; the rows are all types, with their
-    defaults, and those of the program.
-
-    Args:
-        default: Names that are compared where the caller gives none.
-        rows: Settings by name; those of a type may leave out which it is.
-        architecture: That of the models; default that of the domain.
-    """
-    architecture = architecture or DOMAINS[domain].architecture
-    given, chosen = arguments.given_settings(args, domain), getattr(args, TYPE_ARG)
-    if args.compare and (chosen or given):
-        raise CommandError(
-            "--compare trains the types with their defaults, or with options of their own such as "
-            "cape:max_global_scale=1; leave it out to train one type with --position-... options"
-        )
-    names = [chosen or _sole(default)] if chosen or given else args.compare or default
-    rows = {**{name: {} for name in types_of(architecture, domain)}, **(rows or {})}
-    settings = {}
-    for name in names:
-        if name in settings:
-            raise CommandError(f"--compare {name} is given twice; give each once")
-        row, own = _parse_row(name, domain, rows)
-        settings[name] = {"type": row, **rows[row], **own, **given}
-        try:
-            PositionConfig.from_dict(settings[name], domain, architecture)
-        except ValueError as error:
-            why = arguments.in_flags(str(error))
-            raise CommandError(f"position embedding {name}: {why}") from None
-    return settings
-
-
-def _parse_row(text: str, domain: str, rows: Mapping[str, Settings]) -> tuple[str, dict[str, Any]]:
-    row, colon, rest = text.partition(":")
-    if row not in rows:
-        raise CommandError(f"--compare {row} is unknown; allowed: {', '.join(rows)}; choose one")
-    known = [option.name for option in options(domain)]
-    settings = {}
-    for part in rest.split(",") if colon else ():
-        name, equals, value = part.partition("=")
-        if name not in known or not equals:
-            why = f"--compare {text}: {part!r} is no option=value; options: {', '.join(known)}"
-            raise CommandError(why)
-        try:
-            settings[name] = parse_option(name, value)
-        except ValueError as error:
-            raise CommandError(f"--compare {text}: {error}") from None
-    return row, settings
+def settings_to_compare(*args: Any, **more: Any) -> dict[str, dict[str, Any]]:
+    """What is to be trained, see :func:`cape_plugins.arguments.settings_to_compare`; a mistake is
+    one of the caller."""
+    try:
+        return arguments.settings_to_compare(*args, **more)
+    except ValueError as error:
+        raise CommandError(str(error)) from None
 
 
 def position_flags(settings: Settings) -> str:

@@ -127,10 +127,11 @@ def matches(
     unset: Mapping[str, Any] | None = None,
 ) -> bool:
     """Says whether `folder` was made: False if it does not exist; other settings raise. `unset` has
-    values of settings that a record may lack, because it was written before they came."""
+    values of settings that a record may lack, because it was written before they came; also of
+    settings inside of others."""
     if not (folder / RECORD).exists():
         return False
-    old, new = {**_plain(unset or {}), **recorded(folder)}, _plain(settings)
+    old, new = _completed(recorded(folder), _plain(unset or {})), _plain(settings)
     if old == new:
         return True
     values = ((key, old.get(key), new.get(key)) for key in sorted({*old, *new}))
@@ -139,6 +140,15 @@ def matches(
         f"{folder} was made with other settings ({changes}); {remedy}, or delete this one to have"
         " it made again"
     )
+
+
+def _completed(settings: dict[str, Any], unset: dict[str, Any]) -> dict[str, Any]:
+    inner = {
+        key: _completed(settings[key], value)
+        for key, value in unset.items()
+        if isinstance(value, dict) and isinstance(settings.get(key), dict)
+    }
+    return {**unset, **settings, **inner}
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:  # as a record gives them back
@@ -187,9 +197,15 @@ def record(folder: Path, settings: Mapping[str, Any]) -> None:
         json.dump(_plain(settings), file, indent=1, sort_keys=True)
 
 
-def step(folder: Path, settings: Mapping[str, Any], make: Callable[[Path], None]) -> Path:
-    """Make `folder` by ``make(temporary folder)``, unless it is finished. Returns `folder`."""
-    if not matches(folder, settings):
+def step(
+    folder: Path,
+    settings: Mapping[str, Any],
+    make: Callable[[Path], None],
+    unset: Mapping[str, Any] | None = None,
+) -> Path:
+    """Make `folder` by ``make(temporary folder)``, unless it is finished; see :func:`matches` for
+    `unset`. Returns `folder`."""
+    if not matches(folder, settings, unset=unset):
         shutil.rmtree(folder, ignore_errors=True)
         with building(folder) as partial:
             make(partial)

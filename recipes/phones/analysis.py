@@ -1,13 +1,17 @@
 """What frames, predictions and attention tell: pure functions of arrays."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from sklearn.metrics import confusion_matrix
 
 MAX_RUN = 3  # frames; the context of longer runs of wrong frames is wrong itself
+SILENCE = "sil"
+_VOWELS = "aa ae ah ao aw ax ax-h axr ay eh er ey ih ix iy ow oy uh uw ux"
+VOWELS = {*_VOWELS.split()}
+FRICATIVES = ("z", "s")  # which models without positions confuse
 Frames = Sequence[np.ndarray]  # targets or predictions, integers [T] for each utterance
 
 
@@ -60,6 +64,78 @@ def frame_error_types(target: np.ndarray, prediction: np.ndarray) -> np.ndarray:
         if end - first > MAX_RUN:
             types[first:end] = -1
     return types
+
+
+def matching_frames(
+    target: np.ndarray, predictions: Mapping[str, np.ndarray], wanted: Mapping[str, int]
+) -> list[tuple[int, int]]:
+    """First frame and end of the stretches of one utterance in which each model has the type of
+    error that is wanted of it (see :func:`frame_error_types`), and which are not at an end of the
+    utterance."""
+    match = np.ones(len(target), dtype=bool)
+    for model, number in wanted.items():
+        match &= frame_error_types(target, predictions[model]) == number
+    stretches = np.flatnonzero(np.diff(match, prepend=False, append=False)).reshape(-1, 2)
+    return [(a, b) for a, b in stretches.tolist() if a > 0 and b < len(target)]
+
+
+def class_attention(
+    weights: Sequence[np.ndarray], labels: Frames, num_classes: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Attention ``[layers, H, C, C]`` of all frames of a class, in rows, on the frames of a class,
+    in columns, and what it would be ``[C, C]`` if all frames were attended to alike; of weights
+    ``[layers, H, T, T]`` and labels ``[T]`` of utterances."""
+    given, uniform = 0.0, 0.0
+    for weight, label in zip(weights, labels, strict=True):
+        member = np.eye(num_classes)[label]
+        given = given + member.T @ weight @ member
+        counts = member.sum(0)
+        uniform = uniform + np.outer(counts, counts / len(label))
+    return given, uniform
+
+
+def class_rows(
+    given: np.ndarray, uniform: np.ndarray, classes: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Layer, head, and how many times as much attention as if all frames were attended to alike the
+    relations of :func:`relations` get; of :func:`class_attention`."""
+    pairs = relations(classes)
+    return [
+        {
+            "layer": layer + 1,
+            "head": head + 1,
+            **{name: _ratio(given[layer, head], uniform, pair) for name, pair in pairs.items()},
+        }
+        for layer, head in np.ndindex(*given.shape[:2])
+    ]
+
+
+def relations(classes: Sequence[str]) -> dict[str, np.ndarray]:
+    """Which pairs of classes, query and key, the thesis looks at (5.4): bool ``[C, C]`` by name.
+    Groups are vowels, silence and all others."""
+    groups = np.array([group_of(name) for name in classes])
+    members = {name: np.array([other.lower() == name for other in classes]) for name in FRICATIVES}
+    everything = np.ones(len(classes), dtype=bool)
+    pairs = {"same class": np.eye(len(classes), dtype=bool)}
+    if "vowel" in groups:  # else the names are in another alphabet
+        pairs["same group"] = groups[:, None] == groups
+    pairs |= {f"all to {name}": np.outer(everything, own) for name, own in members.items()}
+    pairs |= {
+        f"{query} to {key}": np.outer(members[query], members[key])
+        for query in FRICATIVES
+        for key in FRICATIVES
+    }
+    return pairs
+
+
+def group_of(name: str) -> str:
+    """Vowel, consonant or silence, of the thesis's and TIMIT's names of phones."""
+    return "vowel" if name.lower() in VOWELS else name if name == SILENCE else "consonant"
+
+
+def _ratio(given: np.ndarray, uniform: np.ndarray, pairs: np.ndarray) -> float | None:
+    expected = uniform[pairs].sum()
+    return float(given[pairs].sum() / expected) if expected > 0 else None
 
 
 def attention_by_distance(weights: np.ndarray, farthest: int) -> np.ndarray:

@@ -6,7 +6,7 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from cape_plugins.speech.features import SAMPLING_RATE, log_mel, normalized
 from recipes.lab.data import read_text
 from recipes.lab.steps import CommandError, progress
 from recipes.lab.synthesis import PITCHES, SPEEDS, VOICES, Phone, Synthesizer
+from recipes.phones.analysis import SILENCE
 
 BANDS = 40
 SPLITS = ("train", "dev", "test")
@@ -31,7 +32,6 @@ LABELS = (".phn", ".textgrid")
 # recording, in seconds, and not before this share of it.
 BEYOND, COVERED = 0.1, 0.5
 
-SILENCE = "sil"
 # names of silence in TIMIT, in Praat, of the Montreal Forced Aligner, of MAUS and of espeak-ng
 SILENT_NAMES = {"", "#", "_", "_:", "<p:>", "epi", "h#", "pau", "sil", "silence", "sp"}
 PHONE_TIERS = ("phones", "phone", "phonemes", "phoneme", "segments", "segment", "mau")
@@ -76,6 +76,8 @@ class Corpus:
     splits: dict[str, list[Example]]
     description: str  # for reports
     skipped: Sequence[str] = ()  # why recordings were left out
+    # the test once more, joined and cut to pieces of these lengths in seconds
+    lengths: dict[float, list[Example]] = field(default_factory=dict)
 
     def fingerprint(self) -> str:
         sha = hashlib.sha256(" ".join(self.classes).encode())
@@ -330,3 +332,46 @@ def _corpus(splits: dict[str, list[Example]], description: str, skipped: Sequenc
         for place, item in enumerate(items):
             items[place] = item._replace(labels=torch.tensor([index[n] for n in item.labels]))
     return Corpus(classes, splits, description, skipped)
+
+
+def join_and_cut(corpus: Corpus, train: float | None, tests: Sequence[float]) -> Corpus:
+    """The corpus in pieces of other lengths, in seconds: each split is joined and cut.
+
+    Args:
+        corpus: What was read.
+        train: Length of the pieces of all splits; None leaves them as they are.
+        tests: Lengths of further tests. All of them, and that of `train`, have the same frames: as
+            many as whole pieces of the longest have.
+
+    Raises:
+        CommandError: if a split has too little speech for a piece.
+    """
+    lengths = sorted({*tests} | ({train} - {None}))
+    if not lengths:
+        return corpus
+    frames = {seconds: max(1, round(seconds / HOP_SECONDS)) for seconds in lengths}
+    splits, needed = dict(corpus.splits), dict.fromkeys(SPLITS, frames.get(train, 1))
+    needed["test"] = frames[lengths[-1]]
+    for split, least in needed.items():
+        present = sum(len(item.labels) for item in splits[split])
+        if present < least:
+            option = "--test-lengths" if split == "test" and tests else "--train-length"
+            raise CommandError(
+                f"{option} {least * HOP_SECONDS:g}: {split} has {present * HOP_SECONDS:.2f} s of "
+                "speech; give a shorter length or more data"
+            )
+    whole = _pieces(splits["test"], needed["test"])
+    pieces = {seconds: _pieces(whole, count) for seconds, count in frames.items()}
+    if train is not None:
+        splits = {split: _pieces(items, frames[train]) for split, items in splits.items()}
+        splits["test"] = pieces[train]
+    return replace(corpus, splits=splits, lengths=pieces)
+
+
+def _pieces(items: Sequence[Example], frames: int) -> list[Example]:
+    """Joined and cut to pieces of so many frames; what is left over at the end is dropped."""
+    names = [name for name, _, labels in items for _ in labels][::frames]
+    features = torch.cat([item.features for item in items]).split(frames)
+    labels = torch.cat([item.labels for item in items]).split(frames)
+    pieces = map(Example, names, features, labels)
+    return [piece for piece in pieces if len(piece.labels) == frames]

@@ -2,26 +2,36 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
-from cape_plugins.pictures import plot
-from recipes.lab.figures import Panel, new_figure, write_lines_figure
+from recipes.lab.figures import Panel, write_lines_figure
 from recipes.lab.steps import folder_name
-from recipes.lab.tables import Row, markdown, pivot, seed_table, write_csv, write_page
-from recipes.phones.analysis import top_confusions
+from recipes.lab.tables import (
+    Row,
+    grouped,
+    markdown,
+    pivot,
+    seed_table,
+    write_csv,
+    write_page,
+)
+from recipes.phones.analysis import Frames, matching_frames, top_confusions
 from recipes.phones.train import CONDITIONS, NEAR, NO_POSITIONS, History
 
 PACKAGES = ("torch", "numpy", "scikit-learn", "matplotlib", "espeakng-loader")
 COUNTS = ("per", "changes", "type1", "type2", "type3", "long_runs")
-COLUMNS = {  # of histories: what they are, and the most that they can be
-    "train_loss": ("training loss, nats", 1),
-    "dev_per": ("PER of dev, %", 100),
-    "near_attention": ("share of attention at most 5 frames away", 1),
+# Errors that the thesis prints frame by frame, and the type of each model's (0: it is right)
+PRINTED = {
+    "M-inc, type 1 (thesis, Tables 5.5 and 5.6)": {"inc": 1},
+    "M-exc, type 2 (Table 5.7)": {"exc": 2},
+    "M-exc, type 3 (Table 5.8)": {"exc": 3},
+    "M-inc has type 1 where M-exc has type 2 (Tables 5.10 and 5.11)": {"inc": 1, "exc": 2},
+    "M-inc is right where M-exc has type 3 (Tables 5.12 and 5.13)": {"inc": 0, "exc": 3},
 }
-save = partial(plot.save, dpi=72)
+EXAMPLES, AROUND = 2, 2  # of each sort; frames that are shown on each side
 
 
 @dataclass
@@ -34,61 +44,21 @@ class Result:
     rows: list[Row] = field(default_factory=list)
     histories: dict[str, History] = field(default_factory=dict)  # by condition of training
     confusions: dict[str, np.ndarray] = field(default_factory=dict)  # [targets, predictions], %
+    # trained and tested condition: the same on utterances of the training, and PER
+    fitted: dict[tuple[str, str], np.ndarray] = field(default_factory=dict)
+    fitted_rates: list[Row] = field(default_factory=list)
     heads: list[Row] = field(default_factory=list)  # by condition of training, layer, head
+    epochs: list[Row] = field(default_factory=list)  # the same by epoch
+    relations: list[Row] = field(default_factory=list)  # attention by class, of the same
+    layer_relations: list[Row] = field(default_factory=list)  # of all heads of a layer
     similarities: list[Row] = field(default_factory=list)  # by distance in frames
+    printed: list[str] = field(default_factory=list)  # lines with errors frame by frame
 
     def folder(self, condition: str | None = None) -> str:
         """Name of the folder of pictures, of all models or one: those that were trained without
         positions are shared by all types."""
         own = condition is None or CONDITIONS[condition].positions
         return folder_name(self.name) if own else NO_POSITIONS.type
-
-
-def draw_histories(path: Path, histories: Mapping[str, History]) -> None:
-    """Writes loss, PER of dev and near attention of each model by epoch."""
-    rows = [{**row, "model": name} for name, history in histories.items() for row in history]
-    panels = [
-        Panel(pivot(rows, "model", "epoch", column), title, whole=whole)
-        for column, (title, whole) in COLUMNS.items()
-    ]
-    write_lines_figure(path, panels, "epoch")
-
-
-def draw_confusions(path: Path, matrices: Mapping[str, np.ndarray], classes: Sequence[str]) -> None:
-    """Writes confusions without the diagonal, a panel for each model, in one colour scale."""
-    shown = {name: matrix - np.diag(np.diag(matrix)) for name, matrix in matrices.items()}
-    highest = np.max([*shown.values()])
-    columns = min(2, len(shown))
-    rows = -(-len(shown) // columns)
-    figure, axes = new_figure(6.5 * columns, 6 * rows, rows, columns)
-    for axis in axes.flat[len(shown) :]:
-        axis.remove()
-    for axis, (name, matrix) in zip(axes.flat, shown.items(), strict=False):
-        image = axis.imshow(matrix, cmap="magma_r", vmin=0, vmax=highest)
-        axis.set(title=name, xlabel="predicted", ylabel="target")
-        axis.set_xticks(range(len(classes)), classes, rotation=90, fontsize=6)
-        axis.set_yticks(range(len(classes)), classes, fontsize=6)
-    figure.colorbar(image, ax=figure.axes, label="% of the frames of the target", shrink=0.6)
-    save(figure, path)
-
-
-def draw_attention(path: Path, weights: np.ndarray, title: str) -> None:
-    """Writes attention maps ``[layers, H, T, T]``, layers in rows, heads and their mean in columns,
-    each in colours up to its 99th percentile: few large weights would hide the rest."""
-    layers, heads = weights.shape[:2]
-    figure, axes = new_figure(1.9 * (heads + 1), 2 * layers + 0.5, layers, heads + 1)
-    for layer, row in enumerate(axes):
-        maps = [*weights[layer], weights[layer].mean(0)]
-        names = [*(f"H{head + 1}" for head in range(heads)), "mean"]
-        for axis, name, weight in zip(row, names, maps, strict=True):
-            axis.imshow(weight, cmap="magma_r", vmin=0, vmax=np.percentile(weight, 99) or 1)
-            axis.set_title(f"L{layer + 1} {name}", fontsize=8)
-            axis.tick_params(labelsize=6)
-            axis.label_outer()
-    figure.supxlabel("key (frame)", fontsize=8)
-    figure.supylabel("query (frame)", fontsize=8)
-    figure.suptitle(title, fontsize=9)
-    save(figure, path)
 
 
 def rate_table(rows: Sequence[Row]) -> list[str]:
@@ -100,8 +70,79 @@ def rate_table(rows: Sequence[Row]) -> list[str]:
     return seed_table(ordered, "model by test")
 
 
+def write_lengths(
+    output: Path,
+    facts: Mapping[str, str],
+    rows: Sequence[Row],
+    epochs: Sequence[Row],
+    train_length: float | None,
+) -> list[str]:
+    """Writes error rates by length of the test: ``results.md``, ``lengths.csv`` and ``.png``, and
+    ``training.csv``. Returns the lines of the table."""
+    write_csv(output / "lengths.csv", rows)
+    write_csv(output / "training.csv", epochs)
+    named = [
+        {**row, "model": f"{row['type']} M-{row['trained']}", "length": f"{row['seconds']:g} s"}
+        for row in rows
+    ]
+    cells = pivot(named, "model", "length", "per")
+    trained = {f"{train_length:g} s"} if train_length else ()
+    panels = [Panel(cells, "wrong frames, %")]
+    write_lines_figure(output / "lengths.png", panels, "length of the test", trained)
+    table = seed_table(cells, "model by length of the test")
+    text = (
+        "Wrong frames in percent: all lengths have the same frames of the test, joined and cut to "
+        "pieces of this length."
+    )
+    lines = [text, "", *table, "", "![by length](lengths.png)"]
+    write_page(output / "results.md", "Phone classification by length", {"": lines}, facts)
+    return table
+
+
+def printed_errors(
+    names: Sequence[str],
+    targets: Frames,
+    predictions: Mapping[str, Frames],
+    classes: Sequence[str],
+) -> list[str]:
+    """Lines with the first errors of each sort of :data:`PRINTED`, from different utterances: the
+    frames, their targets, and what the models predict."""
+    lines = []
+    for title, wanted in PRINTED.items():
+        if not {*wanted} <= {*predictions}:
+            continue
+        tables = (
+            _error_table(names[number], target, models, wanted, classes)
+            for number, target in enumerate(targets)
+            if (models := {name: frames[number] for name, frames in predictions.items()})
+        )
+        shown = [*islice(filter(None, tables), EXAMPLES)]
+        lines += ["", f"{title}:", *(line for table in shown for line in ["", *table])]
+        lines += [] if shown else ["", "none"]
+    return lines
+
+
+def _error_table(
+    name: str,
+    target: np.ndarray,
+    predictions: Mapping[str, np.ndarray],
+    wanted: Mapping[str, int],
+    classes: Sequence[str],
+) -> list[str]:
+    """The first such error of an utterance with what stands around it; no line without any."""
+    for first, end in matching_frames(target, predictions, wanted)[:1]:
+        frames = range(max(0, first - AROUND), min(len(target), end + AROUND))
+        rows = {"target": target} | {f"M-{model}": row for model, row in predictions.items()}
+        named = ([label, *(classes[row[i]] for i in frames)] for label, row in rows.items())
+        return markdown([f"{name}, frame", *frames], named)
+    return []
+
+
 def write_results(
-    output: Path, facts: Mapping[str, str], classes: Sequence[str], results: Sequence[Result]
+    output: Path,
+    facts: Mapping[str, str],
+    classes: Sequence[str],
+    results: Sequence[Result],
 ) -> list[str]:
     """Writes all tables: ``results.md``, ``measurements.csv``, and those of each type in its
     folder. Returns the lines of the table of error rates."""
@@ -112,14 +153,17 @@ def write_results(
     for result in results:
         folder = output / result.folder()
         for name, matrix in result.confusions.items():
-            rows = [
-                {"target": target, **dict(zip(classes, row, strict=True))}
-                for target, row in zip(classes, matrix.tolist(), strict=True)
-            ]
+            rows = _confusion_rows(matrix, classes)
             write_csv(output / result.folder(name) / f"confusions-{name}.csv", rows)
+        for (name, tested), matrix in result.fitted.items():
+            rows = _confusion_rows(matrix, classes)
+            path = output / result.folder(name) / f"confusions-training-{name}-{tested}.csv"
+            write_csv(path, rows)
         epochs = [{"trained": name, **row} for name, h in result.histories.items() for row in h]
         write_csv(folder / "training.csv", epochs)
         write_csv(folder / "heads.csv", result.heads)
+        write_csv(folder / "heads-epochs.csv", result.epochs)
+        write_csv(folder / "attention-classes.csv", result.relations)
         if result.similarities:
             write_csv(folder / "similarity.csv", result.similarities)
         sections[result.name] = _section(result, classes)
@@ -127,11 +171,20 @@ def write_results(
     return rates
 
 
+def _confusion_rows(matrix: np.ndarray, classes: Sequence[str]) -> list[Row]:
+    return [
+        {"target": target, **dict(zip(classes, row, strict=True))}
+        for target, row in zip(classes, matrix.tolist(), strict=True)
+    ]
+
+
 def _section(result: Result, classes: Sequence[str]) -> list[str]:
     """The page's part on one type, of its first seed."""
-    pictures = [f"{result.folder()}/{name}" for name in ("training", "confusions")]
-    pictures += [f"{result.folder(name)}/attention-{name}" for name in result.confusions]
-    pictures += [f"{result.folder()}/similarity"] if result.similarities else []
+    own, alike = result.folder(), {name: result.folder(name) for name in result.confusions}
+    pictures = [f"{own}/{name}" for name in ("training", "confusions", "confusions-training")]
+    for name in ("attention", "attention-epochs", "attention-classes"):
+        pictures += [f"{folder}/{name}-{model}" for model, folder in alike.items()]
+    pictures += [f"{own}/similarity"] if result.similarities else []
     first = [row for row in result.rows if row["seed"] == result.rows[0]["seed"]]
     counts = [[f"M-{r['trained']}", r["tested"], *(r[name] for name in COUNTS)] for r in first]
     tops = {f"M-{name}": top_confusions(m, classes, 8) for name, m in result.confusions.items()}
@@ -139,9 +192,12 @@ def _section(result: Result, classes: Sequence[str]) -> list[str]:
         [f"{target} as {predicted} {percent:.1f}" for target, predicted, percent in row]
         for row in zip(*tops.values(), strict=True)
     )
-    heads = ({**row, "trained": f"M-{row['trained']}"}.values() for row in result.heads)
     return [
         *(f"![{place.partition('/')[2]}]({place}.png)" for place in pictures),
+        "",
+        "Last training loss, and the least PER of dev with its epoch (thesis, Tables 5.1, 5.14):",
+        "",
+        *markdown(("trained", "loss", "PER of dev", "epoch"), _trainings(result.histories)),
         "",
         "Smoothness (class changes between consecutive frames; the labels have "
         f"{result.target_changes}) and wrong frames by type of error:",
@@ -151,9 +207,48 @@ def _section(result: Result, classes: Sequence[str]) -> list[str]:
         "Largest confusions, in percent of the frames of the target:",
         "",
         *markdown(list(tops), confused),
-        "",
-        "Attention by head, for one utterance: the distance of key and query with the largest mean "
-        f"weight, that weight, and the share of keys at most {NEAR} frames away:",
-        "",
-        *markdown([*result.heads[0]], heads),
+        *_rows("Wrong frames of utterances of the training, in percent:", result.fitted_rates),
+        *_rows(
+            "Attention by head, for one utterance: the distance of key and query with the largest "
+            f"mean weight, that weight, and the share of keys at most {NEAR} frames away:",
+            result.heads,
+        ),
+        *_rows(
+            f"The head of each layer that has most attention at most {NEAR} frames away in the "
+            "first of these epochs, and that share by epoch:",
+            nearest_heads(result.epochs),
+        ),
+        *_rows(
+            "Attention by class of phone, mean of the heads of a layer: how many times as much as "
+            "if all frames were attended to alike. A group is vowels, consonants or silence:",
+            result.layer_relations,
+        ),
+        *result.printed,
     ]
+
+
+def _rows(text: str, rows: Sequence[Row]) -> list[str]:
+    """A text and the table of rows with the same keys; nothing without rows."""
+    named = [{**row, "trained": f"M-{row['trained']}"}.values() for row in rows]
+    return ["", text, "", *markdown([*rows[0]], named)] if rows else []
+
+
+def _trainings(histories: Mapping[str, History]) -> list[list[object]]:
+    best = {name: min(rows, key=lambda row: row["dev_per"]) for name, rows in histories.items()}
+    return [
+        [f"M-{name}", histories[name][-1]["train_loss"], row["dev_per"], row["epoch"]]
+        for name, row in best.items()
+    ]
+
+
+def nearest_heads(rows: Sequence[Row]) -> list[Row]:
+    """Of each model and layer the head with most near attention in its first epoch, by epoch."""
+    by_layer = grouped(rows, "trained", "layer").values()
+    nearest = []
+    for layer in by_layer:
+        start = [row for row in layer if row["epoch"] == layer[0]["epoch"]]
+        head = max(start, key=lambda row: row["near"])["head"]
+        shares = {f"epoch {row['epoch']}": row["near"] for row in layer if row["head"] == head}
+        names = {"trained": layer[0]["trained"], "layer": layer[0]["layer"], "head": head}
+        nearest.append({**names, **shares})
+    return nearest

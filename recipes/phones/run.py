@@ -3,35 +3,39 @@
     python -m recipes.phones.run
     python -m recipes.phones.run --compare nopos sinpos abspos relpos shape cape
     python -m recipes.phones.run --position-embedding cape --position-max-global-shift 5
+    python -m recipes.phones.run --optimizer adamw --batch-size 16 --conditions inc exc \\
+        --compare nopos sinpos cape --train-length 0.6 --test-lengths 2.5 10 30
     python -m recipes.phones.run --data TIMIT --paper
 
 The built-in data are random words read by espeak-ng. Your own are a folder of recordings with
 `.PHN` (TIMIT) or `.TextGrid` (Praat) files of the same names. Without --position-embedding or
---compare the positions are the sinusoid (sinpos). Finished models in --work are reused.
+--compare the positions are the sinusoid (sinpos). With --train-length and --test-lengths the speech
+is joined and cut, to train on short pieces and test long ones. Finished models in --work are
+reused.
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from cape_plugins import PositionConfig
-from cape_plugins.pictures import plot
-from cape_plugins.pictures.views import similarity, similarity_by_distance
 from recipes.lab import options
 from recipes.lab.steps import CommandError, run_main, write_lines
 from recipes.lab.tables import how_made, shown_command
-from recipes.phones import report, train
-from recipes.phones.analysis import class_changes, confusions, error_rate, error_types, head_rows
-from recipes.phones.data import read_folder, synthetic
-from recipes.phones.report import Result
-from recipes.phones.train import CONDITIONS, Experiment, PhoneClassifier, Sizes, Training, targets
+from recipes.phones import report
+from recipes.phones.data import join_and_cut, read_folder, synthetic
+from recipes.phones.measure import conditions_of, run_lengths, run_type, trained_alone
+from recipes.phones.model import Sizes
+from recipes.phones.train import CONDITIONS, OPTIMIZERS, Experiment, Training
 
 BUILTIN_SIZES = {"train_size": 2000, "dev_size": 60, "test_size": 200}  # utterances
 RATE = options.number(1e-9, 100)
+LENGTH = options.number(0.01, 1e4)  # seconds
+THESIS_EPOCHS, OF_EPOCHS = (10, 30, 50, 79), 80  # of attention maps (Figures 5.15 and 5.23)
 # Sizes and training: type of the option, default, and that of --paper
 SETTINGS = {
     "dim": (options.positive, 88, 768),
@@ -39,72 +43,13 @@ SETTINGS = {
     "heads": (options.positive, 4, 8),
     "ffn": (options.positive, 256, 2048),
     "dropout": (options.number(0, 1, below=True), 0.0, 0.1),
-    "epochs": (options.positive, 12, 80),
-    "learning_rate": (RATE, 0.1, 0.05),
+    "epochs": (options.positive, 12, OF_EPOCHS),
 }
+# Learning rate and that of the last eighth of the epochs: default, and those of --paper
+RATES = {"sgd": ((0.1, 0.001), (0.05, 0.001)), "adamw": ((0.002, 0.0002), None)}
 DEFAULT = ("sinpos",)  # types
 LEFT_OUT = "left_out.txt"
 TRAINED = ("inc", "exc", "inc-scram", "exc-scram")
-BY_DISTANCE = 50  # frames
-SIMILARITIES = ("distance", "dot", "dot_min", "dot_max", "cosine", "cosine_min", "cosine_max")
-
-
-def run_type(
-    experiment: Experiment, name: str, config: PositionConfig, args: argparse.Namespace
-) -> Result:
-    """Everything about one position embedding, with models of these conditions of training;
-    pictures, of the first seed, go to ``OUTPUT/NAME``."""
-    classes, test = experiment.corpus.classes, experiment.corpus.splits["test"]
-    models = [model for model in args.conditions if model in conditions_of(config)]
-    result = Result(name, class_changes(targets(test)))
-    folder = args.output / result.folder()
-    for seed in args.seeds:
-        for condition in models:
-            model, history = experiment.model(name, config, condition, seed)
-            columns = {"type": name, "trained": condition, "seed": seed}
-            for tested in conditions_of(config):
-                pair = targets(test), train.predict(model, test, CONDITIONS[tested])
-                counts = (error_rate(*pair), class_changes(pair[1]), *error_types(*pair))
-                measured = dict(zip(report.COUNTS, counts, strict=True))
-                result.rows.append({**columns, "tested": tested, **measured})
-                if tested == condition and seed == args.seeds[0]:
-                    result.confusions[condition] = confusions(*pair, len(classes))
-            if seed != args.seeds[0]:
-                continue
-            result.histories[condition] = history
-            utterance = train.long_utterance(test)
-            weights = train.attention(model, utterance, CONDITIONS[condition])
-            rows = head_rows(weights, train.NEAR)
-            result.heads += [{"trained": condition, **row} for row in rows]
-            path = args.output / result.folder(condition) / f"attention-{condition}.png"
-            title = f"M-{condition}, {path.parent.name}: {utterance.name}"
-            report.draw_attention(path, weights, title)
-            if condition == ("inc" if "inc" in models else models[0]):
-                _compare_positions(model, folder, result, args.similarity_length)
-    titles = {f"M-{condition}": matrix for condition, matrix in result.confusions.items()}
-    report.draw_confusions(folder / "confusions.png", titles, classes)
-    report.draw_histories(folder / "training.png", result.histories)
-    return result
-
-
-def conditions_of(config: PositionConfig) -> list[str]:
-    """Those that make sense: without positions of any kind there is nothing to put in."""
-    having = config.encoding.adds or config.relative_context > 0
-    return [name for name, condition in CONDITIONS.items() if having or not condition.positions]
-
-
-@torch.no_grad()
-def _compare_positions(model: PhoneClassifier, folder: Path, result: Result, length: int) -> None:
-    """Draws and tabulates similarities of the position embeddings, as used in tests."""
-    embeddings = model.eval().embed(length, next(model.parameters()).device)
-    if embeddings is None:
-        return
-    rows, title = embeddings[0].cpu().numpy(), f"position embeddings of {result.name}"
-    report.save(plot.similarity_figure({"": rows}, title, "frames"), folder / "similarity.png")
-    farthest = min(BY_DISTANCE, length - 1)
-    columns = [similarity_by_distance(matrix, farthest) for matrix in similarity(rows).values()]
-    for distance, values in enumerate(np.hstack(columns).tolist()):
-        result.similarities.append(dict(zip(SIMILARITIES, (distance, *values), strict=True)))
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -117,15 +62,31 @@ def make_parser() -> argparse.ArgumentParser:
         text = f"utterances of the built-in speech (default: {count})"
         add(f"--{option.replace('_', '-')}", type=options.positive, metavar="N", help=text)
     options.add_compared(parser, "audio", DEFAULT)
-    text = f"how to train, of {', '.join(CONDITIONS)} (default: the first {len(TRAINED)})"
+    text = f"how to train, of {', '.join(CONDITIONS)} (default: the first {len(TRAINED)}, or "
+    text += "with --test-lengths the first two)"
     names = {"nargs": "+", "choices": CONDITIONS, "metavar": "NAME", "help": text}
-    options.add_named(parser, "--conditions", "--models", default=TRAINED, **names)
+    options.add_named(parser, "--conditions", "--models", **names)
     add("--paper", action="store_true", help="sizes and training of the thesis")
     for option, (parse, small, paper) in SETTINGS.items():
         text = f"(default: {small}; --paper: {paper})"
         add(f"--{option.replace('_', '-')}", type=parse, metavar="X", help=text)
-    text = "of the last eighth of the epochs (default: %(default)s)"
-    add("--final-learning-rate", type=RATE, default=0.001, metavar="X", help=text)
+    text = "algorithm of the training (default: sgd, that of the thesis)"
+    add("--optimizer", choices=OPTIMIZERS, default="sgd", help=text)
+    text = "utterances of one step (default: 1, as in the thesis)"
+    add("--batch-size", type=options.positive, default=1, metavar="N", help=text)
+    for number, (option, text) in enumerate(
+        {"learning-rate": "", "final-learning-rate": "of the last eighth of the epochs "}.items()
+    ):
+        (small, paper), (adamw, _) = RATES["sgd"], RATES["adamw"]
+        text += f"(default: {small[number]}; --paper: {paper[number]}; adamw: {adamw[number]})"
+        add(f"--{option}", type=RATE, metavar="X", help=text)
+    text = "speech is joined and cut to pieces of so many seconds (default: left as it is)"
+    add("--train-length", type=LENGTH, metavar="SECONDS", help=text)
+    text = "test with pieces of so many seconds, to which the test is joined, and of --train-length"
+    lengths = {"nargs": "+", "type": LENGTH, "default": (), "metavar": "SECONDS"}
+    add("--test-lengths", **lengths, help=text)
+    text = "epochs whose attention is drawn (default: 10 30 50 79 of 80, as in the thesis)"
+    add("--attention-epochs", nargs="+", type=options.positive, metavar="N", help=text)
     options.add_shared(parser, "seeds", default=[1])
     text = "positions of the similarity maps (default: %(default)s)"
     add("--similarity-length", type=options.positive, default=3000, metavar="FRAMES", help=text)
@@ -145,12 +106,41 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     for option, value in {**BUILTIN_SIZES, **defaults}.items():
         if getattr(args, option) is None:
             setattr(args, option, value)
+    if args.conditions is None:
+        args.conditions = TRAINED[:2] if args.test_lengths else TRAINED
+    _complete_training(args)
     if args.tier and not args.data:
         raise CommandError("--tier needs --data, a folder with TextGrids")
     for name in ("conditions", "seeds"):
         setattr(args, name, list(dict.fromkeys(getattr(args, name))))
     options.check_shared(args)
     return args
+
+
+def _complete_training(args: argparse.Namespace) -> None:
+    """Sets learning rates and epochs of attention maps that are not given."""
+    rates = RATES[args.optimizer][args.paper]
+    if rates is None and None in (args.learning_rate, args.final_learning_rate):
+        raise CommandError(
+            f"--optimizer {args.optimizer} with --paper has no learning rates, because the thesis "
+            "trains by SGD; give --learning-rate and --final-learning-rate"
+        )
+    if args.learning_rate is None:
+        args.learning_rate = rates[0]
+    if args.final_learning_rate is None:
+        args.final_learning_rate = rates[1]
+    if args.test_lengths and args.attention_epochs:
+        raise CommandError("--attention-epochs has no effect with --test-lengths; leave it out")
+    if args.attention_epochs is None and not args.test_lengths:
+        args.attention_epochs = [
+            max(1, round(epoch * args.epochs / OF_EPOCHS)) for epoch in THESIS_EPOCHS
+        ]
+    args.attention_epochs = sorted({*(args.attention_epochs or ())})
+    if args.attention_epochs[-1:] > [args.epochs]:
+        raise CommandError(
+            f"--attention-epochs {args.attention_epochs[-1]}: allowed: 1 to {args.epochs}, the "
+            "number of epochs"
+        )
 
 
 def position_configs(args: argparse.Namespace) -> dict[str, PositionConfig]:
@@ -160,15 +150,49 @@ def position_configs(args: argparse.Namespace) -> dict[str, PositionConfig]:
         if not {*args.conditions} & {*conditions_of(config)}:
             given = " ".join(args.conditions)
             raise CommandError(f"--conditions {given}: {name} has no positions to put in; give exc")
+        if args.test_lengths and not trained_alone(config, args.conditions):
+            given = " ".join(args.conditions)
+            raise CommandError(f"--conditions {given}: {name} is tested with positions; give inc")
     return configs
+
+
+def sizes_of(args: argparse.Namespace) -> Sizes:
+    return Sizes(args.dim, args.layers, args.heads, args.ffn, args.dropout)
+
+
+def training_of(args: argparse.Namespace) -> Training:
+    return Training(
+        args.epochs,
+        args.learning_rate,
+        args.final_learning_rate,
+        args.optimizer,
+        args.batch_size,
+        tuple(args.attention_epochs),
+    )
+
+
+def facts_of(experiment: Experiment, argv: Sequence[str]) -> dict[str, str]:
+    """Facts to repeat and to judge the numbers."""
+    corpus, training = experiment.corpus, experiment.training
+    skipped, numbers = corpus.skipped, f"{corpus.sizes()}; {len(corpus.classes)} classes"
+    return how_made(
+        shown_command("python -m recipes.phones.run", argv),
+        report.PACKAGES,
+        experiment.device,
+        threads=str(torch.get_num_threads()),
+        data=f"{corpus.description}; {numbers}: {' '.join(corpus.classes)}",
+        left_out=f"{len(skipped)} files" + f", [why]({LEFT_OUT})" * bool(skipped),
+        model=", ".join(f"{key} {value}" for key, value in vars(experiment.sizes).items()),
+        training=f"{OPTIMIZERS[training.optimizer].__name__}, utterances per step: "
+        f"{training.batch_size}, {training.epochs} epochs, learning rate {training.learning_rate}, "
+        f"in the last eighth {training.final_learning_rate}",
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     args = parse_arguments(argv)
     configs = position_configs(args)
-    sizes = Sizes(args.dim, args.layers, args.heads, args.ffn, args.dropout)
-    training = Training(args.epochs, args.learning_rate, args.final_learning_rate)
     if not args.paper:
         torch.set_num_threads(1)  # so small a model gains nothing by more
     utterances = [getattr(args, option) for option in BUILTIN_SIZES]
@@ -178,23 +202,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_lines(path, skipped)
         said = f"{len(skipped)} files left out, such as {skipped[0]}; all of them and why: {path}"
         print(said, file=sys.stderr)
-    experiment = Experiment(corpus, sizes, training, args.work, args.device)
-    numbers = f"{corpus.sizes()}; {len(corpus.classes)} classes"
-    print(f"{corpus.description}: {numbers}", flush=True)
-    results = [run_type(experiment, name, config, args) for name, config in configs.items()]
-    facts = how_made(
-        shown_command("python -m recipes.phones.run", argv),
-        report.PACKAGES,
-        args.device,
-        threads=str(torch.get_num_threads()),
-        data=f"{corpus.description}; {numbers}: {' '.join(corpus.classes)}",
-        left_out=f"{len(skipped)} files" + f", [why]({LEFT_OUT})" * bool(skipped),
-        model=", ".join(f"{key} {value}" for key, value in vars(sizes).items()),
-        training=f"SGD, one utterance per step, {training.epochs} epochs, learning rate "
-        f"{training.learning_rate}, in the last eighth {training.final_learning_rate}",
-    )
-    print("\n".join(report.write_results(args.output, facts, corpus.classes, results)))
-    print(f"tables: {args.output}/results.md and .csv files; pictures: {args.output}/*/*.png")
+    corpus = join_and_cut(corpus, args.train_length, args.test_lengths)
+    experiment = Experiment(corpus, sizes_of(args), training_of(args), args.work, args.device)
+    print(f"{corpus.description}: {corpus.sizes()}; {len(corpus.classes)} classes", flush=True)
+    run = run_lengths if args.test_lengths else run_type
+    results = [run(experiment, name, config, args) for name, config in configs.items()]
+    facts = facts_of(experiment, argv)
+    if args.test_lengths:
+        rows, epochs = ([*chain(*lists)] for lists in zip(*results, strict=True))
+        lines = report.write_lengths(args.output, facts, rows, epochs, args.train_length)
+        pages = "results.md, lengths.csv and .png, training.csv"
+    else:
+        lines = report.write_results(args.output, facts, corpus.classes, results)
+        pages = f"results.md and .csv files; pictures: {args.output}/*/*.png"
+    print("\n".join(lines))
+    print(f"tables: {args.output}/{pages}")
 
 
 if __name__ == "__main__":

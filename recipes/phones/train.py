@@ -1,143 +1,25 @@
-"""The thesis's classifier, its training and its tests, with positions in or out, frames scrambled
-or not: a Transformer encoder over frames, positions concatenated to features.
-
-    [40 log-mel | d position channels] -> linear -> post-LN encoder layers -> linear -> classes
-
-Without positions the d channels are zero, and the model has the same size.
-"""
+"""Training and tests of the classifier, with positions in or out, frames scrambled or not."""
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-import cape_plugins
 from cape_plugins import PositionConfig
-from cape_plugins.speech.features import HOP_SECONDS
+from cape_plugins.config import options
 from recipes.lab.steps import CommandError, folder_name, read_written, step, write_lines
 from recipes.phones.analysis import Frames, error_rate, near_attention
-from recipes.phones.data import BANDS, Corpus, Example
-
-
-@dataclass(frozen=True)
-class Sizes:
-    dim: int  # d, channels of the positions; d + 40 must be divisible by the heads
-    layers: int
-    heads: int
-    ffn: int  # width of the hidden layer of the feed-forward parts
-    dropout: float  # of attention weights, hidden layers and what is added to the residual
-
-    def __post_init__(self) -> None:
-        width = self.dim + BANDS
-        if width % self.heads:
-            sizes = f"{BANDS} features and {self.dim} position channels make {width}"
-            why = f"which is no multiple of --heads {self.heads}; change one of them"
-            raise CommandError(f"--dim {self.dim}: {sizes}, {why}")
-        if self.dim < 4 or self.dim % 2:
-            raise CommandError(f"--dim {self.dim}: allowed: even numbers from 4 on, such as 88")
-
-
-class Output(NamedTuple):
-    logits: Tensor  # [B, T, classes]
-    weights: list[Tensor]  # [B, H, T, T] of each layer, in the order of the frames, if asked for
-
-
-class Layer(nn.Module):
-    """Post-LN encoder layer (Vaswani et al.) that can show its attention weights."""
-
-    def __init__(self, width: int, sizes: Sizes) -> None:
-        super().__init__()
-        self.heads, self.dropout = sizes.heads, sizes.dropout
-        self.query_key_value = nn.Linear(width, 3 * width)
-        self.mix = nn.Linear(width, width)
-        self.attention_norm = nn.LayerNorm(width)
-        self.expand = nn.Linear(width, sizes.ffn)
-        self.contract = nn.Linear(sizes.ffn, width)
-        self.ffn_norm = nn.LayerNorm(width)
-
-    def forward(
-        self, x: Tensor, relative: cape_plugins.RelativePositions | None, need_weights: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        heads = self.query_key_value(x).unflatten(-1, (3, self.heads, -1))
-        query, key, value = heads.permute(2, 0, 3, 1, 4)
-        dropout, weights = self.dropout if self.training else 0.0, None
-        if relative is not None:
-            how = {"dropout": dropout, "need_weights": need_weights}
-            mixed, weights = cape_plugins.relative_attention(query, key, value, relative, **how)
-        elif need_weights:
-            weights = (query @ key.mT * key.shape[-1] ** -0.5).softmax(-1)
-            mixed = F.dropout(weights, dropout) @ value
-        else:
-            mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout)
-        mixed = self.mix(mixed.transpose(1, 2).flatten(2))
-        x = self.attention_norm(x + F.dropout(mixed, dropout))
-        hidden = F.dropout(self.expand(x).relu(), dropout)
-        return self.ffn_norm(x + F.dropout(self.contract(hidden), dropout)), weights
-
-
-class PhoneClassifier(nn.Module):
-    """Classes of frames; a learned position table has `table_size` rows, one a frame."""
-
-    def __init__(
-        self, num_classes: int, config: PositionConfig, sizes: Sizes, table_size: int
-    ) -> None:
-        super().__init__()
-        self.dim, width = sizes.dim, BANDS + sizes.dim
-        self.project = nn.Linear(width, width)
-        self.layers = nn.ModuleList(Layer(width, sizes) for _ in range(sizes.layers))
-        self.classify = nn.Linear(width, num_classes)
-        # last, so that one seed draws the same other weights whatever the position embedding
-        self.positions = cape_plugins.build_position_encoder(
-            config,
-            sizes.dim,
-            unit=HOP_SECONDS,  # positions count frames, so that the sinusoid is the thesis's
-            frequencies="marian",
-            table_size=table_size,
-            table_std=0.5**0.5,  # as large as sines are
-        )
-        self.relative = nn.ModuleList(
-            cape_plugins.build_relative_positions(config, width // sizes.heads, sizes.heads)
-            for _ in range(config.relative_depth(sizes.layers))
-        )
-
-    def embed(self, length: int, device: torch.device | str | None = None) -> Tensor | None:
-        """``[1, T, d]`` embeddings of frames in natural order; None if the type has none."""
-        lengths = torch.tensor([length], device=device)
-        frames = cape_plugins.frame_positions(lengths, HOP_SECONDS, max_frames=length)
-        return self.positions(frames, self.positions.draw(1, device))
-
-    def forward(
-        self,
-        features: Tensor,
-        positions: bool = True,
-        order: Tensor | None = None,
-        need_weights: bool = False,
-    ) -> Output:
-        """Classes of features ``[B, T, 40]``. Without `positions` they are left out, of whatever
-        type; `order`, ``[T]``, is the position of each frame, by default 0, 1, 2 ..."""
-        embedding = self.embed(features.shape[1], features.device) if positions else None
-        if embedding is not None and order is not None:
-            embedding = embedding[:, order]
-        x = self.project(cape_plugins.combine(features, embedding, "concat", self.dim))
-        # relative attention counts rows, so the frames stand in the order of their positions there
-        moved = order is not None and positions and len(self.relative) > 0
-        if moved:
-            x = x[:, order.argsort()]
-        all_weights = []
-        relative = self.relative if positions else ()
-        for layer, own in zip_longest(self.layers, relative):
-            x, weights = layer(x, own, need_weights)
-            if weights is not None:
-                all_weights.append(weights[:, :, order][..., order] if moved else weights)
-        return Output(self.classify(x[:, order] if moved else x), all_weights)
+from recipes.phones.data import Corpus, Example
+from recipes.phones.model import Output, PhoneClassifier, Sizes
 
 
 class Condition(NamedTuple):
@@ -158,7 +40,18 @@ CONDITIONS = {
 NO_POSITIONS = PositionConfig("nopos", "audio")
 HISTORY = ("epoch", "train_loss", "dev_per", "near_attention")
 History = list[dict[str, float]]
+NO_CLASS = -100  # label of padding
 NEAR = 5  # frames; attention that is not farther is followed from epoch to epoch
+
+
+OPTIMIZERS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
+# What the records of models do not have that were trained before there was a choice
+EARLIER = {
+    "optimizer": "sgd",
+    "batch_size": 1,
+    "kept_epochs": [],
+    "position_embedding": {option.name: option.metadata["off"] for option in options()},
+}
 
 
 @dataclass(frozen=True)
@@ -166,6 +59,9 @@ class Training:
     epochs: int
     learning_rate: float
     final_learning_rate: float  # of the last eighth of the epochs
+    optimizer: str = "sgd"  # key of OPTIMIZERS
+    batch_size: int = 1  # utterances of one step
+    kept_epochs: tuple[int, ...] = ()  # epochs, from 1, whose weights are kept
 
     def rate(self, epoch: int) -> float:
         """Learning rate of the epoch with this index, from 0."""
@@ -173,16 +69,33 @@ class Training:
         return self.learning_rate if epoch < first_part else self.final_learning_rate
 
 
+def run_batch(
+    model: PhoneClassifier,
+    features: Sequence[Tensor],
+    condition: Condition,
+    orders: Sequence[Tensor],
+    **more: bool,
+) -> Output:
+    """Output of utterances ``[T, 40]``, padded behind their ends; of scrambled frames, row i
+    belongs to frame ``order[i]``."""
+    device = next(model.parameters()).device
+    lengths = torch.tensor([len(order) for order in orders])
+    if condition.scrambled:
+        features = [frames[order] for frames, order in zip(features, orders, strict=True)]
+    padded = pad_sequence([*features], batch_first=True).to(device)
+    order = None
+    if condition.with_positions:  # padding stays where it is
+        ends = [torch.arange(len(order), padded.shape[1]) for order in orders]
+        order = torch.stack([*map(torch.cat, zip(orders, ends, strict=True))]).to(device)
+    return model(padded, condition.positions, order, lengths=lengths, **more)
+
+
 def run_model(
     model: PhoneClassifier, features: Tensor, condition: Condition, order: Tensor, **more: bool
 ) -> tuple[Tensor, list[Tensor]]:
-    """Logits ``[T, classes]`` and weights ``[H, T, T]`` by layer of features ``[T, 40]``; of
-    scrambled ones, row i belongs to frame ``order[i]``."""
-    device = next(model.parameters()).device
-    features, order = features.to(device), order.to(device)
-    features = features[order] if condition.scrambled else features
-    order = order if condition.with_positions else None
-    output = model(features[None], condition.positions, order, **more)
+    """Logits ``[T, classes]`` and weights ``[H, T, T]`` by layer of one utterance ``[T, 40]``; see
+    :func:`run_batch`."""
+    output = run_batch(model, [features], condition, [order], **more)
     return output.logits[0], [weights[0] for weights in output.weights]
 
 
@@ -215,6 +128,12 @@ def attention(model: PhoneClassifier, utterance: Example, condition: Condition) 
     return torch.stack(weights).cpu().numpy()
 
 
+def seen_labels(utterance: Example, condition: Condition) -> np.ndarray:
+    """The labels ``[T]`` of the frames in the order of :func:`attention`."""
+    (order,) = permutations([utterance], 0)
+    return (utterance.labels[order] if condition.scrambled else utterance.labels).numpy()
+
+
 def long_utterance(utterances: Sequence[Example]) -> Example:
     """The longest of the first ten, to look at its attention."""
     return max(utterances[:10], key=lambda utterance: len(utterance.labels))
@@ -230,16 +149,24 @@ def train_epoch(
     condition: Condition,
     optimizer: torch.optim.Optimizer,
     generator: torch.Generator,
+    batch_size: int = 1,
 ) -> Iterator[float]:
-    """One step for each utterance, in random order; yields its loss, the mean over its frames."""
+    """One step for each batch of utterances, in random order; yields its loss, the mean over its
+    frames."""
     model.train()
-    for index in torch.randperm(len(utterances), generator=generator).tolist():
-        utterance = utterances[index]
-        # drawn also where it is not used, so that all models see the same order of utterances
-        order = torch.randperm(len(utterance.labels), generator=generator)
-        labels = utterance.labels[order] if condition.scrambled else utterance.labels
-        logits, _ = run_model(model, utterance.features, condition, order)
-        loss = F.cross_entropy(logits, labels.to(logits.device))
+    shuffled = torch.randperm(len(utterances), generator=generator).tolist()
+    for first in range(0, len(shuffled), batch_size):
+        batch = [utterances[index] for index in shuffled[first : first + batch_size]]
+        # drawn also where they are not used, so that all models see the same order of utterances
+        orders = [torch.randperm(len(item.labels), generator=generator) for item in batch]
+        labels = [item.labels for item in batch]
+        if condition.scrambled:
+            labels = [names[order] for names, order in zip(labels, orders, strict=True)]
+        expected = pad_sequence(labels, batch_first=True, padding_value=NO_CLASS).flatten()
+        logits = run_batch(model, [item.features for item in batch], condition, orders).logits
+        loss = F.cross_entropy(
+            logits.flatten(0, 1), expected.to(logits.device), ignore_index=NO_CLASS
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -288,33 +215,53 @@ class Experiment:
         """A model and its history, trained unless `work` has it."""
         settings = {"condition": condition, "position_embedding": config.to_dict(), "seed": seed}
         settings |= {"data": self.corpus.fingerprint(), **vars(self.sizes), **vars(self.training)}
-        folder = self.work / f"{folder_name(name)}-{condition}-seed{seed}"
-        step(folder, settings, lambda new: self._train(new, name, config, condition, seed))
-        model = self.build(config, seed)
-        model.load_state_dict(torch.load(folder / "model.pt", map_location="cpu"))
+        folder = self._folder(name, condition, seed)
+        make = partial(self._train, name=name, config=config, condition=condition, seed=seed)
+        step(folder, settings, make, EARLIER)
+        model = self._load(folder / "model.pt", config, seed)
         rows = [line.split(",") for line in read_written(folder / "history.csv")[1:]]
         history = [dict(zip(HISTORY, (int(n), *map(float, row)), strict=True)) for n, *row in rows]
-        return model.to(self.device), history
+        return model, history
+
+    def _load(self, path: Path, config: PositionConfig, seed: int) -> PhoneClassifier:
+        model = self.build(config, seed)
+        model.load_state_dict(torch.load(path, map_location="cpu"))
+        return model.to(self.device)
+
+    def at_epochs(
+        self, name: str, config: PositionConfig, condition: str, seed: int
+    ) -> dict[int, PhoneClassifier]:
+        """The models after the epochs that are kept, of a training that is finished."""
+        if not CONDITIONS[condition].positions:
+            name, config = NO_POSITIONS.type, NO_POSITIONS
+        folder = self._folder(name, condition, seed)
+        kept = self.training.kept_epochs
+        return {n: self._load(folder / f"epoch{n}.pt", config, seed) for n in kept}
+
+    def _folder(self, name: str, condition: str, seed: int) -> Path:
+        return self.work / f"{folder_name(name)}-{condition}-seed{seed}"
 
     def _train(
         self, folder: Path, name: str, config: PositionConfig, condition: str, seed: int
     ) -> None:
-        """Writes the weights of the best epoch on dev and ``history.csv``."""
+        """Writes the weights of the best epoch on dev, of those that are kept, and
+        ``history.csv``."""
         given, title = CONDITIONS[condition], f"{name} {condition} seed {seed}"
-        model = self.build(config, seed).to(self.device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=self.training.learning_rate)
+        training, model = self.training, self.build(config, seed).to(self.device)
+        optimizer = OPTIMIZERS[training.optimizer](model.parameters(), lr=training.learning_rate)
         generator = torch.Generator().manual_seed(seed)
         utterances, dev = self.corpus.splits["train"], self.corpus.splits["dev"]
         shown, best = long_utterance(dev), float("inf")
         history = [",".join(HISTORY)]
-        total = self.training.epochs * len(utterances)
+        total = training.epochs * -(-len(utterances) // training.batch_size)
         with tqdm(total=total, desc=title, disable=None) as progress:
-            for epoch in range(self.training.epochs):
-                optimizer.param_groups[0]["lr"] = self.training.rate(epoch)
+            for epoch in range(training.epochs):
+                optimizer.param_groups[0]["lr"] = training.rate(epoch)
                 losses = []
-                for loss in train_epoch(model, utterances, given, optimizer, generator):
+                steps = (model, utterances, given, optimizer, generator, training.batch_size)
+                for loss in train_epoch(*steps):
                     if not math.isfinite(loss):
-                        remedy = f"a smaller --learning-rate than {self.training.learning_rate}"
+                        remedy = f"a smaller --learning-rate than {training.learning_rate}"
                         raise CommandError(f"{title}: the loss is {loss}; give {remedy}")
                     losses.append(loss)
                     progress.update()
@@ -323,6 +270,8 @@ class Experiment:
                 loss = float(np.mean(losses))
                 history.append(f"{epoch + 1},{loss:.5f},{error:.3f},{near:.4f}")
                 progress.set_postfix(loss=f"{loss:.3f}", dev=f"{error:.2f} %")
+                if epoch + 1 in training.kept_epochs:
+                    torch.save(model.state_dict(), folder / f"epoch{epoch + 1}.pt")
                 if error < best:
                     best = error
                     torch.save(model.state_dict(), folder / "model.pt")

@@ -51,6 +51,8 @@ def make_options() -> argparse.ArgumentParser:
     pixels = {"nargs": "+", "type": positive, "metavar": "PIXELS"}
     add("--train-sizes", **pixels, help="default: that of the model")
     add("--test-sizes", **pixels, help="default: that of training; of the digits: 16 to 48")
+    text = "start the projection of patches with deviation 1/sqrt(its inputs); of a new model"
+    add("--scale-patches", action=argparse.BooleanOptionalAction, default=False, help=text)
     text = "one random size per update, of --train-sizes; default: 128 to 320 in steps of 32"
     add("--univit", action="store_true", help=f"{text}, of the digits: 16 to 48")
     text = "train on random crops of this share of the image; default: whole, of the digits 0.25 1"
@@ -95,6 +97,8 @@ def read_options(
         )
     if args.model and args.preset:
         raise CommandError("--preset has no effect on the checkpoint of --model")
+    if args.model and "__scale_patches" in given:
+        raise CommandError("--scale-patches has no effect on the checkpoint of --model")
     if args.univit and args.train_sizes is None:
         args.train_sizes = recipe.univit_sizes
     if args.train_sizes and (len(set(args.train_sizes)) > 1) != args.univit:
@@ -138,7 +142,10 @@ def build_model(
         more["drop_path_rate"] = args.drop_path
     if not args.model:
         more["position_embedding"] = dict(settings)
-        return model_class(make_config(CapeViTConfig, sizes, **more))
+        model = model_class(make_config(CapeViTConfig, sizes, **more))
+        if args.scale_patches:
+            scale_patches(model)
+        return model
     more |= {"ignore_mismatched_sizes": True, "output_loading_info": True}  # of the classifier
     model, info = load_model(model_class, args.model, settings, **more)
     others = sorted({key for key, *_ in info["mismatched_keys"]} - set(CLASSIFIER))
@@ -150,6 +157,14 @@ def build_model(
     if sizes["image_size"] != model.config.image_size:
         model.base_model.resize_images(*np.broadcast_to(sizes["image_size"], 2).tolist())
     return model
+
+
+def scale_patches(model: CapeViTForImageClassification) -> None:
+    """Draws the weights of the projection of patches anew, with a deviation of 1 / sqrt(inputs), so
+    that what it puts out has the deviation of the pixels: with 0.02, embeddings of patches of few
+    pixels are so much smaller than sinusoids that a short training hardly sees them."""
+    weight = model.base_model.embeddings.patch_embeddings.projection.weight
+    torch.nn.init.normal_(weight, std=weight[0].numel() ** -0.5)
 
 
 def accuracy(

@@ -1,5 +1,6 @@
 """The recipe of language models: its tasks and tables by hand, and its command lines, tiny."""
 
+import gzip
 import json
 import re
 import shlex
@@ -133,6 +134,19 @@ def test_files_of_text_are_read(tmp_path):
         (tmp_path / name).write_text(text)
     train, test = [tmp_path / "a", tmp_path / "b"], [tmp_path / "c"]
     assert data.read_texts({"train": train, "test": test}) == {"train": "one two", "test": "three"}
+
+
+def test_compressed_files_are_read_and_half_a_file_is_refused(tmp_path):
+    (tmp_path / "a.gz").write_bytes(gzip.compress("zwei Männer\n".encode()))
+    assert data.read_texts({"train": [tmp_path / "a.gz"], "test": [tmp_path / "a.gz"]}) == {
+        "train": "zwei Männer\n",
+        "test": "zwei Männer\n",
+    }
+    whole = (tmp_path / "a.gz").read_bytes()
+    for part in (whole[:-9], b"plain text", whole[:12] + b"\xff" * 20):
+        (tmp_path / "half.gz").write_bytes(part)
+        with pytest.raises(CommandError, match=r"half\.gz is no complete gzip file .*again"):
+            data.read_texts({"train": [tmp_path / "half.gz"], "test": None})
 
 
 def test_commands_of_the_pages_are_understood(repo_root):

@@ -1,6 +1,7 @@
 """Phone classification: model, training with positions in and out, and the command."""
 
 import argparse
+import json
 
 import numpy as np
 import pytest
@@ -14,16 +15,17 @@ from cape_plugins.pictures.views import similarity, similarity_by_distance
 from recipes.lab.steps import CommandError
 from recipes.phones.analysis import error_rate
 from recipes.phones.data import BANDS, Corpus, Example
+from recipes.phones.measure import run_type
+from recipes.phones.model import PhoneClassifier, Sizes
 from recipes.phones.report import COUNTS
-from recipes.phones.run import run_type
 from recipes.phones.train import (
     CONDITIONS,
+    OPTIMIZERS,
     Experiment,
-    PhoneClassifier,
-    Sizes,
     Training,
     permutations,
     predict,
+    run_batch,
     run_model,
     train_epoch,
 )
@@ -135,6 +137,30 @@ def test_attention_weights_follow_the_frames(name):
         assert torch.allclose(a, b[:, order][..., order], atol=1e-5)
 
 
+@pytest.mark.parametrize("condition", CONDITIONS)
+@pytest.mark.parametrize("name", TYPES)
+def test_padding_changes_nothing(name, condition):
+    model, given = make_model(name), CONDITIONS[condition]
+    features = [torch.randn(length, BANDS) for length in (9, 20, 14)]
+    orders = [torch.randperm(len(frames)) for frames in features]
+    output = run_batch(model, features, given, orders, need_weights=True)
+    without = run_batch(model, features, given, orders).logits
+    for index, (frames, order) in enumerate(zip(features, orders, strict=True)):
+        length = len(frames)
+        logits, weights = run_model(model, frames, given, order, need_weights=True)
+        assert torch.allclose(output.logits[index, :length], logits, atol=1e-5)
+        assert torch.allclose(without[index, :length], logits, atol=1e-5)
+        for batch, alone in zip(output.weights, weights, strict=True):
+            assert torch.allclose(batch[index, :, :length, :length], alone, atol=1e-5)
+            assert (batch[index, :, :length, length:] == 0).all()
+
+
+def test_samples_of_a_batch_are_augmented_each_on_its_own():
+    model = make_model("cape").train()
+    first, second = model.embed(9, lengths=torch.tensor([9, 9]))
+    assert not torch.allclose(first, second, atol=0.1)
+
+
 def test_relative_positions_in_the_first_layer_only():
     positions = PositionConfig("relpos", "audio", relative_context=4, relative_layers="first")
     model = PhoneClassifier(3, positions, SIZES, 30)
@@ -178,6 +204,28 @@ def test_every_type_learns_under_every_condition(name, condition):
         assert torch.equal(value, before[key]) != used, key
 
 
+def test_a_batch_is_one_step_down_the_mean_over_all_of_its_frames():
+    experiment = make_experiment(make_corpus(count=(2, 1, 1)))
+    utterances = [*experiment.corpus.splits["train"]]
+    utterances[0] = utterances[0]._replace(
+        features=utterances[0].features[:11], labels=utterances[0].labels[:11]
+    )
+    stepped, expected = (experiment.build(config("sinpos"), 1) for _ in range(2))
+    optimizer = torch.optim.SGD(stepped.parameters(), lr=0.5)
+    generator = torch.Generator().manual_seed(1)
+    losses = train_epoch(stepped, utterances, CONDITIONS["inc"], optimizer, generator, 2)
+    (loss,) = losses
+    total = sum(
+        torch.nn.functional.cross_entropy(expected(x[None]).logits[0], y, reduction="sum")
+        for _, x, y in utterances
+    )
+    mean = total / (11 + 20)
+    mean.backward()
+    assert loss == pytest.approx(mean.item(), abs=1e-5)
+    for after, before in zip(stepped.parameters(), expected.parameters(), strict=True):
+        assert torch.allclose(after, before - 0.5 * before.grad, atol=1e-5)
+
+
 def test_scrambled_labels_follow_their_frames():
     """A class is a matter of its frame here, so scrambling does not hinder learning."""
     corpus = make_corpus()
@@ -213,6 +261,49 @@ def test_the_optimizer_follows_the_learning_rate(tmp_path):
     assert still[:7] == moving[:7]
     assert still[7]["near_attention"] == still[6]["near_attention"]
     assert moving[7]["near_attention"] != moving[6]["near_attention"]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_models_after_an_epoch_are_kept_and_trained_by_the_optimizer(tmp_path, name):
+    """The model after the first of two epochs is that of a loop with torch's optimizer."""
+    experiment = make_experiment(make_corpus(), Training(2, 0.01, 0.01, name, 4, (1, 2)), tmp_path)
+    job = ("sinpos", config("sinpos"), "inc", 1)
+    final, history = experiment.trained(*job)
+    kept = experiment.at_epochs(*job)
+    model = experiment.build(config("sinpos"), 1)
+    optimizer = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[name](
+        model.parameters(), lr=0.01
+    )
+    utterances, generator = experiment.corpus.splits["train"], torch.Generator().manual_seed(1)
+    losses = [*train_epoch(model, utterances, CONDITIONS["inc"], optimizer, generator, 4)]
+    assert len(losses) == 2  # of 4 utterances and of 2
+    assert history[0]["train_loss"] == pytest.approx(np.mean(losses), abs=1e-4)
+    assert kept.keys() == {1, 2}
+    pairs = zip(kept[1].parameters(), model.parameters(), kept[2].parameters(), strict=True)
+    for first, expected, second in pairs:
+        assert torch.equal(first, expected)
+        assert not torch.equal(first, second)
+    best = kept[min(history, key=lambda row: row["dev_per"])["epoch"]]
+    pairs = zip(best.parameters(), final.parameters(), strict=True)
+    assert all(torch.equal(*pair) for pair in pairs)
+
+
+def test_models_trained_before_there_was_a_choice_of_optimizer_are_reused(tmp_path):
+    experiment = make_experiment(make_corpus(), Training(1, 0.05, 0.001), tmp_path)
+    job = ("sinpos", config("sinpos"), "inc", 1)
+    experiment.trained(*job)
+    record = tmp_path / "sinpos-inc-seed1" / "settings.json"
+    stamp = record.with_name("model.pt").stat().st_mtime_ns
+    settings = json.loads(record.read_text())
+    for key in ("optimizer", "batch_size", "kept_epochs"):
+        del settings[key]
+    del settings["position_embedding"]["max_offset"]  # as if it were a new option
+    record.write_text(json.dumps(settings))
+    experiment.trained(*job)
+    assert record.with_name("model.pt").stat().st_mtime_ns == stamp
+    other = make_experiment(make_corpus(), Training(1, 0.05, 0.001, "adamw"), tmp_path)
+    with pytest.raises(CommandError, match="optimizer 'sgd', now 'adamw'"):
+        other.trained(*job)
 
 
 def test_finished_models_are_reused_and_others_refused(tmp_path):
@@ -271,7 +362,8 @@ def test_positions_put_into_a_model_without(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TYPES)
 def test_all_measurements_of_a_type(tmp_path, name):
-    experiment = Experiment(make_corpus(), SIZES, Training(1, 0.05, 0.001), tmp_path / "w", "cpu")
+    training = Training(2, 0.05, 0.001, kept_epochs=(1, 2))
+    experiment = make_experiment(make_corpus(), training, tmp_path / "w")
     models = ("inc", "exc", "inc-scram", "exc-scram")
     given = {"conditions": models, "seeds": [1, 2], "output": tmp_path / "o"}
     args = argparse.Namespace(**given, similarity_length=60)
@@ -296,3 +388,9 @@ def test_all_measurements_of_a_type(tmp_path, name):
     assert ("similarity" in pictures) == bool(result.similarities)
     assert ("attention-inc" in pictures) == having
     assert (tmp_path / "o" / "nopos" / "attention-exc.png").exists()
+    shared = {path.stem for path in (tmp_path / "o" / "nopos").glob("*.png")}
+    assert shared >= {"attention-epochs-exc-scram", "attention-classes-exc"}
+    fitted = {("inc", "inc"), ("exc", "exc"), ("inc", "exc")} if having else {("exc", "exc")}
+    assert {*result.fitted} == fitted
+    assert len(result.epochs) == 2 * len(result.heads)
+    assert len(result.relations) == len(result.heads)

@@ -7,16 +7,21 @@ pytest.importorskip("sklearn")
 pytest.importorskip("soundfile")
 from recipes.phones.analysis import (
     attention_by_distance,
+    class_attention,
     class_changes,
+    class_rows,
     confusions,
     error_rate,
     error_types,
     frame_error_types,
+    group_of,
     head_rows,
+    matching_frames,
     near_attention,
     top_confusions,
 )
-from recipes.phones.report import rate_table
+from recipes.phones.pictures import off_diagonal
+from recipes.phones.report import nearest_heads, printed_errors, rate_table
 
 
 def numbered(text):
@@ -100,3 +105,95 @@ def test_error_rates_stand_in_the_order_of_explanation():
         "| sinpos M-exc | - | 20.00 |",
         "| sinpos M-inc | 11.00 ± 1.41 | - |",
     ]
+
+
+# ---- errors frame by frame -----------------------------------------------------------------------
+
+NAMES = ["d", "dh", "ih", "t"]
+# Table 5.11 of the thesis
+TARGET, INC, EXC = np.array([[0, 0, 2, 2, 2], [0, 0, 0, 2, 2], [0, 1, 3, 3, 2]])
+
+
+def test_frames_are_those_where_each_model_has_its_type_of_error():
+    predictions = {"inc": INC, "exc": EXC}
+    assert matching_frames(TARGET, predictions, {"inc": 1}) == [(2, 3)]
+    assert matching_frames(TARGET, predictions, {"inc": 1, "exc": 2}) == [(2, 3)]
+    assert matching_frames(TARGET, predictions, {"inc": 0, "exc": 2}) == [(1, 2), (3, 4)]
+    assert matching_frames(TARGET, predictions, {"exc": 3}) == []
+    ends = {"inc": np.array([1, 0, 2, 2, 0])}
+    assert frame_error_types(TARGET, ends["inc"]).tolist() == [3, 0, 0, 0, 3]
+    assert matching_frames(TARGET, ends, {"inc": 3}) == []
+
+
+def test_errors_are_printed_as_in_the_thesis():
+    right = [TARGET, TARGET]
+    lines = printed_errors(
+        ["other", "4ayc030p"],
+        right,
+        {"inc": [TARGET, INC], "exc": [TARGET, EXC]},
+        NAMES,
+    )
+    start = lines.index("M-inc has type 1 where M-exc has type 2 (Tables 5.10 and 5.11):")
+    assert lines[start + 2 : start + 7] == [
+        "| 4ayc030p, frame | 0 | 1 | 2 | 3 | 4 |",
+        "|---|---|---|---|---|---|",
+        "| target | d | d | ih | ih | ih |",
+        "| M-inc | d | d | d | ih | ih |",
+        "| M-exc | d | dh | t | t | ih |",
+    ]
+    assert lines[lines.index("M-exc, type 3 (Table 5.8):") + 2] == "none"
+    alone = printed_errors(["4ayc030p"], [TARGET], {"exc": [EXC]}, NAMES)
+    assert not any("M-inc" in line for line in alone)
+    assert any("M-exc, type 2" in line for line in alone)
+
+
+# ---- attention by class --------------------------------------------------------------------------
+
+
+def test_attention_between_classes_is_compared_to_uniform():
+    """Two utterances, by hand: the first attends to its own class only."""
+    labels = [np.array([0, 0, 1, 1]), np.array([0, 2])]
+    own = np.kron(np.eye(2), np.full((2, 2), 0.5))
+    weights = [own[None, None], np.full((1, 1, 2, 2), 0.5)]
+    given, uniform = class_attention(weights, labels, 3)
+    assert given[0, 0].tolist() == [[2.5, 0, 0.5], [0, 2, 0], [0.5, 0, 0.5]]
+    assert uniform.tolist() == [[1.5, 1, 0.5], [1, 1, 0], [0.5, 0, 0.5]]
+    (row,) = class_rows(given, uniform, ["z", "aa", "s"])
+    assert row["same class"] == pytest.approx((2.5 + 2 + 0.5) / 3)
+    assert row["same group"] == pytest.approx((2.5 + 2 + 0.5 + 0.5 + 0.5) / 4)
+    assert row["all to z"] == pytest.approx(3 / 3)
+    assert row["z to z"] == pytest.approx(2.5 / 1.5)
+    assert row["z to s"] == row["s to z"] == pytest.approx(1)
+    (other,) = class_rows(given, uniform, ["p", "t", "k"])
+    assert other["z to s"] is None
+    assert "same group" not in other
+
+
+def test_groups_of_phones():
+    assert {group_of(name) for name in ["aa", "AH", "ih", "uw", "ax-h", "oy"]} == {"vowel"}
+    assert {group_of(name) for name in ["z", "S", "sh", "y", "w", "r", "h#", "nsn"]} == {
+        "consonant"
+    }
+    assert group_of("sil") == "sil"
+
+
+def test_heads_are_followed_that_are_nearest_in_the_first_epoch():
+    rows = [
+        {"trained": "inc", "epoch": epoch, "layer": layer, "head": head, "near": near}
+        for epoch, layer, head, near in [
+            *((10, 1, 1, 0.2), (10, 1, 2, 0.6), (10, 2, 1, 0.5), (10, 2, 2, 0.1)),
+            *((30, 1, 1, 0.9), (30, 1, 2, 0.3), (30, 2, 1, 0.4), (30, 2, 2, 0.8)),
+        ]
+    ]
+    assert nearest_heads(rows) == [
+        {"trained": "inc", "layer": 1, "head": 2, "epoch 10": 0.6, "epoch 30": 0.3},
+        {"trained": "inc", "layer": 2, "head": 1, "epoch 10": 0.5, "epoch 30": 0.4},
+    ]
+
+
+def test_pictures_of_confusions_leave_out_what_the_thesis_leaves_out():
+    matrix = np.full((3, 3), 10.0)
+    shown = off_diagonal(matrix, ["nsn", "s", "sil"])
+    assert shown.tolist() == [[0, 10, 10], [10, 0, 10], [0, 10, 0]]
+    assert off_diagonal(matrix, ["p", "s", "sil"]).sum() == 60
+    assert (matrix == 10).all()

@@ -7,10 +7,10 @@ pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 pytest.importorskip("soundfile")
 from recipes.lab.steps import CommandError
-from recipes.phones import run
+from recipes.phones import measure, run
 from recipes.phones.data import BANDS
+from recipes.phones.model import Sizes
 from recipes.phones.report import Result
-from recipes.phones.train import Sizes
 from tests.support.tables import read_csv
 
 
@@ -118,3 +118,61 @@ def test_paper_option_has_the_sizes_of_the_thesis():
     assert (args.dim, args.layers, args.heads, args.ffn, args.dropout) == (768, 2, 8, 2048, 0.1)
     assert (args.epochs, args.learning_rate, args.final_learning_rate) == (80, 0.05, 0.001)
     assert Sizes(512, 6, 8, 2048, 0.1).dim + BANDS == 552
+
+
+class Started(Exception):
+    """The first model would be built now."""
+
+
+def test_settings_are_those_of_the_thesis(tmp_path, monkeypatch):
+    """Its sections 4.1 to 4.5 and 5.1, and the figures of chapter 5, by the command line."""
+    monkeypatch.chdir(tmp_path)
+    started = {}
+
+    def keep(experiment, name, config, args):
+        started.update(experiment=experiment, config=config, args=args)
+        raise Started
+
+    monkeypatch.setattr(run, "run_type", keep)
+    with pytest.raises(Started):
+        run.main(["--paper", "--train-size", "3", "--dev-size", "1", "--test-size", "1"])
+    experiment, args = started["experiment"], started["args"]
+    assert vars(experiment.sizes) == {  # Tables 4.2 and 5.2
+        "dim": 768,
+        "layers": 6,
+        "heads": 8,
+        "ffn": 2048,
+        "dropout": 0.1,
+    }
+    training = experiment.training
+    assert (training.optimizer, training.batch_size, training.epochs) == ("sgd", 1, 80)
+    assert [training.rate(epoch - 1) for epoch in (1, 70, 71, 80)] == [0.05, 0.05, 0.001, 0.001]
+    assert training.kept_epochs == (10, 30, 50, 79)  # Figures 5.15 and 5.23
+    assert args.similarity_length == 3000  # Figure 5.21
+    assert args.conditions == ["inc", "exc", "inc-scram", "exc-scram"]
+    assert measure.FITTED_UTTERANCES == 1000  # Figures 5.4 to 5.6
+    assert {*measure.FITTED} == {("inc", "inc"), ("exc", "exc"), ("inc", "exc")}
+    assert started["config"].type == "sinpos"
+    model = experiment.build(started["config"], 1)
+    assert model.project.weight.shape == (808, 808)  # section 4.2
+    assert len(model.layers) == 6
+    assert experiment.corpus.splits["train"][0].features.shape[1] == 40
+    frames = model.embed(2)[0, 1]  # Equation 2.4 at position 1; sine and cosine change places
+    assert frames[1].item() == pytest.approx(np.sin(1), abs=1e-5)
+    assert frames[2].item() == pytest.approx(np.cos(10000 ** (-2 / 768)), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "drawn"), [(12, [2, 4, 8, 12]), (40, [5, 15, 25, 40]), (1, [1])]
+)
+def test_attention_is_drawn_at_the_thesis_shares_of_shorter_trainings(epochs, drawn):
+    args = run.parse_arguments(["--epochs", str(epochs)])
+    assert args.attention_epochs == drawn
+
+
+def test_learning_rates_follow_the_optimizer():
+    sgd, adamw = (run.parse_arguments(["--optimizer", name]) for name in ("sgd", "adamw"))
+    assert (sgd.learning_rate, sgd.final_learning_rate) == (0.1, 0.001)
+    assert adamw.learning_rate == 10 * adamw.final_learning_rate < 0.01
+    given = run.parse_arguments(["--optimizer", "adamw", "--learning-rate", "0.5"])
+    assert (given.learning_rate, given.final_learning_rate) == (0.5, adamw.final_learning_rate)

@@ -1,9 +1,10 @@
-"""Augmentation of images, and the data sets of the vision recipe."""
+"""Augmentation of images, the data sets of the vision recipe, and its projection of patches."""
 
 import argparse
 import pickle
 import random
 import re
+import shlex
 import sys
 import types
 from functools import partial
@@ -17,8 +18,12 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
+from cape_plugins.registry import types_of
+from recipes.lab.hf_checkpoints import make_config
+from recipes.lab.options import settings_to_compare
 from recipes.lab.steps import CommandError
 from recipes.vit import evaluate
+from recipes.vit import finetune_hf as vit
 from recipes.vit.augment import (
     OPERATIONS,
     Augment,
@@ -301,3 +306,61 @@ def test_images_beyond_the_limit_are_not_even_decoded(tmp_path):
     args.image_column, args.test_split = None, "dev"
     with pytest.raises(CommandError, match="--test-split dev: .* has the splits test"):
         load_data(args, 3)
+
+
+# ---- patches -------------------------------------------------------------------------------------
+
+
+def built(*words):
+    """A new model of the command line, and what it was made of."""
+    args, _, recipe = vit.read_options(["--dataset", "x", "--output", "out", *words])
+    sizes = vit.model_sizes(args, recipe)
+    torch.manual_seed(0)
+    return vit.build_model(args, {"type": "cape"}, sizes, ["a", "b"])
+
+
+PATCHES = "vit.embeddings.patch_embeddings.projection.weight"
+
+
+def test_patches_alone_are_scaled():
+    """What they put out has the deviation of the pixels, and nothing else changes."""
+    scaled = built("--recipe", "cifar10-fine")
+    plain = built("--recipe", "cifar10-fine", "--no-scale-patches")
+    weights, others = scaled.state_dict(), plain.state_dict()
+    changed = {name for name in others if not torch.equal(weights[name], others[name])}
+    assert changed == {PATCHES}
+    assert float(others[PATCHES].std()) == pytest.approx(0.02, rel=0.1)
+    assert float(weights[PATCHES].std()) == pytest.approx((2 * 2 * 3) ** -0.5, rel=0.1)
+    pixels = torch.randn(4, 3, 32, 32)
+    embedded = scaled.vit.embeddings.patch_embeddings(pixels)
+    assert embedded.shape == (4, 16 * 16, 64)
+    assert 0.8 < embedded.std().item() < 1.25
+
+
+def test_fine_recipe_is_the_task_on_which_positions_can_matter():
+    """A grid of 16 x 16, ten epochs, tests at 20 to 64 pixels, and stock weights otherwise."""
+    args, training, recipe = vit.read_options(["--recipe", "cifar10-fine", "--dataset", "x"])
+    sizes = vit.model_sizes(args, recipe)
+    assert sizes["image_size"] / sizes["patch_size"] == 16
+    assert "initializer_range" not in sizes
+    assert training.num_train_epochs >= 10 > 0 > training.max_steps
+    assert (min(args.test_sizes), max(args.test_sizes)) == (20, 64)
+    assert not any(size % sizes["patch_size"] for size in (*args.test_sizes, *recipe.univit_sizes))
+
+
+def test_commands_for_cifar_compare_all_types(repo_root):
+    page = (repo_root / "recipes/vit/README.md").read_text("utf-8").replace("\\\n", " ")
+    section = page.partition("## CIFAR-10")[2].partition("\n## ")[0]
+    commands = re.findall(r"^ +(?:python|accelerate launch) \S+finetune_hf\.py (.*)", section, re.M)
+    assert len(commands) == 3
+    for command in commands:
+        words = [word for word in shlex.split(command) if word != "--bf16"]  # not on each CPU
+        args, training, recipe = vit.read_options(words)
+        compared = settings_to_compare(args, "image", (), recipe.settings)
+        types = {settings["type"] for settings in compared.values()}
+        assert args.univit or types == {*types_of("encoder", "image")}
+        shares = {settings.get("augment_probability", 1.0) for settings in compared.values()}
+        assert args.univit or shares == {0.25, 0.5, 0.75, 1.0}
+        assert len(args.seeds) == 3
+        assert training.num_train_epochs >= 10
+        assert make_config(vit.CapeViTConfig, vit.model_sizes(args, recipe)).patch_size == 2

@@ -366,6 +366,7 @@ BAD = [
     (["--univit", "--train-sizes", "3", "32"], "size 3 is smaller than a patch"),
     (["--model", "gone"], "--model gone cannot be loaded"),
     (["--model", "gone", "--preset", "vit_s"], "--preset has no effect"),
+    (["--model", "gone", "--scale-patches"], "--scale-patches has no effect"),
     (["--train_sampling_strategy", "sequential"], "--train_sampling_strategy sequential"),
 ]
 

@@ -1,0 +1,262 @@
+"""The command ``cape-plugins demo``: trains small models with each type of position embedding on
+short inputs, and shows their errors on longer ones."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import multiprocessing
+import os
+import platform
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+
+from cape_plugins.arguments import add_position_args, positive, settings_to_compare
+from cape_plugins.demo.model import BATCH, LAYERS, UPDATES, Job, train_and_test
+from cape_plugins.demo.tasks import CHANCE, SYMBOLS, TASKS, Task
+from cape_plugins.pictures.command import markdown_table, new_folder
+from cape_plugins.pictures.plot import new_figure, save
+from cape_plugins.registry import types_of
+
+Rows = list[dict[str, Any]]
+
+
+def add_demo_args(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the demo."""
+    default, *_ = TASKS
+    add, numbers = parser.add_argument, {"type": positive, "metavar": "N"}
+    add("--domain", choices=TASKS, default=default, help=f"what is labelled (default: {default})")
+    text = (
+        "what is trained: types of position embedding, with their defaults or with others as in "
+        "cape:max_global_scale=1; defaults fit the lengths of the test (default: all types)"
+    )
+    add("--compare", nargs="+", metavar="TYPE", help=text)
+    # as people say it who compare nothing but types
+    add("--types", dest="compare", nargs="+", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    text = "each type is trained with each of these seeds (default: 1 2 3)"
+    add("--seeds", **numbers, nargs="+", default=[1, 2, 3], help=text)
+    add("--updates", **numbers, default=UPDATES, help=f"training steps (default: {UPDATES})")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    text = f"trainings side by side (default: {cores})"
+    add("--jobs", **numbers, default=cores or 1, help=text)
+    text = "such as cpu or cuda:1 (default: cpu)"
+    add("--device", default="cpu", metavar="DEVICE", help=text)
+    add(
+        "--output", type=Path, default=Path("results/demo"), metavar="FOLDER",
+        help="where results are written (default: results/demo)",
+    )  # fmt: skip
+    add_position_args(parser, None, "see --compare", "encoder")
+    parser.set_defaults(refuse=parser.error)
+
+
+def run_demo(args: argparse.Namespace) -> str:
+    """Trains, tests and writes ``scores.csv``, ``scores.md`` and ``scores.png``.
+
+    Returns:
+        What to print: the task, the table, and where the files are.
+
+    Raises:
+        ValueError: for a folder or a device that cannot be used.
+        ImportError: without the package matplotlib, before anything is trained.
+    """
+    task = TASKS[args.domain]
+    try:
+        compared = settings_to_compare(args, args.domain, *_defaults(args.domain))
+    except ValueError as error:
+        args.refuse(str(error))
+    paths = {ending: args.output / f"scores.{ending}" for ending in ("csv", "md", "png")}
+    new_folder(paths["csv"])
+    device = _device(args.device)
+    new_figure(1, "")  # without matplotlib, nobody has to wait for the error
+    print(introduction(task), flush=True)
+    jobs = [
+        Job(args.domain, name, settings, seed, args.updates, device)
+        for seed in dict.fromkeys(args.seeds)
+        for name, settings in compared.items()
+    ]
+    rows = list(_with_progress(_trained(jobs, min(args.jobs, len(jobs))), len(jobs)))
+    order = list(compared)
+    rows.sort(key=lambda row: (order.index(row["type"]), args.seeds.index(row["seed"])))
+    table = markdown_table(_cells(rows, task))
+    args.output.mkdir(parents=True, exist_ok=True)
+    _write(paths["csv"], lambda file: _write_csv(file, rows, task))
+    made = _how_made(args, compared)
+    page = [f"# Demo: {task.summary}", "", introduction(task), "", *table, "", *made]
+    _write(paths["md"], lambda file: file.writelines(f"{line}\n" for line in page))
+    save(_figure(rows, task), paths["png"])
+    return "\n".join([*table, "", f"picture: {paths['png']}, table: {paths['csv']}"])
+
+
+def introduction(task: Task) -> str:
+    """What the models are asked, and what the numbers are."""
+    lengths = " / ".join(f"{task.shown(size):g}" for size in task.tests)
+    return (
+        f"The label of each place is {task.summary}. Symbols are drawn at random, so that nothing "
+        f"but positions leads to it; a guess is wrong in {CHANCE:g} %. Models are trained at "
+        f"{task.axis} {task.shown(task.train):g} and tested at {lengths}: wrong labels in percent."
+    )
+
+
+def _defaults(domain: str) -> tuple[list[str], dict[str, dict[str, Any]]]:
+    """All types, and those options of the task that each has."""
+    options = TASKS[domain].options
+    # a row's own options: relative attention applies to all types, and would solve the task alone
+    rows = {
+        name: {option: value for option, value in options.items() if option in row.options}
+        for name, row in types_of("encoder", domain).items()
+    }
+    return list(rows), rows
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(
+            f"--device {name}: not available here ({reason}); give cpu, cuda or cuda:1"
+        ) from None
+    return device
+
+
+# ---- trainings side by side ---------------------------------------------------------------------
+
+
+def _trained(jobs: Sequence[Job], side_by_side: int) -> Iterator[dict[str, Any]]:
+    """Rows of the jobs, as they end. Processes that are started anew, because a fork of one that
+    has used threads may hang; they end with this one."""
+    if side_by_side == 1:
+        yield from map(train_and_test, jobs)
+        return
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(side_by_side, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
+        yield from pool.imap_unordered(train_and_test, jobs)
+
+
+def _with_progress(rows: Iterable[dict[str, Any]], total: int) -> Iterator[dict[str, Any]]:
+    """Hands rows on, and draws a bar meanwhile, on terminals only: a file would be full of it."""
+    start, width, terminal = time.monotonic(), 30, sys.stderr.isatty()
+
+    def draw(done: int) -> None:
+        passed = time.monotonic() - start
+        left = f", about {passed / done * (total - done):.0f} s left" if done else ""
+        bar = "#" * (width * done // total)
+        text = f"\r[{bar:<{width}}] {done} of {total} trainings{left}  "
+        print(
+            text if done < total else f"\r{'':{len(text)}}\r", end="", file=sys.stderr, flush=True
+        )
+
+    if terminal:
+        draw(0)
+    for done, row in enumerate(rows, 1):
+        if terminal:
+            draw(done)
+        yield row
+
+
+# ---- table and picture --------------------------------------------------------------------------
+
+
+def _by_type(rows: Rows) -> dict[str, Rows]:
+    groups: dict[str, Rows] = {}
+    for row in rows:
+        groups.setdefault(row["type"], []).append(row)
+    return groups
+
+
+def _plus_minus(values: Sequence[float]) -> str:
+    """Mean and sample standard deviation."""
+    spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{mean(values):.1f}{spread}"
+
+
+def _cells(rows: Rows, task: Task) -> list[dict[str, str]]:
+    """A line of the table for each type."""
+    seeds = len({row["seed"] for row in rows})
+    corner = f"mean ± standard deviation of {seeds} seeds" if seeds > 1 else "one seed"
+    return [
+        {f"type ({corner})": name}
+        | {
+            f"{task.shown(size):g}": _plus_minus([row["errors"][size] for row in group])
+            for size in task.tests
+        }
+        | {"training (CPU s)": f"{mean(row['train_seconds'] for row in group):.0f}"}
+        for name, group in _by_type(rows).items()
+    ]
+
+
+def _write_csv(file: Any, rows: Rows, task: Task) -> None:
+    table = csv.writer(file, lineterminator="\n")
+    table.writerow(["type", "seed", task.axis, "error_percent", "train_seconds"])
+    for row in rows:
+        for size, error in row["errors"].items():
+            where = f"{task.shown(size):g}"
+            line = [row["type"], row["seed"], where, f"{error:.3f}", f"{row['train_seconds']:.1f}"]
+            table.writerow(line)
+
+
+def _write(path: Path, write: Callable[[Any], None]) -> None:
+    """Writes a text file, whole or not at all."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            write(file)
+        os.replace(partial, path)
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+
+
+def _how_made(args: argparse.Namespace, compared: dict[str, dict[str, Any]]) -> list[str]:
+    """Facts to repeat and to judge the numbers."""
+    settings = "; ".join(
+        " ".join([name, *(f"{key}={value}" for key, value in row.items() if key != "type")])
+        for name, row in compared.items()
+    )
+    return [
+        "## How it was made",
+        "",
+        f"- **Command**: `{shlex.join(['cape-plugins', *args.argv])}`",
+        f"- **Machine**: {platform.processor() or platform.machine()}; {args.jobs} trainings side "
+        "by side, one thread each",
+        f"- **Versions**: Python {platform.python_version()}, torch {torch.__version__}",
+        f"- **Model**: {LAYERS} pre-norm layers, {SYMBOLS} symbols; {args.updates} updates of "
+        f"{BATCH} inputs, AdamW with one cycle of the learning rate",
+        f"- **Settings**: {settings}",
+    ]
+
+
+def _figure(rows: Rows, task: Task) -> Any:
+    """Errors by size, a line with its band for each type."""
+    figure = new_figure(4.4, f"errors where the label is {task.summary}")
+    axes = figure.subplots()
+    places = [task.shown(size) for size in task.tests]
+    for number, (name, group) in enumerate(_by_type(rows).items()):
+        values = [[row["errors"][size] for row in group] for size in task.tests]
+        middle = list(map(mean, values))
+        spread = [stdev(seeds) if len(seeds) > 1 else 0.0 for seeds in values]
+        low, high = (
+            [m + sign * s for m, s in zip(middle, spread, strict=True)] for sign in (-1, 1)
+        )
+        style = {"color": f"C{number % 10}", "ls": ("-", "--")[number % 2]}
+        axes.plot(places, middle, marker="o", ms=4, label=name, **style)
+        axes.fill_between(places, low, high, alpha=0.15, color=style["color"], linewidth=0)
+    axes.axhline(CHANCE, color="0.6", lw=0.8, ls=":")
+    axes.annotate("a guess", (places[-1], CHANCE), fontsize="small", ha="right", va="bottom")
+    axes.axvline(places[0], color="0.9", lw=8, zorder=0, label="length of training")
+    axes.set(xscale="log", xlabel=task.axis, ylabel="wrong labels (%)", ylim=(-3, None))
+    axes.set_xticks(places, [f"{place:g}" for place in places])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside right upper", fontsize="small")
+    return figure

@@ -1,0 +1,143 @@
+"""The model of the control experiment, its training and its test."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from cape_plugins.config import PositionConfig
+from cape_plugins.demo.tasks import SYMBOLS, TASKS, Task
+from cape_plugins.encoder import build_position_encoder, combine
+from cape_plugins.positions import Positions
+from cape_plugins.relative import relative_attention
+from cape_plugins.relative_tables import build_relative_positions
+
+DIM, HEADS, LAYERS = 64, 4, 2
+BATCH = 16
+UPDATES = 600
+LEARNING_RATE = 3e-3
+TEST_SEED = 2**31  # of the inputs of tests, the same for all models
+TEST_PLACES = 5120  # frames or tokens of a test, at least
+
+
+class Layer(nn.Module):
+    """Pre-norm self-attention and feed-forward net; attention is relative if `config` says so."""
+
+    def __init__(self, config: PositionConfig, number: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(DIM) for _ in range(2))
+        self.project, self.out = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM)
+        self.feed = nn.Sequential(nn.Linear(DIM, 4 * DIM), nn.GELU(), nn.Linear(4 * DIM, DIM))
+        relative = number < config.relative_depth(LAYERS)
+        self.relative = build_relative_positions(config, DIM // HEADS, HEADS) if relative else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, T, DIM]`` to the same."""
+        parts = self.project(self.norms[0](x)).chunk(3, -1)
+        query, key, value = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in parts)
+        if self.relative is None:
+            heads = F.scaled_dot_product_attention(query, key, value)
+        else:
+            heads, _ = relative_attention(query, key, value, self.relative)
+        x = x + self.out(heads.transpose(1, 2).flatten(2))
+        return x + self.feed(self.norms[1](x))
+
+
+class Labeller(nn.Module):
+    """A Transformer encoder that gives each place of its input a label."""
+
+    def __init__(self, config: PositionConfig, table_size: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(SYMBOLS, DIM)
+        self.encode = build_position_encoder(config, DIM, table_size=table_size)
+        self.layers = nn.ModuleList(Layer(config, number) for number in range(LAYERS))
+        self.norm, self.head = nn.LayerNorm(DIM), nn.Linear(DIM, SYMBOLS)
+
+    def forward(self, symbols: Tensor, positions: Positions) -> Tensor:
+        """Scores ``[B, T, SYMBOLS]`` of symbols ``[B, T]``; draws in training."""
+        draw = self.encode.draw(len(symbols), symbols.device)
+        x = combine(self.embed(symbols), self.encode(positions, draw))
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))
+
+
+class Job(NamedTuple):
+    """A training of the comparison.
+
+    Attributes:
+        domain: Key of :data:`~cape_plugins.demo.tasks.TASKS`.
+        name: Name of the settings.
+        settings: ``{"type": ..., option: value}``.
+        seed: Of initial weights, inputs and augmentation.
+        updates: Training steps.
+        device: Where it trains.
+    """
+
+    domain: str
+    name: str
+    settings: Mapping[str, Any]
+    seed: int
+    updates: int
+    device: torch.device
+
+
+def train_and_test(job: Job) -> dict[str, Any]:
+    """Trains a model on inputs of one size and tests it on all; one thread, so that it computes the
+    same however many run side by side.
+
+    Returns:
+        A row: type, seed, CPU seconds of the training, and errors in percent by size.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[job.device] if job.device.type == "cuda" else []):
+            torch.manual_seed(job.seed)
+            return _train_and_test(job)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _train_and_test(job: Job) -> dict[str, Any]:
+    task, start = TASKS[job.domain], time.process_time()
+    config = PositionConfig.from_dict(job.settings, job.domain)
+    model = Labeller(config, task.train).to(job.device)
+    train(model, task, job)
+    seconds = time.process_time() - start
+    errors = {size: percent_wrong(model.eval(), task, size, job.device) for size in task.tests}
+    return {"type": job.name, "seed": job.seed, "train_seconds": seconds, "errors": errors}
+
+
+def train(model: Labeller, task: Task, job: Job) -> None:
+    """AdamW with one cycle of the learning rate."""
+    optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, weight_decay=0.01, fused=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, job.updates)
+    generator = torch.Generator().manual_seed(job.seed)
+    for _ in range(job.updates):
+        symbols, labels, scored = (
+            part.to(job.device) for part in task.batch(BATCH, task.train, generator)
+        )
+        scores = model(symbols, task.positions(BATCH, task.train, job.device))
+        loss = F.cross_entropy(scores[:, scored].flatten(0, 1), labels[:, scored].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+
+
+@torch.no_grad()
+def percent_wrong(model: Labeller, task: Task, size: int, device: torch.device) -> float:
+    """Wrong labels in percent, of inputs of this size that no training has seen."""
+    generator = torch.Generator().manual_seed(TEST_SEED)
+    places = task.batch(1, size, generator).symbols.shape[1]
+    batch = task.batch(-(-TEST_PLACES // places), size, generator)
+    symbols, labels, scored = (part.to(device) for part in batch)
+    best = model(symbols, task.positions(len(symbols), size, device)).argmax(-1)
+    return 100 * (best != labels)[:, scored].float().mean().item()

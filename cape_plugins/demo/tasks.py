@@ -1,0 +1,99 @@
+"""Tasks whose label at a place is the symbol that stood at a fixed offset from it, one row for each
+domain. Symbols are independent, so that nothing but positions leads to the label: a model without
+them cannot do better than chance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from cape_plugins.positions import Positions, frame_positions, token_positions
+
+SYMBOLS = 4  # equally frequent
+CHANCE = 100 * (1 - 1 / SYMBOLS)  # errors of a guess, in percent
+
+
+class Batch(NamedTuple):
+    """Inputs with their labels.
+
+    Attributes:
+        symbols: ``[B, T]`` int64.
+        labels: ``[B, T]`` int64.
+        scored: ``[T]`` bool, False where the offset leads out of the input.
+    """
+
+    symbols: Tensor
+    labels: Tensor
+    scored: Tensor
+
+
+class Task(NamedTuple):
+    """A row of :data:`TASKS`.
+
+    Attributes:
+        summary: What is asked, for people.
+        train: Size of inputs in training: frames or tokens.
+        tests: Sizes of inputs in tests, the size of training first.
+        batch: Makes inputs: called with their number, their size and a generator.
+        positions: Positions of inputs, of their number, their size and a device.
+        shown: Size to the number that tables and pictures show.
+        axis: What these numbers are.
+        options: Values of options that fit the tests, for the types that have the option: training
+            reaches as far as the largest test, and relative distances as far as training.
+    """
+
+    summary: str
+    train: int
+    tests: Sequence[int]
+    batch: Callable[[int, int, torch.Generator], Batch]
+    positions: Callable[[int, int, torch.device], Positions]
+    shown: Callable[[int], float]
+    axis: str
+    options: Mapping[str, Any]
+
+
+FRAME_SECONDS = 0.1
+LAG = 3  # frames or tokens
+
+
+def lagged(count: int, length: int, generator: torch.Generator) -> Batch:
+    """Sequences; the label is the symbol LAG places before."""
+    symbols = torch.randint(SYMBOLS, (count, length), generator=generator)
+    return Batch(symbols, symbols.roll(LAG, 1), torch.arange(length) >= LAG)
+
+
+def frames(count: int, length: int, device: torch.device) -> Positions:
+    """Frames at FRAME_SECONDS."""
+    return frame_positions(torch.full((count,), length, device=device), FRAME_SECONDS, length)
+
+
+def tokens(count: int, length: int, device: torch.device) -> Positions:
+    """Tokens without padding."""
+    return token_positions(torch.ones(count, length, dtype=torch.bool, device=device))
+
+
+TASKS: dict[str, Task] = {
+    "audio": Task(
+        f"the symbol that stood {LAG * FRAME_SECONDS:g} s before",
+        40,
+        (40, 80, 160, 320, 640),
+        lagged,
+        frames,
+        lambda length: length * FRAME_SECONDS,
+        "length (s)",
+        {"max_global_shift": 30.0, "max_offset": 600, "max_position": 640, "relative_context": 16},
+    ),
+    "text": Task(
+        f"the token that stood {LAG} tokens before",
+        40,
+        (40, 80, 160, 320),
+        lagged,
+        tokens,
+        float,
+        "length (tokens)",
+        {"max_global_shift": 280.0, "max_offset": 280, "max_position": 320, "relative_context": 16},
+    ),
+}

@@ -1,0 +1,211 @@
+"""Everything that is measured of the models with one position embedding, and their pictures."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from cape_plugins import PositionConfig
+from cape_plugins.pictures import plot
+from cape_plugins.pictures.views import similarity, similarity_by_distance
+from recipes.lab.tables import Row
+from recipes.phones import pictures, report, train
+from recipes.phones.analysis import (
+    Frames,
+    class_attention,
+    class_changes,
+    class_rows,
+    confusions,
+    error_rate,
+    error_types,
+    head_rows,
+)
+from recipes.phones.data import Corpus
+from recipes.phones.model import PhoneClassifier
+from recipes.phones.report import Result
+from recipes.phones.train import CONDITIONS, Experiment, targets
+
+PRINTED_MODELS = ("inc", "exc")  # whose errors are compared frame by frame
+BY_DISTANCE = 50  # frames
+# Trained and tested on utterances of the training (Figures 5.5, 5.6 and 5.4)
+FITTED = (("inc", "inc"), ("exc", "exc"), ("inc", "exc"))
+FITTED_UTTERANCES = 1000
+ATTENDED_UTTERANCES = 50  # of attention by class; the thesis looks at one
+SIMILARITIES = ("distance", "dot", "dot_min", "dot_max", "cosine", "cosine_min", "cosine_max")
+
+
+def run_type(
+    experiment: Experiment, name: str, config: PositionConfig, args: argparse.Namespace
+) -> Result:
+    """Everything about one position embedding, with models of these conditions of training;
+    pictures, of the first seed, go to ``OUTPUT/NAME``."""
+    corpus = experiment.corpus
+    test = corpus.splits["test"]
+    models = [model for model in args.conditions if model in conditions_of(config)]
+    result, predicted = Result(name, class_changes(targets(test))), {}
+    for seed in args.seeds:
+        for condition in models:
+            model, history = experiment.model(name, config, condition, seed)
+            predictions = _measure(model, corpus, config, condition, seed, result)
+            if seed != args.seeds[0]:
+                continue
+            result.histories[condition] = history
+            matrix = confusions(targets(test), predictions, len(corpus.classes))
+            result.confusions[condition] = matrix
+            _measure_fit(model, corpus, condition, result)
+            path = args.output / result.folder(condition)
+            _look_at_attention(model, corpus, condition, result, path)
+            kept = experiment.at_epochs(name, config, condition, seed)
+            _follow_attention(kept, corpus, condition, result, path)
+            if condition in PRINTED_MODELS:
+                predicted[condition] = predictions
+            if condition == ("inc" if "inc" in models else models[0]):
+                folder = args.output / result.folder()
+                _compare_positions(model, folder, result, args.similarity_length)
+    names = [utterance.name for utterance in test]
+    result.printed = report.printed_errors(names, targets(test), predicted, corpus.classes)
+    _draw_tables(args.output / result.folder(), result, corpus.classes)
+    return result
+
+
+def _measure(
+    model: PhoneClassifier,
+    corpus: Corpus,
+    config: PositionConfig,
+    condition: str,
+    seed: int,
+    result: Result,
+) -> Frames:
+    """Adds rows of tests under all conditions. Returns predictions of the test under the condition
+    of the training."""
+    test, alike = corpus.splits["test"], []
+    columns = {"type": result.name, "trained": condition, "seed": seed}
+    for tested in conditions_of(config):
+        pair = targets(test), train.predict(model, test, CONDITIONS[tested])
+        counts = (error_rate(*pair), class_changes(pair[1]), *error_types(*pair))
+        measured = dict(zip(report.COUNTS, counts, strict=True))
+        result.rows.append({**columns, "tested": tested, **measured})
+        if tested == condition:
+            alike = pair[1]
+    return alike
+
+
+def _measure_fit(model: PhoneClassifier, corpus: Corpus, condition: str, result: Result) -> None:
+    """Confusions of utterances that the model was trained on."""
+    utterances = corpus.splits["train"][:FITTED_UTTERANCES]
+    for trained, tested in FITTED:
+        if trained == condition:
+            pair = targets(utterances), train.predict(model, utterances, CONDITIONS[tested])
+            result.fitted[trained, tested] = confusions(*pair, len(corpus.classes))
+            row = {"trained": trained, "tested": tested, "utterances": len(utterances)}
+            result.fitted_rates.append({**row, "per": error_rate(*pair)})
+
+
+def _look_at_attention(
+    model: PhoneClassifier, corpus: Corpus, condition: str, result: Result, folder: Path
+) -> None:
+    """Maps of one utterance of the test, and attention between classes in several."""
+    test, given = corpus.splits["test"], CONDITIONS[condition]
+    utterance, place = train.long_utterance(test), {"trained": condition}
+    weights = train.attention(model, utterance, given)
+    result.heads += [{**place, **row} for row in head_rows(weights, train.NEAR)]
+    layers = {f"L{number}": layer for number, layer in enumerate(weights, 1)}
+    title = f"M-{condition}, {folder.name}"
+    path = folder / f"attention-{condition}.png"
+    pictures.draw_attention(path, layers, f"{title}: {utterance.name}")
+    several = test[:ATTENDED_UTTERANCES]
+    maps = (train.attention(model, utterance, given) for utterance in several)
+    labels = [train.seen_labels(utterance, given) for utterance in several]
+    shares, uniform = class_attention(maps, labels, len(corpus.classes))
+    result.relations += [{**place, **row} for row in class_rows(shares, uniform, corpus.classes)]
+    for row in class_rows(shares.mean(1, keepdims=True), uniform, corpus.classes):
+        result.layer_relations.append({**place, **{key: row[key] for key in row if key != "head"}})
+    path = folder / f"attention-classes-{condition}.png"
+    pictures.draw_class_attention(path, shares, uniform, corpus.classes, title)
+
+
+def _follow_attention(
+    models: Mapping[int, PhoneClassifier],
+    corpus: Corpus,
+    condition: str,
+    result: Result,
+    folder: Path,
+) -> None:
+    """Maps of the first and the last layer after some epochs, of the same utterance."""
+    utterance, rows = train.long_utterance(corpus.splits["test"]), {}
+    for epoch, model in models.items():
+        weights = train.attention(model, utterance, CONDITIONS[condition])
+        place = {"trained": condition, "epoch": epoch}
+        result.epochs += [{**place, **row} for row in head_rows(weights, train.NEAR)]
+        for layer in sorted({0, len(weights) - 1}):
+            rows[layer, epoch] = weights[layer]
+    ordered = {f"L{a + 1} epoch {b}": rows[a, b] for a, b in sorted(rows)}
+    path = folder / f"attention-epochs-{condition}.png"
+    title = f"M-{condition}, {folder.name}, by epoch: {utterance.name}"
+    pictures.draw_attention(path, ordered, title)
+
+
+def _draw_tables(folder: Path, result: Result, classes: Sequence[str]) -> None:
+    """Pictures of confusions, in colours that those of all models that are tested as they were
+    trained share (thesis: 26 %), and of the trainings."""
+    alike = [matrix for (a, b), matrix in result.fitted.items() if a == b]
+    shown = (pictures.off_diagonal(m, classes) for m in [*alike, *result.confusions.values()])
+    highest = max(matrix.max() for matrix in shown)
+    titles = {f"M-{condition}": matrix for condition, matrix in result.confusions.items()}
+    pictures.draw_confusions(folder / "confusions.png", titles, classes, highest)
+    titles = {f"{a}-{b}, training": matrix for (a, b), matrix in result.fitted.items()}
+    if titles:
+        path = folder / "confusions-training.png"
+        pictures.draw_confusions(path, titles, classes, highest)
+    pictures.draw_histories(folder / "training.png", result.histories)
+
+
+def run_lengths(
+    experiment: Experiment, name: str, config: PositionConfig, args: argparse.Namespace
+) -> tuple[list[Row], list[Row]]:
+    """PER by length of the test, and the histories of the trainings, of models that have positions
+    if the type has some, each tested under the condition of its training."""
+    rows, epochs = [], []
+    for condition in trained_alone(config, args.conditions):
+        for seed in args.seeds:
+            model, history = experiment.model(name, config, condition, seed)
+            columns = {"type": name, "trained": condition, "seed": seed}
+            epochs += [{**columns, **row} for row in history]
+            for seconds, pieces in experiment.corpus.lengths.items():
+                predictions = train.predict(model, pieces, CONDITIONS[condition])
+                per = error_rate(targets(pieces), predictions)
+                rows.append({**columns, "seconds": seconds, "per": per})
+    return rows, epochs
+
+
+def trained_alone(config: PositionConfig, conditions: Sequence[str]) -> list[str]:
+    """Of these conditions of training those that are this type's own: without positions for a type
+    that has none, else with them."""
+    having = has_positions(config)
+    return [name for name in conditions if CONDITIONS[name].positions == having]
+
+
+def has_positions(config: PositionConfig) -> bool:
+    return config.encoding.adds or config.relative_context > 0
+
+
+def conditions_of(config: PositionConfig) -> list[str]:
+    """Those that make sense: without positions of any kind there is nothing to put in."""
+    having = has_positions(config)
+    return [name for name, condition in CONDITIONS.items() if having or not condition.positions]
+
+
+@torch.no_grad()
+def _compare_positions(model: PhoneClassifier, folder: Path, result: Result, length: int) -> None:
+    """Draws and tabulates similarities of the position embeddings, as used in tests."""
+    embeddings = model.eval().embed(length, next(model.parameters()).device)
+    if embeddings is None:
+        return
+    rows, title = embeddings[0].cpu().numpy(), f"position embeddings of {result.name}"
+    pictures.save(plot.similarity_figure({"": rows}, title, "frames"), folder / "similarity.png")
+    farthest = min(BY_DISTANCE, length - 1)
+    columns = [similarity_by_distance(matrix, farthest) for matrix in similarity(rows).values()]
+    for distance, values in enumerate(np.hstack(columns).tolist()):
+        result.similarities.append(dict(zip(SIMILARITIES, (distance, *values), strict=True)))

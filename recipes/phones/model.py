@@ -1,0 +1,170 @@
+"""The thesis's classifier: a Transformer encoder over frames, positions concatenated to features.
+
+    [40 log-mel | d position channels] -> linear -> post-LN encoder layers -> linear -> classes
+
+Without positions the d channels are zero, and the model has the same size.
+"""
+
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import cape_plugins
+from cape_plugins import PositionConfig
+from cape_plugins.speech.features import HOP_SECONDS
+from recipes.lab.steps import CommandError
+from recipes.phones.data import BANDS
+
+
+@dataclass(frozen=True)
+class Sizes:
+    dim: int  # d, channels of the positions; d + 40 must be divisible by the heads
+    layers: int
+    heads: int
+    ffn: int  # width of the hidden layer of the feed-forward parts
+    dropout: float  # of attention weights, hidden layers and what is added to the residual
+
+    def __post_init__(self) -> None:
+        width = self.dim + BANDS
+        if width % self.heads:
+            sizes = f"{BANDS} features and {self.dim} position channels make {width}"
+            why = f"which is no multiple of --heads {self.heads}; change one of them"
+            raise CommandError(f"--dim {self.dim}: {sizes}, {why}")
+        if self.dim < 4 or self.dim % 2:
+            raise CommandError(f"--dim {self.dim}: allowed: even numbers from 4 on, such as 88")
+
+
+class Output(NamedTuple):
+    logits: Tensor  # [B, T, classes]
+    weights: list[Tensor]  # [B, H, T, T] of each layer, in the order of the frames, if asked for
+
+
+class Layer(nn.Module):
+    """Post-LN encoder layer (Vaswani et al.) that can show its attention weights."""
+
+    def __init__(self, width: int, sizes: Sizes) -> None:
+        super().__init__()
+        self.heads, self.dropout = sizes.heads, sizes.dropout
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.mix = nn.Linear(width, width)
+        self.attention_norm = nn.LayerNorm(width)
+        self.expand = nn.Linear(width, sizes.ffn)
+        self.contract = nn.Linear(sizes.ffn, width)
+        self.ffn_norm = nn.LayerNorm(width)
+
+    def forward(
+        self,
+        x: Tensor,
+        relative: cape_plugins.RelativePositions | None,
+        need_weights: bool,
+        padding: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Frames ``[B, T, width]`` and, if asked for, weights; `padding` is True there."""
+        heads = self.query_key_value(x).unflatten(-1, (3, self.heads, -1))
+        query, key, value = heads.permute(2, 0, 3, 1, 4)
+        dropout, weights = self.dropout if self.training else 0.0, None
+        if relative is not None:
+            how = {"dropout": dropout, "need_weights": need_weights, "key_padding_mask": padding}
+            mixed, weights = cape_plugins.relative_attention(query, key, value, relative, **how)
+        elif need_weights:
+            scores = query @ key.mT * key.shape[-1] ** -0.5
+            if padding is not None:
+                scores = scores.masked_fill(padding[:, None, None], -torch.inf)
+            weights = scores.softmax(-1)
+            mixed = F.dropout(weights, dropout) @ value
+        else:
+            mask = None if padding is None else ~padding[:, None, None]
+            mixed = F.scaled_dot_product_attention(query, key, value, mask, dropout_p=dropout)
+        mixed = self.mix(mixed.transpose(1, 2).flatten(2))
+        x = self.attention_norm(x + F.dropout(mixed, dropout))
+        hidden = F.dropout(self.expand(x).relu(), dropout)
+        return self.ffn_norm(x + F.dropout(self.contract(hidden), dropout)), weights
+
+
+class PhoneClassifier(nn.Module):
+    """Classes of frames; a learned position table has `table_size` rows, one a frame."""
+
+    def __init__(
+        self, num_classes: int, config: PositionConfig, sizes: Sizes, table_size: int
+    ) -> None:
+        super().__init__()
+        self.dim, width = sizes.dim, BANDS + sizes.dim
+        self.project = nn.Linear(width, width)
+        self.layers = nn.ModuleList(Layer(width, sizes) for _ in range(sizes.layers))
+        self.classify = nn.Linear(width, num_classes)
+        # last, so that one seed draws the same other weights whatever the position embedding
+        self.positions = cape_plugins.build_position_encoder(
+            config,
+            sizes.dim,
+            unit=HOP_SECONDS,  # positions count frames, so that the sinusoid is the thesis's
+            frequencies="marian",
+            table_size=table_size,
+            table_std=0.5**0.5,  # as large as sines are
+        )
+        self.relative = nn.ModuleList(
+            cape_plugins.build_relative_positions(config, width // sizes.heads, sizes.heads)
+            for _ in range(config.relative_depth(sizes.layers))
+        )
+
+    def embed(
+        self,
+        length: int,
+        device: torch.device | str | None = None,
+        lengths: Tensor | None = None,
+    ) -> Tensor | None:
+        """``[B, T, d]`` embeddings of frames in natural order; None if the type has none. Each
+        sample has its own augmentation; `lengths` ``[B]`` are theirs without padding, by default
+        there is one sample without."""
+        lengths = torch.tensor([length], device=device) if lengths is None else lengths.to(device)
+        frames = cape_plugins.frame_positions(lengths, HOP_SECONDS, max_frames=length)
+        return self.positions(frames, self.positions.draw(len(lengths), device))
+
+    def forward(
+        self,
+        features: Tensor,
+        positions: bool = True,
+        order: Tensor | None = None,
+        need_weights: bool = False,
+        lengths: Tensor | None = None,
+    ) -> Output:
+        """Classes of frames.
+
+        Args:
+            features: ``[B, T, 40]``.
+            positions: False leaves them out, of whatever type.
+            order: ``[B, T]``, the position of each frame; default 0, 1, 2 ...
+            need_weights: Return the weights of attention.
+            lengths: ``[B]``, frames of each sample without the padding that follows them; default
+                all of them.
+        """
+        count, longest = features.shape[:2]
+        lengths = torch.full((count,), longest) if lengths is None else lengths
+        padding = None
+        if (lengths < longest).any():
+            padding = (torch.arange(longest) >= lengths[:, None]).to(features.device)
+        embedding = self.embed(longest, features.device, lengths) if positions else None
+        samples = torch.arange(len(features), device=features.device)[:, None]
+        if embedding is not None and order is not None:
+            embedding = embedding.expand(count, -1, -1)[samples, order]
+        x = self.project(cape_plugins.combine(features, embedding, "concat", self.dim))
+        # relative attention counts rows, so the frames stand in the order of their positions there
+        moved = order is not None and positions and len(self.relative) > 0
+        if moved:
+            x = x[samples, order.argsort()]
+        all_weights = []
+        relative = self.relative if positions else ()
+        for layer, own in zip_longest(self.layers, relative):
+            x, weights = layer(x, own, need_weights, padding)
+            if weights is not None:
+                all_weights.append(_reordered(weights, order) if moved else weights)
+        return Output(self.classify(x[samples, order] if moved else x), all_weights)
+
+
+def _reordered(weights: Tensor, order: Tensor) -> Tensor:
+    """Weights ``[B, H, T, T]`` of frames in the order ``[B, T]``."""
+    queries = weights.take_along_dim(order[:, None, :, None], 2)
+    return queries.take_along_dim(order[:, None, None], 3)

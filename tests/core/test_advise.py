@@ -1,0 +1,168 @@
+"""Settings that follow from a corpus: the rule, in every domain, and what the command refuses."""
+
+import json
+import math
+import re
+import shlex
+
+import pytest
+
+from cape_plugins import DOMAINS, PositionConfig
+from cape_plugins.advise import aliasing
+from cape_plugins.arguments import Parser, add_position_args, given_settings
+from cape_plugins.cli import main
+
+
+@pytest.fixture
+def advise(tmp_path, capsys, monkeypatch):
+    """Function that gives a corpus of these lines to the command, and returns what it prints."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(domain, lines, longest, *words):
+        (tmp_path / "lengths").write_text("".join(f"{line}\n" for line in lines))
+        corpus = words or ("--train-lengths", "lengths")
+        main(["advise", "--domain", domain, *corpus, "--longest", str(longest)])
+        return capsys.readouterr().out
+
+    return run
+
+
+def settings_of(text):
+    """The dictionary that the command prints, to paste into a configuration."""
+    (field,) = re.findall(r"^field: +position_embedding=(.*)$", text, re.MULTILINE)
+    return json.loads(field)
+
+
+def test_shift_takes_counted_positions_to_the_longest_input(advise):
+    # 19 in 20 inputs are shorter than 96 tokens; the single one of 300 does not count
+    lengths = [*range(1, 100), 300]
+    settings = settings_of(advise("text", lengths, 250))
+    assert settings["type"] == "cape"
+    assert settings["max_global_shift"] == 250 - 95
+    assert settings["max_global_scale"] == 1
+
+
+def test_shift_of_positions_around_zero_is_half_as_wide(advise):
+    settings = settings_of(advise("audio", [2.5, 3, 4], 64))
+    assert settings["max_global_shift"] == (64 - 4) / 2
+    assert settings["max_global_scale"] == 1.1
+
+
+def test_images_have_the_settings_of_the_paper(advise):
+    assert settings_of(advise("image", ["14"] * 3, 24)) == {
+        "type": "cape",
+        "max_global_shift": 0.5,
+        "max_local_shift": 0.5,
+        "max_global_scale": 1.4,
+    }
+    mixed = advise("image", ["14x10", "16", "12"], "24x20")
+    assert settings_of(mixed)["max_global_scale"] == 1
+    assert "UniViT" in mixed
+
+
+@pytest.mark.parametrize(("domain", "sizes"), [("text", [9, 10]), ("image", ["9x10", "10"])])
+def test_nothing_is_augmented_where_no_position_is_new(advise, domain, sizes):
+    text = advise(domain, sizes, 10)
+    assert settings_of(text) == {"type": "sinpos"}
+    assert "nothing in use is longer" in text
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_flags_and_dictionary_can_be_pasted_and_are_equal(advise, domain):
+    text = advise(domain, [10, 12], 40)
+    (flags,) = re.findall(r"^flags: +(.*)$", text, re.MULTILINE)
+    parser = Parser()
+    add_position_args(parser, domain, architecture=DOMAINS[domain].architecture)
+    args = parser.parse_args(shlex.split(flags))
+    settings = settings_of(text)
+    assert {"type": args.position_embedding, **given_settings(args, domain)} == settings
+    PositionConfig.from_dict(settings, domain)  # is not refused
+
+
+def test_text_is_counted_in_tokens(advise, tmp_path):
+    (tmp_path / "text").write_text("a b c\n\na  b\tc d\n")
+    text = advise("text", [], 10, "--train-text", "text")
+    assert "2 inputs, median 3.5, " in text
+    assert settings_of(text)["max_global_shift"] == 6
+
+
+def test_translations_get_alpha_and_lengths_of_the_target(advise, tmp_path):
+    (tmp_path / "source").write_text("a b\na b c d\n")
+    (tmp_path / "target").write_text("a b c d e\na b c d e f g\n")
+    text = advise("text", [], 20, "--train-text", "source", "target")
+    settings = settings_of(text)
+    assert settings["source_scale"] == "14/8"  # with the end of each sentence, as fairseq counts
+    assert settings["max_global_shift"] == math.ceil(20 * 14 / 8) - 7
+
+
+def test_wide_shifts_and_coarse_grids_are_warned_of(advise):
+    assert "warning: the shift is 4.5 times" in advise("text", [20], 110)
+    assert "warning" not in advise("text", [20], 40)
+    assert "41 % of the channels" in advise("image", [8], 16)
+    assert "warning" not in advise("image", [14], 16)
+    assert "CTC" in advise("audio", [20], 40)
+
+
+def test_share_of_channels_that_alias():
+    """By a loop over the channels (CAPE Eq. 4)."""
+    dim, side = DOMAINS["image"].dim, 8
+    turns = [
+        max(abs(math.cos(k)), abs(math.sin(k))) * math.pi * 10 ** (2 * k / dim) * 2 / (side - 1)
+        for k in range(1, dim // 2 + 1)
+    ]
+    share = sum(turn > math.pi for turn in turns) / len(turns)
+    assert aliasing("image", side) == pytest.approx(share)
+    assert 0 < aliasing("image", 16) < share
+
+
+@pytest.mark.parametrize(
+    ("domain", "lines", "longest", "messages"),
+    [
+        ("text", ["3", "x"], 9, ("lengths, line 2: 'x'", "tokens such as 25, whole numbers")),
+        ("text", ["3.5"], 9, ("line 1: '3.5'", "whole numbers above 0")),
+        ("text", ["0"], 9, ("line 1: '0'", "above 0")),
+        ("text", [], 9, ("lengths is empty",)),
+        ("text", ["", " "], 9, ("lengths has no lengths", "one a line")),
+        ("text", ["3"], "far", ("--longest 'far'", "whole numbers above 0")),
+        ("audio", ["3", "nan"], 9, ("line 2: 'nan'", "seconds such as 7.5")),
+        ("audio", ["3"], "-1", ("--longest",)),
+        ("image", ["8x8x8"], 9, ("line 1: '8x8x8'", "14 or 10x14")),
+        ("image", ["8"], "9.5", ("--longest '9.5'", "patches such as 14")),
+    ],
+)
+def test_bad_lengths_name_place_value_and_what_is_allowed(
+    advise, capsys, domain, lines, longest, messages
+):
+    with pytest.raises(SystemExit, match="2"):
+        advise(domain, lines, longest)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    for message in messages:
+        assert message in line
+
+
+@pytest.mark.parametrize(
+    ("domain", "words", "messages"),
+    [
+        ("audio", ["lengths"], ("--train-text lengths", "'audio'", "--train-lengths FILE with")),
+        ("text", ["lengths"] * 3, ("3 files; allowed: one, or source and target",)),
+        ("text", ["gone"], ("gone",)),
+        ("text", ["blank"], ("--train-text blank has no tokens",)),
+        ("text", ["lengths", "blank"], ("--train-text lengths blank has no tokens",)),
+        ("text", ["lengths", "short"], ("lengths", "short", "2", "1")),
+    ],
+)
+def test_bad_texts_are_named(advise, capsys, tmp_path, domain, words, messages):
+    (tmp_path / "blank").write_text("\n \n")
+    (tmp_path / "short").write_text("a\n")
+    with pytest.raises(SystemExit, match="2"):
+        advise(domain, ["a", "b"], 9, "--train-text", *words)
+    (line,) = capsys.readouterr().err.splitlines()
+    for message in messages:
+        assert message in line
+
+
+def test_one_corpus_is_needed(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["advise", "--longest", "9"])
+    assert "--train-lengths --train-text is required" in capsys.readouterr().err

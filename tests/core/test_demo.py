@@ -1,0 +1,160 @@
+"""The control experiment through its command line: the direction of its result, its tasks, what it
+writes and what it refuses."""
+
+import csv
+import re
+
+import pytest
+import torch
+
+pytest.importorskip("matplotlib")
+from PIL import Image
+
+from cape_plugins.cli import main
+from cape_plugins.config import PositionConfig
+from cape_plugins.demo import command
+from cape_plugins.demo.model import Labeller
+from cape_plugins.demo.tasks import LAG, TASKS
+
+
+def demo(folder, *words):
+    """Runs the command in this process; returns its table as ``{(type, seed, size): error}``."""
+    main(["demo", "--jobs", "1", "--output", str(folder), *map(str, words)])
+    with open(folder / "scores.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {tuple(row.values())[:3]: float(row["error_percent"]) for row in rows}
+
+
+# ---- the result ----------------------------------------------------------------------------------
+
+
+def test_augmented_positions_reach_beyond_training_and_others_do_not(tmp_path):
+    errors = demo(tmp_path, "--types", "sinpos", "cape", "--seeds", 1, "--updates", 400)
+    task = TASKS["audio"]
+    short, long = (f"{task.shown(size):g}" for size in (task.train, 4 * task.train))
+    assert max(errors[name, "1", short] for name in ("sinpos", "cape")) < 20
+    assert errors["sinpos", "1", long] > 2 * errors["cape", "1", long]
+
+
+@pytest.mark.parametrize("domain", TASKS)
+def test_relative_attention_is_that_of_types_without_other_positions(domain):
+    """It applies to every type, and would solve the task for all of them."""
+    names, settings = command._defaults(domain)
+    relative = {
+        name
+        for name in names
+        if PositionConfig.from_dict({"type": name, **settings[name]}, domain).relative_context
+    }
+    assert relative == {"relpos"}
+
+
+# ---- what is asked -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("domain", ["audio", "text"])
+def test_label_is_the_symbol_at_a_lag(domain):
+    symbols, labels, scored = TASKS[domain].batch(3, 9, torch.Generator().manual_seed(1))
+    assert scored.tolist() == [place >= LAG for place in range(9)]
+    for row in range(3):
+        for place in range(LAG, 9):
+            assert labels[row, place] == symbols[row, place - LAG]
+
+
+@pytest.mark.parametrize("domain", TASKS)
+def test_training_reaches_the_largest_test(domain):
+    """Positions of the largest test, without augmentation, lie among those of training."""
+    task = TASKS[domain]
+    rows, settings = command._defaults(domain)
+    for name in rows:
+        config = PositionConfig.from_dict({"type": name, **settings[name]}, domain)
+        if not config.random:
+            continue
+        encoder = Labeller(config, 8).encode  # the table is not asked
+        train, test = (
+            task.positions(512, size, torch.device("cpu")) for size in (task.train, task.tests[-1])
+        )
+        drawn = encoder.coordinates(train, encoder.draw(512), random=True)
+        used = encoder.eval().coordinates(test)
+        slack = 0.05 * (used.max() - used.min())
+        assert drawn.min() <= used.min() + slack, name
+        assert drawn.max() >= used.max() - slack, name
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+QUICK = ("--updates", 2, "--types", "nopos", "cape:max_global_shift=2")
+
+
+def test_it_writes_table_page_and_picture(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(command.sys.stderr, "isatty", lambda: True, raising=False)
+    errors = demo(tmp_path / "new", *QUICK, "--seeds", 2, 1)
+    assert {key[:2] for key in errors} == {
+        (name, seed) for name in ("nopos", "cape:max_global_shift=2") for seed in "12"
+    }
+    shown = capsys.readouterr()
+    page = (tmp_path / "new/scores.md").read_text()
+    (head,) = re.findall(r"^\| type .*$", page, re.MULTILINE)
+    assert "mean ± standard deviation of 2 seeds" in head
+    assert head in shown.out
+    assert "cape-plugins demo --jobs 1" in page
+    assert "max_global_shift=2.0" in page
+    assert "4 of 4" not in shown.err  # the bar is gone at the end
+    assert "3 of 4 trainings, about" in shown.err
+    with Image.open(tmp_path / "new/scores.png") as picture:
+        assert picture.width > 800
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {
+        f"scores.{ending}" for ending in ("csv", "md", "png")
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("domain", TASKS)
+def test_processes_compute_the_same(run_cli, tmp_path, domain):
+    words = ("--updates", 2, "--seeds", 1, "--domain", domain)
+    alone = demo(tmp_path / "alone", *words)
+    program = ("python", "-m", "cape_plugins", "demo", *words)
+    result = run_cli(*program, "--jobs", 2, "--output", "two", cwd=tmp_path)
+    assert "|" in result.stdout
+    assert "[" not in result.stderr  # a bar is for terminals
+    with open(tmp_path / "two/scores.csv", newline="") as file:
+        together = {
+            tuple(row.values())[:3]: float(row["error_percent"]) for row in csv.DictReader(file)
+        }
+    assert together == alone
+
+
+@pytest.mark.parametrize(
+    ("words", "messages"),
+    [
+        (("--types", "rope"), ("--compare rope is unknown", "choose one")),
+        (("--types", "cape:max_offset=1"), ("position embedding cape:max_offset=1", "no effect")),
+        (("--types", "cape", "--position-max-global-shift", "1"), ("leave it out to train one",)),
+        (("--position-gamma", "2", "--position-embedding", "cape"), ("--position-gamma 2.0",)),
+        (("--domain", "image"), ("--domain", "'image'", "audio")),
+        (("--seeds", "0"), ("--seeds", "'0'", "at least 1")),
+        (("--updates", "none"), ("--updates", "'none'")),
+        (("--device", "nonsense"), ("--device nonsense", "give cpu")),
+        (("--output", "/nowhere/such"), ("--output /nowhere/such", "make that folder")),
+    ],
+)
+def test_mistakes_are_one_line_and_train_nothing(tmp_path, monkeypatch, capsys, words, messages):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "train_and_test", lambda job: pytest.fail("would train"))
+    with pytest.raises(SystemExit, match="2"):
+        main(["demo", *words])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    for message in messages:
+        assert message in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_interrupted_it_says_so(tmp_path, monkeypatch, capsys):
+    def interrupt(job):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "train_and_test", interrupt)
+    with pytest.raises(SystemExit, match="130"):
+        main(["demo", "--jobs", "1", "--output", str(tmp_path / "x")])
+    assert capsys.readouterr().err.strip() == "interrupted"
+    assert not (tmp_path / "x").exists()
