@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import warnings
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -228,7 +229,8 @@ def program_and_words(command: str) -> tuple[str, list[str]]:
 
 @cache
 def parser_of(path: str):
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         return next(iter(parsers_of(path, patch).values()))
 
 
