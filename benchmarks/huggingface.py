@@ -125,6 +125,7 @@ def generation_steps(
 ) -> dict[str, Step]:
     length = 5 if setup.quick else 25
     options = {"num_beams": beams, "min_new_tokens": length, "max_new_tokens": length}
+    options |= {"max_length": None, "min_length": None}  # else Whisper warns of two limits
     return {
         name: partial(model.eval().generate, **inputs, **options, do_sample=False)
         for name, model in models.items()

@@ -40,6 +40,8 @@ class Side:
         table: End of the name of a learned table.
         table_first: Rows of the table before the first position, of padding or a class token.
         grid: Sizes of the inputs of training, of images (height, width) in patches.
+        default: Type where none is given, of a side beside the main one; None for that of the main
+            one.
     """
 
     domain: str
@@ -54,6 +56,7 @@ class Side:
     table: str = "positions.encoding.weight"
     table_first: int = 0
     grid: Callable[[Settings], tuple[int, ...]] | None = None
+    default: str | None = None
 
 
 @dataclass(frozen=True)
@@ -221,6 +224,7 @@ add_family_row(
     )
 )
 _WHISPER_STEP = 0.02  # seconds
+_WHISPER_DECODER = "abspos"
 add_family_row(
     Family(
         "whisper",
@@ -236,9 +240,10 @@ add_family_row(
                 field=f"decoder_{FIELD}",
                 frequencies="fairseq",
                 table="embed_positions.weight",
+                default=_WHISPER_DECODER,
             ),
         },
-        lambda settings, side: "sinpos" if side == "encoder" else "abspos",
+        lambda settings, side: "sinpos" if side == "encoder" else _WHISPER_DECODER,
     )
 )
 

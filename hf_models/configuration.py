@@ -65,6 +65,10 @@ class PositionEmbeddingMixin:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.position_fields:
+            if value is None and name != FIELD:
+                sides = find_family(self.model_type).sides.values()
+                default = next(side.default for side in sides if side.field == name)
+                value = {"type": default or self.position_embedding["type"]}
             value = self._complete(name, value)
             if getattr(self, "_in_use", False) and value != getattr(self, name):
                 raise ValueError(
@@ -90,6 +94,10 @@ class PositionEmbeddingMixin:
     def position_settings(self, field: str) -> PositionConfig:
         """All settings of one of the `position_fields`."""
         return self._parse(field, getattr(self, field))
+
+    def stock_type(self, side: str) -> str | None:
+        """Type of position embedding of the stock model, of "encoder" or "decoder"."""
+        return find_family(self.model_type).stock_type(vars(self), side)
 
     @classmethod
     def model_types(cls) -> tuple[str, ...]:

@@ -73,8 +73,7 @@ class PositionModelMixin(InitializesPositions, SwitchedModel):
         """Whether a new table takes the place of a trained one, which transformers reports."""
         if not any(isinstance(module, PositionTable) for module in self.modules()):
             return False
-        family, settings = find_family(self.config.model_type), vars(self.config)
-        stock = (family.stock_type(settings, side) for side in family.sides)
+        stock = map(self.config.stock_type, find_family(self.config.model_type).sides)
         return all(name in TYPES and ENCODINGS[TYPES[name].encoding].counts for name in stock)
 
     def __setstate__(self, state: dict[str, Any]) -> None:

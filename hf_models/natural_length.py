@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,15 +16,21 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from cape_plugins import Draw
-from cape_plugins.speech.subsampling import subsampled_lengths, subsampled_positions
+from cape_plugins.speech.subsampling import subsampled_lengths
 from hf_models.modeling import (
     InitializesPositions,
     build_positions,
     draw_positions,
-    embed_positions,
 )
 from hf_models.relative import add_relative_positions
-from hf_models.speech import hop_in_seconds
+from hf_models.speech import (
+    Frames,
+    MaskedOutput,
+    RecognitionModel,
+    add_positions,
+    check_mask,
+    hop_in_seconds,
+)
 from hf_models.switching import Addend, Seam
 
 CONVOLUTIONS = [(3, 1), (3, 2)]  # kernel size and stride
@@ -33,15 +38,21 @@ STRIDE = 2  # frames per position of the encoder
 _ROUNDING = 5e-3  # rounding of sinusoids stored in half precision
 
 
-@dataclass
-class MaskedOutput(BaseModelOutput):
-    """Output of the encoder, for the decoder with its mask.
+class NaturalLengthSettings:
+    """Mixin over a configuration with a field `natural_length`."""
 
-    Attributes:
-        attention_mask: ``[B, T']`` bool, False on padding; None if padding is not masked.
-    """
+    @property
+    def at_natural_length(self) -> bool:
+        """`natural_length`, or what follows from the type: not at that of the stock model."""
+        if self.natural_length is None:
+            return self.position_embedding["type"] != self.stock_type("encoder")
+        return self.natural_length
 
-    attention_mask: Tensor | None = None
+    @property
+    def stock_difference(self) -> str:
+        """See :class:`~hf_models.configuration.PositionEmbeddingMixin`."""
+        words = "padding: masked where a mask is given, and no longer added up to 30 s"
+        return words if self.at_natural_length else ""
 
 
 class NaturalLengthEncoder(Seam, InitializesPositions):
@@ -85,11 +96,7 @@ class NaturalLengthEncoder(Seam, InitializesPositions):
         Args:
             input_features: ``[B, bins, T]``, padded on the right; or with the mask as one more bin.
             attention_mask: ``[B, T]``, 0 on padding; without effect unless at natural length.
-            hop_nanoseconds: Distance of frames, a number or ``[B]`` integers; default that of the
-                configuration.
-            draw: Random numbers from :meth:`~cape_plugins.PositionEncoder.draw`.
-            frame_nanoseconds: ``[B, T]`` integers, the centre of each frame since the beginning of
-                the recording, where some were skipped (:mod:`cape_plugins.speech.batching`).
+            hop_nanoseconds: See :meth:`hf_models.speech.SpeechEncoder.forward`; so are the others.
         """
         features, mask = split_mask(input_features, attention_mask, self.config)
         batch, _, length = features.shape
@@ -106,11 +113,8 @@ class NaturalLengthEncoder(Seam, InitializesPositions):
         hidden = F.gelu(self.conv2(hidden)).permute(0, 2, 1)
         hop = hop_in_seconds(hop_nanoseconds, self.config.hop_seconds, batch)
         lengths = subsampled_lengths(CONVOLUTIONS, lengths)
-        positions = subsampled_positions(lengths, hidden.shape[1], STRIDE, hop, frame_nanoseconds)
-        if draw is None and not self.training:  # of a type that draws in evaluation, too
-            draw = draw_positions(self.positions, hidden)
-        addend = embed_positions(self.positions, positions, draw, hidden)
-        hidden = hidden if addend is None else hidden + addend
+        frames = Frames(lengths, hop, frame_nanoseconds, draw)
+        hidden = add_positions(self.positions, hidden, frames, STRIDE)
         hidden = F.dropout(hidden, self.dropout, self.training)
         visible = None
         if mask is not None:
@@ -133,35 +137,22 @@ class MaskedDecoderLayer:
 class MaskedDecoder:
     """Mixin over Whisper's decoder: takes a mask of the recording."""
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        encoder_hidden_states: Tensor | None = None,
-        encoder_attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """See transformers; the mask is ``[B, T']``."""
+    def forward(self, encoder_attention_mask: Tensor | None = None, **inputs: Any) -> Any:
+        """See transformers; the mask is ``[B, T']``, the mixin in front names all inputs."""
         if encoder_attention_mask is not None:
-            kwargs["cross_mask"] = create_bidirectional_mask(
-                self.config,
-                input_ids if inputs_embeds is None else inputs_embeds,
-                encoder_attention_mask,
-                encoder_hidden_states,
+            embeds, states = inputs["inputs_embeds"], inputs["encoder_hidden_states"]
+            content = inputs["input_ids"] if embeds is None else embeds
+            inputs["cross_mask"] = create_bidirectional_mask(
+                self.config, content, encoder_attention_mask, states
             )
-        return super().forward(
-            input_ids=input_ids,
-            encoder_hidden_states=encoder_hidden_states,
-            inputs_embeds=inputs_embeds,
-            **kwargs,
-        )
+        return super().forward(**inputs)
 
 
 def split_mask(
     features: Tensor, attention_mask: Tensor | None, config: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Features ``[B, bins, T]`` and their mask ``[B, T]`` bool, which may be one more bin; None
-    where padding is not masked.
+    """Features ``[B, bins, T]`` and their mask ``[B, T]`` bool, which may be one more bin
+    (:func:`join_mask`); None where padding is not masked.
 
     Raises:
         ValueError: if features or mask have another shape.
@@ -176,13 +167,28 @@ def split_mask(
         return features[:, :bins], features[:, bins] > 0.5
     if attention_mask is None or not config.at_natural_length:
         return features, None
-    if tuple(attention_mask.shape) != (shape[0], shape[2]):
-        raise ValueError(
-            f"attention_mask has shape {tuple(attention_mask.shape)}; allowed: "
-            f"{(shape[0], shape[2])}, [batch, frames] of input_features. Give the mask that the "
-            "feature extractor returned with them."
-        )
+    check_mask(attention_mask, shape[0], shape[2])
     return features, attention_mask.bool()
+
+
+def join_mask(features: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Features ``[B, bins, T]`` with their mask ``[B, T]`` as one more bin, for stock code that
+    cuts, picks and repeats features, but not their mask; and the mask, as integers, by default 1.
+    """
+    mask = features.new_ones(features[:, 0].shape) if mask is None else mask
+    return torch.cat((features, mask[:, None].to(features)), dim=1), mask.long()
+
+
+class RecognisesRecordings(RecognitionModel):
+    """Mixin over Whisper's model of encoder and decoder."""
+
+    def frames_to_augment(self, features: Tensor, mask: Tensor | None) -> Tensor | None:
+        """Masked by SpecAugment; None with a mask among the features, as in generation."""
+        frames, mask = split_mask(features, mask, self.config)
+        if frames.shape != features.shape:
+            return None
+        room = frames.shape[2] >= self.config.mask_time_length  # for a span
+        return self._mask_input_features(frames, mask) if room else frames
 
 
 class ClassifiesRecordings:
@@ -211,23 +217,15 @@ class ClassifiesRecordings:
         mask = getattr(encoder_outputs, "attention_mask", None)
         if mask is None or mask.all():
             return super().forward(None, encoder_outputs, labels, return_dict=True)
-        output = super().forward(
-            None,
-            BaseModelOutput(
-                last_hidden_state=_mean_on_padding(encoder_outputs.last_hidden_state, mask),
-                hidden_states=encoder_outputs.hidden_states
-                and tuple(_mean_on_padding(h, mask) for h in encoder_outputs.hidden_states),
-            ),
-            labels,
-            return_dict=True,
-        )
-        output.hidden_states = encoder_outputs.hidden_states
-        output.attentions = encoder_outputs.attentions
+        last, states = encoder_outputs.last_hidden_state, encoder_outputs.hidden_states
+        means = states and tuple(_mean(state, mask) for state in states)
+        averaged = BaseModelOutput(last_hidden_state=_mean(last, mask), hidden_states=means)
+        output = super().forward(None, averaged, labels, return_dict=True)
+        output.hidden_states, output.attentions = states, encoder_outputs.attentions
         return output
 
 
-def _mean_on_padding(hidden: Tensor, mask: Tensor) -> Tensor:
-    """``[B, T', C]`` whose mean over time is that of what is no padding."""
+def _mean(hidden: Tensor, mask: Tensor) -> Tensor:
+    """``[B, 1, C]``, the mean over time of what is no padding; the projection is linear."""
     valid = mask[..., None].to(hidden.dtype)
-    mean = (hidden * valid).sum(1, keepdim=True) / valid.sum(1, keepdim=True)
-    return torch.where(mask[..., None], hidden, mean)
+    return (hidden * valid).sum(1, keepdim=True) / valid.sum(1, keepdim=True)

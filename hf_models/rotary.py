@@ -6,15 +6,24 @@ texts: positions are moved inside the module that turns them into angles.
 
 from __future__ import annotations
 
+import functools
+import json
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from cape_plugins import Draw, PositionEncoder, Positions
+from cape_plugins import (
+    Draw,
+    PositionConfig,
+    PositionEncoder,
+    Positions,
+    build_position_encoder,
+)
 from cape_plugins.augmentation import sorted_sample
 from cape_plugins.binding import Bound
 from hf_models.modeling import build_positions, draw_positions, rank_generator
+from hf_models.settings import FIELD
 from hf_models.switching import Seam
 
 
@@ -46,6 +55,8 @@ class RotaryAngles(Bound, Seam):
     def take_place(self, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.switching.Seam`."""
         self.positions = build_positions(config, self.side)
+        settings = getattr(config, FIELD), *config.position_fields[FIELD]
+        self.settings = json.dumps(settings)  # as an operator of torch takes them
 
     def forward(self, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
         """See transformers."""
@@ -93,7 +104,7 @@ class RotaryModel:
                 texts = position_ids.expand(content.shape[:2])
                 if encoder.config.sampling:
                     draw = Draw()
-                    moved["moved"] = sample_texts(encoder, texts)
+                    moved["moved"] = sample_positions(texts, self.rotary_emb.settings)
                 else:
                     draw = draw_texts(encoder, texts)
         if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
@@ -150,3 +161,30 @@ def sample_texts(encoder: PositionEncoder, position_ids: Tensor) -> Tensor:
     count = count.scatter_reduce(1, text, position_ids + 1, "amax")
     samples = sorted_sample(order.view(batch, texts, size), count)
     return samples.flatten(1).gather(1, text * size + position_ids)
+
+
+# Random, and with a size that is read from the device, which no graph of CUDA can hold.
+_TAGS = [torch.Tag.nondeterministic_seeded]
+if hasattr(torch.Tag, "cudagraph_unsafe"):
+    _TAGS.append(torch.Tag.cudagraph_unsafe)
+
+
+@torch.library.custom_op("cape_plugins::sample_positions", mutates_args=(), tags=_TAGS)
+def sample_positions(position_ids: Tensor, settings: str) -> Tensor:
+    """:func:`sample_texts` as an operator, which torch.compile does not look into.
+
+    Args:
+        position_ids: ``[B, T]``.
+        settings: Of :class:`RotaryAngles`.
+    """
+    return sample_texts(_encoder_of(settings), position_ids)
+
+
+@sample_positions.register_fake
+def _(position_ids: Tensor, settings: str) -> Tensor:
+    return torch.empty(position_ids.shape, dtype=torch.float32, device=position_ids.device)
+
+
+@functools.lru_cache
+def _encoder_of(settings: str) -> PositionEncoder:
+    return build_position_encoder(PositionConfig.from_dict(*json.loads(settings)), dim=2).train()

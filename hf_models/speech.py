@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils import can_return_tuple
 
 from cape_plugins import Draw, PositionEncoder
 from cape_plugins.binding import Bound
@@ -73,15 +75,7 @@ class Subsampler(Bound, ConvSubsampler):
         # lets it, after its first convolution, so that a sample depends on its batch.
         hidden, lengths = self.subsample(features, frames.lengths)
         hidden = F.dropout(hidden * self.scale, self.dropout, self.training)
-        positions = subsampled_positions(
-            lengths,
-            hidden.shape[1],
-            self.stride,
-            frames.hop_seconds,
-            frames.nanoseconds,
-        )
-        addend = embed_positions(self.positions, positions, frames.draw, hidden)
-        return hidden if addend is None else hidden + addend
+        return add_positions(self.positions, hidden, frames._replace(lengths=lengths), self.stride)
 
 
 class EncodesSpeech:
@@ -122,6 +116,11 @@ class SpeechEncoder(EncodesSpeech, Seam, InitializesPositions):
         """The convolutions of a family."""
         raise NotImplementedError
 
+    @property
+    def positions(self) -> PositionEncoder:
+        """The position encoder, which is a part of the convolutions."""
+        return self.conv.positions
+
     def forward(
         self,
         input_features: Tensor,
@@ -153,24 +152,34 @@ class SpeechEncoder(EncodesSpeech, Seam, InitializesPositions):
             attention_mask = attention_mask.long()
             # generate() hands over a mask of three dimensions
             mask = attention_mask if attention_mask.dim() == 2 else attention_mask[:, :, -1]
-            if mask.shape != (batch, length):
-                raise ValueError(
-                    f"attention_mask has shape {tuple(attention_mask.shape)}; allowed: "
-                    f"{(batch, length)}, [batch, frames] of input_features. Give the mask that the "
-                    "feature extractor returned with them."
-                )
+            check_mask(mask, batch, length)
             lengths = mask.sum(-1)
         hop = hop_in_seconds(hop_nanoseconds, self.config.hop_seconds, batch)
-        if draw is None and not self.training:  # of a type that draws in evaluation, too
-            draw = draw_positions(self.conv.positions, input_features)
         with self.conv.using(Frames(lengths, hop, frame_nanoseconds, draw)):
             return super().forward(input_features, attention_mask=attention_mask, **kwargs)
 
 
-class RecognitionModel(EncodesSpeech):
-    """Mixin over a stock model of a :class:`SpeechEncoder` and a text decoder, which do not share a
-    draw."""
+@dataclass
+class MaskedOutput(BaseModelOutput):
+    """Output of an encoder, for a decoder that takes its mask.
 
+    Attributes:
+        attention_mask: ``[B, T']`` bool, False on padding; None if padding is not masked.
+    """
+
+    attention_mask: Tensor | None = None
+
+
+class RecognitionModel:
+    """Mixin over a stock model of an encoder of frames, such as :class:`SpeechEncoder`, and a text
+    decoder, which do not share a draw. The mask of a :class:`MaskedOutput` goes to the decoder."""
+
+    def frames_to_augment(self, features: Tensor, mask: Tensor | None) -> Tensor | None:
+        """Features of a forward that is augmented in training, changed as the stock model does;
+        None where nothing is to be drawn."""
+        return features
+
+    @can_return_tuple
     def forward(
         self,
         input_features: Tensor | None = None,
@@ -192,20 +201,31 @@ class RecognitionModel(EncodesSpeech):
         Args:
             hop_nanoseconds: Distance of frames, a number or ``[B]`` integers, which no host casts
                 to half precision; default that of the configuration.
-            draw: Random numbers of the encoder in this forward; by default drawn in training. With
-                `encoder_outputs` nothing is drawn, because the encoder has run without.
+            draw: Random numbers of the encoder in this forward, to inject; by default drawn in
+                training. With `encoder_outputs` nothing is drawn, because the encoder has run
+                without.
             decoder_draw: Random numbers of the decoder.
             frame_nanoseconds: ``[B, T]`` integers, the centre of each frame since the beginning of
                 the recording, where some were skipped (:mod:`cape_plugins.speech.batching`).
         """
         if encoder_outputs is None:
-            if draw is None:
-                draw = draw_positions(self.encoder.conv.positions, input_features)
+            frames = self.frames_to_augment(input_features, attention_mask)
+            if frames is not None:
+                input_features = frames
+                draw = draw_positions(self.encoder.positions, frames) if draw is None else draw
             encoder_outputs = self.encoder(
-                input_features, attention_mask, hop_nanoseconds, draw, frame_nanoseconds, **kwargs
+                input_features,
+                attention_mask,
+                hop_nanoseconds,
+                draw,
+                frame_nanoseconds,
+                return_dict=True,
+                **kwargs,
             )
-            if decoder_draw is None:
-                decoder_draw = draw_positions(self.decoder.positions, input_features)
+            if decoder_draw is None and frames is not None:
+                decoder_draw = draw_positions(self.decoder.positions, frames)
+        if getattr(encoder_outputs, "attention_mask", None) is not None:
+            kwargs["encoder_attention_mask"] = encoder_outputs.attention_mask
         with self.decoder.using(decoder_draw):
             return super().forward(
                 attention_mask=attention_mask,
@@ -215,8 +235,38 @@ class RecognitionModel(EncodesSpeech):
                 past_key_values=past_key_values,
                 decoder_inputs_embeds=decoder_inputs_embeds,
                 use_cache=use_cache,
+                return_dict=True,
                 **kwargs,
             )
+
+
+def add_positions(encoder: PositionEncoder, hidden: Tensor, frames: Frames, stride: int) -> Tensor:
+    """`hidden` ``[B, T', C]`` plus position embeddings in time, if the type adds any.
+
+    Args:
+        encoder: Position encoder.
+        hidden: One position for each `stride` frames.
+        frames: Of the recordings; the lengths are those of `hidden`.
+        stride: Frames per position.
+    """
+    positions = subsampled_positions(
+        frames.lengths, hidden.shape[1], stride, frames.hop_seconds, frames.nanoseconds
+    )
+    draw = frames.draw
+    if draw is None and not encoder.training:  # of a type that draws in evaluation, too
+        draw = draw_positions(encoder, hidden)
+    addend = embed_positions(encoder, positions, draw, hidden)
+    return hidden if addend is None else hidden + addend
+
+
+def check_mask(mask: Tensor, batch: int, length: int) -> None:
+    """Raises ValueError for a mask that is not ``[B, T]``."""
+    if tuple(mask.shape) != (batch, length):
+        raise ValueError(
+            f"attention_mask has shape {tuple(mask.shape)}; allowed: {(batch, length)}, [batch, "
+            "frames] of input_features. Give the mask that the feature extractor returned with "
+            "them."
+        )
 
 
 def hop_in_seconds(

@@ -43,7 +43,7 @@ class LearnedTable(Addend):
     stays where stock checkpoints have it. Texts longer than the table begin it anew, as all
     learned tables of this package do (CAPE section 5.2)."""
 
-    offset: int
+    offset: int = 0
 
     def look_up(self, positions: Positions, batch_size: int) -> Tensor:
         """``[B, T, C]``, one row for each counted position."""
@@ -79,7 +79,8 @@ class FamilyClasses:
     with positions switched. What a checkpoint of it stores is in cape_plugins.families.
 
     Attributes:
-        config: Configuration of this package, a subclass of the stock one.
+        config: Configuration of this package, a subclass of the stock one; that of all models among
+            the parts.
         parts: Classes that take the place of stock ones, each a subclass whose last base is the
             stock class.
         auto: Auto classes of transformers and the model that each loads; default those that load
@@ -137,14 +138,17 @@ PARTS: dict[type, type] = {}  # stock class to the one that takes its place
 
 
 def add_parts(family: FamilyClasses) -> FamilyClasses:
-    """Makes the parts of a family known to :func:`install`, and to transformers the older names in
-    checkpoints of the stock ones, which it translates by class name.
+    """Makes the parts of a family known to :func:`install`, and to transformers the configuration
+    of its models, and the older names in checkpoints of the stock ones, which it translates by
+    class name.
 
     A family of this package calls it in its own file, because a self-contained folder has that file
     but nobody who registers the family; for all others ``hf_models.register_family`` calls it.
     """
     for stock, part in family.stock_parts.items():
         PARTS[stock] = part
+        if is_model(part):
+            part.config_class = family.config
         if older_names := get_checkpoint_conversion_mapping(stock.__name__):
             register_checkpoint_conversion_mapping(part.__name__, older_names, overwrite=True)
     return family

@@ -287,8 +287,6 @@ class TranslationModel:
 class TokenTable(LearnedTable, nn.Embedding):
     """Mixin over a table without rows in front."""
 
-    offset = 0
-
 
 class TokenEmbeddings(Bound, Seam):
     """Mixin over stock embeddings of tokens, their types and positions (BERT); the mask and

@@ -45,19 +45,13 @@ class CapeBartDecoder(TargetStack, BartDecoder):
 class CapeBartModel(TranslationModel, PositionModelMixin, BartModel):
     """Encoder and decoder; ``forward(..., draw=, decoder_draw=)``."""
 
-    config_class = CapeBartConfig
-
 
 class CapeBartForConditionalGeneration(Generates, PositionModelMixin, BartForConditionalGeneration):
     """Translation and other generation; ``forward(..., draw=)`` and ``generate()`` as in stock."""
 
-    config_class = CapeBartConfig
-
 
 class CapeBartForSequenceClassification(PositionModelMixin, BartForSequenceClassification):
     """Classifier on the decoder's state at the last EOS."""
-
-    config_class = CapeBartConfig
 
 
 FAMILY = add_parts(

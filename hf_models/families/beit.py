@@ -35,19 +35,13 @@ class CapeBeitEmbeddings(PatchEmbeddings, BeitEmbeddings):
 class CapeBeitModel(ImageModel, PositionModelMixin, BeitModel):
     """Patches to hidden states; images of any size, no flag needed."""
 
-    config_class = CapeBeitConfig
-
 
 class CapeBeitForImageClassification(PositionModelMixin, BeitForImageClassification):
     """Linear classifier."""
 
-    config_class = CapeBeitConfig
-
 
 class CapeBeitBackbone(PositionModelMixin, BeitBackbone):
     """Feature maps for detection and segmentation."""
-
-    config_class = CapeBeitConfig
 
 
 FAMILY = add_parts(

@@ -31,27 +31,23 @@ class CapeBertEmbeddings(TokenEmbeddings, BertEmbeddings):
     """Tokens, their types and positions."""
 
 
-class _Loads(PositionModelMixin):
-    config_class = CapeBertConfig
-
-
-class CapeBertModel(TokenModel, _Loads, BertModel):
+class CapeBertModel(TokenModel, PositionModelMixin, BertModel):
     """Tokens to hidden states; ``forward(..., draw=)``."""
 
 
-class CapeBertForMaskedLM(_Loads, BertForMaskedLM):
+class CapeBertForMaskedLM(PositionModelMixin, BertForMaskedLM):
     """Predicts masked tokens."""
 
 
-class CapeBertForSequenceClassification(_Loads, BertForSequenceClassification):
+class CapeBertForSequenceClassification(PositionModelMixin, BertForSequenceClassification):
     """Classifies texts."""
 
 
-class CapeBertForTokenClassification(_Loads, BertForTokenClassification):
+class CapeBertForTokenClassification(PositionModelMixin, BertForTokenClassification):
     """Classifies tokens."""
 
 
-class CapeBertForQuestionAnswering(_Loads, BertForQuestionAnswering):
+class CapeBertForQuestionAnswering(PositionModelMixin, BertForQuestionAnswering):
     """Finds the answer in a text."""
 
 

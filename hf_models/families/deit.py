@@ -34,21 +34,15 @@ class CapeDeiTEmbeddings(PatchEmbeddings, DeiTEmbeddings):
 class CapeDeiTModel(ImageModel, PositionModelMixin, DeiTModel):
     """Patches to hidden states; images of any size, no flag needed."""
 
-    config_class = CapeDeiTConfig
-
 
 class CapeDeiTForImageClassification(PositionModelMixin, DeiTForImageClassification):
     """Linear classifier."""
-
-    config_class = CapeDeiTConfig
 
 
 class CapeDeiTForImageClassificationWithTeacher(
     PositionModelMixin, DeiTForImageClassificationWithTeacher
 ):
     """Two linear classifiers, on the class token and on the distillation token."""
-
-    config_class = CapeDeiTConfig
 
 
 FAMILY = add_parts(

@@ -34,19 +34,13 @@ class CapeDinov2Embeddings(PatchEmbeddings, Dinov2Embeddings):
 class CapeDinov2Model(ImageModel, PositionModelMixin, Dinov2Model):
     """Patches to hidden states; images of any size, no flag needed."""
 
-    config_class = CapeDinov2Config
-
 
 class CapeDinov2ForImageClassification(PositionModelMixin, Dinov2ForImageClassification):
     """Linear classifier."""
 
-    config_class = CapeDinov2Config
-
 
 class CapeDinov2Backbone(ImageModel, PositionModelMixin, Dinov2Backbone):
     """Feature maps for detection and segmentation."""
-
-    config_class = CapeDinov2Config
 
 
 FAMILY = add_parts(

@@ -37,21 +37,15 @@ class CapeDinov2WithRegistersEmbeddings(PatchEmbeddings, Dinov2WithRegistersEmbe
 class CapeDinov2WithRegistersModel(ImageModel, PositionModelMixin, Dinov2WithRegistersModel):
     """Patches to hidden states; images of any size, no flag needed."""
 
-    config_class = CapeDinov2WithRegistersConfig
-
 
 class CapeDinov2WithRegistersForImageClassification(
     PositionModelMixin, Dinov2WithRegistersForImageClassification
 ):
     """Linear classifier."""
 
-    config_class = CapeDinov2WithRegistersConfig
-
 
 class CapeDinov2WithRegistersBackbone(ImageModel, PositionModelMixin, Dinov2WithRegistersBackbone):
     """Feature maps for detection and segmentation."""
-
-    config_class = CapeDinov2WithRegistersConfig
 
 
 FAMILY = add_parts(

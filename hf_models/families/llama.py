@@ -33,20 +33,15 @@ class CapeLlamaRotaryEmbedding(RotaryAngles, LlamaRotaryEmbedding):
 class CapeLlamaModel(RotaryModel, PositionModelMixin, LlamaModel):
     """Tokens to hidden states; ``forward(..., draw=)``."""
 
-    config_class = CapeLlamaConfig
-
 
 class CapeLlamaForCausalLM(PositionModelMixin, LlamaForCausalLM):
     """Predicts the next token; ``generate()`` as in the stock class."""
 
-    config_class = CapeLlamaConfig
     accepts_loss_kwargs = True
 
 
 class CapeLlamaForSequenceClassification(PositionModelMixin, LlamaForSequenceClassification):
     """Classifies texts."""
-
-    config_class = CapeLlamaConfig
 
 
 FAMILY = add_parts(

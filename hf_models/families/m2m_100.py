@@ -40,15 +40,11 @@ class CapeM2M100Decoder(TargetStack, M2M100Decoder):
 class CapeM2M100Model(TranslationModel, PositionModelMixin, M2M100Model):
     """Encoder and decoder; ``forward(..., draw=, decoder_draw=)``."""
 
-    config_class = CapeM2M100Config
-
 
 class CapeM2M100ForConditionalGeneration(
     Generates, PositionModelMixin, M2M100ForConditionalGeneration
 ):
     """Translation and other generation; ``forward(..., draw=)`` and ``generate()`` as in stock."""
-
-    config_class = CapeM2M100Config
 
 
 FAMILY = add_parts(

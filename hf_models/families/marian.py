@@ -38,13 +38,10 @@ class CapeMarianDecoder(TargetStack, MarianDecoder):
 class CapeMarianModel(TranslationModel, PositionModelMixin, MarianModel):
     """Encoder and decoder; ``forward(..., draw=, decoder_draw=)``."""
 
-    config_class = CapeMarianConfig
-
 
 class CapeMarianMTModel(Generates, PositionModelMixin, MarianMTModel):
     """Translation model; ``forward(..., draw=)`` and ``generate()`` as in the stock class."""
 
-    config_class = CapeMarianConfig
     _keys_to_ignore_on_load_missing: ClassVar = ["final_logits_bias"]
     _keys_to_ignore_on_save = None
 

@@ -45,21 +45,15 @@ class CapeMBartDecoder(TargetStack, MBartDecoder):
 class CapeMBartModel(TranslationModel, PositionModelMixin, MBartModel):
     """Encoder and decoder; ``forward(..., draw=, decoder_draw=)``."""
 
-    config_class = CapeMBartConfig
-
 
 class CapeMBartForConditionalGeneration(
     Generates, PositionModelMixin, MBartForConditionalGeneration
 ):
     """Translation and other generation; ``forward(..., draw=)`` and ``generate()`` as in stock."""
 
-    config_class = CapeMBartConfig
-
 
 class CapeMBartForSequenceClassification(PositionModelMixin, MBartForSequenceClassification):
     """Classifier on the decoder's state at the last EOS."""
-
-    config_class = CapeMBartConfig
 
 
 FAMILY = add_parts(

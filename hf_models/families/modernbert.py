@@ -37,13 +37,10 @@ class CapeModernBertRotaryEmbedding(RotaryAngles, ModernBertRotaryEmbedding):
 class CapeModernBertModel(RotaryModel, PositionModelMixin, ModernBertModel):
     """Tokens to hidden states; ``forward(..., draw=)``."""
 
-    config_class = CapeModernBertConfig
-
 
 class CapeModernBertForMaskedLM(PositionModelMixin, ModernBertForMaskedLM):
     """Predicts masked tokens."""
 
-    config_class = CapeModernBertConfig
     accepts_loss_kwargs = True
 
 
@@ -52,19 +49,13 @@ class CapeModernBertForSequenceClassification(
 ):
     """Classifies texts."""
 
-    config_class = CapeModernBertConfig
-
 
 class CapeModernBertForTokenClassification(PositionModelMixin, ModernBertForTokenClassification):
     """Classifies tokens."""
 
-    config_class = CapeModernBertConfig
-
 
 class CapeModernBertForQuestionAnswering(PositionModelMixin, ModernBertForQuestionAnswering):
     """Finds the answer in a text."""
-
-    config_class = CapeModernBertConfig
 
 
 FAMILY = add_parts(

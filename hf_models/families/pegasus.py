@@ -35,15 +35,11 @@ class CapePegasusDecoder(TargetStack, PegasusDecoder):
 class CapePegasusModel(TranslationModel, PositionModelMixin, PegasusModel):
     """Encoder and decoder; ``forward(..., draw=, decoder_draw=)``."""
 
-    config_class = CapePegasusConfig
-
 
 class CapePegasusForConditionalGeneration(
     Generates, PositionModelMixin, PegasusForConditionalGeneration
 ):
     """Translation and other generation; ``forward(..., draw=)`` and ``generate()`` as in stock."""
-
-    config_class = CapePegasusConfig
 
 
 FAMILY = add_parts(

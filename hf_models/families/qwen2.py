@@ -33,20 +33,15 @@ class CapeQwen2RotaryEmbedding(RotaryAngles, Qwen2RotaryEmbedding):
 class CapeQwen2Model(RotaryModel, PositionModelMixin, Qwen2Model):
     """Tokens to hidden states; ``forward(..., draw=)``."""
 
-    config_class = CapeQwen2Config
-
 
 class CapeQwen2ForCausalLM(PositionModelMixin, Qwen2ForCausalLM):
     """Predicts the next token; ``generate()`` as in the stock class."""
 
-    config_class = CapeQwen2Config
     accepts_loss_kwargs = True
 
 
 class CapeQwen2ForSequenceClassification(PositionModelMixin, Qwen2ForSequenceClassification):
     """Classifies texts."""
-
-    config_class = CapeQwen2Config
 
 
 FAMILY = add_parts(

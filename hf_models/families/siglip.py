@@ -57,13 +57,9 @@ class CapeSiglipVisionEmbeddings(PatchEmbeddings, SiglipVisionEmbeddings):
 class CapeSiglipVisionModel(ImageModel, PositionModelMixin, SiglipVisionModel):
     """Patches to hidden states; images of any size, no flag needed."""
 
-    config_class = CapeSiglipVisionConfig
-
 
 class CapeSiglipForImageClassification(PositionModelMixin, SiglipForImageClassification):
     """Linear classifier on the mean of the patches."""
-
-    config_class = CapeSiglipConfig
 
 
 VISION = add_parts(

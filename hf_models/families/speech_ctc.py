@@ -171,7 +171,7 @@ class CapeSpeechModel(SpeechEncoder, PositionModelMixin, Speech2TextEncoder):
         """See :meth:`~hf_models.speech.SpeechEncoder.forward`; draws in training if no `draw` is
         given. Hidden states are ``[B, T', C]`` with T' = ceil(T / stride)."""
         if draw is None:
-            draw = draw_positions(self.conv.positions, input_features)
+            draw = draw_positions(self.positions, input_features)
         return super().forward(
             input_features, attention_mask, hop_nanoseconds, draw, frame_nanoseconds, **kwargs
         )

@@ -5,7 +5,7 @@ Frames are counted as in stock checkpoints, from `pad_token_id` + 1 on, in steps
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from huggingface_hub.dataclasses import strict
 from transformers import Speech2TextConfig, Speech2TextForConditionalGeneration, Speech2TextModel
@@ -41,11 +41,6 @@ class CapeSpeech2TextConfig(PositionEmbeddingMixin, Speech2TextConfig):
     position_embedding: dict | None = None
     decoder_position_embedding: dict | None = None
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "decoder_position_embedding" and value is None:
-            value = {"type": self.position_embedding["type"]}
-        super().__setattr__(name, value)
-
     @property
     def decoder_position_config(self) -> PositionConfig:
         """All settings of the position embedding of the decoder."""
@@ -80,18 +75,14 @@ class CapeSpeech2TextDecoder(TargetStack, Speech2TextDecoder):
     _supports_flash_attn = True
 
 
-class CapeSpeech2TextModel(RecognitionModel, PositionModelMixin, Speech2TextModel):
+class CapeSpeech2TextModel(EncodesSpeech, RecognitionModel, PositionModelMixin, Speech2TextModel):
     """Encoder and decoder."""
-
-    config_class = CapeSpeech2TextConfig
 
 
 class CapeSpeech2TextForConditionalGeneration(
     EncodesSpeech, PositionModelMixin, Speech2TextForConditionalGeneration
 ):
     """Recognition or translation; ``forward(..., hop_nanoseconds=, draw=)`` and ``generate()``."""
-
-    config_class = CapeSpeech2TextConfig
 
 
 # Tells the pipeline of a decoder; here, because a folder with its own code loads this file alone.

@@ -49,8 +49,6 @@ class CapeViTEmbeddings(PatchEmbeddings, ViTEmbeddings):
 class CapeViTModel(ImageModel, PositionModelMixin, ViTModel):
     """See transformers' ViTModel; images of any size, no flag needed."""
 
-    config_class = CapeViTConfig
-
     def take_place(self, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.switching.Seam`."""
         super().take_place(config, trained)
@@ -59,8 +57,6 @@ class CapeViTModel(ImageModel, PositionModelMixin, ViTModel):
 
 class CapeViTForImageClassification(PositionModelMixin, ViTForImageClassification):
     """Linear classifier on the class token."""
-
-    config_class = CapeViTConfig
 
 
 FAMILY = add_parts(

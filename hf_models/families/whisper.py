@@ -7,42 +7,35 @@ table unless told otherwise.
 
 from __future__ import annotations
 
+import math
+from copy import copy
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from torch import Tensor
-from transformers import (
-    WhisperConfig,
-    WhisperForAudioClassification,
-    WhisperForConditionalGeneration,
-    WhisperModel,
-)
-from transformers.models.whisper.modeling_whisper import (
-    WhisperDecoder,
-    WhisperDecoderLayer,
-    WhisperEncoder,
-    WhisperPositionalEmbedding,
-)
-from transformers.utils import can_return_tuple
+from transformers import WhisperConfig
+from transformers.models.whisper import modeling_whisper as stock
 
-from cape_plugins import Draw
-from cape_plugins.families import find_family
+from cape_plugins.domains import HOP_SECONDS
 from hf_models.configuration import PositionEmbeddingMixin
-from hf_models.modeling import PositionModelMixin, draw_positions
+from hf_models.modeling import PositionModelMixin
 from hf_models.natural_length import (
     ClassifiesRecordings,
     MaskedDecoder,
     MaskedDecoderLayer,
     NaturalLengthEncoder,
-    split_mask,
+    NaturalLengthSettings,
+    RecognisesRecordings,
+    join_mask,
 )
+from hf_models.recognition import BinsFirstPipeline, recognise_as
+from hf_models.speech import hop_in_seconds
 from hf_models.switching import FamilyClasses, LearnedTable, add_parts
 from hf_models.text import TargetStack
-from hf_models.whisper_generation import GeneratesAtNaturalLength, recognise_as_whisper
 
 
 @strict
-class CapeWhisperConfig(PositionEmbeddingMixin, WhisperConfig):
+class CapeWhisperConfig(NaturalLengthSettings, PositionEmbeddingMixin, WhisperConfig):
     """Recognition, translation and classification of speech.
 
     `position_embedding` is that of the encoder (seconds), `decoder_position_embedding` that of the
@@ -54,124 +47,141 @@ class CapeWhisperConfig(PositionEmbeddingMixin, WhisperConfig):
     model_type = "cape_whisper"
 
     natural_length: bool | None = None
-    hop_seconds: float | int = 0.01
+    hop_seconds: float | int = HOP_SECONDS
     position_embedding: dict | None = None
     decoder_position_embedding: dict | None = None
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "decoder_position_embedding" and value is None:
-            value = {"type": self.stock_type("decoder")}
-        super().__setattr__(name, value)
 
-    @property
-    def at_natural_length(self) -> bool:
-        """`natural_length`, or what follows from the type."""
-        if self.natural_length is None:
-            return self.position_embedding["type"] != self.stock_type("encoder")
-        return self.natural_length
-
-    @classmethod
-    def stock_type(cls, side: str) -> str:
-        """Type of position embedding of the stock model, of "encoder" or "decoder"."""
-        return find_family(cls.model_type).stock_type({}, side)
-
-    @property
-    def stock_difference(self) -> str:
-        """See :class:`~hf_models.configuration.PositionEmbeddingMixin`."""
-        words = "padding: masked where a mask is given, and no longer added up to 30 s"
-        return words if self.at_natural_length else ""
-
-
-class CapeWhisperPositionalEmbedding(LearnedTable, WhisperPositionalEmbedding):
+class CapeWhisperPositionalEmbedding(LearnedTable, stock.WhisperPositionalEmbedding):
     """The stock table of the decoder, where the type has one."""
 
-    offset = 0
 
-
-class CapeWhisperEncoder(NaturalLengthEncoder, WhisperEncoder):
+class CapeWhisperEncoder(NaturalLengthEncoder, stock.WhisperEncoder):
     """Recordings of any length."""
 
 
-class CapeWhisperDecoderLayer(MaskedDecoderLayer, WhisperDecoderLayer):
+class CapeWhisperDecoderLayer(MaskedDecoderLayer, stock.WhisperDecoderLayer):
     """Takes a mask of the recording."""
 
 
-class CapeWhisperDecoder(TargetStack, MaskedDecoder, WhisperDecoder):
+class CapeWhisperDecoder(TargetStack, MaskedDecoder, stock.WhisperDecoder):
     """Text side; its positions are tokens, with a draw of its own."""
 
 
-class CapeWhisperModel(PositionModelMixin, WhisperModel):
+class CapeWhisperModel(RecognisesRecordings, PositionModelMixin, stock.WhisperModel):
     """Encoder and decoder; ``forward(..., hop_nanoseconds=, draw=, decoder_draw=)``."""
-
-    config_class = CapeWhisperConfig
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_features: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        decoder_input_ids: Tensor | None = None,
-        decoder_attention_mask: Tensor | None = None,
-        encoder_outputs: Any | None = None,
-        hop_nanoseconds: Tensor | int | None = None,
-        draw: Draw | None = None,
-        decoder_draw: Draw | None = None,
-        frame_nanoseconds: Tensor | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """See transformers and :meth:`CapeWhisperEncoder.forward`.
-
-        Args:
-            draw: Random numbers of the encoder in this forward, to inject; by default drawn in
-                training. With `encoder_outputs`, and with a mask among the features, as in
-                generation, nothing is drawn.
-            decoder_draw: Random numbers of the decoder.
-        """
-        if encoder_outputs is None:
-            features, mask = split_mask(input_features, attention_mask, self.config)
-            if features.shape == input_features.shape:
-                if features.shape[2] >= self.config.mask_time_length:  # else no span has room
-                    input_features = self._mask_input_features(features, mask)
-                draw = draw_positions(self.encoder.positions, features) if draw is None else draw
-                if decoder_draw is None:
-                    decoder_draw = draw_positions(self.decoder.positions, features)
-            encoder_outputs = self.encoder(
-                input_features,
-                attention_mask,
-                hop_nanoseconds,
-                draw,
-                frame_nanoseconds,
-                return_dict=True,
-                **kwargs,
-            )
-        with self.decoder.using(decoder_draw):
-            return super().forward(
-                decoder_input_ids=decoder_input_ids,
-                decoder_attention_mask=decoder_attention_mask,
-                encoder_outputs=encoder_outputs,
-                encoder_attention_mask=getattr(encoder_outputs, "attention_mask", None),
-                return_dict=True,
-                **kwargs,
-            )
 
 
 class CapeWhisperForConditionalGeneration(
-    GeneratesAtNaturalLength, PositionModelMixin, WhisperForConditionalGeneration
+    PositionModelMixin, stock.WhisperForConditionalGeneration
 ):
-    """Recognition or translation; ``forward(..., hop_nanoseconds=, draw=)`` and ``generate()``."""
+    """Recognition or translation; ``forward(..., hop_nanoseconds=, draw=)`` and ``generate()``, by
+    stock code with segments of other lengths."""
 
-    config_class = CapeWhisperConfig
+    def finish(self) -> None:
+        """Lifts the limit of labels: a table begins anew after its last row."""
+        super().finish()
+        if self.config.at_natural_length:
+            self.max_target_positions = math.inf
+
+    def generate(
+        self,
+        input_features: Tensor | None = None,
+        *args: Any,
+        one_piece: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """See transformers. At natural length segments are not padded to 30 s and their masks are
+        kept; otherwise this is stock generation.
+
+        Args:
+            input_features: ``[B, bins, T]``.
+            args: See transformers; so are `kwargs`, and `hop_nanoseconds` of all models of speech.
+            one_piece: Whether recordings over 30 s are encoded as a whole, instead of in segments
+                as stock models do; default where these cannot be: without timestamps, or with
+                frames at other distances than 10 ms.
+
+        Raises:
+            ValueError: if the model is not at natural length and is to generate in one piece, or if
+                timestamps are wanted that it cannot have.
+        """
+        config, shown = self.config, copy(self.config)
+        shown.model_type = WhisperConfig.model_type  # stock code knows it by name
+        if config.at_natural_length and input_features is not None:
+            input_features = self._prepare(input_features, one_piece, kwargs, shown)
+        elif one_piece:
+            raise ValueError(
+                f"one_piece={one_piece} is not allowed for natural_length={config.natural_length} "
+                f"and position embedding {config.position_embedding['type']!r}, which needs 30 s, "
+                "or without input_features; allowed: False. Load the model with "
+                "natural_length=True."
+            )
+        self.config = shown
+        try:
+            return super().generate(input_features, *args, **kwargs)
+        finally:
+            self.config = config
+
+    def _prepare(
+        self, features: Tensor, one_piece: bool | None, kwargs: dict[str, Any], shown: Any
+    ) -> Tensor:
+        """Features with their mask; sets the frames and tokens that stock code allows, which it
+        reads from the configuration that it is `shown`."""
+        batch, _, frames = features.shape
+        features, kwargs["attention_mask"] = join_mask(features, kwargs.get("attention_mask"))
+        hop = hop_in_seconds(kwargs.get("hop_nanoseconds"), shown.hop_seconds, batch)
+        stock_hop = isinstance(hop, float | int) and math.isclose(hop, HOP_SECONDS)
+        positions = self._get_feat_extract_output_lengths(frames)
+        pieces = math.ceil(positions / shown.max_source_positions)
+        timestamps = kwargs.get("return_timestamps") or kwargs.get("return_token_timestamps")
+        if one_piece is None:
+            known = hasattr(self.generation_config, "no_timestamps_token_id")
+            one_piece = kwargs.get("return_timestamps") is False or not (known and stock_hop)
+        in_frames = timestamps or (pieces > 1 and not one_piece)  # of 10 ms, stock code counts
+        if (in_frames and not stock_hop) or (timestamps and one_piece and pieces > 1):
+            raise ValueError(
+                f"one_piece={one_piece} with return_timestamps={bool(timestamps)} is not allowed "
+                f"for {frames} frames, {hop} s apart; timestamps and recordings in segments need "
+                "10 ms, because a timestamp is 0.02 s, which generation takes for two frames, and "
+                "timestamps end at 30 s. Give one_piece=True, return_timestamps=False, or frames "
+                "of 10 ms in segments."
+            )
+        lengths = [kwargs.get(name) or 0 for name in ("max_new_tokens", "max_length")]
+        if one_piece:
+            shown.max_source_positions *= pieces
+            shown.max_target_positions *= pieces
+            if pieces > 1 and not any(lengths) and not self.generation_config.max_new_tokens:
+                kwargs["max_length"] = shown.max_target_positions
+        if max(lengths) > shown.max_target_positions // 2:
+            shown.max_target_positions += max(lengths)
+        return features
+
+    def _set_return_timestamps(self, generation_config: Any, **kwargs: Any) -> int:
+        """The first timestamp; without timestamps none, so that a recording is read once."""
+        first = super()._set_return_timestamps(generation_config=generation_config, **kwargs)
+        without = self.config.at_natural_length and not generation_config.return_timestamps
+        return self.config.vocab_size + 1 if without else first
+
+    def _get_input_segment(self, num_segment_frames: int, **kwargs: Any) -> Tensor | None:
+        if self.config.at_natural_length:
+            longest = int(kwargs["seek_num_frames"][kwargs["batch_idx_map"]].max())
+            num_segment_frames = min(num_segment_frames, longest)
+        return super()._get_input_segment(num_segment_frames=num_segment_frames, **kwargs)
+
+    def _retrieve_max_frames_and_seek(self, attention_mask: Tensor | None, **more: Any) -> Any:
+        frames, seek = super()._retrieve_max_frames_and_seek(attention_mask=attention_mask, **more)
+        if self.config.at_natural_length and attention_mask is not None:
+            frames = attention_mask.sum(-1).cpu().clamp(min=1)
+        return frames, seek
 
 
 class CapeWhisperForAudioClassification(
-    ClassifiesRecordings, PositionModelMixin, WhisperForAudioClassification
+    ClassifiesRecordings, PositionModelMixin, stock.WhisperForAudioClassification
 ):
     """Classifier of recordings; ``forward(..., attention_mask=, hop_nanoseconds=, draw=)``."""
 
-    config_class = CapeWhisperConfig
 
-
-recognise_as_whisper(CapeWhisperConfig.model_type)
+recognise_as(CapeWhisperConfig.model_type, "seq2seq_whisper", BinsFirstPipeline)
 FAMILY = add_parts(
     FamilyClasses(
         CapeWhisperConfig,

@@ -41,7 +41,7 @@ from recipes.lab.tables import Row, pivot, seed_table, write_csv
 PADDED = "padded"  # the stock model
 COMPARED = ("sinpos", "cape")  # without and with augmentation
 LONGEST, TIMED = 30.0, 5.0  # seconds: of stock models, and of the recordings that time is taken of
-STRINGS = {"train": 3000, "timed": 32}  # joined recordings; and so many of each test:
+STRINGS = {"train": 3000, "timed": 240}  # joined recordings; and so many of each test:
 TEST_STRINGS, RECOGNISED = 60, 16  # the latter together
 DIGITS = {"train": 400, "test": 100}  # of which strings are made
 SIDE = {"layers": 2, "attention_heads": 2, "ffn_dim": 256}
@@ -49,7 +49,7 @@ SIZES = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, siz
 SIZES |= {"d_model": 64, "init_std": 0.1, "begin_suppress_tokens": None, "suppress_tokens": None}
 SIZES |= {"num_mel_bins": 24, "max_source_positions": 750}  # of 30 s: frames are 20 ms apart
 TRAINING = (
-    *("--num_train_epochs", "1", "--per_device_train_batch_size", "4", "--learning_rate", "2e-3"),
+    *("--num_train_epochs", "2", "--per_device_train_batch_size", "4", "--learning_rate", "2e-3"),
     *("--warmup_steps", "100", "--lr_scheduler_type", "cosine", "--weight_decay", "0.01"),
 )
 SPECIAL = ("<|endoftext|>", "<|startoftranscript|>", "<|notimestamps|>")
@@ -99,7 +99,7 @@ def make_strings(args: argparse.Namespace, pools: Mapping[str, Recordings]) -> d
     longest, tests = max(TIMED, high), args.limit
     parts = {
         "train": (pools["train"], STRINGS["train"], low, high),
-        "timed": (pools["train"], min(STRINGS["timed"], tests), 0.9 * longest, longest),
+        "timed": (pools["train"], min(STRINGS["timed"], 4 * tests), 0.9 * longest, longest),
     }
     parts |= {name: (pools["test"], tests, *ends) for name, ends in durations(low, high).items()}
     strings = {name: join(*part, seed) for seed, (name, part) in enumerate(parts.items())}
@@ -207,10 +207,11 @@ def take_time(models: Mapping[str, Any], data: Labelled, batch_size: int) -> lis
 def write_results(args: Any, rows: Sequence[Row], times: Sequence[Row], timed: Joined) -> None:
     """Tables and figures of error rates and of times."""
     seconds, ratios = (pivot(times, "variant", "work", column) for column in ("seconds", "ratio"))
-    what = f"{len(timed)} recordings of {np.mean([item.seconds for item in timed.items]):.1f} s"
+    mean = np.mean([item.seconds for item in timed.items])
+    what = f"an epoch of training, and recognition, of {len(timed)} recordings of {mean:.1f} s"
     more = {
         f"Seconds for {what}": seed_table(seconds, "variant"),
-        f"Times as fast as the padded model, {what}": seed_table(ratios, "variant", 1),
+        f"Times as fast as the padded model: {what}": seed_table(ratios, "variant", 1),
     }
     write_csv(args.output / "times.csv", times)
     figure, ((axes,),) = new_figure(6, 3.5)
@@ -261,8 +262,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     def make_trainer(settings: Mapping[str, Any], own: Any) -> SpeechTrainer:
         model, hearing = build_stock(args.model, sizes, processor.tokenizer), hearings[not settings]
-        if settings:
-            hf_models.switch(model, settings, natural_length=True, hop_seconds=hop)
+        if settings:  # text gets the type as well, unless the decoder has a trained table
+            text = None if args.model else {"type": settings["type"]}
+            own_fields = {"hop_seconds": hop, "decoder_position_embedding": text}
+            hf_models.switch(model, settings, natural_length=True, **own_fields)
         place = (model, own, hearing.collate, sets["train"])
         return SpeechTrainer(*place, processing_class=hearing.processor)
 

@@ -132,6 +132,26 @@ def test_packed_texts_are_evaluated_as_unpacked_ones(settings, family):
         torch.testing.assert_close(alone, expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: settings["type"])
+def test_training_on_packed_texts_compiles_without_graph_breaks(settings):
+    """Also where positions are drawn for each text, whose number the device alone knows."""
+    model, (ids, positions) = model_of(settings, num_hidden_layers=1), packed()
+    torch._dynamo.reset()
+    compiled = torch.compile(model.train(), fullgraph=True, backend="aot_eager")
+    gradients = []
+    for call in (model, compiled):
+        model.zero_grad()
+        torch.manual_seed(1)
+        call(input_ids=ids, position_ids=positions, labels=ids, use_cache=False).loss.backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    for pair in zip(*gradients, strict=True):
+        torch.testing.assert_close(*pair, atol=1e-5, rtol=1e-4)
+    if settings["type"] in SAMPLED:
+        with pytest.raises(ValueError, match="max_position=40 .*41 positions"):
+            compiled(torch.ones(1, 41, dtype=torch.long), position_ids=torch.arange(41)[None])
+
+
 # ---- padding -------------------------------------------------------------------------------------
 
 
@@ -169,6 +189,7 @@ def test_packed_texts_may_begin_anywhere():
     model = model_of({"type": "cape", "max_global_scale": 2.0, "max_local_shift": 0}).train()
     positions = torch.cat((torch.arange(5), torch.arange(3, 10)))[None]
     assert number_texts(positions).tolist() == [[0] * 5 + [1] * 7]
+    assert number_texts(torch.tensor([[0, 1, 5, 6, 2, 2]])).tolist() == [[0, 0, 1, 1, 2, 3]]
     ids = torch.ones(1, 12, dtype=torch.long)
     moved = moved_positions(model, input_ids=ids, position_ids=positions)[0]
     first, second = moved[1], moved[5] / 3  # their scales

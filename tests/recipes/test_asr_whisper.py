@@ -115,12 +115,13 @@ def test_the_comparison_of_a_folder_is_written_and_taken_up_again(folder, tmp_pa
     assert all(float(row["ratio"]) == 1 for row in times if row["variant"] == "padded")
     assert (tmp_path / "scores.png").stat().st_size > 1000 < (tmp_path / "times.png").stat().st_size
     page = (tmp_path / "scores.md").read_text()
-    assert "Times as fast as the padded model, 4 recordings of 4." in page
+    assert "an epoch of training, and recognition, of 16 recordings of 4." in page
     assert "**In training**: 0.8-2 s" in page
     whisper.main(words)
     assert "train_runtime" not in capsys.readouterr().out
     saved = transformers.AutoModelForSpeechSeq2Seq.from_pretrained(tmp_path / "cape-seed1")
     assert saved.config.position_embedding["type"] == "cape"
+    assert saved.config.decoder_position_embedding["type"] == "cape"
     assert saved.config.hop_seconds == pytest.approx(0.15)
     stock = transformers.AutoModelForSpeechSeq2Seq.from_pretrained(tmp_path / "padded-seed1")
     assert type(stock) is transformers.WhisperForConditionalGeneration
