@@ -85,6 +85,12 @@ def _parser() -> argparse.ArgumentParser:
     alpha.add_argument("--source-lang", metavar="S", help="with --binarized: source language")
     alpha.add_argument("--target-lang", metavar="T", help="with --binarized: target language")
     alpha.add_argument("--split", help="with --binarized: training subset (default: train)")
+    alpha.add_argument(
+        "--no-eos",
+        action="store_true",
+        help="leave out end-of-sentence tokens, as the numbers of the CAPE paper do (default: they "
+        "count, as in preprocess.log)",
+    )
 
     text = "print settings that follow from the lengths of a corpus and the longest input in use"
     advise = commands.add_parser("advise", help=text, description=text)
@@ -132,6 +138,7 @@ def _count(args: argparse.Namespace) -> TokenCounts:
         raise ValueError(
             f"--tokenizer {args.tokenizer} belongs to --text; binarised data have their tokens."
         )
+    eos = not args.no_eos
     binarized_only = {name: getattr(args, name) for name in ("source_lang", "target_lang", "split")}
     for name, value in binarized_only.items():
         flag = "--" + name.replace("_", "-")
@@ -141,11 +148,10 @@ def _count(args: argparse.Namespace) -> TokenCounts:
             raise ValueError(f"{flag} is missing; --binarized needs it, as in {flag} de.")
     if args.text:
         if args.tokenizer:
-            return _counter_of_hugging_face()(*args.text, args.tokenizer)
-        return count_text_files(*args.text)
-    return count_binarized(
-        args.binarized, args.source_lang, args.target_lang, args.split or "train"
-    )
+            return _counter_of_hugging_face()(*args.text, args.tokenizer, eos=eos)
+        return count_text_files(*args.text, eos=eos)
+    languages = args.source_lang, args.target_lang
+    return count_binarized(args.binarized, *languages, args.split or "train", eos=eos)
 
 
 def _counter_of_hugging_face() -> Callable[..., TokenCounts]:

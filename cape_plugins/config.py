@@ -13,6 +13,7 @@ from typing import Any
 
 from cape_plugins.domains import DOMAINS, default_of
 from cape_plugins.options import (
+    COUNTED,
     OPTION_FIELDS,
     OptionFields,
     applies,
@@ -87,7 +88,8 @@ class PositionConfig(OptionFields):
 
     @property
     def _row(self) -> PositionType:
-        return types_of(self.architecture)[self.type]
+        types = ROTARY_TYPES if self.architecture == ROTARY else TYPES  # not copied: asked per step
+        return types[self.type]
 
     def _default(self, option: Any) -> Any:
         row = self._row
@@ -183,12 +185,12 @@ class PositionConfig(OptionFields):
         """The source scale as a number (CAPE section 5.3).
 
         Raises:
-            ValueError: if it is still "auto", that is, nobody has counted the training data.
+            ValueError: if it is still a word: nobody has counted the training data.
         """
-        if self.source_scale == "auto":
+        if self.source_scale in COUNTED:
             raise ValueError(
-                "source_scale='auto' has not been resolved: no training data have been counted. "
-                "Allowed: a number > 0 or TARGET/SOURCE token counts; "
+                f"source_scale={self.source_scale!r} has not been resolved: no training data have "
+                "been counted. Allowed: a number > 0 or TARGET/SOURCE token counts; "
                 "`cape-plugins alpha` counts them."
             )
         return float(Fraction(self.source_scale))

@@ -16,6 +16,10 @@ from typing import Any
 from cape_plugins.domains import DOMAINS, each_domain
 from cape_plugins.registry import DEFAULT_TYPE, ROTARY, types_of
 
+# Words for a ratio that is counted in the training data: do end-of-sentence tokens count? fairseq's
+# preprocess.log counts them, the numbers of the CAPE paper (appendix D.1) do not.
+COUNTED = {"auto": True, "auto-no-eos": False}
+
 
 def option_field(
     form: str, off: Any, unit: str | Callable[[], str], help: str, **limits: Any
@@ -36,7 +40,7 @@ def option_field(
     elif form == "choice":
         allowed = " or ".join(limits["choices"])
     elif form == "ratio":
-        allowed = "auto, a number > 0 or TARGET/SOURCE"
+        allowed = f"{', '.join(COUNTED)}, a number > 0 or TARGET/SOURCE"
     else:
         low, high = limits.get("low", 0), limits.get("high", math.inf)
         allowed = f">= {low}" if high == math.inf else f"{low} to {high}"
@@ -148,8 +152,8 @@ class OptionFields:
         "ratio",
         "1",
         "target tokens per source token",
-        "factor alpha on source positions (CAPE 5.3); auto counts it in the training data; "
-        "encoder-decoder models only",
+        "factor alpha on source positions (CAPE 5.3); auto counts it in the training data, "
+        "auto-no-eos without EOS as the paper does (App. D.1); encoder-decoder models only",
         architecture="seq2seq",
     )
     source_bos: bool | None = option_field(
@@ -265,11 +269,12 @@ def _parse_bool(value: Any) -> bool:
 
 
 def _parse_ratio(value: Any) -> str:
-    """ "auto", or the positive ratio as text: "470049/454234" stays two exact integers."""
+    """A word of :data:`COUNTED`, or the positive ratio as text: "470049/454234" stays two exact
+    integers."""
     if isinstance(value, bool):
         raise ValueError
     text = str(value).replace(" ", "")
-    if text == "auto":
+    if text in COUNTED:
         return text
     if len(text.lower().partition("e")[2]) > 4:
         raise ValueError  # Fraction would write such a number out in full

@@ -1,4 +1,5 @@
-"""fairseq user directory: registers the ``cape_<arch>`` architectures and speech recognition.
+"""fairseq user directory: registers the ``cape_<arch>`` architectures, speech recognition
+and the optimizer ``radam``.
 
 Load it by ``--user-dir cape_plugins`` or ``--user-dir fairseq_user_dir`` on any fairseq command, or
 import it in Python before building or loading a model.
@@ -20,9 +21,16 @@ from fairseq_user_dir.models import (
     CapeTransformerLanguageModel,
     CapeTransformerModel,
 )
+from fairseq_user_dir.radam import FairseqRAdam
 from fairseq_user_dir.repairs import repair_fairseq
 
-__all__ = ["CLASSES", "CapeTransformerLanguageModel", "CapeTransformerModel", "asr"]
+__all__ = [
+    "CLASSES",
+    "CapeTransformerLanguageModel",
+    "CapeTransformerModel",
+    "FairseqRAdam",
+    "asr",
+]
 
 
 def _accept_fallback_path() -> None:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from cape_plugins import PositionConfig
 from cape_plugins.arguments import PREFIX, TYPE_ARG, flag
 from cape_plugins.config import options
+from cape_plugins.options import COUNTED
 from cape_plugins.pictures.checkpoint import (
     DICTIONARIES,
     fairseq_arguments,
@@ -162,7 +163,7 @@ def changed_settings(stored: PositionConfig, current: PositionConfig) -> list[st
 
 
 def _same_ratio(old: str, new: str) -> bool:
-    return "auto" not in (old, new) and Fraction(old) == Fraction(new)
+    return not COUNTED.keys() & {old, new} and Fraction(old) == Fraction(new)
 
 
 def _compare(path: str, state: Mapping[str, Any], trainer: Trainer, resuming: bool) -> None:

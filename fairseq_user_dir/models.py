@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from cape_plugins import PositionConfig, build_position_encoder
 from cape_plugins.alpha import count_binarized
+from cape_plugins.options import COUNTED
 from fairseq_user_dir.admin import attach_admin, profile_admin, profiling_batch
 from fairseq_user_dir.attention import add_relative_positions
 from fairseq_user_dir.checkpoints import PositionalModel
@@ -67,9 +68,9 @@ class _CapeModel(PositionalModel):
         """
         config = config_from_args(args, cls.architecture)
         check_stock_args(args, config)
-        if config.source_scale == "auto":
+        if config.source_scale in COUNTED:
             asked = getattr(args, "position_source_scale", None) is not None
-            config = config.replace(source_scale=_count_tokens(task, asked))
+            config = config.replace(source_scale=_count_tokens(task, config.source_scale, asked))
         record(args, config)
         _set_stock_args(args, config)
         model = super().build_model(args, task)
@@ -162,10 +163,11 @@ def install(stack: nn.Module, mixin: type, config: PositionConfig, side: str) ->
     stack.__class__ = type(f"Cape{type(stack).__name__}", (mixin, type(stack)), {})
 
 
-def _count_tokens(task: Any, asked: bool) -> str:
-    """Counts the binarised training data of the task: TARGET/SOURCE. A task without one source and
-    one target language (denoising, several languages) has no such ratio: 1, unless someone `asked`
-    for counting.
+def _count_tokens(task: Any, how: str, asked: bool) -> str:
+    """Counts the binarised training data of the task: TARGET/SOURCE, with or without EOS as `how`,
+    a word of :data:`~cape_plugins.options.COUNTED`, says. A task without one source and one target
+    language (denoising, several languages) has no such ratio: 1, unless someone `asked` for
+    counting.
 
     Raises:
         SettingsError: if the data cannot be counted.
@@ -183,18 +185,19 @@ def _count_tokens(task: Any, asked: bool) -> str:
             raise ValueError(without_pair)
         folders = utils.split_paths(settings.data)
         split = getattr(settings, "train_subset", None) or "train"
-        counts = count_binarized(folders, source, target, split)
+        counts = count_binarized(folders, source, target, split, eos=COUNTED[how])
     except (OSError, ValueError) as error:
         raise SettingsError(
-            "--position-source-scale auto cannot count the training data: "
-            f"{error}. Give the ratio of target to source tokens, for example "
-            "--position-source-scale 1.03; `cape-plugins alpha` counts it."
+            f"--position-source-scale {how} cannot count the training data: {error}. Give the "
+            "ratio of target to source tokens, for example --position-source-scale 1.03; "
+            "`cape-plugins alpha` counts it."
         ) from error
     logger.info(
-        "source scale alpha = %.5f (%d target / %d source tokens)",
+        "source scale alpha = %.5f (%d target / %d source tokens%s)",
         counts.alpha,
         counts.target,
         counts.source,
+        "" if COUNTED[how] else ", EOS not counted",
     )
     return str(counts)
 

@@ -29,6 +29,7 @@ from cape_plugins import PositionConfig, patch_positions
 from cape_plugins.arguments import TYPE_ARG, Parser, add_position_args, given_settings, in_flags
 from cape_plugins.config import applies, parse_option
 from cape_plugins.families import find_family, setting_of
+from cape_plugins.options import COUNTED
 from cape_plugins.registry import DEFAULT_TYPE, ENCODINGS, ROTARY_TYPES, TYPES, types_of
 from hf_models.counting import count_texts
 from hf_models.export import make_self_contained
@@ -173,7 +174,7 @@ def _cape_model(
             if applies(key, settings["type"], place[1])
         }
         settings = {**here, **settings}
-    if PositionConfig.from_dict(settings, *place).source_scale == "auto":
+    if PositionConfig.from_dict(settings, *place).source_scale in COUNTED:
         raise ValueError(
             f"alpha of {settings['type']!r} is missing, target tokens per source token: give "
             "source_scale as a number such as 1.05, as TARGET/SOURCE, or as two raw texts, "
@@ -317,7 +318,7 @@ def _source_scale(text: str, model: str) -> str:
         print(f"alpha = {counts} = {counts.alpha:.4f} target tokens per source token")
         return str(counts)
     try:
-        if text == "auto" or len(files) > 2:
+        if text in COUNTED or len(files) > 2:
             raise ValueError
         return parse_option("source_scale", text)
     except ValueError:

@@ -15,6 +15,7 @@ def count_texts(
     source_path: str | os.PathLike[str],
     target_path: str | os.PathLike[str],
     model: str | os.PathLike[str],
+    eos: bool = True,
 ) -> TokenCounts:
     """Counts the tokens of two parallel raw text files, one sentence a line, with progress bars.
 
@@ -23,6 +24,7 @@ def count_texts(
         target_path: Target text, with the same number of lines.
         model: Folder or hub name of a model with a tokenizer. What it puts around a sentence counts
             (EOS, language codes), but for BOS, as everywhere in this package.
+        eos: Count the end-of-sentence tokens, too; the CAPE paper (appendix D.1) does not.
 
     Raises:
         FileNotFoundError: if a text is missing.
@@ -39,7 +41,8 @@ def count_texts(
     def tokens(path: str | os.PathLike[str], side: str) -> Iterator[list[int]]:
         for line in tqdm(text_lines(path), desc=str(path), unit=" lines", disable=None):
             ids = tokenizer(**{side: line.rstrip("\n")}, verbose=False)["input_ids"]
-            yield ids[1:] if ids[:1] == [tokenizer.bos_token_id] else ids
+            ids = ids[1:] if ids[:1] == [tokenizer.bos_token_id] else ids
+            yield ids if eos else [token for token in ids if token != tokenizer.eos_token_id]
 
     return count_token_lists(
         tokens(source_path, "text"),

@@ -8,6 +8,7 @@ from typing import Any
 
 from cape_plugins.config import options
 from cape_plugins.families import FIELD
+from cape_plugins.options import COUNTED
 
 
 class CheckedSettings(dict):
@@ -49,10 +50,11 @@ def require_own_config(config: Any, model: str) -> None:
         )
     for field in config.position_fields:
         settings = config.position_settings(field)
-        if settings.source_scale == "auto":
+        if settings.source_scale in COUNTED:
             raise ValueError(
-                f"source_scale='auto' of {field} {settings.type!r} cannot be counted by a model; "
-                "allowed: a number > 0 or TARGET/SOURCE. Count the tokens of the training data "
+                f"source_scale={settings.source_scale!r} of {field} {settings.type!r} cannot be "
+                "counted by a model; allowed: a number > 0 or TARGET/SOURCE. Count the tokens of "
+                "the training data "
                 "(`cape-plugins alpha --text SOURCE TARGET --tokenizer MODEL` does so) and give "
                 f'{field}={{"type": {settings.type!r}, "source_scale": ...}}, or 1.'
             )

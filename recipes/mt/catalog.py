@@ -19,10 +19,17 @@ _COMMON = (
     # fairseq drops a last batch that is no multiple of this (default 8): always the same sentences.
     " --required-batch-size-multiple 1"
 )
+_CLINIC = _COMMON.replace("--optimizer adam ", "--optimizer radam ")  # CAPE follows its recipes
+
+
+def _of_cape_paper(*presets: str) -> dict[str, Settings]:
+    """Settings of the CAPE paper; its alpha counts no end-of-sentence tokens (appendix D.1)."""
+    settings = of_papers(*presets, "relpos_wmt14")
+    return settings | {"cape": {**settings["cape"], "source_scale": "auto-no-eos"}}
 
 
 # relpos: "covers the training data", CAPE section 5.3; SHAPE adds to keys and values
-_CAPE_PAPER = of_papers("cape_wmt14", "relpos_wmt14")
+_LIKE_CAPE_PAPER = of_papers("cape_wmt14", "relpos_wmt14")
 _SHAPE_PAPER = of_papers("shape_wmt16", "relpos_wmt16", "cape_wmt14")
 
 
@@ -54,7 +61,7 @@ class Recipe(Text):
     beam: int = 4
     length_penalty: float = 1.0
     position: str = "cape"  # the paper's own position embedding
-    positions: Mapping[str, Settings] = field(default_factory=lambda: _CAPE_PAPER)  # by type
+    positions: Mapping[str, Settings] = field(default_factory=lambda: _LIKE_CAPE_PAPER)  # by type
     epochs: int | None = None  # train for so many epochs,
     updates: int | None = None  # or so many updates
     select: str = "best"  # or "average"
@@ -68,12 +75,13 @@ class Recipe(Text):
 
 _WMT14 = Recipe(
     title="WMT14 English-German, 6+6 layers, ADMIN (CAPE table 2)",
-    train=f"--arch cape_transformer_wmt_en_de {_COMMON} --admin-init --adam-betas (0.9,0.98)"
+    train=f"--arch cape_transformer_wmt_en_de {_CLINIC} --admin-init --adam-betas (0.9,0.98)"
     " --lr 1e-3 --warmup-updates 8000 --dropout 0.1 --activation-dropout 0.1 --seed 1111",
     epochs=150,
     tokens_per_update=4 * 8192,
     max_tokens=8192,
     length_penalty=0.6,
+    positions=_of_cape_paper("cape_wmt14"),
     vocab_size=32764,
     clean=(1, 80),
     first_epoch=50,
@@ -87,6 +95,7 @@ _WMT16 = Recipe(
     updates=200_000,
     tokens_per_update=112_000,
     max_tokens=7000,
+    length_penalty=0.0,  # none, the default of OpenNMT-py; the paper and its code name no other
     position="shape",
     positions=_SHAPE_PAPER,
     clean=(1, 250),
@@ -142,13 +151,28 @@ _MULTI30K_SMALL = replace(
 )
 
 
+# Long enough for cape to learn to use positions, with learning curves. Ten joined captions are kept
+# apart by no model of this size, three are.
+_STUDY = replace(
+    _MULTI30K_SMALL,
+    title="Multi30k English-German by a small model, 4800 updates (no paper)",
+    train=_MULTI30K_SMALL.train.replace(" --disable-validation", ""),
+    updates=4800,
+    save_every=200,  # and validation; the average is over the last fifth, as SHAPE's nearly is
+    positions={
+        "cape": {"max_global_shift": 5},
+        "shape": {"max_offset": 10},
+        "relpos": {"relative_context": 16},
+    },
+)
+
 RECIPES: dict[str, Recipe] = {
     "wmt14_en_de": _WMT14,
     "wmt14_en_de_18l": replace(
         _WMT14,
         title="WMT14 English-German, 18+18 layers, ADMIN (CAPE table 2)",
         train=f"{_WMT14.train} --encoder-layers 18 --decoder-layers 18",
-        positions=_CAPE_PAPER | of_papers("cape_wmt14_18l"),
+        positions=_of_cape_paper("cape_wmt14_18l"),
     ),
     "wmt14_en_fr": replace(
         _WMT14,
@@ -171,7 +195,7 @@ RECIPES: dict[str, Recipe] = {
     "iwslt14_de_en": Recipe(
         title="IWSLT14 German-English (the recipe of Transformer-Clinic; not in the CAPE paper)",
         languages=("de", "en"),
-        train=f"--arch cape_transformer_iwslt_de_en {_COMMON} --adam-betas (0.9,0.98)"
+        train=f"--arch cape_transformer_iwslt_de_en {_CLINIC} --adam-betas (0.9,0.98)"
         " --lr 7e-4 --warmup-updates 6000 --dropout 0.3 --activation-dropout 0.1"
         " --weight-decay 1e-4 --seed 1111",
         updates=100_000,
@@ -208,6 +232,12 @@ RECIPES: dict[str, Recipe] = {
             "relpos": {"relative_context": 16},
         },
         join=10,
+    ),
+    "multi30k_study": _STUDY,
+    "multi30k_study_interpolate": replace(
+        _STUDY,
+        title=f"{_STUDY.title}, three neighbouring captions joined",
+        join=3,
     ),
 }
 

@@ -18,7 +18,6 @@ import json
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,8 @@ if __name__ == "__main__":  # as a script, so that it also runs under `accelerat
 import transformers
 from sentencepiece import SentencePieceProcessor
 
+from cape_plugins.alpha import TokenCounts, count_token_lists
+from cape_plugins.options import COUNTED
 from hf_models import CapeMarianConfig, CapeMarianMTModel
 from recipes.lab import data
 from recipes.lab.hf_checkpoints import load_model, make_config, read_beside, read_config
@@ -135,6 +136,15 @@ def encode(pairs: Sequence[Pair], tokenizer: Any, longest: int) -> list[dict[str
     return [{"input_ids": source, "labels": target} for source, target in rows]
 
 
+def count_alpha(rows: Sequence[Mapping[str, Any]], tokenizer: Any, eos: bool) -> TokenCounts:
+    """Target and source tokens (CAPE section 5.3), with or without end-of-sentence tokens."""
+    end = None if eos else tokenizer.eos_token_id
+    sides = (
+        [[i for i in row[side] if i != end] for row in rows] for side in ("input_ids", "labels")
+    )
+    return count_token_lists(*sides)
+
+
 def translate(
     model: Any, tokenizer: Any, sources: Sequence[list[int]], beams: int, batch_size: int
 ) -> list[str]:
@@ -178,11 +188,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             tokenizer = make_tokenizer(args.output / "tokenizer", splits["train"], size)
     train_set = encode(splits["train"], tokenizer, args.max_length)
     sizes = {**(LIST_MODEL if lists else {}), **(args.model_config or {})}
-    # target/source tokens (CAPE section 5.3), end-of-sentence tokens counted
-    tokens = {side: sum(len(row[side]) for row in train_set) for side in ("input_ids", "labels")}
-    alpha = f"{tokens['labels']}/{tokens['input_ids']}"
+    alphas = {word: count_alpha(train_set, tokenizer, eos) for word, eos in COUNTED.items()}
     if training.process_index == 0:
-        print(f"alpha = {alpha} = {float(Fraction(alpha)):.4f} target tokens per source token")
+        for word, alpha in alphas.items():
+            print(f"alpha = {alpha} = {alpha.alpha:.4f} target tokens per source token ({word})")
 
     def make_trainer(settings: Any, own: Any) -> transformers.Seq2SeqTrainer:
         model = build_model(args.model, settings, sizes, tokenizer)
@@ -191,11 +200,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         return trainer(model, own, collator, train_set, processing_class=tokenizer)
 
     defaults = LIST_SETTINGS if lists else {}
-    defaults = {**defaults, "cape": {"source_scale": alpha, **defaults.get("cape", {})}}
+    defaults = {**defaults, "cape": {"source_scale": "auto", **defaults.get("cape", {})}}
     compared = settings_to_compare(args, "text", COMPARED, defaults)
     for settings in compared.values():
-        if settings.get("source_scale") == "auto":
-            settings["source_scale"] = alpha
+        if (how := settings.get("source_scale")) in alphas:
+            settings["source_scale"] = str(alphas[how])
     metric, group = ("exact_match", "numbers") if lists else ("bleu", "source words")
     sources, references = map(list, zip(*splits["test"], strict=True))
     source_ids = tokenizer(sources)["input_ids"]

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from recipes.lab.runs import binarise
-from recipes.lab.steps import CommandError, matches, progress, step
+from recipes.lab.steps import CommandError, matches, progress, read_written, step, write_lines
 from recipes.lab.subwords import SEGMENTATIONS
 from recipes.mt import corpus
 from recipes.mt.catalog import Text
 from recipes.mt.number_lists import write_number_lists
 
+VALID_SIZES = "valid.sizes"  # lines of each validation file, which make one set together
 SAMPLE_SIZES = {"train": 600, "valid": 20, "test": 12}
 # A step knows and records all options of the text but these, which only later steps look at.
 LATER = {"tokenised": ("segmentation", "vocab_size", "max_subwords", "filter_valid", "join")}
@@ -89,10 +90,31 @@ def collect_text(options: Namespace, files: Files, sample: bool, folder: Path) -
                 f"--train: too few lines to hold out every {every}th for --{split}; give --{split}"
             )
     if files["valid"]:
-        corpus.write_columns(split_files(folder, "valid", options), read("valid", files["valid"]))
+        parts = [read("valid", [pair]) for pair in files["valid"]]
+        write_parts(split_files(folder, "valid", options), parts)
     for number, pair in enumerate(files["test"]):
         names = split_files(folder, f"test{number or ''}", options)
         corpus.write_columns(names, read("test", [pair]))
+
+
+def write_parts(names: Sequence[Path], parts: Sequence[Iterator[corpus.Row]]) -> None:
+    """Writes rows of several files one after the other, and how many each has."""
+    sizes = [0] * len(parts)
+
+    def counted() -> Iterator[corpus.Row]:
+        for number, part in enumerate(parts):
+            for row in part:
+                sizes[number] += 1
+                yield row
+
+    corpus.write_columns(names, counted())
+    write_lines(names[0].with_name(VALID_SIZES), map(str, sizes))
+
+
+def part_sizes(folder: Path, whole: int | None) -> list[int | None]:
+    """How many of the `whole` validation lines in `folder` belong to each of the user's files."""
+    path = folder / VALID_SIZES
+    return list(map(int, read_written(path))) if path.exists() else [whole]  # held out, or older
 
 
 def tokenise_text(
@@ -127,9 +149,20 @@ def segment_text(
             plain = corpus.read_lines(split_files(text, split, options)[1], split)
             rows = ((*pair, reference) for pair, reference in zip(rows, plain, strict=True))
         rows = iter(progress(rows, f"segment {split}", unit="pair"))
-        if split == "train" or (split == "valid" and options.filter_valid):
-            limits = (1, options.max_subwords, options.max_ratio)
-            rows = (row for row in rows if lengths_fit(row[:2], *limits))
-        if options.join > 1:
-            rows = corpus.join_neighbours(rows, options.join)
-        corpus.write_columns(names, rows)
+        is_filtered = split == "train" or (split == "valid" and options.filter_valid)
+        if split != "valid":
+            corpus.write_columns(names, fit_and_join(rows, options, is_filtered))
+            continue
+        # each file by itself, as test sets are: no sentences of two files are joined
+        parts = (islice(rows, size) for size in part_sizes(text, None))
+        write_parts(names, [fit_and_join(part, options, is_filtered) for part in parts])
+
+
+def fit_and_join(
+    rows: Iterator[corpus.Row], options: Namespace, is_filtered: bool
+) -> Iterator[corpus.Row]:
+    """Leaves out rows of unfit lengths, if `is_filtered`, and joins neighbours."""
+    if is_filtered:
+        limits = (1, options.max_subwords, options.max_ratio)
+        rows = (row for row in rows if lengths_fit(row[:2], *limits))
+    return corpus.join_neighbours(rows, options.join) if options.join > 1 else rows

@@ -17,6 +17,7 @@ from cape_plugins.alpha import (
     read_index_sizes,
 )
 from cape_plugins.cli import main
+from cape_plugins.config import PositionConfig
 
 # 5 sentences; one is empty, one has odd spaces and a no-break space, which fairseq splits at
 SOURCE = "ein kleines Haus\n\nviele  Wörter\tmit\u00a0Lücken \nja\nnein , danke .\n"
@@ -187,6 +188,31 @@ def test_subsets_folders_directions_and_formats_are_summed(tmp_path: Path) -> No
     assert count_binarized([first, str(second)], "de", "en") == both
 
 
+@pytest.mark.parametrize("write", [write_mmap, write_legacy])
+def test_eos_can_be_left_out_of_every_format(tmp_path: Path, write: Callable[..., None]) -> None:
+    """As the CAPE paper counts (appendix D.1); the ends of three sentences are missing."""
+    write_pair(tmp_path, [4, 2, 1], [5, 3, 6], write=write)
+    assert count_binarized(tmp_path, "de", "en") == TokenCounts(7, 14)
+    assert count_binarized(tmp_path, "de", "en", eos=False) == TokenCounts(4, 11)
+    (tmp_path / "raw.de-en.de").write_text("a b c\nd\n\n", encoding="utf-8")
+    (tmp_path / "raw.de-en.en").write_text("e f\ng\nh\n", encoding="utf-8")
+    assert count_binarized(tmp_path, "de", "en", "raw", eos=False) == TokenCounts(4, 4)
+
+
+def test_ratio_that_nobody_counted_is_an_error() -> None:
+    config = PositionConfig("cape", architecture="seq2seq", source_scale="auto-no-eos")
+    assert config.source_scale == "auto-no-eos"
+    with pytest.raises(ValueError, match=r"source_scale='auto-no-eos'.*cape-plugins alpha"):
+        _ = config.alpha
+
+
+def test_ratio_of_the_paper_needs_its_way_to_count(tmp_path: Path) -> None:
+    """French of appendix D.1: 31.7677 and 36.9522 tokens a sentence, alpha 1.1632."""
+    write_pair(tmp_path, [317677 + 10_000, *[0] * 9999], [369522 + 10_000, *[0] * 9999])
+    assert round(count_binarized(tmp_path, "de", "en").alpha, 4) == 1.1582
+    assert round(count_binarized(tmp_path, "de", "en", eos=False).alpha, 4) == 1.1632
+
+
 def test_sums_beyond_32_bits_are_exact(tmp_path: Path) -> None:
     write_pair(tmp_path, [2**31 - 1] * 3, [1] * 3)
     assert count_binarized(tmp_path, "de", "en").source == 3 * (2**31 - 1)
@@ -278,6 +304,21 @@ def test_command_prints_counts_and_flag(tmp_path: Path, capsys: pytest.CaptureFi
     languages = ["--source-lang", "de", "--target-lang", "en", "--split", "learn"]
     assert main(["alpha", "--binarized", str(tmp_path), *languages]) == 0
     assert capsys.readouterr().out == text
+
+
+def test_command_leaves_out_ends_of_sentences(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = write_text(tmp_path)
+    sentences = len(SOURCE.splitlines())
+    expected = f"--position-source-scale {COUNTS.target - sentences}/{COUNTS.source - sentences}"
+    assert main(["alpha", "--no-eos", "--text", str(source), str(target)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == expected
+    empty = [0] * (sentences - 1)
+    write_pair(tmp_path, [COUNTS.source, *empty], [COUNTS.target, *empty])
+    languages = ["--source-lang", "de", "--target-lang", "en"]
+    assert main(["alpha", "--no-eos", "--binarized", str(tmp_path), *languages]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == expected
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ GOOD = {
     "int": lambda meta: [meta.get("low", 0), meta.get("high", 10**6), "3", 3.0],
     "bool": lambda meta: [True, False, "true", "false", "True"],
     "choice": lambda meta: list(meta["choices"]),
-    "ratio": lambda meta: ["auto", 1.05, 2, "0.5", "470049/454234", "1e-3"],
+    "ratio": lambda meta: ["auto", "auto-no-eos", 1.05, 2, "0.5", "470049/454234", "1e-3"],
 }
 NO_NUMBERS = [math.nan, math.inf, -math.inf, "nan", "inf", "abc", "", [], {}, range(3), True, 1j]
 BAD = {

@@ -38,7 +38,7 @@ REFUSED = {
     "--position-source-bos": (("on", "0"), "true or false"),
     "--position-source-scale": (
         (*REAL, "0", "1/0", "-1/2", "1,05", "1e400", "1e-400", "1/2/3"),
-        "auto, a number > 0 or TARGET/SOURCE",
+        "auto, auto-no-eos, a number > 0 or TARGET/SOURCE",
     ),
     "--position-relative-context": ((*REAL, "1.5", "100001", "1e8"), "0 to 100000"),
     "--position-relative-layers": (("last", "1"), "all or first"),
@@ -199,6 +199,9 @@ def test_alpha_is_not_counted_from_damaged_data(fault, tmp_path):
 def test_alpha_is_counted_from_sound_data(tmp_path):
     for language, lengths in (("en", [4, 4]), ("de", [5, 5])):
         (tmp_path / f"train.en-de.{language}.idx").write_bytes(mmap_index(lengths))
+    without_ends = configure("--position-source-scale", "auto-no-eos")
+    model = build_model(without_ends.model, Task(tmp_path))
+    assert model.position_config.source_scale == without_ends.model.position_source_scale == "8/6"
     cfg = configure()
     model = build_model(cfg.model, Task(tmp_path))
     assert model.position_config.source_scale == cfg.model.position_source_scale == "10/8"

@@ -57,6 +57,17 @@ def test_alpha_of_raw_text_is_counted_by_the_tokenizer(translator, capsys):
     assert f"--position-source-scale {alpha}\n" not in capsys.readouterr().out
 
 
+def test_ends_of_sentences_can_be_left_out(translator, capsys):
+    """Marian ends each line of a text with one, the empty line too."""
+    folder, source, target, alpha = translator
+    counted = [int(number) for number in alpha.split("/")]
+    lines = [len(path.read_text(encoding="utf-8").splitlines()) for path in (target, source)]
+    expected = "/".join(str(n - by) for n, by in zip(counted, lines, strict=True))
+    words = ["alpha", "--text", str(source), str(target), "--tokenizer", str(folder)]
+    assert cape_plugins_main([*words, "--no-eos"]) == 0
+    assert f"--position-source-scale {expected}\n" in capsys.readouterr().out
+
+
 def test_convert_counts_alpha_from_two_texts(translator, tmp_path, capsys):
     folder, source, target, alpha = translator
     words = ["--position-embedding", "cape", "--position-source-scale", f"{source},{target}"]
@@ -66,7 +77,7 @@ def test_convert_counts_alpha_from_two_texts(translator, tmp_path, capsys):
     assert saved["position_embedding"]["source_scale"] == alpha
 
 
-BAD_ALPHA = ["auto", "0", "-1", "two", "1,2,3", "gone.en,gone.de"]
+BAD_ALPHA = ["auto", "auto-no-eos", "0", "-1", "two", "1,2,3", "gone.en,gone.de"]
 
 
 @pytest.mark.parametrize("text", BAD_ALPHA)

@@ -101,7 +101,8 @@ def test_translation_trains_each_type_with_each_seed(tmp_path, monkeypatch, caps
     folders = [folder_name(f"{name}-seed{seed}") for name in names for seed in (1, 2)]
     assert list(trained) == folders
     assert trained["cape-max_global_shift-7-seed2"].endswith(
-        f"--position-embedding cape --position-max-global-shift 7 --seed {2 * 100003} --lr 1"
+        "--position-embedding cape --position-max-global-shift 7"
+        f" --position-source-scale auto-no-eos --seed {2 * 100003} --lr 1"
     )
     with open("w/scores.csv") as file:
         rows = [(row["type"], row["seed"], row["sacreBLEU"]) for row in csv.DictReader(file)]

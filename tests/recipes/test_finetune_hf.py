@@ -84,6 +84,14 @@ def test_folder_of_images_under_accelerate(run_cli, repo_root, tmp_path):
     assert list(read_scores(tmp_path / "out", "accuracy")["cape"]) == ["16", "24"]
 
 
+def test_alpha_is_counted_with_and_without_ends_of_sentences():
+    """The end of sentence is 0; it is the last token of what is not cut."""
+    rows = [{"input_ids": [5, 6, 0], "labels": [7, 0]}, {"input_ids": [5, 6], "labels": [7, 8, 0]}]
+    tokenizer = argparse.Namespace(eos_token_id=0)
+    assert str(mt.count_alpha(rows, tokenizer, eos=True)) == "5/5"
+    assert str(mt.count_alpha(rows, tokenizer, eos=False)) == "3/4"
+
+
 @pytest.mark.slow
 def test_built_in_translation_learns_and_is_scored_by_length(run_cli, repo_root, tmp_path):
     command = ("python", repo_root / "recipes/mt/finetune_hf.py", "--output", "out", *QUICK)

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from recipes.lab.steps import CommandError
+from recipes.mt.analysis.length import stack_all
 from recipes.mt.analysis.stack import (
     estimate,
     position_rows,
@@ -55,6 +57,17 @@ def test_stacking_keeps_every_token_in_order():
         assert words == expected[: len(words)]
         rest = len(expected) - len(words)
         assert rest < 25 + 10
+
+
+def test_stacks_of_each_number_hold_all_of_the_text():
+    """But for a rest that is too short for one more."""
+    pairs = [(f"S{n} .", f"T{n} .") for n in range(5)]
+    stacked, groups = stack_all(pairs, [1, 2])
+    assert groups == ["1"] * 5 + ["2"] * 2
+    assert stacked == [*pairs, ("S0 , s1 .", "T0 , t1 ."), ("S2 , s3 .", "T2 , t3 .")]
+    for counts in ([2, 1], [1, 1], [1, 6]):
+        with pytest.raises(CommandError, match="--stack .* increasing numbers up to 5"):
+            stack_all(pairs, counts)
 
 
 def test_loss_is_averaged_over_the_sentences_that_reach_a_position():

@@ -275,27 +275,6 @@ def test_every_row_is_complete(name):
     assert sampled(row).train.startswith(row.train)
 
 
-@pytest.mark.parametrize(
-    ("name", "position", "expected"),
-    [
-        ("wmt14_en_de", "cape", ["--position-max-global-shift", "5"]),
-        ("wmt14_en_de_18l", "cape", ["--position-max-global-shift", "10"]),
-        ("wmt14_en_de", "relpos", ["--position-relative-context", "150"]),
-        (
-            "wmt16_en_de",
-            "relpos",
-            ["--position-relative-context", "16", "--position-relative-values", "true"],
-        ),
-        ("wmt16_en_de", "cape", ["--position-max-global-shift", "5"]),
-        ("wmt16_en_de", "shape", ["--position-max-offset", "500"]),
-        ("wmt14_en_de", "sinpos", []),
-    ],
-)
-def test_options_of_the_papers_follow_the_type(name, position, expected):
-    flags = flags_of(RECIPES[name], position)
-    assert flags[flags.index("--position-embedding") + 2 :] == expected
-
-
 def test_admin_is_part_of_the_wmt14_recipes_only():
     with_admin = {name for name, row in RECIPES.items() if "--admin-init" in row.train}
     assert with_admin == {"wmt14_en_de", "wmt14_en_de_18l", "wmt14_en_fr"}

@@ -1,13 +1,19 @@
 """BLEU (sacrebleu) and exact match by source length (SHAPE figure 3).
 
-Lengths count words of the test text, so that models with different subwords share the bins.
+Lengths count words of the test text, so that models with different subwords share the bins. With
+--stack N ... neighbouring sentences are joined N at a time first, as for the analysis stack (CAPE
+section 5.3): all of the test text for each N, and scores by N.
 """
 
 import argparse
+from collections.abc import Sequence
 
 from recipes.lab.options import bins, positive
 from recipes.lab.scores import write_scores
+from recipes.lab.steps import CommandError
 from recipes.mt.analysis import options
+from recipes.mt.analysis.stack import stack_groups
+from recipes.mt.corpus import Pair
 from recipes.mt.scoring import METRICS, METRICS_ARE, groups_by_length, score_groups
 
 
@@ -15,12 +21,31 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     text = "upper ends of the bins of source words (default: 5 10 15 20 30 50)"
     default = (5, 10, 15, 20, 30, 50)
     parser.add_argument("--bins", nargs="+", type=positive, default=default, metavar="N", help=text)
+    text = "join N neighbouring sentences to one, and show scores by N (default: by source words)"
+    parser.add_argument("--stack", nargs="+", type=positive, metavar="N", help=text)
     options.add_decoding_options(parser)
+
+
+def stack_all(pairs: Sequence[Pair], counts: Sequence[int]) -> tuple[list[Pair], list[str]]:
+    """The text in stacks of each of `counts` sentences, and of how many each is, as a label."""
+    if sorted(set(counts)) != list(counts) or counts[-1] > len(pairs):
+        given = " ".join(map(str, counts))
+        raise CommandError(
+            f"--stack {given}: allowed: increasing numbers up to {len(pairs)}, the pairs of the"
+            " test text; give for example --stack 1 2 4"
+        )
+    stacked = {count: stack_groups(pairs, count) for count in counts}
+    groups = [str(count) for count, rows in stacked.items() for _ in rows]
+    return [pair for rows in stacked.values() for pair in rows], groups
 
 
 def run(args: argparse.Namespace) -> None:
     bins(args.bins, "--bins")  # refuses bad ones before any work
     how, pairs = options.decoding(args), options.test_pairs(args)
+    column, groups_are, name, stacks = "source_words", "source words", "length", None
+    if args.stack:
+        pairs, stacks = stack_all(pairs, args.stack)
+        column, groups_are, name = "sentences", "number of stacked sentences", "length-stacked"
     models = options.open_models(args)
     sides = list(zip(*pairs, strict=True))
     metrics = {metric: METRICS[metric] for metric in ("bleu", "exact_match")}
@@ -28,12 +53,14 @@ def run(args: argparse.Namespace) -> None:
     for columns, model in options.each(models):
         hypotheses = options.translations(model, how, args.output / "translations", sides[0])
         sources, references = (list(map(model.plain, side)) for side in sides)
-        groups = groups_by_length(sources, args.bins)
-        for label, score in score_groups(hypotheses, references, *groups).items():
-            values = {name: score[name] for name in ("count", *metrics)}
-            rows.append({**columns, "source_words": label, **values})
-    counts = {row["source_words"]: row["count"] for row in rows}
+        groups = (stacks, args.stack) if stacks else groups_by_length(sources, args.bins)
+        scored = score_groups(hypotheses, references, groups[0], list(map(str, groups[1])))
+        for label, score in scored.items():
+            values = {metric: score[metric] for metric in ("count", *metrics)}
+            rows.append({**columns, column: label, **values})
+    counts = {row[column]: row["count"] for row in rows}
     sentences = ", ".join(f"{label}: {count}" for label, count in counts.items())
     facts = options.facts(args, models, sentences=sentences, metrics=METRICS_ARE)
-    title, more = "Scores by source length", {"name": "length", "groups_are": "source words"}
-    write_scores(args.output, title, rows, "source_words", metrics, facts, **more)
+    title = f"Scores by {groups_are}" if stacks else "Scores by source length"
+    how_shown = {"name": name, "groups_are": groups_are}
+    write_scores(args.output, title, rows, column, metrics, facts, **how_shown)

@@ -59,6 +59,12 @@ def stack_pairs(
             group = []
 
 
+def stack_groups(pairs: Sequence[Pair], count: int) -> list[Pair]:
+    """Stacks of `count` neighbouring pairs each; a shorter rest is dropped."""
+    groups = (pairs[start : start + count] for start in range(0, len(pairs) - count + 1, count))
+    return [tuple(stack_sentences(side) for side in zip(*group, strict=True)) for group in groups]
+
+
 def stack_for(models: Iterable[Translator], pairs: Sequence[Pair], minimum: int) -> list[Pair]:
     """Stacked pairs whose targets have `minimum` subwords of each model."""
     lengths = [model.target_length for model in models]

@@ -1,0 +1,146 @@
+"""Proves that the optimizer radam is that of Liu et al., resumes bit for bit, and trains in half
+precision."""
+
+import shutil
+from argparse import Namespace
+
+import numpy as np
+import pytest
+import torch
+from fairseq import optim
+
+from fairseq_user_dir.errors import SettingsError
+from fairseq_user_dir.radam import FairseqRAdam, RAdamConfig
+from tests.support.fairseq_models import holds, train_words
+
+RADAM = ["--optimizer", "radam", "--adam-betas", "(0.9,0.98)", "--weight-decay", 0.01]
+
+
+def reference_steps(weight, gradients, rate, betas, eps, decay):
+    """Algorithm 2 of Liu et al. (2020), with weight decay apart, in float64."""
+    first, second = betas
+    m = v = np.zeros_like(weight)
+    longest = 2 / (1 - second) - 1
+    for t, gradient in enumerate(gradients, 1):
+        m = first * m + (1 - first) * gradient
+        v = second * v + (1 - second) * gradient**2
+        weight = weight - rate * decay * weight
+        corrected = m / (1 - first**t)
+        length = longest - 2 * t * second**t / (1 - second**t)
+        if length > 5:
+            rectified = (length - 4) * (length - 2) * longest
+            rectified = np.sqrt(rectified / ((longest - 4) * (longest - 2) * length))
+            adapted = np.sqrt(1 - second**t) / (np.sqrt(v) + eps)
+            weight = weight - rate * rectified * corrected * adapted
+        else:
+            weight = weight - rate * corrected
+    return weight
+
+
+def make(weight, **options):
+    cfg = RAdamConfig(**{"adam_betas": "(0.9,0.98)", "lr": [0.05], **options})
+    return FairseqRAdam(cfg, [weight])
+
+
+def test_steps_are_those_of_the_paper():
+    """The first five are not adapted, the others are: 12 in all."""
+    rng = np.random.default_rng(3)
+    start, gradients = rng.normal(size=7), rng.normal(size=(12, 7))
+    weight = torch.nn.Parameter(torch.tensor(start))
+    optimizer = make(weight, weight_decay=0.1)
+    for count, gradient in enumerate(gradients, 1):
+        weight.grad = torch.tensor(gradient)
+        optimizer.step()
+        expected = reference_steps(start, gradients[:count], 0.05, (0.9, 0.98), 1e-8, 0.1)
+        np.testing.assert_allclose(weight.detach().numpy(), expected, rtol=1e-10)
+
+
+def test_fairseq_knows_it_by_name():
+    options = Namespace(
+        optimizer="radam", lr=[0.1], adam_betas="(0.8, 0.9)", adam_eps=1e-6, weight_decay=0.5
+    )
+    weight = torch.nn.Parameter(torch.ones(2))
+    built = optim.build_optimizer(options, [weight])
+    assert isinstance(built, FairseqRAdam)
+    (group,) = built.param_groups
+    assert (group["lr"], group["betas"], group["eps"]) == (0.1, (0.8, 0.9), 1e-6)
+    assert (group["weight_decay"], group["decoupled_weight_decay"]) == (0.5, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"adam_betas": "(0.9)"}, r"--adam-betas '\(0.9\)' .* two numbers from 0 to less than 1"),
+        ({"adam_betas": "(0.9,1.0)"}, "--adam-betas .* less than 1"),
+        ({"adam_betas": "__import__('os')"}, "--adam-betas"),
+        ({"adam_eps": -1.0}, "--adam-eps -1 .* >= 0"),
+        ({"weight_decay": float("nan")}, "--weight-decay nan .* >= 0"),
+    ],
+)
+def test_bad_options_are_named(options, message):
+    with pytest.raises(SettingsError, match=message):
+        make(torch.nn.Parameter(torch.ones(2)), **options)
+
+
+def optimizer_state(folder):
+    state = torch.load(folder / "checkpoint_last.pt", weights_only=True)
+    return state["model"], state["last_optimizer_state"]["state"]
+
+
+@pytest.mark.slow
+def test_training_resumes_bit_for_bit(run_cli, corpus, tmp_path):
+    """Weights and moments, from an update behind the first five."""
+
+    def train(folder):
+        options = [*RADAM, "--save-interval-updates", 10, "--disable-validation"]
+        run_cli(*train_words(corpus.binary, tmp_path / folder, *options, updates=20))
+
+    train("whole")
+    (tmp_path / "again").mkdir()
+    shutil.copy(tmp_path / "whole/checkpoint_1_10.pt", tmp_path / "again/checkpoint_last.pt")
+    before = optimizer_state(tmp_path / "again")
+    train("again")
+    whole, again = (optimizer_state(tmp_path / name) for name in ("whole", "again"))
+    torch.testing.assert_close(again, whole, rtol=0, atol=0)
+    with pytest.raises(AssertionError):  # it did go on
+        torch.testing.assert_close(before, whole, rtol=0, atol=0)
+    assert {int(moments["step"]) for moments in whole[1].values()} == {20}
+
+
+@pytest.mark.slow
+def test_half_precision_has_float32_moments(run_cli, corpus, tmp_path):
+    half = ["--fp16", "--fp16-init-scale", 4, "--fp16-no-flatten-grads"]  # flat ones need a GPU
+    log = run_cli(*train_words(corpus.binary, tmp_path, *RADAM, *half, updates=8)).stdout
+    model, moments = optimizer_state(tmp_path)
+    assert holds(model["decoder.layers.0.fc1.weight"], torch.float16)
+    assert {moment["exp_avg_sq"].dtype for moment in moments.values()} == {torch.float32}
+    assert sum(moment["exp_avg_sq"].sum() for moment in moments.values()) > 0
+    assert "loss nan" not in log
+
+
+def test_all_parameters_may_be_one_tensor():
+    """What fairseq asks before it flattens them for --fp16; the steps are the same."""
+    rng = torch.Generator().manual_seed(1)
+    parts = [torch.nn.Parameter(torch.randn(n, generator=rng)) for n in (3, 4)]
+    flat = torch.nn.Parameter(torch.cat([part.detach() for part in parts]))
+    apart = FairseqRAdam(RAdamConfig(lr=[0.05]), parts)
+    together = make(flat, adam_betas=(0.9, 0.999))
+    assert together.supports_flat_params
+    for _ in range(8):
+        flat.grad = torch.randn(7, generator=rng)
+        for part, gradient in zip(parts, flat.grad.split([3, 4]), strict=True):
+            part.grad = gradient.clone()
+        apart.step()
+        together.step()
+    assert torch.equal(torch.cat([part.detach() for part in parts]), flat.detach())
+
+
+@pytest.mark.slow
+def test_hydra_takes_it(run_cli, corpus, tmp_path):
+    from tests.fairseq.test_hydra import hydra_words, translation
+
+    words = hydra_words("cape_transformer_tiny", tmp_path / "run", *translation(corpus.binary))
+    words = ["+optimizer._name=radam" if word == "optimizer=adam" else word for word in words]
+    run_cli(*words, "+optimizer.adam_betas=[0.9,0.98]", cwd=tmp_path)
+    state = torch.load(tmp_path / "run/checkpoint_last.pt", weights_only=True)
+    assert state["last_optimizer_state"]["param_groups"][0]["betas"] == (0.9, 0.98)

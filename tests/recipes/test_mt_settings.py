@@ -1,0 +1,187 @@
+"""Settings of the translation recipes, against the numbers of the papers, through the command line.
+
+The numbers are typed off the papers and the recipes that they name, not off the catalog:
+    CAPE: section 5.3, appendix D.1, table 2; nmt-experiments/wmt14_en-{de,fr}.md and
+        iwslt14_de-en.md of Transformer-Clinic, which they "precisely follow".
+    SHAPE: section 3.1, appendix B, tables 3 and 4; config_shape/*.yaml of its authors.
+"""
+
+import shlex
+from itertools import pairwise
+
+import pytest
+
+from recipes.mt.run import main
+
+SHARED = {
+    "--arch": "cape_transformer_wmt_en_de",  # 6+6 layers of 512, inner 2048, 8 heads
+    "--adam-eps": "1e-8",
+    "--clip-norm": "0",
+    "--lr-scheduler": "inverse_sqrt",
+    "--criterion": "label_smoothed_cross_entropy",
+    "--label-smoothing": "0.1",
+    "--dropout": "0.1",
+    "--attention-dropout": "0.1",
+    "--share-all-embeddings": True,
+}
+CLINIC = SHARED | {
+    "--optimizer": "radam",
+    "--adam-betas": "(0.9,0.98)",
+    "--warmup-init-lr": "1e-7",
+    "--stop-min-lr": "1e-9",  # --min-lr of older versions
+    "--warmup-updates": "8000",
+    "--activation-dropout": "0.1",  # --relu-dropout of older versions
+    "--seed": "1111",
+    "--admin-init": True,
+    "--weight-decay": None,
+    "--encoder-normalize-before": None,
+}
+WMT14_DE = CLINIC | {"--lr": "1e-3", "--max-epoch": "150"}
+OPENNMT = SHARED | {
+    "--optimizer": "adam",
+    "--adam-betas": "(0.9,0.998)",
+    "--warmup-updates": "8000",
+    "--encoder-normalize-before": True,
+    "--decoder-normalize-before": True,
+    "--activation-dropout": None,
+    "--admin-init": None,
+    "--max-update": "200000",
+    "--save-interval-updates": "5000",
+    "--seed": "1010",
+}
+# recipe, devices of the paper: training; tokens of an update; selection; beam, length penalty
+TRAININGS = {
+    ("wmt14_en_de", 4): (WMT14_DE, 4 * 8192, "best", "4", 0.6),
+    ("wmt14_en_de_18l", 4): (
+        WMT14_DE | {"--encoder-layers": "18", "--decoder-layers": "18"},
+        *(4 * 8192, "best", "4", 0.6),
+    ),
+    ("wmt14_en_fr", 8): (
+        CLINIC | {"--lr": "7e-4", "--max-epoch": "75"},
+        *(8 * 8000 * 10, "best", "5", 0.8),
+    ),
+    ("iwslt14_de_en", 1): (
+        CLINIC
+        | {
+            "--arch": "cape_transformer_iwslt_de_en",
+            "--lr": "7e-4",
+            "--warmup-updates": "6000",
+            "--max-update": "100000",
+            "--dropout": "0.3",
+            "--weight-decay": "1e-4",
+            "--admin-init": None,
+        },
+        *(4096, "average", "5", 1.0),
+    ),
+    ("wmt16_en_de", 8): (OPENNMT, 8 * 7000 * 2, "average", "4", 0.0),
+    ("wmt16_en_de_extrapolate", 8): (OPENNMT, 8 * 7000 * 2, "average", "4", 0.0),
+    ("wmt16_en_de_interpolate", 16): (OPENNMT, 16 * 7000, "average", "4", 0.0),
+}
+TEXTS = {
+    "wmt14_en_de": ("languages en de", "vocab_size 32764", "clean 1 80", "max_subwords None"),
+    "wmt14_en_fr": (
+        *("languages en fr", "vocab_size 40000", "clean None", "max_ratio 1.5", "max_subwords 250"),
+        *("filter_valid True", "hold_out_every 1333"),
+    ),
+    "iwslt14_de_en": ("languages de en", "vocab_size 10000", "lowercase True", "clean 1 175"),
+    "wmt16_en_de": ("languages en de", "vocab_size 32000", "max_subwords None", "join 1"),
+    "wmt16_en_de_extrapolate": ("max_subwords 50", "join 1"),
+    "wmt16_en_de_interpolate": ("max_subwords None", "join 10"),
+}
+CAPE, SHIFT = "--position-embedding cape", "--position-max-global-shift"
+ALPHA = "--position-source-scale auto-no-eos"  # 1.0337 and 1.1632 count no EOS
+SHAW = "--position-embedding relpos --position-relative-context 16 --position-relative-values true"
+FULL = "--position-embedding relpos --position-relative-context 150"
+OFFSET = "--position-embedding shape --position-max-offset"
+# columns of CAPE table 2, rows of SHAPE tables 2 and 4: words after the recipe, flags of positions
+POSITIONS = {
+    "wmt14_en_de": f"{CAPE} {SHIFT} 5 {ALPHA}",
+    "wmt14_en_de --compare cape:max_global_shift=50": f"{CAPE} {SHIFT} 50 {ALPHA}",
+    "wmt14_en_de --compare sinpos": "--position-embedding sinpos",
+    "wmt14_en_de --compare abspos": "--position-embedding abspos",
+    "wmt14_en_de --compare relpos": FULL,
+    "wmt14_en_de_18l": f"{CAPE} {SHIFT} 10 {ALPHA}",
+    "wmt14_en_fr": f"{CAPE} {SHIFT} 5 {ALPHA}",
+    "wmt14_en_fr --compare cape:max_global_shift=50": f"{CAPE} {SHIFT} 50 {ALPHA}",
+    "wmt14_en_fr --compare relpos": FULL,
+    "wmt16_en_de": f"{OFFSET} 500",
+    "wmt16_en_de --compare cape": f"{CAPE} {SHIFT} 5",  # of no paper
+    "wmt16_en_de --compare relpos": SHAW,  # added to keys and values, section 2.2
+    "wmt16_en_de_extrapolate": f"{OFFSET} 500",
+    "wmt16_en_de_extrapolate --compare relpos": SHAW,
+    "wmt16_en_de_interpolate": f"{OFFSET} 500",
+    **{
+        f"wmt16_en_de_extrapolate --compare shape:max_offset={k}": f"{OFFSET} {k}"
+        for k in (10, 20, 30, 40, 100)
+    },
+}
+
+
+def printed(capsys, *words):
+    """Lines of --dry-run: what it is, its text, and the commands of train, select and decode."""
+    recipe, *options = words
+    main([recipe, "train", "--dry-run", "--device", "cpu", *options])
+    return capsys.readouterr().out.splitlines()
+
+
+def flags_of(command):
+    """Value by flag; True for one without."""
+    words = [*shlex.split(command), "--"]
+    is_flag = [word.startswith("--") for word in words]
+    pairs = zip(pairwise(words), pairwise(is_flag), strict=True)
+    return {flag: True if alone else value for (flag, value), (here, alone) in pairs if here}
+
+
+@pytest.mark.parametrize(("name", "devices"), TRAININGS)
+def test_training_and_decoding_have_the_numbers_of_the_paper(name, devices, capsys):
+    expected, tokens, selection, beam, penalty = TRAININGS[name, devices]
+    _, _, train, select, decode = printed(capsys, name, "--devices", str(devices))
+    given = flags_of(train)
+    assert {flag: given.get(flag) for flag in expected} == expected
+    assert int(given["--max-tokens"]) * int(given["--update-freq"]) * devices == tokens
+    if selection == "average":
+        kept = "update" if "--max-update" in expected and name.startswith("wmt16") else "epoch"
+        assert select.startswith("cape-average-checkpoints")
+        assert flags_of(select)[f"--num-{kept}-checkpoints"] == "10"
+    else:
+        assert select.startswith("# select: the best BLEU on valid")
+    assert flags_of(decode)["--beam"] == beam
+    assert float(flags_of(decode)["--lenpen"]) == penalty
+
+
+def test_noam_of_opennmt_peaks_at_the_rate_of_the_recipe(capsys):
+    """SHAPE table 4: factor 2, width 512, 8000 steps of warm-up."""
+    rate = float(flags_of(printed(capsys, "wmt16_en_de")[2])["--lr"])
+    assert rate == pytest.approx(2 * 512**-0.5 * 8000**-0.5, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_text_is_prepared_as_in_the_paper(name, capsys):
+    prepare = printed(capsys, name)[1]
+    assert prepare.startswith("# prepare: ")
+    for words in TEXTS[name]:
+        assert f" {words}," in f"{prepare},"
+
+
+@pytest.mark.parametrize("words", POSITIONS)
+def test_positions_are_those_of_the_column_of_the_table(words, capsys):
+    train = printed(capsys, *words.split())[2]
+    flags = train.partition(" --position-embedding ")[2].removesuffix(" --cpu")
+    assert f"--position-embedding {flags}" == POSITIONS[words]
+
+
+def test_dry_run_leaves_nothing_behind(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    lines = printed(capsys, "wmt14_en_de", "--seeds", "1", "2")
+    assert [line for line in lines if line.startswith("# cape")] == [
+        f"# cape-seed{seed}: WMT14 English-German, 6+6 layers, ADMIN (CAPE table 2)"
+        for seed in (1, 2)
+    ]
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_no_row_of_the_paper_keeps_its_settings(capsys):
+    """Runs that were begun earlier go on: their record holds these flags in this order."""
+    train = printed(capsys, "multi30k_en_de")[2]
+    assert "--optimizer adam --adam-eps 1e-8 --clip-norm 0" in train
+    assert train.endswith("--position-embedding cape --position-max-global-shift 5 --cpu")
