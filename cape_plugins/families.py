@@ -18,7 +18,7 @@ Number = float | Callable[[Settings], float]  # a constant, or a function of the
 
 OWN_PREFIX = "cape_"  # of the model types of this package, before the stock name
 FIELD = "position_embedding"
-DECODER_FIELD = "position_decoder"  # where fairseq's speech models keep the settings of the decoder
+DECODER_FIELD = "position_decoder"  # of fairseq's speech models: settings; their flags begin so
 FIRST_TOKEN = 2.0  # fairseq's padding_idx + 1
 SIDES = ("encoder", "decoder")
 

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from cape_plugins import PositionConfig
 from cape_plugins.arguments import PREFIX, TYPE_ARG, flag
 from cape_plugins.config import options
+from cape_plugins.families import DECODER_FIELD
 from cape_plugins.options import COUNTED
 from cape_plugins.pictures.checkpoint import (
     DICTIONARIES,
@@ -35,7 +36,7 @@ from cape_plugins.pictures.checkpoint import (
 )
 from fairseq_user_dir.compat import allow_fairseq_checkpoints
 from fairseq_user_dir.errors import SettingsError, named_by_flags
-from fairseq_user_dir.options import ALLOW_ARG, ALLOW_FLAG, record
+from fairseq_user_dir.options import ALLOW_ARG, ALLOW_FLAG, decoder_flags, record
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +120,12 @@ def _own_defaults(path: str, overrides: dict[str, Any]) -> dict[str, Any]:
     stored = fairseq_arguments(read_checkpoint(path))
     if stored.get(TYPE_ARG) in (None, overrides[TYPE_ARG]):
         return overrides
-    unset = dict.fromkeys(name for name in stored if name.startswith(PREFIX) and name != TYPE_ARG)
+    kept = (DECODER_FIELD,) if "type" in (stored.get(DECODER_FIELD) or {}) else ()
+    unset = dict.fromkeys(
+        name
+        for name in stored
+        if name.startswith(PREFIX) and name != TYPE_ARG and not name.startswith(kept)
+    )
     return {**unset, **overrides}
 
 
@@ -132,6 +138,13 @@ def position_config(model: nn.Module) -> PositionConfig | None:
         if isinstance(config := getattr(part, "position_config", None), PositionConfig):
             return config
     return None
+
+
+def _decoder_config(model: nn.Module) -> PositionConfig | None:
+    """Settings of a decoder that does not share those of its encoder."""
+    config = getattr(getattr(model, "decoder", None), "position_config", None)
+    own = config is not None and config.architecture == "decoder" and hasattr(model, "encoder")
+    return config if own else None
 
 
 def _with_record(stock: Any) -> Any:
@@ -179,7 +192,13 @@ def _compare(path: str, state: Mapping[str, Any], trainer: Trainer, resuming: bo
         trained = fairseq_config(stored, state["model"])
     if (trained.domain, trained.architecture) != (current.domain, current.architecture):
         return  # another kind of model, whose weights do not fit
-    changes = "; ".join(changed_settings(trained, current))
+    changed = changed_settings(trained, current)
+    decoder = _decoder_config(model)
+    if decoder is not None and trained.type == current.type:
+        with named_by_flags(f"{path}: "):
+            before = fairseq_config(stored, state["model"], "decoder")
+        changed += map(decoder_flags, changed_settings(before, decoder))
+    changes = "; ".join(changed)
     if not changes:
         return
     if not resuming or getattr(trainer.cfg.model, ALLOW_ARG, False):

@@ -15,11 +15,13 @@ from omegaconf import OmegaConf, open_dict
 from cape_plugins import arguments
 from cape_plugins.arguments import PREFIX, TYPE_ARG, given_settings, option_help, type_help
 from cape_plugins.config import PositionConfig, options
+from cape_plugins.families import DECODER_FIELD
 from cape_plugins.registry import DEFAULT_TYPE
-from fairseq_user_dir.errors import named_by_flags
+from fairseq_user_dir.errors import SettingsError, named_by_flags
 
 ALLOW_ARG = "allow_changed_settings"
 ALLOW_FLAG = "--allow-changed-settings"
+DECODER_FLAG = f"{arguments.flag(DECODER_FIELD)}-"
 _ALLOW_HELP = (
     "resume although the position settings, or start although the dictionary, are not those of "
     "the checkpoint"
@@ -32,6 +34,31 @@ def add_position_args(
     """Adds the flags of the core and ``--allow-changed-settings``."""
     arguments.add_position_args(parser, domain, architecture=architecture)
     parser.add_argument(ALLOW_FLAG, action="store_true", help=_ALLOW_HELP)
+
+
+def add_decoder_args(parser: argparse._ActionsContainer) -> None:
+    """Adds the flags of a text decoder that need not have the type of its encoder: those of the
+    core with :data:`DECODER_FLAG` for ``--position-``."""
+    known = argparse.ArgumentParser(add_help=False)
+    arguments.add_position_args(known, "text", "that of the encoder", "decoder")
+    for action in known._actions:
+        if action.help is not argparse.SUPPRESS:
+            parser.add_argument(
+                decoder_flags(action.option_strings[0]),
+                type=action.type,
+                choices=action.choices,
+                metavar=action.metavar,
+                help=f"of the decoder: {action.help}",
+            )
+
+
+def decoder_flags(text: str) -> str:
+    """A text with the flags of the decoder for those of the encoder.
+
+    >>> decoder_flags("--position-max-offset 3.0 (now 5.0)")
+    '--position-decoder-max-offset 3.0 (now 5.0)'
+    """
+    return text.replace(arguments.flag(PREFIX), DECODER_FLAG)
 
 
 def add_admin_arg(parser: argparse._ActionsContainer) -> None:
@@ -106,6 +133,39 @@ def config_from_args(args: Any, architecture: str, domain: str = "text") -> Posi
         return PositionConfig(
             getattr(args, TYPE_ARG), domain, architecture, **given_settings(args, domain)
         )
+
+
+def decoder_config_from_args(args: Any) -> PositionConfig:
+    """The complete configuration of a text decoder, by default of the type of its encoder. Settings
+    of a checkpoint hold where no flag says otherwise; all are written into `args`, which fairseq
+    stores, the type only if it is the decoder's own.
+
+    Args:
+        args: Namespace with the flags of :func:`add_decoder_args` as attributes.
+
+    Raises:
+        SettingsError: naming the flag, its value, the allowed range and what to do.
+    """
+    shared, stored = getattr(args, TYPE_ARG), dict(getattr(args, DECODER_FIELD, None) or {})
+    trained = stored.pop("type", None)
+    chosen = getattr(args, _decoder_arg(TYPE_ARG), None) or trained
+    if (chosen or shared) != (trained or shared):
+        stored = {}  # of another type
+    names = [option.name for option in options("text")]
+    given = {name: getattr(args, _decoder_arg(PREFIX + name), None) for name in names}
+    given = {name: value for name, value in given.items() if value is not None}
+    try:
+        with named_by_flags():
+            config = PositionConfig(chosen or shared, "text", "decoder", **{**stored, **given})
+    except SettingsError as error:
+        raise SettingsError(decoder_flags(str(error))) from None
+    own = {"type": chosen} if chosen else {}
+    set_args(args, **{DECODER_FIELD: {**own, **{name: getattr(config, name) for name in names}}})
+    return config
+
+
+def _decoder_arg(name: str) -> str:
+    return f"{DECODER_FIELD}_{name.removeprefix(PREFIX)}"
 
 
 def _field(default: Any, help: str) -> Any:

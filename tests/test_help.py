@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.programs import module_of, parsers_of
+
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("recipes", "hf_models", "fairseq_user_dir", "cape_plugins", "benchmarks")
 START = 'if __name__ == "__main__":'
@@ -37,10 +39,6 @@ def help_of(run, target, monkeypatch, **more):
     with contextlib.redirect_stdout(output), pytest.raises(SystemExit) as ended:
         run(target, run_name="__main__", **more)
     return output.getvalue(), ended.value.code or 0
-
-
-def module_of(path):
-    return path.removesuffix(".py").replace("/", ".").removesuffix(".__main__")
 
 
 def skip_without_host(path):
@@ -75,35 +73,6 @@ def test_program_explains_itself_and_is_named_as_it_was_typed(path, monkeypatch)
 
 
 # ---- one vocabulary ------------------------------------------------------------------------------
-
-
-class Captured(BaseException):
-    """The parser of a program, at the time when it would read its arguments."""
-
-
-def parsers_of(path, monkeypatch):
-    """``{name: parser}`` of a program and of its subcommands; none of one without options."""
-
-    def capture(parser, *args, **more):
-        raise Captured(parser)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(argparse.ArgumentParser, "parse_known_args", capture)
-        patch.setattr(sys, "argv", [path])
-        try:
-            runpy.run_module(module_of(path), run_name="__main__", alter_sys=True)
-        except Captured as caught:
-            return dict(below(module_of(path), caught.args[0]))
-        except SystemExit:
-            return {}
-
-
-def below(name, parser):
-    yield name, parser
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for word, inner in action.choices.items():
-                yield from below(f"{name} {word}", inner)
 
 
 @pytest.fixture(scope="module")

@@ -183,8 +183,9 @@ def fairseq_config(
     side = side or next(iter(family.sides))
     row = family.sides[side]
     given = {option.name: arguments.get(PREFIX + option.name) for option in options("text")}
-    given = given if row.field is None else arguments.get(row.field) or {}
-    type_name = arguments.get(TYPE_ARG) or family.stock_type(arguments, side)
+    given = given if row.field is None else dict(arguments.get(row.field) or {})
+    own = given.pop("type", None)  # of a decoder that is not of the type of its encoder
+    type_name = own or arguments.get(TYPE_ARG) or family.stock_type(arguments, side)
     return PositionConfig(type_name, row.domain, row.architecture, **given)
 
 

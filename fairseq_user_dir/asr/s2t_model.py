@@ -1,8 +1,9 @@
 """fairseq's Speech2Text Transformer with any position embedding.
 
 Stock checkpoints fit: frames are counted as there, from ``padding_idx + 1`` on, in steps of the
-encoder; seconds of the settings are turned into such steps. The position flags are those of the
-encoder; the decoder has the same type with its defaults for text.
+encoder; seconds of the settings are turned into such steps. The decoder has flags of its own
+(``--position-decoder-embedding`` and others); without them it has the type of the encoder, with its
+defaults for text. CAPE (Appendix C.5) has one decoder of relative positions for all encoders.
 """
 
 from __future__ import annotations
@@ -25,16 +26,20 @@ from fairseq.models.speech_to_text.s2t_transformer import (
 from torch import Tensor
 
 from cape_plugins import PositionConfig, build_position_encoder
-from cape_plugins.arguments import TYPE_ARG
-from cape_plugins.config import options
-from cape_plugins.families import DECODER_FIELD
 from cape_plugins.speech.features import HOP_SECONDS
 from cape_plugins.speech.subsampling import ConvSubsampler, subsampled_positions
 from fairseq_user_dir.asr.positions import TimedEncoder
 from fairseq_user_dir.attention import add_relative_positions
 from fairseq_user_dir.checkpoints import PositionalModel
 from fairseq_user_dir.models import check_stock_args, install, stock_values
-from fairseq_user_dir.options import add_position_args, config_from_args, set_args, set_missing
+from fairseq_user_dir.options import (
+    add_decoder_args,
+    add_position_args,
+    config_from_args,
+    decoder_config_from_args,
+    set_args,
+    set_missing,
+)
 from fairseq_user_dir.stacks import DecoderPositions
 
 NAME, STOCK = "cape_s2t_transformer", "s2t_transformer"
@@ -47,9 +52,10 @@ class CapeS2TTransformerModel(PositionalModel, S2TTransformerModel):
 
     @staticmethod
     def add_args(parser: ArgumentParser) -> None:
-        """Adds the stock arguments and the position flags."""
+        """Adds the stock arguments and the position flags of both sides."""
         S2TTransformerModel.add_args(parser)
         add_position_args(parser, "audio", architecture="encoder")
+        add_decoder_args(parser)
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> CapeS2TTransformerModel:
@@ -59,12 +65,10 @@ class CapeS2TTransformerModel(PositionalModel, S2TTransformerModel):
             ValueError: for settings that are not allowed, naming flag, value, range and remedy.
         """
         config = config_from_args(args, "encoder", "audio")
-        check_stock_args(args, config)
-        set_args(args, **stock_values(config, "decoder"))
+        text = decoder_config_from_args(args)
+        check_stock_args(args, text)
+        set_args(args, **stock_values(text, "decoder"))
         model = super().build_model(args, task)
-        stored = getattr(args, DECODER_FIELD, None) or {}
-        text = PositionConfig(getattr(args, TYPE_ARG), "text", "decoder", **stored)
-        set_args(args, **{DECODER_FIELD: {o.name: getattr(text, o.name) for o in options("text")}})
         install(model.decoder, DecoderPositions, text, "target")
         model.position_config = config
         return model

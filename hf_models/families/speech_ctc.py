@@ -18,18 +18,35 @@ from transformers.models.speech_to_text.modeling_speech_to_text import (
 )
 from transformers.utils import can_return_tuple
 
-from cape_plugins import Draw
+from cape_plugins import PRESETS, Draw
+from cape_plugins.options import choose
 from cape_plugins.speech.ctc import ctc_loss
 from hf_models.configuration import PositionEmbeddingMixin
 from hf_models.modeling import PositionModelMixin, build_positions, draw_positions
 from hf_models.speech import SpeechEncoder, Subsampler, encoder_lengths
 from hf_models.switching import FamilyClasses, add_parts
 
+# Settings of CAPE Appendix C.2 by corpus: what of them the defaults do not have, which checkpoints
+# leave out and so can never change. Dropout is on attention weights and hidden activations alone;
+# the learned table covers 13.8 s.
+_PAPER = {"dropout": 0.0, "max_position_embeddings": 460}
+CORPORA: dict[str, dict[str, Any]] = {
+    corpus: {
+        **_PAPER,
+        **dict.fromkeys(("attention_dropout", "activation_dropout", "encoder_layerdrop"), rate),
+        "position_embedding": {
+            name: value for name, value in PRESETS[preset].items() if name != "domain"
+        },
+    }
+    for corpus, rate, preset in (("wsj", 0.4, "cape_wsj"), ("tedlium3", 0.1, "cape_tedlium"))
+}
+
 
 @strict
 class CapeSpeechConfig(PositionEmbeddingMixin, PreTrainedConfig):
     """Speech recognition by CTC from log-mel frames: convolution with GLU, Transformer layers,
-    linear classifier (CAPE Appendix C). The defaults are the paper's model of 36 layers.
+    linear classifier (CAPE Appendix C). The defaults are the sizes of the paper's model of 36
+    layers; :meth:`preset` has its dropout, layer drop and learned table, too.
 
     Positions are the centres of the frames in seconds.
 
@@ -80,6 +97,17 @@ class CapeSpeechConfig(PositionEmbeddingMixin, PreTrainedConfig):
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     position_embedding: dict | None = None
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> CapeSpeechConfig:
+        """The model of the paper for a corpus, "wsj" or "tedlium3" (CAPE Appendix C.2, and C.4 for
+        the scale of the positions), with `changes` applied, such as the `vocab_size`.
+
+        Raises:
+            ValueError: for another name, naming those that exist.
+        """
+        choose("preset", name, CORPORA)
+        return cls(**{**CORPORA[name], **changes})
 
     def validate_sizes(self) -> None:
         """Part of strict validation."""

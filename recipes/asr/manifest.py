@@ -195,7 +195,8 @@ def _replace_content(folder: Path, new: Path, tables: Sequence[str]) -> None:
     for name in tables:
         (folder / name).unlink(missing_ok=True)
         shutil.rmtree(folder / "audio" / Path(name).stem, ignore_errors=True)
-    for path in (*new.glob("audio/*"), *new.glob("*.tsv"), new / steps.RECORD):
+    made = (path for pattern in ("audio/*", "*.tsv", "*.model") for path in new.glob(pattern))
+    for path in (*made, new / steps.RECORD):
         place = folder / path.relative_to(new)
         place.parent.mkdir(exist_ok=True)
         os.replace(path, place)

@@ -32,11 +32,13 @@ from recipes.asr.corpora import TEST_WORDS, TRAIN_STRINGS, TRAIN_WORDS, Sets, sp
 from recipes.asr.manifest import ToWrite, read_manifest, write_audio
 from recipes.lab.data import read_text
 from recipes.lab.options import add_shared, new_parser, positive
-from recipes.lab.steps import RECORD, CommandError, recorded, run_main
+from recipes.lab.steps import RECORD, CommandError, recorded, run_main, write_lines
+from recipes.lab.subwords import SentencePiece
 from recipes.lab.synthesis import DIGITS, make_speech
 
 TRAIN_DIGITS = (1, 6)  # fewest and most digits in a string of train and valid
 TEST_DIGITS = ((1, 6), (7, 12), (13, 20), (21, 40))
+SUBWORD_MODEL = "spm.model"  # the task cape_asr looks for it
 SILENCE = (0.05, 0.2)  # seconds between two digits
 
 Takes = Mapping[str, Mapping[int, Sequence[Path]]]  # recordings of single digits by speaker, digit
@@ -161,6 +163,14 @@ def word_file(name: str) -> list[str]:
     return words
 
 
+def write_word_units(folder: Path, texts: Sequence[str]) -> None:
+    """Writes ``spm.model``, whose units are the words of these texts, and one for all others."""
+    words, listed = {word for text in texts for word in text.split()}, folder / "texts"
+    write_lines(listed, texts)
+    SentencePiece.train([listed], folder / SUBWORD_MODEL, 1 + len(words), model_type="word")
+    listed.unlink()
+
+
 def make_parser() -> argparse.ArgumentParser:
     parser = new_parser(__doc__)
     commands = parser.add_subparsers(dest="corpus", required=True, metavar="CORPUS")
@@ -173,6 +183,8 @@ def make_parser() -> argparse.ArgumentParser:
         add_shared(commands.choices[name], "output", type=absolute, required=True)
         text = "read every recording to its end, not only its header; takes longer"
         add("--decode", action="store_true", help=text)
+        text = "make a model of subwords, spm.model, whose units are the words of train"
+        add("--word-units", action="store_true", help=text)
     text = "subsets for training, such as train-clean-100 (default: all train-*)"
     adding["librispeech"]("--train", nargs="+", default=[], metavar="SUBSET", help=text)
     text = "words in the prompts of validation and test (default: 20k)"
@@ -196,6 +208,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> None:
     options = vars(make_parser().parse_args(argv))
     corpus, output, decode = (options.pop(name) for name in ("corpus", "output", "decode"))
+    word_units = options.pop("word_units")
     source, made = options.get("source"), (output / RECORD).is_file()
     if output.exists() and not made and (output.is_file() or any(output.iterdir())):
         raise CommandError(f"--output {output} holds other files; give a new folder")
@@ -206,8 +219,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         for name, utterances in CORPORA[corpus](**options).items():
             usable = manifest.collect(name, utterances, folder, decode)
             manifest.write_manifest(folder / f"{name}.tsv", usable)
+            if word_units and name == "train":
+                write_word_units(folder, [utterance.text for utterance in usable])
 
     settings = {"corpus": corpus, "decode": decode, **options}
+    settings |= {"word_units": True} if word_units else {}  # folders of before do not say so
     manifest.make_folder(output, settings, make, source)
     # people may have put others there; folders of earlier versions do not say what was made
     there = [path.name for path in output.glob("*.tsv")]

@@ -3,140 +3,277 @@
     python -m recipes.asr.run                                # synthetic speech; six types
     python -m recipes.asr.run --batches padded padding-free --seeds 1 2 3
     python -m recipes.asr.run --data data/digits --recipe digits --study shift
-    python -m recipes.asr.run --compare cape sinpos --hops 5 8 10 12 16 20
+    python -m recipes.asr.run --study batches --compare cape --hops 5 8 10 12 16 20
     python -m recipes.asr.run --data data/wsj --recipe wsj --study types -- --fp16 \\
         --distributed-world-size 16
 
-Studies: types; relpos (contexts, first layer only); augmentation (CAPE Figure 7: CAPE and
-SpecAugment); shift, local, scale (Figures 18 to 21). --hops draws word error rate against
-throughput (Figure 17). All models of a run share every other setting. Finished work in --work is
-reused.
+Studies, with the figures of the CAPE paper: types (5, 6); augmentation, CAPE and SpecAugment (7);
+batches, padded and without padding (15, 16, with --hops 17); shift (18); local (19); relpos, with
+its contexts and in the first layer only, and scale (20, 21); dropout (22); decoder, CTC against a
+decoder with relative positions of its own (23). All models of a study share every other setting;
+its cape has the settings of the figure. Finished work in --work is reused.
 """
 
 import argparse
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from fairseq_user_dir.asr.manifest import read_manifest
+from fairseq_user_dir.checkpoints import read_checkpoint
 from recipes.asr import prepare
-from recipes.asr.evaluate import PACKAGES, SECONDS, calm_logging, measure
-from recipes.asr.report import write_report
+from recipes.asr.evaluate import PACKAGES, SECONDS, calm_logging, decode, measure
+from recipes.asr.report import METRICS, rates, write_report
 from recipes.lab import options
 from recipes.lab.options import position_flags
 from recipes.lab.runs import SEED_STEP, run_all, train
-from recipes.lab.steps import CommandError, digest, folder_name, run_main
+from recipes.lab.scores import write_scores
+from recipes.lab.steps import CommandError, digest, folder_name, run_main, writing
 from recipes.lab.tables import Row, how_made, shown_command
 
 
 class Recipe(NamedTuple):
-    train: str  # flags of fairseq-train
+    ctc: str  # flags of fairseq-train for models by CTC
+    decoder: str  # and for models with a decoder
+    decoding: str  # flags of fairseq-generate for these
     updates: int
     bins: tuple[float, ...]  # upper ends of the bins of durations in seconds
-    preset: str | None = None  # settings of CAPE for this corpus, among the types
+    presets: tuple[str, ...] = ()  # settings of CAPE for this corpus
 
 
 # Small models for strings of digits, trained in a minute on one CPU core.
-SMALL = """--arch cape_ctc_transformer_tiny --optimizer adam --adam-betas (0.9,0.98)
+SMALL = """--optimizer adam --adam-betas (0.9,0.98)
     --weight-decay 0.05 --lr 0.003 --lr-scheduler polynomial_decay --warmup-updates 100
     --max-tokens 4000 --frequency-mask-width 20 --time-masks 2
     --cpu --num-workers 0 --disable-validation --no-epoch-checkpoints"""
-
 # The same for few recordings of real speakers at 8 kHz: smaller batches, and no SpecAugment, with
 # which so short a training learns next to nothing.
 DIGITS = SMALL.replace("--max-tokens 4000", "--max-tokens 1500").replace("0.003", "0.005")
 DIGITS = f"{DIGITS} --no-spec-augment"
+CTC = "--arch cape_ctc_transformer_tiny"
+DECODER = """--arch cape_s2t_transformer_xs --encoder-layers 2 --encoder-embed-dim 96
+    --encoder-ffn-embed-dim 192 --conv-channels 96 --decoder-layers 1 --decoder-embed-dim 96
+    --decoder-ffn-embed-dim 192 --dropout 0.1 --attention-dropout 0 --activation-dropout 0
+    --position-decoder-relative-context 16"""
+SLOWER = "--lr 0.002 --no-spec-augment"  # what so small a decoder learns with
 
 # CAPE Appendix C, on 16 GPUs: 36 layers of 768, Adagrad, 240 seconds per GPU. The paper trains for
 # a time, not for a number of updates.
-PAPER = """--arch cape_ctc_transformer --optimizer adagrad --lr 0.01 --lr-scheduler fixed
-    --clip-norm 0.1 --max-tokens 24000 --target-norm --num-workers 4
-    --best-checkpoint-metric wer --batch-size-valid 1 --keep-last-epochs 1"""
-WSJ = f"""{PAPER} --attention-dropout 0.4 --activation-dropout 0.4 --encoder-layerdrop 0.4
+PAPER = """--optimizer adagrad --lr-scheduler fixed --clip-norm 0.1 --num-workers 4
+    --batch-size-valid 1 --keep-last-epochs 1"""
+PAPER_CTC = f"""--arch cape_ctc_transformer {PAPER} --lr 0.01 --max-tokens 24000 --target-norm
+    --best-checkpoint-metric wer"""
+WSJ = f"""{PAPER_CTC} --attention-dropout 0.4 --activation-dropout 0.4 --encoder-layerdrop 0.4
     --warmup-updates 35000 --spec-augment-start 5000"""
-TEDLIUM = f"""{PAPER} --attention-dropout 0.1 --activation-dropout 0.1 --encoder-layerdrop 0.1
+TEDLIUM = f"""{PAPER_CTC} --attention-dropout 0.1 --activation-dropout 0.1 --encoder-layerdrop 0.1
     --warmup-updates 45000 --spec-augment-start 20000 --frequency-mask-width 20
     --time-mask-width 30"""
+# Appendix C.5, and where it is silent the released code: 50 seconds per GPU, rate, dropout
+PAPER_DECODER = f"""--arch cape_s2t_transformer {PAPER} --lr 0.02 --max-tokens 5000
+    --warmup-updates 33000 --spec-augment-start 20000 --encoder-layers 36 --encoder-embed-dim 768
+    --encoder-ffn-embed-dim 3072 --encoder-attention-heads 4 --conv-channels 1536
+    --decoder-layers 6 --decoder-embed-dim 256 --decoder-ffn-embed-dim 1024
+    --decoder-attention-heads 4 --dropout 0 --attention-dropout 0.2 --activation-dropout 0.2
+    --position-decoder-relative-context 320"""
 
+# Greedy as in the paper. A decoder that has lost its place does not stop by itself: at most 6
+# words, or 30 letters, in a second of 100 frames.
+WORDS, LETTERS = (f"--beam 1 --max-len-a {units} --max-len-b 3" for units in (0.06, 0.3))
+OF_WSJ, OF_TEDLIUM = ("cape_wsj", "relpos_wsj"), ("cape_tedlium", "relpos_wsj")
 RECIPES = {
-    "small": Recipe(SMALL, 600, (1, 2, 4, 8, 16)),
-    "digits": Recipe(DIGITS, 1000, (1, 2, 4, 8, 16)),
-    "wsj": Recipe(WSJ, 200000, (10, 15, 20), "cape_wsj"),
-    "tedlium3": Recipe(TEDLIUM, 500000, (10, 15, 20), "cape_tedlium"),
+    "small": Recipe(f"{CTC} {SMALL}", f"{DECODER} {SMALL} {SLOWER}", WORDS, 600, (1, 2, 4, 8, 16)),
+    "digits": Recipe(
+        f"{CTC} {DIGITS}", f"{DECODER} {DIGITS} {SLOWER}", WORDS, 1000, (1, 2, 4, 8, 16)
+    ),
+    "wsj": Recipe(WSJ, PAPER_DECODER, LETTERS, 200000, (10, 15, 20), OF_WSJ),
+    "tedlium3": Recipe(TEDLIUM, PAPER_DECODER, LETTERS, 500000, (10, 15, 20), OF_TEDLIUM),
     # not in the paper; settings of TED-LIUM
-    "librispeech": Recipe(TEDLIUM, 500000, (10, 15, 20), "cape_tedlium"),
+    "librispeech": Recipe(TEDLIUM, PAPER_DECODER, LETTERS, 500000, (10, 15, 20), OF_TEDLIUM),
 }
 
-SINPOS, CAPE = {"type": "sinpos"}, {"type": "cape"}
+
+class Head(NamedTuple):
+    """What makes words of the states of an encoder."""
+
+    recipe: str  # names its flags in a recipe
+    training: str
+    decodes: bool = False  # by the flags of the recipe
+
+
+CTC_HEAD = Head("ctc", "--criterion cape_ctc")
+# The paper's decoder looks back by 320 tokens, and adds nothing beyond.
+DECODER_HEAD = Head(
+    "decoder",
+    "--criterion label_smoothed_cross_entropy --label-smoothing 0.05 "
+    "--position-decoder-embedding relpos --position-decoder-relative-beyond zero",
+    decodes=True,
+)
+
+
+class Variant(NamedTuple):
+    """A model of a study. Settings of its type that are left out are those of the recipe."""
+
+    settings: options.Settings
+    flags: str = ""
+    head: Head = CTC_HEAD
+
+
+class Study(NamedTuple):
+    models: dict[str, Variant]
+    batches: tuple[str, ...] = ("padded",)
+    units: tuple[str, ...] = ()  # of the built-in data: options of recipes.asr.prepare
+
+
 PAPER_TYPES = ("nopos", "sinpos", "abspos", "relpos", "shape", "cape")
+NOPOS, SINPOS, CAPE = ({"type": name} for name in ("nopos", "sinpos", "cape"))
+UNSCALED = {**CAPE, "max_global_scale": 1}  # lambda 1 of the figures
 RELPOS = options.of_papers("relpos_wsj")["relpos"]
-# Each study is one figure of the paper; the position embedding of each of its models.
-STUDIES: dict[str, dict[str, options.Settings]] = {
-    "types": {name: {"type": name} for name in PAPER_TYPES},
-    "relpos": {  # Figures 4, 20 and 21: contexts of 27 and 6 seconds at 30 ms
-        "relpos": RELPOS,
-        "relpos-6s": {**RELPOS, "relative_context": 199},
-        "relpos-first": options.of_papers("relpos_first_wsj")["relpos"],
-        "cape": CAPE,
-    },
-    # Figure 7
-    "augmentation": {"baseline": SINPOS, "+CAPE": CAPE, "+SpecAug": SINPOS, "+CAPE +SpecAug": CAPE},
-    "shift": {  # Figure 18: global shifts that cover 15, 30, 60 seconds
-        f"covers-{2 * half:g}s": {**CAPE, "max_global_shift": half} for half in (7.5, 15.0, 30.0)
-    },
-    # Figure 19
-    "local": {"global-and-local": CAPE, "global-only": {**CAPE, "max_local_shift": 0}},
-    "scale": {  # Figures 20 and 21
-        f"scale-{scale:g}": {**CAPE, "max_global_scale": scale} for scale in (1, 1.1, 1.4, 2, 3)
-    },
+FIRST = options.of_papers("relpos_first_wsj")["relpos"]
+NO_MASKS = "--no-spec-augment"
+LESS = "--attention-dropout 0.1 --activation-dropout 0.1 --encoder-layerdrop 0.1"
+WITH_DECODER = {"nopos": NOPOS, "sinpos": SINPOS, "cape": CAPE, "relpos": RELPOS}
+STUDIES = {
+    "types": Study({name: Variant({"type": name}) for name in PAPER_TYPES}),
+    "relpos": Study(  # contexts of 27 and 6 seconds at 30 ms
+        {
+            "relpos": Variant(RELPOS),
+            "relpos-6s": Variant({**RELPOS, "relative_context": 199}),
+            "relpos-first": Variant(FIRST),
+            "cape": Variant(CAPE),
+        }
+    ),
+    "augmentation": Study(
+        {
+            "baseline": Variant(SINPOS, NO_MASKS),
+            "+CAPE": Variant(UNSCALED, NO_MASKS),
+            "+SpecAug": Variant(SINPOS),
+            "+CAPE +SpecAug": Variant(UNSCALED),
+        }
+    ),
+    "batches": Study(
+        {"sinpos": Variant(SINPOS), "cape": Variant(UNSCALED)}, ("padded", "padding-free")
+    ),
+    "shift": Study(  # global shifts that cover 15, 30, 60 seconds
+        {
+            f"covers-{2 * half:g}s": Variant({**UNSCALED, "max_global_shift": half})
+            for half in (7.5, 15.0, 30.0)
+        }
+    ),
+    "local": Study(
+        {
+            "global-and-local": Variant(UNSCALED),
+            "global-only": Variant({**UNSCALED, "max_local_shift": 0}),
+        }
+    ),
+    "scale": Study(
+        {
+            f"scale-{scale:g}": Variant({**CAPE, "max_global_scale": scale})
+            for scale in (1, 1.1, 1.4, 2, 3)
+        }
+    ),
+    "dropout": Study(
+        {
+            "nopos": Variant(NOPOS),
+            "nopos-dropout-0.1": Variant(NOPOS, LESS),
+            "cape": Variant(CAPE),
+        }
+    ),
+    "decoder": Study(
+        {f"ctc-{name}": Variant(row) for name, row in WITH_DECODER.items()}
+        | {
+            f"decoder-{name}": Variant(row, head=DECODER_HEAD) for name, row in WITH_DECODER.items()
+        },
+        units=("--word-units",),
+    ),
 }
-WITHOUT_SPEC_AUGMENT = ("baseline", "+CAPE")
 # What they add to a model's name, and to its flags
 BATCHES = {"padded": ("", ""), "padding-free": (" (padding-free)", " --padding-free")}
 
 
 class Model(NamedTuple):
     name: str  # in tables
-    flags: str
+    flags: str  # that differ between the models of a study
     seed: int
+    head: Head
 
 
 def models(args: argparse.Namespace) -> list[Model]:
-    rows, preset = STUDIES[args.study], RECIPES[args.recipe].preset
-    if preset and rows is STUDIES["types"]:
-        rows = rows | options.of_papers(preset)
-    compared = options.settings_to_compare(args, "audio", list(rows), rows)
+    study = STUDIES[args.study]
+    of_corpus = options.of_papers(*RECIPES[args.recipe].presets)
+    rows = of_corpus | {
+        name: {**of_corpus.get(variant.settings["type"], {}), **variant.settings}
+        for name, variant in study.models.items()
+    }
+    compared = options.settings_to_compare(args, "audio", list(study.models), rows)
+    chosen = []
+    for name, settings in compared.items():
+        variant = study.models.get(name.partition(":")[0], Variant({}))
+        flags = f"{position_flags(settings)} {variant.flags}".strip()
+        chosen.append((name, flags, variant.head))
     return [
-        Model(f"{name}{suffix}", position_flags(settings) + no_masks + flags, seed)
+        Model(f"{name}{suffix}", flags + more, seed, head)
         for seed in args.seeds
-        for name, settings in compared.items()
-        for no_masks in (" --no-spec-augment" * (name in WITHOUT_SPEC_AUGMENT),)
-        for suffix, flags in map(BATCHES.get, args.batches)
+        for name, flags, head in chosen
+        for suffix, more in map(BATCHES.get, args.batches or study.batches)
     ]
 
 
-def run_model(args: argparse.Namespace, model: Model) -> tuple[list[Row], list[Row]]:
-    """Trains one model; scores it by duration and hop."""
-    recipe = RECIPES[args.recipe]
-    folder = args.work / "runs" / f"{folder_name(model.name)}-seed{model.seed}"
-    flags = ["--task", "cape_asr", "--criterion", "cape_ctc", *shlex.split(recipe.train)]
-    flags += ["--max-update", args.updates, "--seed", model.seed * SEED_STEP]
+def training_flags(args: argparse.Namespace, model: Model) -> list[str]:
+    """Flags of fairseq-train for a model, but for those of folders and logs."""
+    recipe = shlex.split(getattr(RECIPES[args.recipe], model.head.recipe))
+    flags = ["--task", "cape_asr", *shlex.split(model.head.training), *recipe]
+    flags += ["--max-update", str(args.updates), "--seed", str(model.seed * SEED_STEP)]
     if "polynomial_decay" in flags:
-        flags += ["--total-num-update", args.updates]
-    flags += [*shlex.split(model.flags), *args.fairseq]
+        flags += ["--total-num-update", str(args.updates)]
+    return [*flags, *shlex.split(model.flags), *args.fairseq]
+
+
+def state_after(updates: int, folder: Path, train_part: Callable[..., float]) -> Path:
+    """A copy of the checkpoint after so many updates, to which `train_part` trains."""
+    kept, last = folder / f"checkpoint_after_{updates}.pt", folder / "checkpoint_last.pt"
+    if not kept.is_file():
+        train_part(until=updates)
+        reached = read_checkpoint(str(last))["optimizer_history"][-1]["num_updates"]
+        if reached != updates:
+            why = f"{folder} is at update {reached} already; give another --work folder"
+            raise CommandError(f"--curve {updates}: {why}")
+        with writing(kept, "wb") as file:
+            file.write(last.read_bytes())
+    return kept
+
+
+def run_model(
+    args: argparse.Namespace, model: Model, longest: float
+) -> tuple[list[Row], list[Row], list[Row]]:
+    """Trains one model; scores it by duration, by hop, and by update on recordings that are no
+    longer than the `longest` of training."""
+    folder = args.work / "runs" / f"{folder_name(model.name)}-seed{model.seed}"
+    flags = training_flags(args, model)
     corpus = {"corpus": digest(args.data / "train.tsv")}
     title = f"{model.name} seed {model.seed}"
-    seconds = train(args.data, folder, flags, corpus, threads=args.threads, title=title)
-    best = folder / "checkpoint_best.pt"
-    checkpoint = best if best.is_file() else folder / "checkpoint_last.pt"
+    train_part = partial(train, args.data, folder, flags, corpus, threads=args.threads, title=title)
+    kept = {updates: state_after(updates, folder, train_part) for updates in args.curve}
+    seconds = train_part()
+    best, last = (folder / f"checkpoint_{name}.pt" for name in ("best", "last"))
     shared = [word for word in ("--cpu", "--fp16") if word in flags]
-    columns = {"model": model.name, "seed": model.seed, "train_seconds": seconds}
-    place = (args.data, args.test, checkpoint, folder / args.test)
+    if model.head.decodes:
+        shared += shlex.split(RECIPES[args.recipe].decoding)
+    columns, how = {"model": model.name, "seed": model.seed}, {"flags": shared}
+    how["threads"] = args.threads
     hops = args.hops if model.seed == args.seeds[0] else ()
-    return measure(columns, place, args.bins, hops, flags=shared, threads=args.threads)
+    checkpoint = best if best.is_file() else last
+    place = (args.data, args.test, checkpoint, folder / args.test)
+    rows, by_hop = measure(columns | {"train_seconds": seconds}, place, args.bins, hops, **how)
+    curve = []
+    for updates, path in {**kept, args.updates: last}.items() if kept else ():
+        where = folder / (args.test if path == checkpoint else f"{args.test}-{updates}")
+        texts, _ = decode(args.data, args.test, path, where, **how)
+        if texts := [text for text in texts if text.seconds <= longest]:
+            curve.append({**columns, "updates": updates, **rates(texts)})
+    return rows, by_hop, curve
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -147,12 +284,14 @@ def make_parser() -> argparse.ArgumentParser:
     text = "settings of the models (default: small; digits; wsj, tedlium3, librispeech need GPUs)"
     add("--recipe", choices=RECIPES, default="small", help=text)
     add("--study", choices=STUDIES, default="types", help="(default: types)")
-    rows = dict.fromkeys(name for study in STUDIES.values() for name in study)
-    options.add_compared(parser, "audio", list(STUDIES["types"]), "--models", rows=list(rows))
-    text = "padded and padding-free (default: padded)"
-    add("--batches", nargs="+", choices=BATCHES, default=["padded"], help=text)
+    rows = dict.fromkeys(name for study in STUDIES.values() for name in study.models)
+    options.add_compared(parser, "audio", "those of the study", "--models", rows=list(rows))
+    text = "padded and padding-free (default: padded; both in the study batches)"
+    add("--batches", nargs="+", choices=BATCHES, help=text)
     options.add_shared(parser, "seeds", default=[1])
     options.add_shared(parser, "updates", shown="those of the recipe")
+    text = "also score recordings of the durations of training after so many updates"
+    add("--curve", nargs="+", type=options.positive, metavar="N", default=(), help=text)
     add("--test", default="test", metavar="NAME", help="manifest of the test set (default: test)")
     text = "upper ends of the bins of durations (default: those of the recipe)"
     add("--bins", nargs="+", type=SECONDS, metavar="SECONDS", help=text)
@@ -171,18 +310,31 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     recipe = RECIPES[args.recipe]
     args.bins, args.updates = args.bins or recipe.bins, args.updates or recipe.updates
     options.check_increasing(args.bins, "--bins")
+    if args.curve:
+        options.check_increasing(args.curve, "--curve")
+        if args.curve[-1] >= args.updates:
+            why = f"allowed: numbers below {args.updates}, the last update, which is always scored"
+            raise CommandError(f"--curve {args.curve[-1]}: {why}")
     args.models = models(args)
     args.work = args.work or Path("build/asr") / args.study
     args.output = args.output or Path("results/asr") / args.study
     options.check_shared(args)
     if args.data is None:
-        args.data = Path("build/asr/synthetic")
-        prepare.main(["synthetic", "--output", str(args.data)])
+        units = STUDIES[args.study].units
+        args.data = Path("build/asr", "".join(("synthetic", *units)).replace("--", "-"))
+        prepare.main(["synthetic", "--output", str(args.data), *units])
     for name in ("train", args.test):
         if not (args.data / f"{name}.tsv").is_file():
             remedy = "prepare a corpus by python -m recipes.asr.prepare, and name other test sets"
             raise CommandError(f"--data {args.data}: there is no {name}.tsv; {remedy} by --test")
     return args
+
+
+def trained_by(args: argparse.Namespace) -> str:
+    """The flags that models share, for each kind of head."""
+    recipe, heads = RECIPES[args.recipe], dict.fromkeys(model.head for model in args.models)
+    words = (f"{head.training} {getattr(recipe, head.recipe)}".split() for head in heads)
+    return "; ".join(f"`{' '.join(flags)}`" for flags in words)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -191,18 +343,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse_arguments(argv)
     wanted, updates = args.models, f"{args.updates} updates"
     print(f"{len(wanted)} trainings of {updates}, {args.jobs} side by side", flush=True)
-    parts = run_all([partial(run_model, args, model) for model in wanted], args.jobs)
     longest = max(line.seconds for line in read_manifest(str(args.data / "train.tsv")))
+    done = run_all([partial(run_model, args, model, longest) for model in wanted], args.jobs)
+    parts = [(rows, hops) for rows, hops, _ in done]
     facts = how_made(
         shown_command("python -m recipes.asr.run", argv),
         PACKAGES,
         side_by_side=f"{args.jobs} trainings, threads {args.threads}",
         corpus=f"{args.data.name}; training recordings up to {longest:.1f} s",
-        training=f"{updates}; `{' '.join(RECIPES[args.recipe].train.split())}`",
+        training=f"{updates}; {trained_by(args)}",
     )
     flags = {model.name: model.flags for model in wanted}
     title = f"Speech recognition, study {args.study}"
     write_report(args.output, title, parts, flags, facts, args.bins, longest)
+    rows, names = [row for _, _, curve in done for row in curve], list(flags)
+    if rows:
+        rows.sort(key=lambda row: names.index(row["model"]))
+        shown = f"{title}: durations of training by update"
+        write_scores(args.output, shown, rows, "updates", METRICS, facts, name="curve")
 
 
 if __name__ == "__main__":

@@ -9,8 +9,10 @@ import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.models.speech_to_text.s2t_transformer import S2TTransformerModel
 
+from cape_plugins import PositionConfig
 from fairseq_user_dir.asr.criterion import CapeCtcCriterion
 from fairseq_user_dir.asr.decoding import CtcGenerator
+from fairseq_user_dir.options import decoder_config_from_args
 from tests.support.fairseq_speech import (
     CTC,
     S2T,
@@ -190,6 +192,53 @@ def test_unaugmented_speech_to_text_is_the_stock_model(folder):
     torch.testing.assert_close(outputs, expected, atol=1e-6, rtol=1e-5)
 
 
+def decoder_of(model):
+    return {name: value for name, value in model.state_dict().items() if "decoder." in name}
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_one_decoder_goes_with_every_encoder(folder, name):
+    """CAPE Appendix C.5: nothing but the encoder differs."""
+    task, sample = batch(folder)
+    own = {"position_decoder_embedding": "relpos", "position_decoder_relative_context": 2}
+    model, other = (make_model(task, S2T, encoder, **own) for encoder in (name, "nopos"))
+    assert decoder_of(model).keys() == decoder_of(other).keys()
+    config = model.decoder.position_config
+    assert (config.type, config.relative_context, config.architecture) == ("relpos", 2, "decoder")
+    assert model.position_config.type == name
+    assert model.decoder.embed_positions is None
+    tables = [key for key in decoder_of(model) if ".relative." in key]
+    assert [model.state_dict()[key].shape[1] for key in tables] == [5]
+    loss = model(**sample["net_input"])[0].sum()
+    loss.backward()
+    assert all(model.get_parameter(key).grad.abs().sum() > 0 for key in tables)
+
+
+def test_decoder_without_settings_has_the_type_of_its_encoder(folder):
+    """The same model, which stores the same, as before decoders had settings of their own."""
+    task, _ = batch(folder)
+    for name in TYPES:
+        config = make_model(task, S2T, name).decoder.position_config
+        assert config == PositionConfig(name, "text", "decoder")
+    args = argparse.Namespace(position_embedding="cape")
+    decoder_config_from_args(args)
+    assert "type" not in args.position_decoder
+
+
+def test_stored_settings_of_a_decoder_hold_until_a_flag_says_otherwise():
+    args = argparse.Namespace(position_embedding="cape", position_decoder_max_global_shift=7.0)
+    assert decoder_config_from_args(args).max_global_shift == 7.0
+    # what a checkpoint says, also after the defaults have changed
+    stored = argparse.Namespace(position_embedding="cape", position_decoder=args.position_decoder)
+    assert decoder_config_from_args(stored).max_global_shift == 7.0
+    # another type begins with its own defaults, and stays when the encoder changes
+    stored.position_decoder_embedding = "shape"
+    assert decoder_config_from_args(stored) == PositionConfig("shape", "text", "decoder")
+    del stored.position_decoder_embedding
+    stored.position_embedding = "nopos"
+    assert decoder_config_from_args(stored).type == "shape"
+
+
 def test_sizes_are_those_of_the_paper_and_smaller():
     """The paper's model, and smaller ones."""
     sizes = {}
@@ -242,6 +291,13 @@ def test_bad_settings_are_refused(folder, given, message):
     task = make_task(folder)
     with pytest.raises(ValueError, match=message):
         make_model(task, CTC, "", **given)
+
+
+def test_bad_settings_of_a_decoder_are_refused_by_its_flags(folder):
+    task = make_task(folder)
+    own = {"position_decoder_embedding": "sinpos", "position_decoder_max_global_shift": 3.0}
+    with pytest.raises(ValueError, match=r"--position-decoder-max-global-shift 3\.0 .*no effect"):
+        make_model(task, S2T, "cape", **own)
 
 
 def test_other_convolutions_are_refused(folder):

@@ -31,6 +31,7 @@ REFUSED = {
     "--position-max-global-scale": ((*REAL, "0", "0.9"), ">= 1"),
     "--position-max-offset": ((*REAL, "2.5"), ">= 0 tokens"),
     "--position-max-position": ((*REAL, "2.5", "1000001"), "0 to 1000000 grid steps"),
+    "--position-augment-probability": ((*REAL, "1.1"), "0 to 1"),
     "--position-random-evaluation": (("on",), "true or false"),
     "--position-learned-table": (("2048",), "true or false"),
     "--position-mean-normalize": (("yes", "1", ""), "true or false"),

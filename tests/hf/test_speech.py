@@ -5,7 +5,9 @@ import re
 import pytest
 import torch
 
+from cape_plugins import PositionConfig
 from cape_plugins.speech.batching import frame_nanoseconds
+from hf_models import CapeSpeechConfig
 from tests.support.hf import AUDIO, CTC, SPEECH_TO_TEXT, batch, frames, make, seam, targets
 
 NAMES = list(AUDIO)
@@ -156,6 +158,41 @@ def test_frame_times_become_positions():
     inputs["frame_nanoseconds"] = frame_nanoseconds(kept, [0.01] * 3)
     times = coordinates(make("speech_ctc", "sinpos"), inputs)
     torch.testing.assert_close(times[0], 0.0125 + 0.01 * torch.tensor([0.0, 7.0, 11.0]))
+
+
+PAPER_RATES = {"wsj": (0.4, 1.1), "tedlium3": (0.1, 2.0)}  # dropout, scale of the positions
+
+
+@pytest.mark.parametrize("corpus", PAPER_RATES)
+def test_presets_are_the_models_of_the_paper(corpus, tmp_path):
+    """CAPE Appendix C.2: dropout and layer drop in the layers, 0.3 after the convolution, none on
+    residual branches; a table of 13.8 s in steps of 30 ms."""
+    rate, scale = PAPER_RATES[corpus]
+    config = CapeSpeechConfig.preset(corpus, vocab_size=29)
+    assert (config.encoder_layers, config.d_model, config.encoder_ffn_dim) == (36, 768, 3072)
+    assert (config.encoder_attention_heads, config.layer_norm) == (4, "post")
+    layers = (config.attention_dropout, config.activation_dropout, config.encoder_layerdrop)
+    assert layers == (rate, rate, rate)
+    assert (config.dropout, config.feature_dropout) == (0.0, 0.3)
+    assert (config.conv_kernel_size, config.conv_stride) == (7, 3)
+    assert (config.max_position_embeddings, config.vocab_size) == (460, 29)
+    assert config.position_config == PositionConfig("cape", "audio", max_global_scale=scale)
+    config.save_pretrained(tmp_path)
+    assert CapeSpeechConfig.from_pretrained(tmp_path).to_dict() == config.to_dict()
+    other = CapeSpeechConfig.preset(corpus, position_embedding={"type": "abspos"})
+    assert other.position_config.type == "abspos"
+
+
+def test_defaults_that_checkpoints_leave_out_stay():
+    """A file that says nothing of them was written with these."""
+    config = CapeSpeechConfig()
+    assert (config.dropout, config.encoder_layerdrop) == (0.1, 0.0)
+    assert config.max_position_embeddings == 1500
+
+
+def test_unknown_presets_are_refused():
+    with pytest.raises(ValueError, match="preset='timit' is unknown; allowed: wsj, tedlium3"):
+        CapeSpeechConfig.preset("timit")
 
 
 def test_the_paper_has_36_layers_of_768():

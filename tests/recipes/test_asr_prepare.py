@@ -11,6 +11,7 @@ import soundfile
 from recipes.asr import corpora, prepare
 from recipes.asr.manifest import read_manifest
 from recipes.lab.steps import CommandError
+from recipes.lab.subwords import WORD_START, SentencePiece
 from tests.support.speech_data import (
     RATE,
     make_digits,
@@ -98,6 +99,20 @@ def test_digits_without_takes_for_training_are_refused(single_digits, tmp_path, 
     output = capsys.readouterr().out
     assert "digits data: 2 of 240 skipped" in output
     assert "0_ann_0.wav cannot be decoded" in output
+
+
+def test_word_units_are_the_words_of_train(single_digits, tmp_path):
+    """Each a piece, and one piece for every other word; not the same folder as with letters."""
+    out = tmp_path / "out"
+    run("digits", single_digits, "--output", out, *COUNTS, "--word-units")
+    pieces = SentencePiece(out / "spm.model").processor
+    said = {word for text in texts(out, "train").values() for word in text.split()}
+    assert len(said) > 2
+    assert {*pieces.encode(" ".join(said), out_type=str)} == {f"{WORD_START}{w}" for w in said}
+    assert pieces.get_piece_size() == 1 + len(said)
+    assert pieces.encode(f"other {min(said)}")[0] == pieces.unk_id()
+    with pytest.raises(CommandError, match="made with other settings"):
+        run("digits", single_digits, "--output", out, *COUNTS)
 
 
 # ---- synthetic speech ----------------------------------------------------------------------------

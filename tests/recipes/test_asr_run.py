@@ -72,19 +72,33 @@ def test_durations_of_training_are_those_that_begin_below_its_longest(longest, c
 
 
 def test_every_study_has_its_models_and_flags():
-    assert list(STUDIES["types"]) == ["nopos", "sinpos", "abspos", "relpos", "shape", "cape"]
-    assert len(STUDIES["augmentation"]) == 4
-    for study in STUDIES:
-        flags = [model.flags for model in models(study)]
-        assert len(flags) == len(set(flags)) == len(STUDIES[study]) >= 2
+    types = ["nopos", "sinpos", "abspos", "relpos", "shape", "cape"]
+    assert list(STUDIES["types"].models) == types
+    assert len(STUDIES["augmentation"].models) == 4
+    for study, row in STUDIES.items():
+        flags = [(model.flags, model.head) for model in models(study)]
+        assert len(flags) == len(set(flags)) == len(row.models) * len(row.batches) >= 2
     assert list(BATCHES) == ["padded", "padding-free"]
 
 
-def models(study):
+def models(study, *words):
     """As if there were data, so that none are made."""
-    words = ["--study", study, "--compare", *STUDIES[study], "--data", "x"]
-    args = run.make_parser().parse_args(words)
+    names = () if words else ("--compare", *STUDIES[study].models)
+    args = run.make_parser().parse_args(["--study", study, "--data", "x", *names, *words])
     return run.models(args)
+
+
+def test_types_beside_the_study_have_the_settings_of_the_recipe():
+    """The type alone, and with an option; in the study of types and in another."""
+    for study in ("types", "shift"):
+        plain, other = models(
+            study, "--recipe", "tedlium3", "--compare", "cape", "cape:max_local_shift=0.25"
+        )
+        assert "--position-max-global-scale 2" in plain.flags
+        assert "--position-max-global-scale 2" in other.flags
+        assert "--position-max-local-shift 0.25" in other.flags
+    (small,) = models("shift", "--compare", "cape")
+    assert "scale" not in small.flags
 
 
 def fairseq_args(folder, flags):
@@ -96,7 +110,7 @@ def fairseq_args(folder, flags):
 
 
 def parsed(folder, flags):
-    args = fairseq_args(folder, f"{RECIPES['small'].train} {flags}")
+    args = fairseq_args(folder, f"{RECIPES['small'].ctc} {flags}")
     settings = {"type": getattr(args, TYPE_ARG), **given_settings(args, "audio")}
     return PositionConfig.from_dict(settings, "audio")
 
@@ -104,8 +118,11 @@ def parsed(folder, flags):
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("study", STUDIES)
 def test_flags_of_recipes_are_known(folder, recipe, study):
-    args = fairseq_args(folder, f"{RECIPES[recipe].train} {models(study)[-1].flags}")
-    assert args.task == "cape_asr"
+    for model in {model.head: model for model in models(study)}.values():
+        flags = f"{model.head.training} {getattr(RECIPES[recipe], model.head.recipe)} {model.flags}"
+        args = fairseq_args(folder, flags)
+        assert args.task == "cape_asr"
+        assert args.criterion == model.head.training.split()[1]
     if recipe not in ("small", "digits"):
         assert (args.encoder_layers, args.encoder_embed_dim) == (36, 768)
 
@@ -140,7 +157,7 @@ def children(monkeypatch, run_cli):
 def test_comparison_from_training_to_figure(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     command = ["--data", str(folder), "--compare", "cape", "--updates", "3", "--bins", "1"]
-    command += ["--batches", *BATCHES, "--seeds", "1", "2", "--hops", "10", "16"]
+    command += ["--batches", *BATCHES, "--seeds", "1", "2", "--hops", "10", "16", "--curve", "2"]
     command += ["--", *map(str, SMALL)]
     run.main(command)
     out = tmp_path / "results/asr/types"
@@ -158,6 +175,13 @@ def test_comparison_from_training_to_figure(folder, tmp_path, monkeypatch, capsy
         (name, hop) for name in sorted(names) for hop in ("10", "16")
     ]
     assert all(float(row["audio_seconds_per_second"]) > 0 for row in hops)
+    curve = read_csv(out / "curve.csv")
+    assert [(row["model"], row["seed"], row["updates"]) for row in curve] == [
+        (name, seed, updates) for name in sorted(names) for seed in "12" for updates in "23"
+    ]
+    longest = max(durations(16, 0))
+    within = sum(seconds <= longest for seconds in durations(9, 2))
+    assert {row["count"] for row in curve} == {str(within)}, "no longer than those of training"
     # in one colour: neither model has learned anything, so that one hides the other
     assert_lines(out / "scores.png", COLOURS[:1])
     assert_lines(out / "hops.png", COLOURS[:1])
@@ -174,6 +198,9 @@ def test_comparison_from_training_to_figure(folder, tmp_path, monkeypatch, capsy
     capsys.readouterr()
     run.main(command)  # all is reused
     assert "4 trainings" in capsys.readouterr().out
+    command[command.index("--curve") + 1] = "1"
+    with pytest.raises(CommandError, match="--curve 1: .*seed1 is at update 3 already"):
+        run.main(command)
 
 
 def test_recordings_without_text_are_decoded_and_not_counted(folder, tmp_path, monkeypatch):
@@ -202,6 +229,8 @@ BAD_RUN = [
     (["--data", "gone"], "there is no train.tsv"),
     (["--bins", "3", "2"], "--bins 3 2: the numbers must increase"),
     (["--test", "gone"], "there is no gone.tsv"),
+    (["--curve", "9", "5"], "--curve 9 5: the numbers must increase"),
+    (["--curve", "600"], "--curve 600: allowed: numbers below 600, the last update"),
 ]
 
 

@@ -1,0 +1,180 @@
+"""Proves that the studies of speech have the settings of the figures that they name: the numbers of
+the CAPE paper, written out, against what fairseq-train understands of the command lines."""
+
+import pytest
+
+pytest.importorskip("soundfile")
+from fairseq import options
+
+from fairseq_user_dir.options import config_from_args, decoder_config_from_args
+from recipes.asr import run
+from tests.support.fairseq_speech import durations, write_manifest
+
+CORPORA = {"wsj": 1.1, "tedlium3": 2.0}  # with the global scale of section 5.2
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("speech")
+    for split in ("train", "test"):
+        write_manifest(path, split, durations(2))
+    return path
+
+
+@pytest.fixture
+def figure(folder):
+    """Function ``figure(recipe, study)``: the arguments of fairseq-train by name of the model."""
+
+    def trained(recipe, study, *words):
+        words = ["--data", str(folder), "--recipe", recipe, "--study", study, *words]
+        args = run.parse_arguments(words)
+        parser = options.get_training_parser
+        return {
+            model.name: options.parse_args_and_arch(
+                parser(), [str(folder), *run.training_flags(args, model)]
+            )
+            for model in args.models
+        }
+
+    return trained
+
+
+def positions(args):
+    return config_from_args(args, "encoder", "audio")
+
+
+def assert_cape(args, shift=30.0, local=0.5, scale=1.0):
+    config = positions(args)
+    assert config.type == "cape"
+    assert config.mean_normalize
+    shown = (config.max_global_shift, config.max_local_shift, config.max_global_scale)
+    assert shown == (shift, local, scale)
+
+
+def assert_relpos(config, context, layers="all"):
+    """Learned keys alone, and nothing beyond the context, as in the released code."""
+    assert (config.type, config.relative_context, config.relative_layers) == (
+        "relpos",
+        context,
+        layers,
+    )
+    assert (config.relative_beyond, config.relative_values) == ("zero", False)
+
+
+@pytest.mark.parametrize("study", run.STUDIES)
+@pytest.mark.parametrize("recipe", CORPORA)
+def test_sizes_and_training_are_those_of_appendix_c2(figure, recipe, study):
+    rate = {"wsj": 0.4, "tedlium3": 0.1}[recipe]
+    for name, args in figure(recipe, study).items():
+        assert (args.encoder_layers, args.encoder_embed_dim) == (36, 768)
+        assert (args.encoder_ffn_embed_dim, args.encoder_attention_heads) == (3072, 4)
+        assert (args.optimizer, args.clip_norm, args.dropout) == ("adagrad", 0.1, 0)
+        assert (args.frequency_masks, args.time_masks) == (2, 10)
+        if args.criterion != "cape_ctc":
+            continue
+        dropout = 0.1 if name == "nopos-dropout-0.1" else rate
+        assert (args.attention_dropout, args.activation_dropout) == (dropout, dropout)
+        assert (args.encoder_layerdrop, args.feature_dropout) == (dropout, 0.3)
+        assert (args.lr, args.max_tokens, args.abspos_frames) == ([0.01], 24000, 460)
+        assert (args.conv_kernel_size, args.conv_stride) == (7, 3)
+
+
+@pytest.mark.parametrize(("recipe", "scale"), CORPORA.items())
+def test_figures_5_and_6(figure, recipe, scale):
+    """WSJ and TED-LIUM 3 by type."""
+    models = figure(recipe, "types")
+    assert_cape(models["cape"], scale=scale)
+    assert_relpos(positions(models["relpos"]), 919)
+    for name in ("nopos", "sinpos", "abspos"):
+        assert positions(models[name]).type == name
+
+
+@pytest.mark.parametrize("recipe", CORPORA)
+def test_figure_7(figure, recipe):
+    """CAPE's global and local shifts, and SpecAugment."""
+    models = figure(recipe, "augmentation")
+    assert {name: args.no_spec_augment for name, args in models.items()} == {
+        "baseline": True,
+        "+CAPE": True,
+        "+SpecAug": False,
+        "+CAPE +SpecAug": False,
+    }
+    for name in ("baseline", "+SpecAug"):
+        assert positions(models[name]).type == "sinpos"
+    for name in ("+CAPE", "+CAPE +SpecAug"):
+        assert_cape(models[name])
+
+
+@pytest.mark.parametrize("recipe", CORPORA)
+def test_figures_15_to_17(figure, recipe, folder):
+    """Padded batches and batches without padding, lambda 1."""
+    models = figure(recipe, "batches")
+    assert {name: args.padding_free for name, args in models.items()} == {
+        "sinpos": False,
+        "sinpos (padding-free)": True,
+        "cape": False,
+        "cape (padding-free)": True,
+    }
+    for name, args in models.items():
+        if name.startswith("cape"):
+            assert_cape(args)
+    hops = ["--data", str(folder), "--study", "batches", "--compare", "cape", "--hops", "5", "20"]
+    assert run.parse_arguments(hops).hops == [5, 20]
+
+
+@pytest.mark.parametrize("recipe", CORPORA)
+def test_figure_18(figure, recipe):
+    """Global shifts that cover 15, 30 and 60 seconds, lambda 1."""
+    models = figure(recipe, "shift")
+    assert list(models) == ["covers-15s", "covers-30s", "covers-60s"]
+    for args, half in zip(models.values(), (7.5, 15.0, 30.0), strict=True):
+        assert_cape(args, shift=half)
+
+
+@pytest.mark.parametrize("recipe", CORPORA)
+def test_figure_19(figure, recipe):
+    """With and without local shift, lambda 1."""
+    models = figure(recipe, "local")
+    assert_cape(models["global-and-local"])
+    assert_cape(models["global-only"], local=0)
+
+
+@pytest.mark.parametrize(("recipe", "scale"), CORPORA.items())
+def test_figures_20_and_21(figure, recipe, scale):
+    """Contexts of 27.6 and 6 seconds, the first layer, the scale of the corpus; all scales."""
+    models = figure(recipe, "relpos")
+    assert_relpos(positions(models["relpos"]), 919)
+    assert_relpos(positions(models["relpos-6s"]), 199)
+    assert_relpos(positions(models["relpos-first"]), 919, "first")
+    assert_cape(models["cape"], scale=scale)
+    scales = [positions(args).max_global_scale for args in figure(recipe, "scale").values()]
+    assert scales == [1, 1.1, 1.4, 2, 3]
+
+
+def test_figure_22(figure):
+    """Dropout and layer drop of nopos, on WSJ."""
+    models = figure("wsj", "dropout")
+    assert {name: positions(args).type for name, args in models.items()} == {
+        "nopos": "nopos",
+        "nopos-dropout-0.1": "nopos",
+        "cape": "cape",
+    }
+    assert_cape(models["cape"], scale=1.1)
+    drop = {name: args.encoder_layerdrop for name, args in models.items()}
+    assert drop == {"nopos": 0.4, "nopos-dropout-0.1": 0.1, "cape": 0.4}
+
+
+def test_figure_23(figure):
+    """CTC against one decoder of relative positions: 6 layers of 256, 4 heads, dropout 0.2."""
+    models = figure("tedlium3", "decoder")
+    types = ["nopos", "sinpos", "cape", "relpos"]
+    assert [positions(args).type for args in models.values()] == types * 2
+    ctc, decoder = list(models.values())[:4], list(models.values())[4:]
+    assert {args.criterion for args in ctc} == {"cape_ctc"}
+    for args in decoder:
+        assert args.criterion == "label_smoothed_cross_entropy"
+        assert (args.decoder_layers, args.decoder_embed_dim) == (6, 256)
+        assert (args.decoder_attention_heads, args.attention_dropout) == (4, 0.2)
+        assert_relpos(decoder_config_from_args(args), 320)
+    assert_relpos(positions(models["decoder-relpos"]), 919)
+    assert_cape(models["decoder-cape"], scale=2.0)
