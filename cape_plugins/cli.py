@@ -59,38 +59,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     user_dir.set_defaults(run=user_dir_path)
 
-    alpha = commands.add_parser(
-        "alpha", help="count a corpus: source scale alpha = target tokens / source tokens"
-    )
+    text = "count a corpus: source scale alpha = target tokens / source tokens"
+    alpha = commands.add_parser("alpha", help=text)
+    _add_alpha_args(alpha)
     alpha.set_defaults(run=alpha_report)
-    corpus = alpha.add_mutually_exclusive_group(required=True)
-    corpus.add_argument(
-        "--text",
-        nargs=2,
-        metavar=("SOURCE", "TARGET"),
-        help="parallel text files, one sentence a line, after subword segmentation or with "
-        "--tokenizer; .gz is read",
-    )
-    corpus.add_argument(
-        "--binarized",
-        metavar="DATA",
-        help="folder that fairseq-preprocess wrote; several with : between them",
-    )
-    alpha.add_argument(
-        "--tokenizer",
-        metavar="MODEL",
-        help="with --text: folder or hub name of a Hugging Face model, whose tokenizer splits raw "
-        "text (default: the text is split already, at white space)",
-    )
-    alpha.add_argument("--source-lang", metavar="S", help="with --binarized: source language")
-    alpha.add_argument("--target-lang", metavar="T", help="with --binarized: target language")
-    alpha.add_argument("--split", help="with --binarized: training subset (default: train)")
-    alpha.add_argument(
-        "--no-eos",
-        action="store_true",
-        help="leave out end-of-sentence tokens, as the CAPE paper's notebook does (default: they "
-        "count, as in preprocess.log)",
-    )
 
     text = "print settings that follow from the lengths of a corpus and the longest input in use"
     advise = commands.add_parser("advise", help=text, description=text)
@@ -110,6 +82,37 @@ def _parser() -> argparse.ArgumentParser:
     add_plot_args(plot)
     plot.set_defaults(run=draw_picture)
     return parser
+
+
+def _add_alpha_args(parser: argparse.ArgumentParser) -> None:
+    corpus = parser.add_mutually_exclusive_group(required=True)
+    corpus.add_argument(
+        "--text",
+        nargs=2,
+        metavar=("SOURCE", "TARGET"),
+        help="parallel text files, one sentence a line, after subword segmentation or with "
+        "--tokenizer; .gz is read",
+    )
+    corpus.add_argument(
+        "--binarized",
+        metavar="DATA",
+        help="folder that fairseq-preprocess wrote; several with : between them",
+    )
+    parser.add_argument(
+        "--tokenizer",
+        metavar="MODEL",
+        help="with --text: folder or hub name of a Hugging Face model, whose tokenizer splits raw "
+        "text (default: the text is split already, at white space)",
+    )
+    parser.add_argument("--source-lang", metavar="S", help="with --binarized: source language")
+    parser.add_argument("--target-lang", metavar="T", help="with --binarized: target language")
+    parser.add_argument("--split", help="with --binarized: training subset (default: train)")
+    parser.add_argument(
+        "--no-eos",
+        action="store_true",
+        help="leave out end-of-sentence tokens, as the CAPE paper's notebook does (default: they "
+        "count, as in preprocess.log)",
+    )
 
 
 def user_dir_path(args: argparse.Namespace) -> str:
