@@ -32,7 +32,7 @@ TEXT = (
     f"""\
 ViT-Ti. **UniViT**: updates of 128, 160, ..., 320 pixels, one of each, against as many of {SIZE}
 (the reference), with cape: images of {STORED} pixels are resized, then forward, loss and backward
-(no optimizer). The paper says 1.1 (CAPE Appendix B.1).""",
+(no optimizer). The paper says 1.1 (CAPE section 5.1.2).""",
     """\
 **Positions**: training steps by type and size with a table of 224 pixels, which `abspos` resizes
 bicubically, with gradient, in each forward pass of another size; `nopos` is the reference. The

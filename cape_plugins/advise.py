@@ -3,17 +3,17 @@
 The rule. Let T be the length that one training input in twenty reaches, N the longest input in use.
 
 * Type: `sinpos` if N <= T, because types are level where no position is new (CAPE Table 2: at most
-  0.5 BLEU apart; docs/results.md, Multi30k: 23.5 and 23.0). Else `cape`.
+  0.6 BLEU apart; docs/results.md, Multi30k: 23.5 and 23.0). Else `cape`.
 * Global shift: training has to see the positions of N, so that the shift covers the difference
-  (SHAPE section 2.2 draws its offset for that; CAPE sections 4 and 5.2: "covers 60 s"). Positions
-  that are counted from 0 reach T + shift: shift = N - T. Mean-normalised ones lie around 0:
-  shift = (N - T) / 2. docs/results.md: number lists are translated as far as the shift reaches, of
-  6 numbers with 5 tokens, of 8 and more with 30.
+  (CAPE section 5.2: "covers 60 s"; SHAPE section 2.3: offsets). Positions that are counted from 0
+  reach T + shift: shift = N - T. Mean-normalised ones lie around 0: shift = (N - T) / 2.
+  docs/results.md: number lists are translated as far as the shift reaches, of 6 numbers with 5
+  tokens, of 8 and more with 30.
 * Images span [-1, 1] at any size, so that no shift covers a larger one: the paper's 0.5 (CAPE
   section 5.1).
-* Global scale: the paper's of the domain (1 for text, 1.1 for seconds, 1.4 for images); 1 where
-  training mixes image sizes, as UniViT does (CAPE section 5.1).
-* Local shift: 0.5 steps, the most that keeps the order (CAPE section 4).
+* Global scale: the paper's of the domain (1 for text, 1.1 for seconds, that of WSJ; TED-LIUM has
+  2; 1.4 for images); 1 where training mixes image sizes, as UniViT does (CAPE section 5.1).
+* Local shift: 0.5 steps, the most that keeps the order (CAPE section 5.2 and Appendix D.1).
 * Source scale: alpha, target tokens / source tokens (CAPE section 5.3); lengths are then those of
   the target, or of the source times alpha where that is longer.
 """

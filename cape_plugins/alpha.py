@@ -4,8 +4,8 @@ Alpha brings the positions of a source sentence and of its translation to a comm
 kept as two integers, never as a rounded number. Tokens are counted as fairseq counts them: the
 end-of-sentence token belongs to a sentence, a beginning-of-sentence token does not, so the sums are
 those that ``fairseq-preprocess`` prints and writes into preprocess.log. The paper's numbers
-(appendix D.1: 1.0337 for German, 1.1632 for French) are without end-of-sentence tokens, and so are
-those of ``eos=False``.
+(appendix D.1: 1.0337 for German, 1.1632 for French) are without end-of-sentence tokens, as its
+released notebook shows, and so are those of ``eos=False``.
 
 This module needs numpy and the standard library only: fairseq's index files are read here, without
 fairseq and without touching the data files beside them.

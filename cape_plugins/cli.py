@@ -110,7 +110,7 @@ def _add_alpha_args(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-eos",
         action="store_true",
-        help="leave out end-of-sentence tokens, as the numbers of the CAPE paper do (default: they "
+        help="leave out end-of-sentence tokens, as the CAPE paper's notebook does (default: they "
         "count, as in preprocess.log)",
     )
 

@@ -17,7 +17,7 @@ from cape_plugins.domains import DOMAINS, each_domain
 from cape_plugins.registry import DEFAULT_TYPE, ROTARY, types_of
 
 # Words for a ratio that is counted in the training data: do end-of-sentence tokens count? fairseq's
-# preprocess.log counts them, the numbers of the CAPE paper (appendix D.1) do not.
+# preprocess.log counts them, the notebook behind appendix D.1 of the CAPE paper does not.
 COUNTED = {"auto": True, "auto-no-eos": False}
 
 
@@ -153,7 +153,7 @@ class OptionFields:
         "1",
         "target tokens per source token",
         "factor alpha on source positions (CAPE 5.3); auto counts it in the training data, "
-        "auto-no-eos without EOS as the paper does (App. D.1); encoder-decoder models only",
+        "auto-no-eos without EOS, as CAPE's notebook for App. D.1; encoder-decoder models only",
         architecture="seq2seq",
     )
     source_bos: bool | None = option_field(

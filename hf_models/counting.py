@@ -24,7 +24,7 @@ def count_texts(
         target_path: Target text, with the same number of lines.
         model: Folder or hub name of a model with a tokenizer. What it puts around a sentence counts
             (EOS, language codes), but for BOS, as everywhere in this package.
-        eos: Count the end-of-sentence tokens, too; the CAPE paper (appendix D.1) does not.
+        eos: Count the end-of-sentence tokens, too; the CAPE paper's notebook does not.
 
     Raises:
         FileNotFoundError: if a text is missing.

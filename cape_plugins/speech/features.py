@@ -97,8 +97,8 @@ def spec_augment(
     """SpecAugment without time warping: bands and stretches of one recording set to 0, the mean of
     normalised features.
 
-    The defaults are CAPE's for WSJ (Appendix C; of the released code, which masks a whole batch
-    alike). Widths are drawn uniformly from 1 to the widest.
+    The defaults are those of CAPE Appendix C.2 (the released code masks a whole batch alike).
+    Widths are drawn uniformly from 1 to the widest.
 
     Args:
         features: ``[T, bins]`` of one recording, so that each of a batch is masked differently.

@@ -24,7 +24,7 @@ from recipes.mt.analysis.options import add_model_options
 
 ANALYSES = {
     "stack": (stack, "loss by position on stacked sentences (CAPE figure 8)"),
-    "length": (length, "BLEU and exact match by source length (SHAPE figure 3)"),
+    "length": (length, "BLEU and exact match by source length (SHAPE figure 7)"),
     "swap": (swap, "BLEU with the first sentence moved to the end (SHAPE table 1)"),
     "similarity": (similarity, "encoder states at different offsets (SHAPE figure 2)"),
     "scores": (scores, "right tokens scored higher than by another model (SHAPE figure 4)"),

@@ -23,7 +23,7 @@ _CLINIC = _COMMON.replace("--optimizer adam ", "--optimizer radam ")  # CAPE fol
 
 
 def _of_cape_paper(*presets: str) -> dict[str, Settings]:
-    """Settings of the CAPE paper; its alpha counts no end-of-sentence tokens (appendix D.1)."""
+    """Settings of the CAPE paper; its notebook counts alpha without EOS (appendix D.1)."""
     settings = of_papers(*presets, "relpos_wmt14")
     return settings | {"cape": {**settings["cape"], "source_scale": "auto-no-eos"}}
 

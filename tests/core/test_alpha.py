@@ -190,7 +190,7 @@ def test_subsets_folders_directions_and_formats_are_summed(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("write", [write_mmap, write_legacy])
 def test_eos_can_be_left_out_of_every_format(tmp_path: Path, write: Callable[..., None]) -> None:
-    """As the CAPE paper counts (appendix D.1); the ends of three sentences are missing."""
+    """As the CAPE paper's notebook counts; the ends of three sentences are missing."""
     write_pair(tmp_path, [4, 2, 1], [5, 3, 6], write=write)
     assert count_binarized(tmp_path, "de", "en") == TokenCounts(7, 14)
     assert count_binarized(tmp_path, "de", "en", eos=False) == TokenCounts(4, 11)
@@ -207,7 +207,7 @@ def test_ratio_that_nobody_counted_is_an_error() -> None:
 
 
 def test_ratio_of_the_paper_needs_its_way_to_count(tmp_path: Path) -> None:
-    """French of appendix D.1: 31.7677 and 36.9522 tokens a sentence, alpha 1.1632."""
+    """French: 31.7677 and 36.9522 tokens a sentence (notebook), alpha 1.1632 (appendix D.1)."""
     write_pair(tmp_path, [317677 + 10_000, *[0] * 9999], [369522 + 10_000, *[0] * 9999])
     assert round(count_binarized(tmp_path, "de", "en").alpha, 4) == 1.1582
     assert round(count_binarized(tmp_path, "de", "en", eos=False).alpha, 4) == 1.1632

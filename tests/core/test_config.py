@@ -29,7 +29,7 @@ RANDOM_TYPES = ("shape", "cape", "randpos", "rfs")
 
 SHIFT = ("max_global_shift", "max_local_shift", "max_global_scale", "mean_normalize")
 DEFAULTS = [
-    # DESIGN.md section 6
+    # written by hand; docs/flags.md is generated
     ("cape", "text", "encoder", dict(zip(SHIFT, (5.0, 0.5, 1.0, False), strict=True))),
     ("cape", "audio", "encoder", dict(zip(SHIFT, (30.0, 0.5, 1.1, True), strict=True))),
     ("cape", "image", "encoder", dict(zip(SHIFT, (0.5, 0.5, 1.4, False), strict=True))),

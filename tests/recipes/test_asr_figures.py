@@ -63,7 +63,8 @@ def assert_relpos(config, context, layers="all"):
 
 @pytest.mark.parametrize("study", run.STUDIES)
 @pytest.mark.parametrize("recipe", CORPORA)
-def test_sizes_and_training_are_those_of_appendix_c2(figure, recipe, study):
+def test_sizes_are_those_of_appendix_c2_and_training_of_the_released_runs(figure, recipe, study):
+    """The released runs: rate, clipping and, narrower than in C.2, the masks of TED-LIUM."""
     rate = {"wsj": 0.4, "tedlium3": 0.1}[recipe]
     for name, args in figure(recipe, study).items():
         assert (args.encoder_layers, args.encoder_embed_dim) == (36, 768)
@@ -76,6 +77,8 @@ def test_sizes_and_training_are_those_of_appendix_c2(figure, recipe, study):
         assert (args.attention_dropout, args.activation_dropout) == (dropout, dropout)
         assert (args.encoder_layerdrop, args.feature_dropout) == (dropout, 0.3)
         assert (args.lr, args.max_tokens, args.abspos_frames) == ([0.01], 24000, 460)
+        masks = {"wsj": (30, 50), "tedlium3": (20, 30)}[recipe]
+        assert (args.frequency_mask_width, args.time_mask_width) == masks
         assert (args.conv_kernel_size, args.conv_stride) == (7, 3)
 
 

@@ -1,4 +1,4 @@
-"""BLEU (sacrebleu) and exact match by source length (SHAPE figure 3).
+"""BLEU (sacrebleu) and exact match by source length (SHAPE figure 7).
 
 Lengths count words of the test text, so that models with different subwords share the bins. With
 --stack N ... neighbouring sentences are joined N at a time first, as for the analysis stack (CAPE
