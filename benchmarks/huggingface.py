@@ -121,9 +121,13 @@ def training_steps(models: dict[str, nn.Module], inputs: dict[str, Any]) -> dict
 
 
 def generation_steps(
-    setup: Setup, models: dict[str, nn.Module], inputs: dict[str, Any], beams: int = 4
+    setup: Setup,
+    models: dict[str, nn.Module],
+    inputs: dict[str, Any],
+    beams: int = 4,
+    length: int = 25,
 ) -> dict[str, Step]:
-    length = 5 if setup.quick else 25
+    length = 5 if setup.quick else length
     options = {"num_beams": beams, "min_new_tokens": length, "max_new_tokens": length}
     options |= {"max_length": None, "min_length": None}  # else Whisper warns of two limits
     return {
