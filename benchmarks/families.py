@@ -22,7 +22,7 @@ from benchmarks.report import Report, distinct, legend_below, plot_ratios, ratio
 from cape_plugins.families import find_family
 from recipes.lab.tables import markdown
 
-SECONDS = 60.0
+SECONDS = 45.0
 LIMIT = 1.02
 VOCABULARY = 10_000
 TEXT = (

@@ -97,7 +97,7 @@ class OptionFields:
         0,
         "grid steps",
         "number L of positions that training draws from, at least the length of the longest input; "
-        "better that of the longest that the model is to read (Ruoss et al.)",
+        "better that of the longest that the model is to read (Ruoss et al.); 0: none are drawn",
         high=1_000_000,
         training=True,
     )

@@ -29,6 +29,7 @@ from hf_models.speech import (
     RecognitionModel,
     add_positions,
     check_mask,
+    check_seconds,
     hop_in_seconds,
 )
 from hf_models.switching import Addend, Seam
@@ -39,7 +40,16 @@ _ROUNDING = 5e-3  # rounding of sinusoids stored in half precision
 
 
 class NaturalLengthSettings:
-    """Mixin over a configuration with a field `natural_length`."""
+    """Mixin over a configuration with the fields `natural_length` and `hop_seconds`."""
+
+    def validate_natural_length(self) -> None:
+        """Part of strict validation."""
+        check_seconds(self, "hop_seconds")
+        if self.natural_length not in (None, True, False):
+            raise ValueError(
+                f"natural_length={self.natural_length!r} is not allowed; allowed: true, false, or "
+                "null for what fits the type of position embedding."
+            )
 
     @property
     def at_natural_length(self) -> bool:
@@ -164,7 +174,13 @@ def split_mask(
             "frame. Give what the feature extractor of this model returned."
         )
     if shape[1] > bins:
-        return features[:, :bins], features[:, bins] > 0.5
+        mask = features[:, bins]
+        if not torch.compiler.is_compiling() and not ((mask == 0) | (mask == 1)).all():
+            raise ValueError(
+                f"input_features has {shape[1]} bins, and the last is no mask; allowed: {bins}. "
+                "Give what the feature extractor of this model returned."
+            )
+        return features[:, :bins], mask > 0.5
     if attention_mask is None or not config.at_natural_length:
         return features, None
     check_mask(attention_mask, shape[0], shape[2])

@@ -259,13 +259,37 @@ def add_positions(encoder: PositionEncoder, hidden: Tensor, frames: Frames, stri
     return hidden if addend is None else hidden + addend
 
 
+def check_seconds(config: Any, *names: str) -> None:
+    """Refuses distances and lengths of frames that cannot be.
+
+    Raises:
+        ValueError: unless the fields of these names are numbers above 0 and below 10.
+    """
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 10:
+            raise ValueError(
+                f"{name}={value!r} is not allowed; allowed: more than 0 and less than 10 seconds, "
+                "such as 0.01."
+            )
+
+
 def check_mask(mask: Tensor, batch: int, length: int) -> None:
-    """Raises ValueError for a mask that is not ``[B, T]``."""
+    """Raises ValueError for a mask that is not ``[B, T]``, or that pads on the left or within."""
     if tuple(mask.shape) != (batch, length):
         raise ValueError(
             f"attention_mask has shape {tuple(mask.shape)}; allowed: {(batch, length)}, [batch, "
             "frames] of input_features. Give the mask that the feature extractor returned with "
             "them."
+        )
+    if torch.compiler.is_compiling():  # a program has no values to look at
+        return
+    visible = mask.bool()
+    if (visible[:, 1:] & ~visible[:, :-1]).any():
+        raise ValueError(
+            "attention_mask has padding before frames; allowed: padding after the last frame of a "
+            "recording, because time is counted from the first frame. Set padding_side='right' "
+            "of the feature extractor."
         )
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers.conversion_mapping import (
     get_checkpoint_conversion_mapping,
@@ -237,7 +238,10 @@ def switch(model: Any, position_embedding: Mapping[str, Any], **fields: Any) -> 
             "model is built."
         )
     settings = {**stock_config.to_dict(), FIELD: position_embedding, **fields}
-    config = own.config_class.from_dict(settings)
+    try:
+        config = own.config_class.from_dict(settings)
+    except StrictDataclassError as error:
+        raise ValueError(str(error.__cause__ or error)) from error
     config._attn_implementation = stock_config._attn_implementation
     require_own_config(config, own.__name__)
     before = _recorded(model)

@@ -23,7 +23,7 @@ from cape_plugins.options import choose
 from cape_plugins.speech.ctc import ctc_loss
 from hf_models.configuration import PositionEmbeddingMixin
 from hf_models.modeling import PositionModelMixin, build_positions, draw_positions
-from hf_models.speech import SpeechEncoder, Subsampler, encoder_lengths
+from hf_models.speech import SpeechEncoder, Subsampler, check_seconds, encoder_lengths
 from hf_models.switching import FamilyClasses, add_parts
 
 # Settings of CAPE Appendix C.2 by corpus: what of them the defaults do not have, which checkpoints
@@ -111,13 +111,7 @@ class CapeSpeechConfig(PositionEmbeddingMixin, PreTrainedConfig):
 
     def validate_sizes(self) -> None:
         """Part of strict validation."""
-        for name in ("hop_seconds", "window_seconds"):
-            value = getattr(self, name)
-            if not 0 < value < 10:
-                raise ValueError(
-                    f"{name}={value} is not allowed; allowed: more than 0 and less than 10 "
-                    "seconds, such as 0.01."
-                )
+        check_seconds(self, "hop_seconds", "window_seconds")
         for name in ("num_mel_bins", "conv_stride", "sampling_rate", "vocab_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is not allowed; allowed: >= 1.")

@@ -18,7 +18,13 @@ from transformers.models.speech_to_text.modeling_speech_to_text import (
 from cape_plugins import PositionConfig
 from hf_models.configuration import PositionEmbeddingMixin
 from hf_models.modeling import PositionModelMixin, build_positions
-from hf_models.speech import EncodesSpeech, RecognitionModel, SpeechEncoder, Subsampler
+from hf_models.speech import (
+    EncodesSpeech,
+    RecognitionModel,
+    SpeechEncoder,
+    Subsampler,
+    check_seconds,
+)
 from hf_models.switching import FamilyClasses, add_parts
 from hf_models.text import TargetStack
 
@@ -40,6 +46,10 @@ class CapeSpeech2TextConfig(PositionEmbeddingMixin, Speech2TextConfig):
     window_seconds: float | int = 0.025
     position_embedding: dict | None = None
     decoder_position_embedding: dict | None = None
+
+    def validate_seconds(self) -> None:
+        """Part of strict validation."""
+        check_seconds(self, "hop_seconds", "window_seconds")
 
     @property
     def decoder_position_config(self) -> PositionConfig:

@@ -140,11 +140,13 @@ class CapeWhisperForConditionalGeneration(
         in_frames = timestamps or (pieces > 1 and not one_piece)  # of 10 ms, stock code counts
         if (in_frames and not stock_hop) or (timestamps and one_piece and pieces > 1):
             raise ValueError(
-                f"one_piece={one_piece} with return_timestamps={bool(timestamps)} is not allowed "
-                f"for {frames} frames, {hop} s apart; timestamps and recordings in segments need "
-                "10 ms, because a timestamp is 0.02 s, which generation takes for two frames, and "
-                "timestamps end at 30 s. Give one_piece=True, return_timestamps=False, or frames "
-                "of 10 ms in segments."
+                f"return_timestamps={bool(timestamps)} for {frames} frames, {hop} s apart, in "
+                f"{'one piece' if one_piece else 'segments'} is not allowed; timestamps and "
+                "segments need frames of 10 ms, because a timestamp is 0.02 s, which generation "
+                "takes for two frames, timestamps end at 30 s, and segments need a "
+                "generation_config that has timestamps (no_timestamps_token_id). Give "
+                "return_timestamps=False with one_piece=True, or frames of 10 ms and a model that "
+                "writes timestamps."
             )
         lengths = [kwargs.get(name) or 0 for name in ("max_new_tokens", "max_length")]
         if one_piece:

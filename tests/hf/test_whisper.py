@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassClassValidationError
 from transformers import (
     WhisperForAudioClassification,
     WhisperModel,
@@ -223,12 +224,26 @@ def test_wrong_inputs_are_refused():
         model(RAGGED[:, :5], labels=LABELS)
     with pytest.raises(ValueError, match=r"attention_mask has shape \(3, 9\).*\(3, 50\)"):
         model(RAGGED, attention_mask=MASK[:, :9], labels=LABELS)
+    for mask in (MASK.flip(1), MASK.roll(1, 1)):
+        with pytest.raises(ValueError, match=r"padding before frames.*padding_side='right'"):
+            model(RAGGED, attention_mask=mask, labels=LABELS)
+    with pytest.raises(ValueError, match="input_features has 9 bins, and the last is no mask"):
+        model(torch.cat((RAGGED, RAGGED[:, :1]), dim=1), labels=LABELS)
     with pytest.raises(ValueError, match=r"one_piece=True.*natural_length=True"):
         switched("sinpos").generate(WHOLE, one_piece=True)
     with pytest.raises(ValueError, match="timestamps end at 30 s"):
         model.generate(features(1, 200), one_piece=True, return_timestamps=True)
-    with pytest.raises(ValueError, match=r"need 10 ms, because a timestamp is 0\.02 s"):
+    with pytest.raises(ValueError, match=r"need frames of 10 ms, because a timestamp is 0\.02 s"):
         model.generate(WHOLE, hop_nanoseconds=5_000_000, return_timestamps=True)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"natural_length": "no"}, {"hop_seconds": "x"}, {"hop_seconds": 0}]
+)
+def test_wrong_settings_are_refused(settings):
+    (text,) = (f"{name}={value!r} is not allowed" for name, value in settings.items())
+    with pytest.raises(StrictDataclassClassValidationError, match=text):
+        hf_models.CapeWhisperConfig(**settings)
 
 
 # ---- generation ----------------------------------------------------------------------------------

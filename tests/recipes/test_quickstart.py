@@ -156,7 +156,7 @@ def test_ended_quickstart_leaves_no_training_behind_and_says_that_it_goes_on(rep
                 assert time.monotonic() < deadline
                 time.sleep(0.5)
             process.send_signal(number)
-            outputs.append(process.communicate(timeout=60)[0])
+            outputs.append(process.communicate(timeout=180)[0])  # data loaders look every 5 s
         assert process.returncode == status
         size = log.stat().st_size
         time.sleep(2)
