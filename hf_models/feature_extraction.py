@@ -235,10 +235,11 @@ class CapeWhisperFeatureExtractor(WhisperFeatureExtractor):
 
     def _with_hop(self, hop_seconds: float) -> CapeWhisperFeatureExtractor:
         other = copy.copy(self)
-        other.hop_length = round(hop_seconds * self.sampling_rate)
+        number = isinstance(hop_seconds, int | float)
+        other.hop_length = round(hop_seconds * self.sampling_rate) if number else 0
         if other.hop_length < 1:
             raise ValueError(
-                f"hop_seconds={hop_seconds} is not allowed; allowed: at least one sample, "
+                f"hop_seconds={hop_seconds!r} is not allowed; allowed: at least one sample, "
                 f"{1 / self.sampling_rate} s. Give the distance of frames in seconds, such as 0.01."
             )
         other.hop_nanoseconds = round(other.hop_length / self.sampling_rate * 1e9)

@@ -256,6 +256,8 @@ def switch(model: Any, position_embedding: Mapping[str, Any], **fields: Any) -> 
 
 def _remedy(model: Any) -> str:
     """What else would help with a model that cannot be switched; empty if nothing would."""
+    if hasattr(model, "peft_config"):
+        return "Switch it before peft wraps it (get_peft_model). "
     if is_model(type(model)):
         return "It has been switched already; load or build it anew. "
     family = find_family(getattr(getattr(model, "config", None), "model_type", ""))

@@ -94,3 +94,10 @@ def test_copy_of_a_model_refuses_other_settings_too():
     with pytest.raises(ValueError, match="a model was built from this configuration"):
         model.config.position_embedding = {"type": "nopos"}
     copy.deepcopy(model.config).position_embedding = {"type": "nopos"}  # a copy of it alone is free
+
+
+def test_model_that_peft_has_wrapped_is_told_to_be_switched_before():
+    wrapped = torch.nn.Module()
+    wrapped.peft_config = {}
+    with pytest.raises(ValueError, match=r"Switch it before peft wraps it \(get_peft_model\)"):
+        hf_models.switch(wrapped, {"type": "cape"})

@@ -177,6 +177,8 @@ def test_features_have_any_hop_and_may_be_padded_later():
     assert batch.attention_mask.sum(-1).tolist() == [50, 20]
     with pytest.raises(ValueError, match=r"hop_seconds=1e-06.*at least one sample"):
         extractor(waves, hop_seconds=1e-6)
+    with pytest.raises(ValueError, match=r"hop_seconds='x'.*at least one sample"):
+        extractor(waves, hop_seconds="x")
     with pytest.raises(ValueError, match=r"shape \(0,\).*at least one"):
         extractor([wave(0)])
 
