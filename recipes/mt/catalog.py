@@ -151,8 +151,8 @@ _MULTI30K_SMALL = replace(
 )
 
 
-# Long enough for cape to learn to use positions, with learning curves. Ten joined captions are kept
-# apart by no model of this size, three are.
+# Four times as long as the row multi30k, with learning curves. Ten joined captions are kept apart
+# by no model of this size; whether three are, the column "separated" of the stage analyze says.
 _STUDY = replace(
     _MULTI30K_SMALL,
     title="Multi30k English-German by a small model, 4800 updates (no paper)",
