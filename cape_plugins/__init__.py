@@ -8,8 +8,8 @@ from cape_plugins.alpha import TokenCounts
 from cape_plugins.augmentation import Draw, augment, draw_global, draw_local
 from cape_plugins.config import PositionConfig
 from cape_plugins.domains import DOMAINS, Domain
-from cape_plugins.encoder import PositionEncoder, build_position_encoder, combine
-from cape_plugins.encodings import PositionTable, Sinusoid, resize_grid
+from cape_plugins.encoder import PositionEncoder, build_position_encoder
+from cape_plugins.encodings import Sinusoid, combine
 from cape_plugins.positions import (
     Positions,
     coordinate_positions,
@@ -26,6 +26,7 @@ from cape_plugins.relative_tables import (
     RelativePositions,
     build_relative_positions,
 )
+from cape_plugins.tables import PositionTable, resize_grid
 
 __version__ = "0.1.0"
 

@@ -21,9 +21,6 @@ from cape_plugins.domains import DOMAINS
 from cape_plugins.encodings import Frequencies, Sinusoid, warn_of_coarse_grid
 from cape_plugins.positions import Positions
 
-COMBINATIONS = ("add", "concat")
-
-
 SIDES = ("source", "target")
 # A source of randomness, or what makes one when it is needed.
 Generators = torch.Generator | Callable[[torch.device], torch.Generator | None] | None
@@ -237,10 +234,9 @@ class PositionEncoder(nn.Module):
         local = self.max_local_shift if random and local_shift is None else 0.0
         moved = local or local_shift is not None or (draw is not None and draw.moves)
         if positions.regular and not (moved or config.mean_normalize):
-            rows, _ = self.place(positions)
-            if rows.shape[0] == 1:
-                rows = self._encodable(rows, positions)
-                return positions.gather(self.encoding.grid(rows[0]), dtype)
+            rows = self._shared(positions)
+            if rows is not None:
+                return positions.gather(rows, dtype)
         coords = self.coordinates(positions, draw, local_shift, generator, random)
         embedding, valid = self.encoding(self._encodable(coords, positions)), positions.valid
         if valid is not None:
@@ -248,6 +244,18 @@ class PositionEncoder(nn.Module):
             same = embedding.shape[0] == valid.shape[0] and not embedding.requires_grad
             embedding = embedding.mul_(valid[..., None]) if same else embedding * valid[..., None]
         return embedding.to(dtype)
+
+    def _shared(self, positions: Positions) -> Tensor | None:
+        """``[T, K]`` embeddings of regular positions as they are; None where samples differ."""
+        step = positions.step * self.config.gamma / self.unit
+        counted = positions.in_steps and len(positions.rows) == 1 and type(step) is float
+        if counted and isinstance(self.encoding, Sinusoid):
+            first, step = positions.first, self.alpha * step
+            return self.encoding.counted(positions.rows[0], first, self.start, step)
+        rows, _ = self.place(positions)
+        if len(rows) > 1:
+            return None
+        return self.encoding.grid(self._encodable(rows, positions)[0])
 
     def _encodable(self, coords: Tensor, positions: Positions) -> Tensor:
         """What the encoding takes: coordinates, or numbers of steps."""
@@ -336,48 +344,6 @@ def build_position_encoder(
     if domain.grid and not isinstance(table_size, int) and isinstance(encoding, Sinusoid):
         warn_of_coarse_grid(encoding, table_size, domain.table_size, config.gamma)
     return PositionEncoder(config, encoding, side, start, unit)
-
-
-def combine(
-    content: Tensor, embedding: Tensor | None, mode: str = "add", dim: int | None = None
-) -> Tensor:
-    """Content with its position embeddings: added (Vaswani et al.), or behind it in channels of
-    their own, as in the phone classifier of recipes/phones.
-
-    Args:
-        content: ``[B, T, C]``.
-        embedding: ``[B or 1, T, K]`` of a :class:`PositionEncoder`; None for no positions.
-        mode: One of :data:`COMBINATIONS`: "add" (K = C) or "concat".
-        dim: K; needed by "concat" without embedding, whose channels are zero then, so that a model
-            has the same size with and without positions.
-
-    Returns:
-        ``[B, T, C]`` for "add", ``[B, T, C + K]`` for "concat".
-
-    Raises:
-        ValueError: for an unknown mode, or channels that do not fit.
-    """
-    if mode not in COMBINATIONS:
-        raise ValueError(f"mode={mode!r} is unknown; allowed: {', '.join(COMBINATIONS)}.")
-    if embedding is None:
-        if mode == "add":
-            return content
-        if dim is None:
-            raise ValueError(
-                "dim=None is not allowed with mode='concat' and no embedding; allowed: >= 1, the "
-                "number of channels to fill with zeros."
-            )
-        embedding = content.new_zeros(1, content.shape[1], dim)
-    width = embedding.shape[-1]
-    if dim not in (None, width) or (mode == "add" and width != content.shape[-1]):
-        raise ValueError(
-            f"mode={mode!r}, dim={dim}: the embedding has {width} channels, the content "
-            f"{content.shape[-1]}; allowed: dim={width}, and as many as the content for 'add'. "
-            "Build the position encoder for this dimension."
-        )
-    if mode == "add":
-        return content + embedding
-    return torch.cat((content, embedding.expand(*content.shape[:-1], width)), dim=-1)
 
 
 def _made(generator: Generators, device: torch.device | str | None) -> torch.Generator | None:

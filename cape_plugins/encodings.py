@@ -1,8 +1,8 @@
-"""Embeddings of coordinates: sinusoids of any domain, and the learned table.
+"""Embeddings of coordinates: sinusoids of any domain.
 
 A sinusoid is a frequency matrix W ``[D, K/2]`` and a layout of channels; text, audio and images
-differ in W alone: ``phase = coords @ W``. Frequencies are recomputed in float32 in each forward:
-a buffer would be rounded by ``.half()`` and lost by loaders that materialise models from "meta".
+differ in W alone: ``phase = coords @ W``. No buffer holds frequencies or rows: it would be rounded
+by ``.half()`` and lost by loaders that materialise models from "meta".
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from cape_plugins.domains import each_domain
-from cape_plugins.positions import Positions
 from cape_plugins.registry import ENCODINGS, Encoding
 
 Frequencies = Callable[[int, torch.device], Tensor]
@@ -63,8 +61,9 @@ FREQUENCIES: dict[str, Frequencies] = {
     "fairseq": fairseq_frequencies,
     "marian": marian_frequencies,
 }
+KEPT_ROWS = 4096  # 8 MiB at 512 channels; what is further on is encoded in each forward
+COMBINATIONS = ("add", "concat")
 LAYOUTS = ("cos_sin_interleaved", "sin_cos_blocks")
-RESIZES = {1: "linear", 2: "bicubic", 3: "trilinear"}  # by the number of axes
 
 
 class Sinusoid(nn.Module):
@@ -101,6 +100,11 @@ class Sinusoid(nn.Module):
         self.dim = dim
         self.frequencies = frequencies
         self.interleaved = layout == "cos_sin_interleaved"
+        self._kept: tuple[object, Tensor | None] = (None, None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the rows that are kept, which copies and pickles make anew."""
+        return {**super().__getstate__(), "_kept": (None, None)}
 
     def extra_repr(self) -> str:
         """Shown by ``print(module)``."""
@@ -142,6 +146,39 @@ class Sinusoid(nn.Module):
         if self.interleaved:
             return torch.stack(parts[::-1], dim=-1).flatten(-2)
         return torch.cat(parts, dim=-1)
+
+    def counted(
+        self, numbers: Tensor, first: int | Tensor | None, start: float, step: float
+    ) -> Tensor:
+        """:meth:`grid` of ``start + numbers * step``. Rows of counted positions are kept for the
+        next call, so that a step of generation costs a look-up, as in stock models.
+
+        Args:
+            numbers: ``[T, 1]`` float32, if `first` is not None ``first, first + 1, ...``.
+            first: Number of the first row; None if rows are not counted.
+            start: Coordinate of number 0.
+            step: Distance of neighbours.
+
+        Returns:
+            ``[T, K]`` float32, which the caller may change.
+        """
+        traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        if traced or type(numbers) is not Tensor or not isinstance(first, int):
+            return self.grid(start + numbers * step)  # a program has no values to keep
+        end = first + numbers.shape[0]
+        if end > KEPT_ROWS:
+            return self.grid(start + numbers * step)
+        kept_key, rows = self._kept
+        key = start, step, numbers.device
+        if rows is None or key != kept_key or len(rows) < end:
+            # generation goes on from call to call; other inputs come once
+            grown = min(KEPT_ROWS, max(64, 2 ** math.ceil(math.log2(end))))
+            count = grown if key == kept_key else end
+            with torch.inference_mode(False):  # later calls may train
+                number = torch.arange(count, dtype=torch.float32, device=numbers.device)
+                rows = self.grid(start + number[:, None] * step)
+            self._kept = key, rows
+        return rows[first:end].clone()
 
     def forward(self, coords: Tensor) -> Tensor:
         """Encodes many positions in one pass over memory, using cos(p) = sin(p + pi / 2).
@@ -210,158 +247,50 @@ def _phase(coords: Tensor, weights: Tensor, offset: Tensor | None = None) -> Ten
     return phase
 
 
-class PositionTable(nn.Module):
-    """Learned absolute positions (*abspos*), usable beyond the trained size.
-
-    Sequences longer than the table wrap around, E(t) = E(t mod N) (CAPE section 5.2); images of
-    another size get a bicubic resize of the grid (CAPE section 5.1), other grids a linear one.
-
-    Args:
-        dim: K.
-        size: N for sequences, (height, width) in patches for images.
-        std: Standard deviation of the normal initialisation.
-
-    Raises:
-        ValueError: if a size is not positive.
-    """
-
-    def __init__(self, dim: int, size: int | tuple[int, ...], std: float | None = None) -> None:
-        super().__init__()
-        shape = (size,) if isinstance(size, int) else tuple(size)
-        if min(shape) < 1:
-            raise ValueError(f"size={size} of a position table is not allowed; allowed: >= 1.")
-        self.dim = dim
-        self.size = shape
-        self.std = dim**-0.5 if std is None else std
-        self.weight = nn.Parameter(torch.empty(math.prod(shape), dim))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Normal, with the standard deviation given at construction."""
-        nn.init.normal_(self.weight, std=self.std)
-
-    def extra_repr(self) -> str:
-        """Shown by ``print(module)``."""
-        return f"{self.weight.shape[1]}, size={self.size}"
-
-    def lookup(self, positions: Positions) -> Tensor:
-        """``[T, K]``, one row of the table for each row of `positions`.
-
-        Raises:
-            ValueError: for positions that are neither counted nor a grid.
-        """
-        if positions.patches is not None:
-            return self.resize(*positions.patches)
-        return counted_rows(self.weight, positions)
-
-    def rows(self, length: int, first: int | Tensor = 0) -> Tensor:
-        """``[length, K]``: the table from row `first` on, wrapping around."""
-        return wrapped_rows(self.weight, length, first)
-
-    def resize(self, *size: int) -> Tensor:
-        """``[height * width, K]``: the image table at another size; itself at its own size.
-
-        Raises:
-            ValueError: if this is a table for sequences, or for grids of other axes.
-        """
-        if len(self.size) != len(size):
-            raise ValueError(f"a position table of size {self.size} is no grid and has no resize.")
-        return resize_grid(self.weight, self.size, size)
-
-
-class InterpolatedTable(PositionTable):
-    """Learned embeddings of whole numbers of steps, linear between neighbours: any encoding can
-    take randomized positions (Ruoss et al., section 3), also those that are not whole. Wraps around
-    beyond its last row, as all learned tables here.
-
-    Args:
-        dim: K.
-        size: N rows, of steps 0 .. N - 1.
-        std: Standard deviation of the normal initialisation.
-    """
-
-    def forward(self, steps: Tensor) -> Tensor:
-        """``[..., 1]`` float32 numbers of steps, from 0 on, to ``[..., K]`` float32."""
-        rows = self.weight.shape[0]
-        place = steps[..., 0].clamp(min=0.0) % rows
-        low = place.floor()
-        below = F.embedding(low.long(), self.weight).float()
-        above = F.embedding((low.long() + 1).clamp(max=rows - 1), self.weight).float()
-        return below + (place - low)[..., None] * (above - below)
-
-    grid = forward
-
-
-def counted_rows(table: Tensor, positions: Positions) -> Tensor:
-    """``[T, K]``: rows of `table` ``[N, K]`` by the numbers of positions, wrapping around.
-
-    Raises:
-        ValueError: for positions that are not counted.
-    """
-    if positions.first is None:
-        raise ValueError(
-            "a learned position table has rows for tokens, frames or patches counted from the "
-            "first, not for arbitrary coordinates; use token_positions, frame_positions or "
-            "patch_positions, or a sinusoid type."
-        )
-    return wrapped_rows(table, positions.rows.shape[1], positions.first)
-
-
-def wrapped_rows(table: Tensor, length: int, first: int | Tensor = 0) -> Tensor:
-    """``[length, K]``: rows of `table` ``[N, K]`` from `first` on, E(t) = E(t mod N)."""
-    if isinstance(first, int) and first + length <= table.shape[0]:
-        return table[first : first + length]
-    row = torch.arange(length, device=table.device) + first
-    return F.embedding(row % table.shape[0], table)
-
-
-def resize_grid(
-    rows: Tensor, size: Sequence[int], new_size: Sequence[int], antialias: bool = False
+def combine(
+    content: Tensor, embedding: Tensor | None, mode: str = "add", dim: int | None = None
 ) -> Tensor:
-    """Resize of one vector per patch, bicubic in the plane (CAPE section 5.1), linear elsewhere;
-    itself at its own size.
+    """Content with its position embeddings: added (Vaswani et al.), or behind it in channels of
+    their own, as in the phone classifier of recipes/phones.
 
     Args:
-        rows: ``[height * width, K]``, row by row; other grids likewise, the slowest axis first.
-        size: (height, width) in patches.
-        new_size: Sizes of the axes afterwards.
-        antialias: Smooths before a plane is made smaller; some stock models do.
+        content: ``[B, T, C]``.
+        embedding: ``[B or 1, T, K]`` of a :class:`PositionEncoder`; None for no positions.
+        mode: One of :data:`COMBINATIONS`: "add" (K = C) or "concat".
+        dim: K; needed by "concat" without embedding, whose channels are zero then, so that a model
+            has the same size with and without positions.
 
     Returns:
-        ``[new height * new width, K]`` in the dtype of `rows`.
+        ``[B, T, C]`` for "add", ``[B, T, C + K]`` for "concat".
 
     Raises:
-        ValueError: for a grid of more than three axes.
+        ValueError: for an unknown mode, or channels that do not fit.
     """
-    if tuple(new_size) == tuple(size):
-        return rows
-    if len(size) not in RESIZES:
-        raise ValueError(f"size={tuple(size)} has {len(size)} axes; allowed: 1 to {len(RESIZES)}.")
-    image = rows.float().T.reshape(1, -1, *size)
-    image = F.interpolate(
-        image,
-        tuple(new_size),
-        mode=RESIZES[len(size)],
-        align_corners=False,
-        antialias=antialias,
-    )
-    return image.flatten(2)[0].T.to(rows.dtype)
+    if mode not in COMBINATIONS:
+        raise ValueError(f"mode={mode!r} is unknown; allowed: {', '.join(COMBINATIONS)}.")
+    if embedding is None:
+        if mode == "add":
+            return content
+        if dim is None:
+            raise ValueError(
+                "dim=None is not allowed with mode='concat' and no embedding; allowed: >= 1, the "
+                "number of channels to fill with zeros."
+            )
+        embedding = content.new_zeros(1, content.shape[1], dim)
+    width = embedding.shape[-1]
+    if dim not in (None, width) or (mode == "add" and width != content.shape[-1]):
+        raise ValueError(
+            f"mode={mode!r}, dim={dim}: the embedding has {width} channels, the content "
+            f"{content.shape[-1]}; allowed: dim={width}, and as many as the content for 'add'. "
+            "Build the position encoder for this dimension."
+        )
+    if mode == "add":
+        return content + embedding
+    return torch.cat((content, embedding.expand(*content.shape[:-1], width)), dim=-1)
 
 
 def _sinusoid(dim: int, frequencies: str, layout: str, **_: Any) -> Sinusoid:
     return Sinusoid(dim, frequencies, layout)
 
 
-def _table(dim: int, table_size: Any, table_std: float | None, **_: Any) -> PositionTable:
-    return PositionTable(dim, table_size, table_std)
-
-
-def _interpolated(
-    dim: int, max_position: int, table_std: float | None, **_: Any
-) -> InterpolatedTable:
-    return InterpolatedTable(dim, max_position, table_std)
-
-
 ENCODINGS["sinusoid"] = Encoding(_sinusoid)
-ENCODINGS["interpolated"] = Encoding(_interpolated, learned=True, steps=True)
-ENCODINGS["table"] = Encoding(_table, learned=True, counts=True)

@@ -98,7 +98,10 @@ def token_position_at(
     """The positions of `length` tokens from the one with this 0-based index on, shared by the
     batch: what one step of incremental decoding needs. Equal to those columns of
     :func:`token_positions`; the index may be a tensor without dimensions."""
-    number = torch.arange(length, dtype=torch.float32, device=device) + index
+    if type(index) is int:
+        number = torch.arange(index, index + length, dtype=torch.float32, device=device)
+    else:
+        number = torch.arange(length, dtype=torch.float32, device=device) + index
     return Positions(number.view(1, -1, 1), 1.0, True, first=index)
 
 

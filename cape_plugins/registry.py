@@ -30,7 +30,7 @@ class Encoding:
             settings. The module has the attribute ``dim`` and embeds coordinates ``[B, T, D]`` to
             ``[B, T, K]``; its method ``grid`` does so for ``[T, D]``, as exactly as it can. One
             that looks up numbers of positions has
-            :meth:`~cape_plugins.encodings.PositionTable.lookup` instead. None if `adds` is False.
+            :meth:`~cape_plugins.tables.PositionTable.lookup` instead. None if `adds` is False.
         adds: Adds to the content.
         learned: Has parameters.
         counts: Looks up the number of a position, whose coordinates do not matter.

@@ -18,7 +18,7 @@ from cape_plugins import (
     token_positions,
 )
 from cape_plugins.binding import Bound
-from cape_plugins.encodings import counted_rows
+from cape_plugins.tables import counted_rows
 
 # The table-free embeddings have no maximum; fairseq wants a number, this is its own for sinusoids.
 MAX_POSITIONS = int(1e5)

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from cape_plugins.config import PositionConfig
 from cape_plugins.demo.tasks import SYMBOLS, TASKS, Task
-from cape_plugins.encoder import build_position_encoder, combine
+from cape_plugins.encoder import build_position_encoder
+from cape_plugins.encodings import combine
 from cape_plugins.positions import Positions
 from cape_plugins.relative import relative_attention
 from cape_plugins.relative_tables import build_relative_positions

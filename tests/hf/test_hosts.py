@@ -143,12 +143,10 @@ def test_exporter_of_transformers_saves_and_loads(family, name, tmp_path):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_lora_adapter_trains_and_is_saved(family, tmp_path):
     peft = pytest.importorskip("peft")
-    base = make(family, "cape")
     config = peft.LoraConfig(
         target_modules=list(FAMILIES[family].adapted), r=2, init_lora_weights=False
     )
-    model = peft.get_peft_model(base, config)
-    model.train()
+    model = peft.get_peft_model(make(family, "cape"), config).train()
     loss(model(**batch(family))).backward()
     trained = [name for name, value in model.named_parameters() if value.grad is not None]
     assert trained
