@@ -248,12 +248,12 @@ class PositionEncoder(nn.Module):
     def _shared(self, positions: Positions) -> Tensor | None:
         """``[T, K]`` embeddings of regular positions as they are; None where samples differ."""
         step = positions.step * self.config.gamma / self.unit
-        counted = positions.in_steps and len(positions.rows) == 1 and type(step) is float
+        counted = positions.in_steps and positions.rows.shape[0] == 1 and type(step) is float
         if counted and isinstance(self.encoding, Sinusoid):
             first, step = positions.first, self.alpha * step
             return self.encoding.counted(positions.rows[0], first, self.start, step)
         rows, _ = self.place(positions)
-        if len(rows) > 1:
+        if rows.shape[0] > 1:
             return None
         return self.encoding.grid(self._encodable(rows, positions)[0])
 

@@ -170,7 +170,7 @@ class Sinusoid(nn.Module):
             return self.grid(start + numbers * step)
         kept_key, rows = self._kept
         key = start, step, numbers.device
-        if rows is None or key != kept_key or len(rows) < end:
+        if rows is None or key != kept_key or rows.shape[0] < end:
             # generation goes on from call to call; other inputs come once
             grown = min(KEPT_ROWS, max(64, 2 ** math.ceil(math.log2(end))))
             count = grown if key == kept_key else end
