@@ -14,10 +14,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PACKAGES := cape_plugins fairseq_user_dir hf_models
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-hf quickstart test test-fast test-hf-common lint format bench wheel clean distclean
+.PHONY: help setup setup-hf setup-serve quickstart test test-fast test-hf-common lint format bench wheel clean distclean
 
 help:
-	@echo "make setup | quickstart | test | test-fast | test-hf-common | lint | format | bench | setup-hf | wheel | clean | distclean"
+	@echo "make setup | quickstart | test | test-fast | test-hf-common | lint | format | bench | setup-hf | setup-serve | wheel | clean | distclean"
 
 # ---- installation --------------------------------------------------------------------------------
 # Each step leaves a stamp, so that a second call does nothing and an interrupted one goes on.
@@ -58,6 +58,13 @@ $(VENV)/hf.stamp: requirements/hf.txt $(VENV)/project.stamp
 	then $(PIP) install -r requirements/hf.txt; else $(PIP) install -e '.[hf]'; fi
 	@touch $@
 
+setup-serve: $(VENV)/serve.stamp
+
+$(VENV)/serve.stamp: requirements/serve.txt $(VENV)/hf.stamp
+	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; \
+	then $(PIP) install -r requirements/serve.txt; else $(PIP) install -e '.[serve]'; fi
+	@touch $@
+
 # ---- use -----------------------------------------------------------------------------------------
 
 # DATA is read from the environment: make hands on the variables of its command line. Who gives DATA
@@ -66,7 +73,7 @@ quickstart: setup
 	$(if $(DATA)$(ARGS),,$(BIN)/cape-plugins demo --seeds 1)
 	$(BIN)/python -m recipes.mt.quickstart $(ARGS)
 
-bench: setup-hf
+bench: setup-serve
 	$(BIN)/python -m benchmarks.run $(ARGS)
 
 # ---- checks --------------------------------------------------------------------------------------
@@ -77,10 +84,10 @@ bench: setup-hf
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 \
     $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test: lint setup-hf
+test: lint setup-serve
 	$(PYTEST) $(ARGS)
 
-test-fast: setup-hf
+test-fast: setup-serve
 	$(PYTEST) -m "not slow" $(ARGS)
 
 # The tests that transformers has for all its models, of the installed version; the last line says

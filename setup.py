@@ -35,6 +35,7 @@ FAIRSEQ = [
 PLOT = ["matplotlib>=3.8"]
 SPEECH = ["flashlight-text", "jiwer", "scipy", "sentencepiece", "soundfile"]
 HF = ["accelerate", "datasets", "safetensors", "sentencepiece", "transformers>=5.17,<6"]
+SERVE = ["ctranslate2>=4.6", "onnx>=1.18", "onnxruntime>=1.22", "onnxscript>=0.5"]
 RECIPES = [
     *PLOT,
     *SPEECH,
@@ -81,6 +82,7 @@ setup(
         "plot": PLOT,
         "speech": SPEECH,
         "recipes": RECIPES,
+        "serve": SERVE,
         "dev": DEV,
     },
     entry_points={
@@ -90,6 +92,14 @@ setup(
         ],
         # what a host does for `cape-plugins alpha`
         "cape_plugins.alpha": ["tokenizer = hf_models.counting:count_texts"],
+        # and for `cape-plugins export`, named HOST-ENGINE
+        "cape_plugins.export": [
+            "fairseq-ctranslate2 = fairseq_user_dir.serving.ctranslate2:export",
+            "fairseq-stock = fairseq_user_dir.serving.stock:export",
+            "hugging_face-ctranslate2 = hf_models.serving.ctranslate2:export",
+            "hugging_face-onnx = hf_models.serving.onnx:export",
+            "hugging_face-stock = hf_models.serving.stock:export",
+        ],
     },
     zip_safe=False,
 )

@@ -1,6 +1,6 @@
 """The command ``cape-plugins``: shows in a minute what position embeddings do on longer inputs,
 prints the folder for fairseq, counts alpha of a corpus, advises on settings, prints the table of
-options, draws pictures."""
+options, draws pictures, exports to engines that serve models."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from cape_plugins.domains import DOMAINS
 from cape_plugins.options import unit_of
 from cape_plugins.pictures.command import add_plot_args, draw_picture
 from cape_plugins.registry import DEFAULT_TYPE, types_of
+from cape_plugins.serving.command import add_export_args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,6 +82,10 @@ def _parser() -> argparse.ArgumentParser:
     plot = commands.add_parser("plot", help="draw position embeddings into a PNG file")
     add_plot_args(plot)
     plot.set_defaults(run=draw_picture)
+
+    text = "write a trained model for an engine that serves it without this package"
+    export = commands.add_parser("export", help=text, description=text)
+    add_export_args(export)
     return parser
 
 

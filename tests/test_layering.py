@@ -38,10 +38,10 @@ ALLOWED = {
     CORE: {"numpy", "torch"},
     "fairseq_user_dir": {CORE, "numpy", "torch"}
     | {"fairseq", "fairseq_cli", "hydra", "omegaconf", "tqdm"}
-    | {"jiwer", "sentencepiece", "yaml"},
+    | {"ctranslate2", "jiwer", "safetensors", "sentencepiece", "yaml"},
     "hf_models": {CORE, "numpy", "torch"}
     | {"accelerate", "huggingface_hub", "peft", "safetensors", "sentencepiece"}
-    | {"tqdm", "transformers"},
+    | {"ctranslate2", "onnx", "onnxruntime", "tqdm", "transformers"},
 }
 # files that do what torch cannot, for those who call them
 READERS = {
@@ -52,10 +52,11 @@ READERS = {
 }
 # Rooms of the core, and from which other rooms each may import; "" are the files of its own folder.
 ROOMS = {
-    "": {"demo", "pictures"},
+    "": {"demo", "pictures", "serving"},
     "demo": {"", "pictures"},
     "speech": {""},
     "pictures": {"", "speech"},
+    "serving": {""},
     "models": set(),
 }
 # Files of the core that look into rooms, which build on the others: the command line.

@@ -1,0 +1,147 @@
+"""The arguments of ``cape-plugins export``, and the exporter that they ask for."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from cape_plugins.arguments import positive
+from cape_plugins.serving.output import Exported, complete_folder
+
+GROUP = "cape_plugins.export"  # entry points, named HOST-ENGINE
+FAIRSEQ, HUGGING_FACE = "fairseq", "hugging_face"
+SOURCES = "checkpoint of fairseq, or folder of a Hugging Face model"
+# ctranslate2's own names; "auto" and "default" are for loading
+QUANTIZATIONS = (
+    *("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16"),
+    *("float16", "bfloat16", "float32"),
+)
+
+# Writes what `source` holds into an empty folder, as the arguments say.
+Exporter = Callable[[Path, Path, argparse.Namespace], Exported]
+
+
+def add_export_args(parser: argparse.ArgumentParser) -> None:
+    """Adds a subcommand for each engine."""
+    engines = parser.add_subparsers(dest="engine", required=True)
+
+    text = "a model for ctranslate2: translation, language models of fairseq, Whisper"
+    ctranslate2 = engines.add_parser("ctranslate2", help=text, description=text)
+    _add_paths(ctranslate2, SOURCES)
+    _add_data(ctranslate2)
+    for side in ("source", "target"):
+        ctranslate2.add_argument(
+            f"--max-{side}-tokens",
+            type=positive,
+            default=1024,
+            metavar="N",
+            help=f"rows of the table of {side} positions, BOS and EOS included (default: 1024)",
+        )
+    ctranslate2.add_argument(
+        "--quantization",
+        choices=QUANTIZATIONS,
+        help="precision of the weights (default: as they are)",
+    )
+    ctranslate2.add_argument(
+        "--check",
+        metavar="FILE",
+        type=Path,
+        help="translate the first sentences of this text by both, and compare",
+    )
+
+    text = "graphs for ONNX Runtime: images, speech, translation with a cache"
+    onnx = engines.add_parser("onnx", help=text, description=text)
+    _add_paths(onnx, "folder of a Hugging Face model")
+    onnx.add_argument("--opset", type=int, default=20, metavar="N", help="18 to 23 (default: 20)")
+    onnx.add_argument(
+        "--check", action="store_true", help="run both on inputs of other sizes, and compare"
+    )
+
+    text = "a checkpoint of the stock class, which needs nothing of this package"
+    stock = engines.add_parser("stock", help=text, description=text)
+    _add_paths(stock, SOURCES)
+    _add_data(stock)
+    size = stock.add_mutually_exclusive_group()
+    size.add_argument(
+        "--max-tokens",
+        type=positive,
+        metavar="N",
+        help="rows of a table of token positions (default: those of the stock model)",
+    )
+    size.add_argument(
+        "--image-size",
+        type=positive,
+        nargs=2,
+        metavar=("H", "W"),
+        help="size in pixels of the images that a table is for (default: that of the model)",
+    )
+    parser.set_defaults(run=run_export)
+
+
+def _add_paths(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument("source", metavar="SOURCE", type=Path, help=what)
+    parser.add_argument("out", metavar="OUT", type=Path, help="new folder")
+
+
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--data",
+        metavar="DIR",
+        help="of a fairseq checkpoint: folder with its dictionaries (default: the one that it was "
+        "trained on)",
+    )
+
+
+def run_export(args: argparse.Namespace) -> str:
+    """Writes the folder and tells what is in it.
+
+    Raises:
+        ValueError: if the source cannot be exported, with the reason and the way that works.
+        FileNotFoundError: if the source is missing.
+        ImportError: if the host or the engine is not installed.
+    """
+    with complete_folder(args.out) as folder:
+        exported = _exporter(args)(args.source, folder, args)
+        (folder / "README.md").write_text(exported.readme, encoding="utf-8")
+    return f"{exported.report}\n{args.out}: see README.md there"
+
+
+def _exporter(args: argparse.Namespace) -> Exporter:
+    name = f"{_host(args.source)}-{args.engine}"
+    (entry,) = entry_points(group=GROUP, name=name) or (None,)
+    if entry is None:
+        allowed = sorted(point.name for point in entry_points(group=GROUP))
+        raise ValueError(
+            f"export {args.engine} takes no {_host(args.source)} model; allowed (host-engine): "
+            f"{', '.join(allowed)}."
+        )
+    try:
+        return entry.load()
+    except ImportError as error:
+        raise ImportError(
+            f"export {args.engine} of a {_host(args.source)} model needs a package that cannot be "
+            f"imported ({error}); install it: pip install 'cape-plugins[serve]'"
+        ) from None
+
+
+def _host(source: Path) -> str:
+    """The host whose checkpoint stands at `source`."""
+    if not source.exists():
+        paths = str(source).split(os.pathsep)
+        if len(paths) > 1 and all(os.path.exists(path) for path in paths):
+            raise ValueError(
+                f"SOURCE {source} is an ensemble, which no engine has as a model; allowed: one "
+                "checkpoint. Average them (cape-average-checkpoints), or export each."
+            )
+        raise FileNotFoundError(f"SOURCE {source} does not exist; check the path.")
+    if source.is_file():
+        return FAIRSEQ
+    if not (source / "config.json").is_file():
+        raise ValueError(
+            f"SOURCE {source} has no config.json; give a folder that save_pretrained wrote, or a "
+            "checkpoint file of fairseq."
+        )
+    return HUGGING_FACE

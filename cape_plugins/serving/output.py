@@ -1,0 +1,49 @@
+"""The folder that an export writes: complete or not at all, with a README that says how to call
+what is in it."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What a host says of a folder that it has written.
+
+    Attributes:
+        readme: Markdown for the README of the folder, from the title on: who adds BOS and EOS, how
+            many positions there are, which options of the engine give the result of the host, and a
+            program of ten lines that runs as it stands.
+        report: Lines for the terminal: what was written, and what a check has compared.
+    """
+
+    readme: str
+    report: str
+
+
+@contextmanager
+def complete_folder(target: Path) -> Iterator[Path]:
+    """An empty folder to write into, which becomes `target` when the block ends and is removed if
+    it fails.
+
+    Raises:
+        ValueError: if there is something at `target` already.
+    """
+    if target.exists():
+        raise ValueError(
+            f"OUT {target} exists already; give a new folder, or remove this one first."
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        yield partial
+        partial.chmod(0o755)
+        partial.rename(target)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise

@@ -1,0 +1,64 @@
+"""The command ``cape-plugins export``: what it refuses, and a folder that is complete or not
+there."""
+
+import pytest
+
+from cape_plugins.cli import main
+from cape_plugins.serving.output import complete_folder
+from tests.support.engines import engine_python, run_program
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["ctranslate2", "missing.pt", "out"], "SOURCE missing.pt does not exist"),
+        (["onnx", "folder", "out"], "SOURCE folder has no config.json"),
+        (["onnx", "model.pt", "out"], "export onnx takes no fairseq model; allowed"),
+        (["ctranslate2", "model.pt:model.pt", "out"], "is an ensemble"),
+        (["stock", "model.pt", "folder"], "OUT folder exists already"),
+        (["ctranslate2", "model.pt", "out", "--max-source-tokens", "0"], "--max-source-tokens"),
+        (["ctranslate2", "model.pt", "out", "--quantization", "int3"], "invalid choice: 'int3'"),
+        (
+            ["stock", "model.pt", "out", "--max-tokens", "5", "--image-size", "8", "8"],
+            "not allowed",
+        ),
+    ],
+)
+def test_bad_arguments_are_refused_in_one_line(arguments, told, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "model.pt").write_bytes(b"no checkpoint")
+    with pytest.raises(SystemExit, match="2"):
+        main(["export", *arguments])
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert told in error
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "model.pt"]
+
+
+def test_folder_is_complete_or_not_there(tmp_path):
+    target = tmp_path / "new" / "out"
+
+    def interrupted():
+        with complete_folder(target) as folder:
+            (folder / "half").touch()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert list(target.parent.iterdir()) == []
+    with complete_folder(target) as folder:
+        (folder / "file").touch()
+        assert not target.exists()
+    assert [path.name for path in target.iterdir()] == ["file"]
+    assert [path.name for path in target.parent.iterdir()] == ["out"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["ctranslate2", "onnxruntime"])
+def test_an_engine_needs_neither_torch_nor_this_package(engine, tmp_path):
+    pytest.importorskip(engine)
+    python = engine_python(tmp_path, engine)
+    text = f"import {engine}; print({engine}.__version__)"
+    assert run_program(python, text).strip() == __import__(engine).__version__
