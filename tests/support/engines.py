@@ -1,4 +1,4 @@
-"""Interpreters that have one engine and nothing else: for what an exported folder must be enough."""
+"""Interpreters that have one engine and nothing else, which must do for an exported folder."""
 
 import re
 import subprocess
