@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from ctranslate2.converters import transformers as stock
 from ctranslate2.specs import attention_spec, model_spec
@@ -12,7 +13,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cape_plugins import token_positions
-from cape_plugins.config import PositionConfig
 from hf_models.natural_length import STRIDE, NaturalLengthEncoder
 from hf_models.speech import Frames, add_positions
 
@@ -74,6 +74,7 @@ class TranslationLoader(TablesInPlace, stock.BartLoader):
         model.config.normalize_before = hasattr(stack, "layer_norm")
         model.config.normalize_embedding = hasattr(stack, "layernorm_embedding")
         spec = super().get_model_spec(model)
+        spec.decoder.num_heads = np.int16(model.config.decoder_attention_heads)
         never = banned_tokens(model.generation_config)
         if never:
             bias = torch.zeros(model.lm_head.out_features)
@@ -156,5 +157,43 @@ def vocabulary(tokenizer: Any, size: int) -> list[str]:
     return list(tokens)
 
 
-def refuse_without_table(name: str, config: PositionConfig, layers: Any, normalized: bool) -> None:
-    """Raises for settings that neither a table nor relative keys of CTranslate2 can hold."""
+def has_table(stack: Any) -> bool:
+    """Whether positions of a stack are rows of a table, which ends; relative keys do not."""
+    config = stack.positions.config
+    return config.encoding.adds or not config.relative_context
+
+
+def refuse_unfit(stack: Any, content_too: bool = False) -> None:
+    """Raises for positions that neither a table nor relative keys of CTranslate2 can hold.
+
+    Args:
+        stack: Encoder or decoder.
+        content_too: Whether the engine adds a table to the content where layers have relative keys,
+            as it does in the encoder of Whisper.
+
+    Raises:
+        ValueError: naming the option, and the way that works.
+    """
+    config = stack.positions.config
+    remedy = "Serve this model by transformers, or `cape-plugins export onnx`"
+    if config.random_evaluation:
+        raise ValueError(
+            f"random_evaluation={config.random_evaluation} is not allowed for ctranslate2, which "
+            "has the same positions in each call; allowed: False. Load the model with it, measure "
+            f"what that changes, and save it. {remedy}."
+        )
+    relative = getattr(stack.layers[0].self_attn, "relative", None)
+    if relative is None:
+        return
+    if relative.keys.shape[0] > 1:
+        raise ValueError(
+            f"relative_heads={config.relative_heads!r} is not allowed for ctranslate2, whose heads "
+            f"share one table; allowed: 'shared'. Train with it, or: {remedy}."
+        )
+    if config.encoding.adds and not content_too:
+        raise ValueError(
+            f"relative_context={config.relative_context} beside position embedding "
+            f"{config.type!r} is not allowed for ctranslate2, which adds nothing to the content "
+            "where the first layer has relative keys; allowed: one of the two alone. Train so, "
+            f"or: {remedy}."
+        )
