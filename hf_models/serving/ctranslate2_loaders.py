@@ -32,12 +32,13 @@ class TablesInPlace:
         self.rows = {"encoder": source_rows, "decoder": target_rows}
 
     def set_encoder(self, spec: Any, encoder: Any) -> None:
-        """See CTranslate2; so are the other methods."""
+        """See CTranslate2."""
         make_room(spec, encoder)
         super().set_encoder(spec, encoder)
         spec.position_encodings.encodings = self.table(encoder, "encoder")
 
     def set_decoder(self, spec: Any, decoder: Any) -> None:
+        """See CTranslate2."""
         make_room(spec, decoder)
         super().set_decoder(spec, decoder)
         spec.position_encodings.encodings = self.table(decoder, "decoder")
@@ -46,6 +47,7 @@ class TablesInPlace:
         """Nothing: the module of a switched model adds what is bound to it."""
 
     def set_attention(self, spec: Any, attention: Any, self_attention: bool = False) -> None:
+        """Sets relative keys and values as well."""
         super().set_attention(spec, attention, self_attention)
         relative = getattr(attention, "relative", None)
         if relative is not None:
@@ -70,6 +72,8 @@ class TranslationLoader(TablesInPlace, stock.BartLoader):
     """Loader of encoders and decoders of tokens, with norms before or after each block."""
 
     def get_model_spec(self, model: Any) -> Any:
+        """See CTranslate2; the model says where norms stand, and not its settings, of which newer
+        ones lack these."""
         stack = model.get_encoder()
         model.config.normalize_before = hasattr(stack, "layer_norm")
         model.config.normalize_embedding = hasattr(stack, "layernorm_embedding")
@@ -85,6 +89,7 @@ class TranslationLoader(TablesInPlace, stock.BartLoader):
         return spec
 
     def set_config(self, config: Any, model: Any, tokenizer: Any) -> None:
+        """Sets what stands before source and target, after the settings of generation."""
         encoder, generation = model.get_encoder(), model.generation_config
         config.bos_token = tokenizer.convert_ids_to_tokens(encoder.bos_token)
         config.eos_token = tokenizer.eos_token
@@ -97,13 +102,18 @@ class TranslationLoader(TablesInPlace, stock.BartLoader):
         )
 
     def get_vocabulary(self, model: Any, tokenizer: Any) -> tuple[list[str], list[str]]:
+        """Tokens of source and target, which may differ."""
         source = vocabulary(tokenizer, model.get_encoder().embed_tokens.num_embeddings)
-        tokenizer._switch_to_target_mode()
+        separate = getattr(tokenizer, "separate_vocabs", False)  # of Marian alone
+        if separate:
+            tokenizer._switch_to_target_mode()
         target = vocabulary(tokenizer, model.get_decoder().embed_tokens.num_embeddings)
-        tokenizer._switch_to_input_mode()
+        if separate:
+            tokenizer._switch_to_input_mode()
         return source, target
 
     def set_vocabulary(self, spec: Any, tokens: tuple[list[str], list[str]]) -> None:
+        """See CTranslate2."""
         source, target = tokens
         spec.register_source_vocabulary(source)
         spec.register_target_vocabulary(target)
@@ -113,6 +123,7 @@ class RecognitionLoader(TablesInPlace, stock.WhisperLoader):
     """Loader of Whisper, whose table of positions in time may have any length."""
 
     def table(self, stack: Any, side: str) -> Tensor:
+        """``[rows, C]``; positions of the encoder stand in time."""
         if not isinstance(stack, NaturalLengthEncoder):
             return super().table(stack, side)
         rows, like = self.rows[side], stack.conv2.weight
