@@ -91,26 +91,18 @@ class TranslationLoader(TablesInPlace, stock.BartLoader):
     def set_config(self, config: Any, model: Any, tokenizer: Any) -> None:
         """Sets what stands before source and target, after the settings of generation."""
         encoder, generation = model.get_encoder(), model.generation_config
-        config.bos_token = tokenizer.convert_ids_to_tokens(encoder.bos_token)
+        sources, targets = vocabularies(model, tokenizer)
+        config.bos_token = sources[encoder.bos_token]
         config.eos_token = tokenizer.eos_token
         config.unk_token = tokenizer.unk_token
         config.add_source_bos = encoder.has_hint
         config.add_source_eos = False  # the tokenizer does, and codes of languages stand around it
         start = generation.decoder_start_token_id
-        config.decoder_start_token = (
-            None if start is None else tokenizer.convert_ids_to_tokens(start)
-        )
+        config.decoder_start_token = None if start is None else targets[start]
 
     def get_vocabulary(self, model: Any, tokenizer: Any) -> tuple[list[str], list[str]]:
         """Tokens of source and target, which may differ."""
-        source = vocabulary(tokenizer, model.get_encoder().embed_tokens.num_embeddings)
-        separate = getattr(tokenizer, "separate_vocabs", False)  # of Marian alone
-        if separate:
-            tokenizer._switch_to_target_mode()
-        target = vocabulary(tokenizer, model.get_decoder().embed_tokens.num_embeddings)
-        if separate:
-            tokenizer._switch_to_input_mode()
-        return source, target
+        return vocabularies(model, tokenizer)
 
     def set_vocabulary(self, spec: Any, tokens: tuple[list[str], list[str]]) -> None:
         """See CTranslate2."""
@@ -157,10 +149,29 @@ def banned_tokens(generation: Any) -> list[int]:
     return sorted({*single, *(generation.suppress_tokens or [])})
 
 
-def vocabulary(tokenizer: Any, size: int) -> list[str]:
-    """`size` different tokens by their numbers; some models have more than their tokenizer."""
+def vocabularies(model: Any, tokenizer: Any) -> tuple[list[str], list[str]]:
+    """Tokens of source and target by their numbers."""
+    source = target = tokenizer.get_vocab()
+    if getattr(tokenizer, "separate_vocabs", False):  # of Marian alone
+        target = tokenizer.target_encoder
+    return (
+        _named(tokenizer, source, model.get_encoder().embed_tokens),
+        _named(tokenizer, target, model.get_decoder().embed_tokens),
+    )
+
+
+def _named(tokenizer: Any, known: dict[str, int], words: Any) -> list[str]:
+    """Different names of all rows of a table of words, of which some models have more than their
+    tokenizer, and some tokenizers more than they tell (M2M100: codes of languages)."""
+    names = {number: name for name, number in known.items()}
     tokens: dict[str, int] = {}
-    for number, token in enumerate(tokenizer.convert_ids_to_tokens(range(size))):
+    for number in range(words.num_embeddings):
+        token = names.get(number)
+        if token is None and number >= len(known):
+            try:
+                token = tokenizer.convert_ids_to_tokens(number)
+            except IndexError:  # Marian
+                token = None
         unknown = token == tokenizer.unk_token and number != tokenizer.unk_token_id
         if token is None or unknown or token in tokens:
             token = f"madeupword{number}"

@@ -10,7 +10,6 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-import hf_models
 from cape_plugins.cli import main
 from tests.support.engines import engine_python, run_program
 from tests.support.hf import FAMILIES, TEXT
@@ -76,8 +75,8 @@ def export(source, out, *options):
 def refusal(capsys, *arguments):
     with pytest.raises(SystemExit, match="2"):
         main(["export", "ctranslate2", *map(str, arguments)])
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1
+    *_, error = capsys.readouterr().err.splitlines()  # behind progress bars of transformers
+    assert error.startswith("error: ")
     return error
 
 
@@ -368,7 +367,8 @@ def test_other_families_are_refused_with_another_way(family, tmp_path, capsys):
     error = refusal(capsys, tmp_path / "model", tmp_path / "out")
     assert row.model.__name__ in error
     assert "CapeMarianMTModel" in error
-    assert "export onnx" in error and "--stock" in error
+    assert "export onnx" in error
+    assert "--stock" in error
 
 
 def test_stock_models_damaged_ones_and_those_without_tokenizer_are_refused(
@@ -411,9 +411,3 @@ def test_int8_is_within_one_bleu(corpus, tmp_path):
         scores.append(sacrebleu.corpus_bleu(texts, references).score)
     assert scores[0] > 30
     assert abs(scores[0] - scores[1]) < 1
-
-
-def test_the_package_imports_without_the_engine(run_cli):
-    program = "import sys; sys.modules['ctranslate2'] = None; import hf_models, hf_models.convert"
-    run_cli("python", "-c", program)
-    assert hf_models.__name__
