@@ -172,8 +172,8 @@ def _named(tokenizer: Any, known: dict[str, int], words: Any) -> list[str]:
                 token = tokenizer.convert_ids_to_tokens(number)
             except IndexError:  # Marian
                 token = None
-        unknown = token == tokenizer.unk_token and number != tokenizer.unk_token_id
-        if token is None or unknown or token in tokens:
+            token = None if token == tokenizer.unk_token else token
+        if token is None or token in tokens:
             token = f"madeupword{number}"
         tokens[token] = number
     return list(tokens)
@@ -197,12 +197,12 @@ def refuse_unfit(stack: Any, content_too: bool = False) -> None:
         ValueError: naming the option, and the way that works.
     """
     config = stack.positions.config
-    remedy = "Serve this model by transformers, or `cape-plugins export onnx`"
+    remedy = "serve this model by transformers, or by `cape-plugins export onnx`"
     if config.random_evaluation:
         raise ValueError(
             f"random_evaluation={config.random_evaluation} is not allowed for ctranslate2, which "
-            "has the same positions in each call; allowed: False. Load the model with it, measure "
-            f"what that changes, and save it. {remedy}."
+            "has the same positions in each call; allowed: False. Load the model with that and "
+            f"save it, or {remedy}."
         )
     relative = getattr(stack.layers[0].self_attn, "relative", None)
     if relative is None:
@@ -210,12 +210,12 @@ def refuse_unfit(stack: Any, content_too: bool = False) -> None:
     if relative.keys.shape[0] > 1:
         raise ValueError(
             f"relative_heads={config.relative_heads!r} is not allowed for ctranslate2, whose heads "
-            f"share one table; allowed: 'shared'. Train with it, or: {remedy}."
+            f"share one table; allowed: 'shared'. Train with it, or {remedy}."
         )
     if config.encoding.adds and not content_too:
         raise ValueError(
             f"relative_context={config.relative_context} beside position embedding "
             f"{config.type!r} is not allowed for ctranslate2, which adds nothing to the content "
             "where the first layer has relative keys; allowed: one of the two alone. Train so, "
-            f"or: {remedy}."
+            f"or {remedy}."
         )
