@@ -38,9 +38,9 @@ class Corpus:
 
     def __init__(self, folder):
         self.folder = folder
-        self.train = pairs(0, 400, 1, 2)
+        self.train = pairs(0, 4000, 1, 2)
         self.text = folder / "train.txt"
-        self.text.write_text("\n".join(line for pair in self.train for line in pair), "utf-8")
+        self.text.write_text("\n".join(line for pair in self.train[:400] for line in pair), "utf-8")
         self.spm = folder / "pieces.model"
         SentencePiece.train([self.text], self.spm, 60)
         known = SentencePieceProcessor(model_file=str(self.spm))
