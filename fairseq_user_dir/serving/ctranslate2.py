@@ -154,14 +154,10 @@ class _Converter(Converter):
     def _translation(self) -> transformer_spec.TransformerSpec:
         model, task = self.source
         encoder = transformer_spec.TransformerEncoderSpec(**_sizes(model.encoder))
-        # what attention is handed out: that of the layer by which transformer_align was trained
-        layer = getattr(model, "alignment_layer", -1)
-        shift = len(model.decoder.layers) - model.decoder.num_layers if layer >= 0 else 0
         decoder = transformer_spec.TransformerDecoderSpec(
             **_sizes(model.decoder),
             **_projections(model.decoder),
-            alignment_layer=layer + shift,
-            alignment_heads=getattr(model, "alignment_heads", 0),
+            **_alignment(model),
         )
         spec = transformer_spec.TransformerSpec(encoder, decoder)
         stock.set_transformer_encoder(spec.encoder, model.encoder)
@@ -218,6 +214,19 @@ def _projections(decoder: nn.Module) -> dict[str, bool]:
             "Serve the model by fairseq-generate."
         )
     return {"project_in_out": present.pop()}
+
+
+def _alignment(model: nn.Module) -> dict[str, int]:
+    """The attention that is handed out: of the layer by which transformer_align was trained, else
+    the mean of all heads of the last."""
+    layer, heads = getattr(model, "alignment_layer", -1), getattr(model, "alignment_heads", 0)
+    trained = model.decoder.num_layers  # without an identity put before them
+    if not 0 <= layer < trained:  # the engine would read memory that is not its own
+        return {"alignment_layer": -1, "alignment_heads": 0}
+    return {
+        "alignment_layer": layer + len(model.decoder.layers) - trained,
+        "alignment_heads": heads,
+    }
 
 
 def _finish(spec: Any, stack: nn.Module, limit: int | None) -> None:

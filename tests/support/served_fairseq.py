@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,14 @@ NORMS = {"post-LN": (), "pre-LN": PRE_LN}
 ALPHA = "1.25"
 
 
-def flags_of(name: str) -> tuple[str, ...]:
-    """Flags of a type of position embedding, beside its own defaults."""
+def flags_of(name: str, architecture: str = "seq2seq") -> tuple[str, ...]:
+    """Flags of a type of position embedding, beside its own defaults; learned tables have 12
+    rows."""
     flags = ("--position-embedding", name)
-    config = PositionConfig(name, "text", "seq2seq")
+    config = PositionConfig(name, "text", architecture)
     if config.encoding.counts:
-        flags += ("--max-source-positions", "12", "--max-target-positions", "12")
+        sides = {"seq2seq": ("source", "target"), "decoder": ("target",)}[architecture]
+        flags += tuple(word for side in sides for word in (f"--max-{side}-positions", "12"))
     if config.encoding.relative:
         flags += ("--position-relative-context", "4")
     if config.source_scale == "auto":
@@ -51,6 +54,9 @@ class ServedModels:
         self.folder = folder
         self.data = write_dictionaries(folder / "shared", "w", "w")
         self.separate = write_dictionaries(folder / "separate", "w", "v")
+        self.lm_data = folder / "language"
+        self.lm_data.mkdir()
+        shutil.copy(self.data / "binary" / "dict.en.txt", self.lm_data / "dict.txt")
         rng = random.Random(5)
         short, long = (1, LONGEST), (LONGEST + 1, 2 * LONGEST)
         rows = [row for lengths in (short, long) for row in draw(rng, 100, *lengths)]
@@ -67,11 +73,17 @@ class ServedModels:
         save_fairseq(self.data, path, *flags)
         return train(path, self.data, updates=150)
 
+    def finetuned(self, path: Path, corpus: Path) -> None:
+        """A few updates for what the parameters have not met, so that translations end again."""
+        state = torch.load(path, weights_only=True)
+        state["model"] = train(path, corpus, updates=20)
+        torch.save(state, path)
+
     def save(
         self, name: str, norm: str, *flags: object, separate: bool = False, admin: bool = False
     ) -> Path:
-        """A checkpoint with these flags: parameters that the trained model does not have are as
-        they are in a new one.
+        """A checkpoint with these flags: begins with the trained parameters, where it has them, and
+        goes on for some updates, so that translations end here, too.
 
         Args:
             name: Of the file.
@@ -86,11 +98,12 @@ class ServedModels:
         state = torch.load(path, weights_only=True)
         own = state["model"]
         for parameter, value in self.trained(norm).items():
-            if parameter in own and own[parameter].shape == value.shape:
-                own[parameter] = value.clone()
+            if parameter in own and own[parameter].shape[1:] == value.shape[1:]:
+                own[parameter][: len(value)] = value  # a dictionary may have more words
         if admin:
             _add_admin(state)
         torch.save(state, path)
+        self.finetuned(path, corpus)
         return path
 
 
@@ -135,6 +148,7 @@ def train(path: Path, data: Path, updates: int) -> dict[str, torch.Tensor]:
     parameters."""
     model, _ = load(path, data / "binary")
     model.train()
+    torch.manual_seed(1)
     rng, rate = random.Random(0), 5e-3
     optimizer = torch.optim.Adam(model.parameters(), rate)
     for update in range(updates):
