@@ -6,7 +6,8 @@ Facts about the engine: ctranslate2 4.8.5, tried; see the decisions on serving.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,7 +120,7 @@ def compare(
         if ours.ended and theirs.ended
     ]
     same = sum(ours.tokens == theirs.tokens for ours, theirs in pairs)
-    largest = max((abs(ours.score - theirs.score) for ours, theirs in pairs), default=0.0)
+    largest = largest_of(abs(ours.score - theirs.score) for ours, theirs in pairs)
     report = (
         f"check: {same} of {len(pairs)} translations are the same, scores differ by at most "
         f"{largest:.1e}"
@@ -131,6 +132,11 @@ def compare(
         )
     refuse_difference(largest, report, quantization)
     return report
+
+
+def largest_of(differences: Iterable[float]) -> float:
+    """The largest of the numbers, 0 of none; NaN if there is one."""
+    return max(differences, key=lambda value: (math.isnan(value), value), default=0.0)
 
 
 def refuse_difference(largest: float, report: str, quantization: str | None = None) -> None:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from cape_plugins import RelativePositions
 from cape_plugins.serving.ctranslate2_notes import (
     compare,
+    largest_of,
     read_sentences,
     readme,
     refuse_difference,
@@ -311,7 +312,7 @@ def check_scores(
     _check_length("target", max(map(len, texts)) - 1, limits)
     generator = ctranslate2.Generator(str(folder), device="cpu")
     results = generator.score_batch(texts, max_batch_size=32, max_input_length=0)
-    largest = max(
+    largest = largest_of(
         abs(ours - theirs)
         for result, scores in zip(results, score(source, sentences), strict=True)
         for ours, theirs in zip(scores, result.log_probs, strict=True)
@@ -363,7 +364,7 @@ with open(file, encoding="utf-8") as lines:
     beginnings = [["{start}", *line.split()] for line in lines]
 results = generator.generate_batch(beginnings, max_batch_size=32, max_length={length})
 for result in results:
-    print(" ".join(result.sequences[0][1:]))
+    print(" ".join(result.sequences[0]))
 """
 _TOKENS = (
     "A text is segmented as the training data were before fairseq-preprocess (words, BPE or "
@@ -416,7 +417,8 @@ def _language_model_readme(
         ],
         rows=limits,
         options=[
-            "`max_length` counts the beginning, too, and is 512 by default.",
+            "The result has the beginning, without its first token; `max_length` counts it, is 512 "
+            "by default and leaves longer texts open, without a word.",
             "`generator.score_batch(texts, max_input_length=0)` gives the natural "
             "log-probabilities of fairseq-eval-lm, of all tokens but the first. Its default, 1024, "
             "cuts longer texts without a word.",

@@ -137,7 +137,7 @@ def test_int8_leaves_the_model_as_it_is(models, tmp_path):
 
 @pytest.mark.slow
 def test_int8_keeps_the_score_of_a_trained_model(models, tmp_path, capsys):
-    checkpoint = models.save("trained", "pre-LN", *TYPE_FLAGS["cape"])
+    checkpoint = models.save("trained", "pre-LN", *TYPE_FLAGS["sinpos"], "--dropout", 0)
     state = torch.load(checkpoint, weights_only=True)
     state["model"] = train(checkpoint, models.data, updates=300)
     torch.save(state, checkpoint)
@@ -154,9 +154,10 @@ def test_int8_keeps_the_score_of_a_trained_model(models, tmp_path, capsys):
         scores[precision] = BLEU(tokenize="none").corpus_score(texts, [wanted]).score
     assert scores["float32"] > 80
     assert scores["int8"] == pytest.approx(scores["float32"], abs=1)
-    exact, rounded = re.findall(r"check: (\d+) of (\d+)", capsys.readouterr().out)
-    assert exact[0] == exact[1]
-    assert int(rounded[0]) < int(rounded[1])  # reported, not refused
+    reports = re.findall(r"check: .* at most ([\d.e-]+)", capsys.readouterr().out)
+    exact, rounded = map(float, reports)
+    assert exact <= 1e-5
+    assert rounded > 1e-3  # reported, not refused
     sizes = {name: (tmp_path / name / "model.bin").stat().st_size for name in scores}
     assert sizes["int8"] < 0.6 * sizes["float32"]
 
@@ -201,7 +202,7 @@ def test_language_model_continues_as_in_fairseq(models, tmp_path):
     symbols, wanted = task.source_dictionary, []
     for line in ("w1 w2 w3", "w7"):
         tokens = [symbols.bos(), *encode(symbols, line)[:-1].tolist()]
-        while len(tokens) < 30:
+        while len(tokens) <= 30:  # the start has no part in the length
             with torch.no_grad():
                 logits, _ = model(torch.tensor([tokens]))
             tokens.append(logits[0, -1].argmax().item())
