@@ -30,6 +30,8 @@ from hf_models.natural_length import NaturalLengthEncoder
 from hf_models.serving.ctranslate2_loaders import (
     TranslationLoader,
     has_table,
+    needs_identity,
+    put_identity_first,
     refuse_unfit,
     vocabularies,
     write_tokenizer,
@@ -107,17 +109,22 @@ def write_model(
     Returns:
         Rows of each side that the model has; None without a table and a limit.
     """
-    model, tokenizer = translation
+    model = copy.deepcopy(translation.model).requires_grad_(False)
     sides = {"source": model.get_encoder(), "target": model.get_decoder()}
+    limits = {side: rows[side] if has_table(stack) else None for side, stack in sides.items()}
     for stack in sides.values():
-        refuse_unfit(stack)
+        refuse_unfit(stack, beside=hasattr(stack, "layer_norm"))
+        if needs_identity(stack):
+            put_identity_first(stack)
+    model.config.encoder_layers = len(sides["source"].layers)
+    model.config.decoder_layers = len(sides["target"].layers)
     loader = TranslationLoader(rows["source"], rows["target"])
     with torch.no_grad():
-        spec = loader(copy.deepcopy(model).requires_grad_(False), tokenizer)
+        spec = loader(model, translation.tokenizer)
     spec.validate()
     spec.optimize(quantization=quantization)
     spec.save(str(folder))
-    return {side: rows[side] if has_table(stack) else None for side, stack in sides.items()}
+    return limits
 
 
 def _load(source: Path) -> PreTrainedModel:
