@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from cape_plugins.cli import main
 from tests.support.engines import engine_python, run_program
 from tests.support.hf import FAMILIES, TEXT
-from tests.support.served import FAMILIES_OF_TEXT, Corpus, build, pairs, train
+from tests.support.served import FAMILIES_OF_TEXT, Corpus, build, pairs, refusal, train
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 
@@ -73,14 +73,6 @@ def export(source, out, *options):
     rows = ["--max-source-tokens", str(ROWS), "--max-target-tokens", str(ROWS)]
     assert main(["export", "ctranslate2", str(source), str(out), *rows, *options]) in (0, None)
     return out
-
-
-def refusal(capsys, *arguments):
-    with pytest.raises(SystemExit, match="2"):
-        main(["export", "ctranslate2", *map(str, arguments)])
-    *_, error = capsys.readouterr().err.splitlines()  # behind progress bars of transformers
-    assert error.startswith("error: ")
-    return error
 
 
 def loaded(source):
@@ -342,37 +334,6 @@ def test_a_folder_that_computes_something_else_is_not_written(
     error = refusal(capsys, source, tmp_path / "out", "--check", tmp_path / "text")
     assert "has not been written" in error
     assert [path.name for path in tmp_path.iterdir()] == ["text"]
-
-
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        (TEXT["cape+relative"], "adds nothing to the content where the first layer has relative"),
-        (
-            {"type": "relpos", "relative_context": 2, "relative_heads": "separate"},
-            "whose heads share one table; allowed: 'shared'",
-        ),
-    ],
-)
-def test_positions_that_do_not_fit_are_refused(settings, told, corpus, tmp_path, capsys):
-    tokenizer = corpus.tokenizer("marian")
-    build("marian", tokenizer, settings).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    error = refusal(capsys, tmp_path / "model", tmp_path / "out")
-    assert told in error
-    assert "allowed" in error
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("family", ["bert", "llama", "vit", "speech_to_text", "speech_ctc"])
-def test_other_families_are_refused_with_another_way(family, tmp_path, capsys):
-    row = FAMILIES[family]
-    row.build({"type": row.stock_type or "cape"}).save_pretrained(tmp_path / "model")
-    error = refusal(capsys, tmp_path / "model", tmp_path / "out")
-    assert row.model.__name__ in error
-    assert "CapeMarianMTModel" in error
-    assert "export onnx" in error
-    assert "--stock" in error
 
 
 def test_stock_models_damaged_ones_and_those_without_tokenizer_are_refused(

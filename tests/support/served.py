@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 
+import pytest
 import torch
 from sentencepiece import SentencePieceProcessor
 from tokenizers import ByteLevelBPETokenizer
@@ -16,6 +17,7 @@ from transformers import (
     PegasusTokenizer,
 )
 
+from cape_plugins.cli import main
 from recipes.lab.subwords import SentencePiece
 from recipes.mt.number_lists import spell
 from tests.support.hf import FAMILIES
@@ -115,3 +117,12 @@ def train(model, tokenizer, examples, steps, batch=32, rate=4e-3):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     return model.eval()
+
+
+def refusal(capsys, *arguments):
+    """The line with which an export to CTranslate2 ends."""
+    with pytest.raises(SystemExit, match="2"):
+        main(["export", "ctranslate2", *map(str, arguments)])
+    *_, error = capsys.readouterr().err.splitlines()  # behind progress bars of transformers
+    assert error.startswith("error: ")
+    return error
