@@ -1,7 +1,8 @@
 """Models of fairseq as folders for ctranslate2: ``cape-plugins export ctranslate2 CHECKPOINT``.
 
 ctranslate2's own converter for fairseq sets the weights of stock layers, and is called for that.
-What it refuses or leaves out is here and in plain.py: tables of positions, the BOS hint, ADMIN, relative attention.
+What it refuses or leaves out is here and in plain.py: tables of positions, the BOS hint, ADMIN,
+relative attention.
 """
 
 from __future__ import annotations
