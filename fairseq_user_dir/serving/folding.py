@@ -45,27 +45,12 @@ def folded(model: nn.Module, source_rows: int, target_rows: int) -> nn.Module:
 @torch.no_grad()
 def position_table(stack: nn.Module, rows: int) -> LearnedPositionalEmbedding | None:
     """The first `rows` position embeddings of an encoder or decoder as a stock table; None if it
-    adds none. A learned table of this package begins anew after its last row, and so do these.
-
-    Raises:
-        ValueError: if positions are random, or depend on the length of the text.
-    """
+    adds none. A learned table of this package begins anew after its last row, and so do these."""
     seam = stack.embed_positions
     if seam is None:
         return None
     first = stack.padding_idx + 1
-    drawn = stack.position_seam is not None and stack.position_seam.encoder.draws
-    values, shorter = (
-        seam(torch.full((1, 0 if drawn else length), first))[0] for length in (rows, rows // 3)
-    )
-    if drawn or not torch.allclose(values[: len(shorter)], shorter, atol=1e-5):
-        config = stack.position_config
-        raise ValueError(
-            f"position embedding {config.type!r} with random_evaluation="
-            f"{config.random_evaluation}, mean_normalize={config.mean_normalize} has random "
-            "positions, or others in texts of other lengths, which no table can hold; allowed: "
-            "positions that are counted from the first token. Serve it by fairseq-generate."
-        )
+    values = seam(torch.full((1, rows), first))[0]
     table = LearnedPositionalEmbedding(first + rows, values.shape[1], stack.padding_idx)
     table.weight.zero_()[first:] = values
     return table

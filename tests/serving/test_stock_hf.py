@@ -3,6 +3,7 @@ a process in which this package cannot be imported, gives the same."""
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from cape_plugins.cli import main
 from tests.support.hf import ALPHA, FAMILIES, IMAGE, TEXT, answer
 from tests.support.stock import program_of, run_without_package
 from tests.support.translation_models import TinyModels
-from tests.support.whisper import BINS, SEGMENT, features, switched
+from tests.support.whisper import SEGMENT, features, switched
 
 # every family, and all types of one stack of tokens, one of patches and one beside words
 CASES = [
@@ -27,6 +28,8 @@ CASES = [
     ("m2m_100", "shape"),
     ("speech_to_text", "shape"),
 ]
+OF_SIZE = [("vit", "cape, 24 x 40"), ("vit", "abspos, 24 x 40"), ("whisper", "cape")]
+PROGRAMS = [(family, "cape") for family in ("vit", "bert", "llama", "bart")]
 SETTINGS = {**TEXT, **IMAGE}
 COMPARE = """
 import json, torch, transformers
@@ -83,29 +86,41 @@ def write_case(model, folder, *options, given=None):
     return out
 
 
-def largest_differences(outs, folder):
-    programs = [(out, COMPARE, "") for out in outs]
-    return run_without_package(programs, folder)
-
-
 @pytest.fixture(scope="module")
-def differences(tmp_path_factory):
-    folder, outs = tmp_path_factory.mktemp("stock-hf"), {}
-    for number, (family, name) in enumerate(CASES):
+def printed(tmp_path_factory):
+    """What programs print in one process without this package, by name: the largest difference of
+    each case, and what programs of READMEs say."""
+    folder, programs = tmp_path_factory.mktemp("stock-hf"), {}
+    for number, case in enumerate(CASES):
+        family, name = case
         model = FAMILIES[family].build(settings_of(family, name))
-        outs[family, name] = write_case(model, folder / str(number))
-    return dict(zip(outs, largest_differences(outs.values(), folder), strict=True))
+        out = write_case(model, folder / str(number))
+        programs[case] = (out, COMPARE, "")
+        if case in PROGRAMS:
+            programs[case, "program"] = (out, program_of(out), "5 6 7 8\n9 10 11 12")
+    images = {"pixel_values": torch.rand(2, 3, 24, 40)}
+    for name in ("cape", "abspos"):
+        model = FAMILIES["vit"].build(SETTINGS[name])
+        size = ("--image-size", 24, 40)
+        out = write_case(model, folder / name, *size, given=(images, images))
+        assert json.loads((out / "config.json").read_text())["image_size"] == [24, 40]
+        programs["vit", f"{name}, 24 x 40"] = (out, COMPARE, "")
+    words = torch.randint(4, 50, (2, 9))
+    frames = {"input_features": features(2, SEGMENT), "decoder_input_ids": words}
+    whisper = switched("cape", "cape").eval()
+    out = write_case(whisper, folder / "whisper", "--max-tokens", 30, given=(frames, frames))
+    assert json.loads((out / "config.json").read_text())["max_target_positions"] == 30
+    programs["whisper", "cape"] = (out, COMPARE, "")
+    programs[("whisper", "cape"), "program"] = (out, program_of(out), "")
+    marian = make_marian(folder / "marian")
+    programs["translations"] = (marian.out, program_of(marian.out), "\n".join(marian.lines))
+    results = run_without_package(programs.values(), folder)
+    return SimpleNamespace(by_name=dict(zip(programs, results, strict=True)), marian=marian)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids="-".join)
-def test_stock_class_computes_the_same_without_this_package(case, differences):
-    assert float(differences[case]) <= 1e-5
-
-
-@pytest.mark.slow
-def test_translations_by_the_program_of_the_readme_are_the_same(tmp_path):
-    models = TinyModels(tmp_path)
+def make_marian(folder):
+    """A translation model with its tokenizer, what it translates, and its export."""
+    models = TinyModels(folder)
     source = models.hf("cape")
     model = hf_models.CapeMarianMTModel.from_pretrained(source).eval()
     model.generation_config.update(num_beams=5, max_length=30, early_stopping=True)
@@ -114,53 +129,36 @@ def test_translations_by_the_program_of_the_readme_are_the_same(tmp_path):
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     inputs = tokenizer(lines, padding=True, return_tensors="pt")
     expected = tokenizer.batch_decode(model.generate(**inputs), skip_special_tokens=True)
-    out = export(source, tmp_path / "out", "--max-tokens", 200)
-    (printed,) = run_without_package([(out, program_of(out), "\n".join(lines))], tmp_path)
-    assert printed.splitlines() == expected
+    out = export(source, folder / "out", "--max-tokens", 200)
+    return SimpleNamespace(lines=lines, expected=expected, out=out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [*CASES, *OF_SIZE], ids="-".join)
+def test_stock_class_computes_the_same_without_this_package(case, printed):
+    assert float(printed.by_name[case]) <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [*PROGRAMS, ("whisper", "cape")], ids="-".join)
+def test_programs_of_readmes_run(case, printed):
+    assert printed.by_name[case, "program"].startswith(("tensor(", "[["))
+
+
+@pytest.mark.slow
+def test_translations_by_the_program_of_the_readme_are_the_same(printed):
+    expected = printed.marian.expected
+    assert printed.by_name["translations"].splitlines() == expected
     assert len(set(expected)) > 12
-    # saving it anew takes the tables away: the README says so
-    MarianMTModel.from_pretrained(out).save_pretrained(tmp_path / "again")
-    again = (tmp_path / "again" / "model.safetensors").stat().st_size
+
+
+@pytest.mark.slow
+def test_marian_saved_anew_loses_its_tables_as_the_readme_says(printed, tmp_path):
+    out = printed.marian.out
+    MarianMTModel.from_pretrained(out).save_pretrained(tmp_path)
+    again = (tmp_path / "model.safetensors").stat().st_size
     assert again < (out / "model.safetensors").stat().st_size - 2 * 200 * 32 * 4 + 1000
     assert "Never save the model again" in (out / "README.md").read_text("utf-8")
-
-
-@pytest.mark.slow
-def test_whisper_at_full_length_and_images_of_another_size(tmp_path):
-    whisper = switched("cape", "cape").eval()
-    words = torch.randint(4, 50, (2, 9))
-    frames = {"input_features": features(2, SEGMENT), "decoder_input_ids": words}
-    outs = [write_case(whisper, tmp_path / "whisper", "--max-tokens", 30, given=(frames, frames))]
-    images = {"pixel_values": torch.rand(2, 3, 24, 40)}
-    for name in ("cape", "abspos"):
-        model = FAMILIES["vit"].build(SETTINGS[name])
-        size = ("--image-size", 24, 40)
-        outs.append(write_case(model, tmp_path / name, *size, given=(images, images)))
-    assert max(map(float, largest_differences(outs, tmp_path))) <= 1e-5
-    config = json.loads((outs[0] / "config.json").read_text())
-    assert (config["max_target_positions"], config["num_mel_bins"]) == (30, BINS)
-    assert json.loads((outs[1] / "config.json").read_text())["image_size"] == [24, 40]
-
-
-@pytest.mark.slow
-def test_programs_of_readmes_run(tmp_path):
-    families = ("vit", "bert", "llama", "bart")
-    ids = "5 6 7 8\n9 10 11 12"
-    programs = []
-    for family in families:
-        model = FAMILIES[family].build(settings_of(family, "cape"))
-        out = write_case(model, tmp_path / family)
-        programs.append((out, program_of(out), ids))
-    out = write_case(switched("cape"), tmp_path / "whisper", given=(WHISPER, WHISPER))
-    programs.append((out, program_of(out), ""))
-    results = run_without_package(programs, tmp_path)
-    assert all(result.startswith(("tensor(", "[[")) for result in results), results
-
-
-WHISPER = {
-    "input_features": torch.zeros(1, BINS, SEGMENT),
-    "decoder_input_ids": torch.zeros(1, 3, dtype=torch.long),
-}
 
 
 def test_a_longer_table_and_its_end(tmp_path):
