@@ -271,7 +271,9 @@ def _readme(trained: Trained, plain: nn.Module, rows: dict[str, int]) -> str:
 directory. It was trained with the position embedding `{config.type}`{_what_is_in(plain)}.
 
 """
-    return text + (_of_translation(trained, rows) if is_translation else _of_lm(trained, rows))
+    return text + (
+        _of_translation(trained, plain, rows) if is_translation else _of_lm(trained, plain, rows)
+    )
 
 
 def _what_is_in(plain: nn.Module) -> str:
@@ -280,12 +282,18 @@ def _what_is_in(plain: nn.Module) -> str:
     return ", which is a learned table here (`--encoder-learned-pos`, `--decoder-learned-pos`)"
 
 
-_LIMIT = """The table ends there: longer texts are an error, not a cut. fairseq's commands skip or
-refuse them by limits of their own, 1024 tokens by default: with a longer table, give them
-"""
+def _limits(plain: nn.Module, rows: dict[str, int], sides: tuple[str, ...]) -> str:
+    flags = " ".join(f"--max-{side}-positions {rows[side]}" for side in sides)
+    end = "The table ends there: longer texts are an error, not a cut."
+    if plain.decoder.embed_positions is None:
+        end = "There is no table, so that this is a limit of fairseq's commands alone."
+    return (
+        f"{end} fairseq's commands refuse texts by a limit of their own, 1024 tokens by default: "
+        f"with more positions than these, give them `{flags}`."
+    )
 
 
-def _of_translation(trained: Trained, rows: dict[str, int]) -> str:
+def _of_translation(trained: Trained, plain: nn.Module, rows: dict[str, int]) -> str:
     task = trained.cfg["task"]
     languages = f"--source-lang {task['source_lang']} --target-lang {task['target_lang']}"
     hint = has_hint(trained.model)
@@ -306,10 +314,10 @@ def _of_translation(trained: Trained, rows: dict[str, int]) -> str:
     )
     return f"""* {who}
 * Positions: {rows["source"]} of the source, `<s>` and `</s>` included, {rows["target"]} of the \
-target. {_LIMIT.strip()}
-  `--max-source-positions {rows["source"]} --max-target-positions {rows["target"]}`.
-* Options that give the result of the model: its own beam, `--lenpen` and the like; there is nothing
-  to set for positions.
+target. {_limits(plain, rows, ("source", "target"))}
+* Options: those of the trained model (`--beam`, `--lenpen`); there is nothing to set for \
+positions. fairseq ends translations after 200 tokens, or `--max-len-b`.
+* The file loads with `weights_only`, the default of torch from 2.6 on.
 * {ct2}
 
 On the command line, from this folder{"; " + after if after else ""}:
@@ -333,12 +341,11 @@ for line in sys.stdin:
 """
 
 
-def _of_lm(trained: Trained, rows: dict[str, int]) -> str:
+def _of_lm(trained: Trained, plain: nn.Module, rows: dict[str, int]) -> str:
     bos = trained.cfg["task"].get("add_bos_token")
     who = "`<s>` (`--add-bos-token`)" if bos else "`</s>`"
     return f"""* Texts begin with {who}, as in training, and end with `</s>`.
-* Positions: {rows["target"]}, the first token included. {_LIMIT.strip()}
-  `--max-target-positions {rows["target"]}`, or a smaller `--tokens-per-sample`.
+* Positions: {rows["target"]}, the first token included. {_limits(plain, rows, ("target",))}
 * `ct2-fairseq-converter` takes no language model of this version of fairseq; `cape-plugins export \
 ctranslate2` takes the original checkpoint.
 
