@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
-from cape_plugins.serving.command import HUGGING_FACE
+from cape_plugins.serving.command import HUGGING_FACE, SHORTEST
 from cape_plugins.serving.output import Exported
 from hf_models.convert import copy_other_files, own_class
 from hf_models.feature_extraction import choose_extractor
@@ -168,7 +168,9 @@ def _compare(cape: PreTrainedModel, stock: PreTrainedModel) -> float:
         given = torch.rand(shape, generator=generator)
     more = {}
     if "decoder_input_ids" in inspect.signature(stock.forward).parameters:
-        more["decoder_input_ids"] = torch.randint(_words(stock), (1, 6), generator=generator)
+        more["decoder_input_ids"] = torch.randint(
+            _words(stock), (1, SHORTEST - 1), generator=generator
+        )
     with_hint, hint = given, hint_of(cape)
     if hint is not None:
         with_hint = torch.cat((given.new_full((1, 1), hint), given), dim=1)
@@ -216,7 +218,7 @@ def shape_of_inputs(model: PreTrainedModel) -> tuple[int, ...]:
     """Of one image, recording or text."""
     config = model.config
     if model.main_input_name == "input_ids":
-        return (1, 6)
+        return (1, SHORTEST - 1)  # and the hint
     if model.main_input_name == "pixel_values":
         config = getattr(config, "vision_config", config)
         size = config.image_size
