@@ -50,7 +50,7 @@ class Graph:
         name: Of the file.
         module: Takes the inputs in their order, and returns a tuple of tensors.
         inputs: By name.
-        outputs: Names and axes, for a reader.
+        outputs: Names, in the order of what the module returns.
         sample: Sizes of the axes of the inputs that the module is traced with: at least 2, because
             torch.export keeps a 1, and none that takes another branch than the rest.
         others: Sizes for checks, the least ones included.
@@ -59,7 +59,7 @@ class Graph:
     name: str
     module: nn.Module
     inputs: dict[str, Input]
-    outputs: dict[str, Axes]
+    outputs: list[str]
     sample: dict[str, int]
     others: list[dict[str, int]] = field(default_factory=list)
 
@@ -124,10 +124,6 @@ def _each_layer(count: int, prefix: str, axes: Axes) -> dict[str, Input]:
     }
 
 
-def _axes(inputs: dict[str, Input]) -> dict[str, Axes]:
-    return {name: given.axes for name, given in inputs.items()}
-
-
 # ---- models of one graph -------------------------------------------------------------------------
 
 
@@ -162,7 +158,7 @@ def image_graph(model: Any) -> Graph:
         "model",
         _OneGraph(model, inputs, outputs := _states(model)),
         inputs,
-        dict.fromkeys(outputs, ("batch", "...")),
+        outputs,
         {"batch": 2, "height": other, "width": other + patch},
         [
             {"batch": batch, "height": height, "width": width}
@@ -193,12 +189,12 @@ def frames_graph(model: Any) -> Graph:
         "attention_mask": _mask("frames", RIGHT),
         "hop_nanoseconds": Input(("batch",), _numbers(5_000_000, 20_000_000)),
     }
-    states = _states(model)
+    states = [*_states(model), LENGTHS]
     return Graph(
         "model",
-        _OneGraph(model, inputs, (*states, LENGTHS)),
+        _OneGraph(model, inputs, states),
         inputs,
-        {**dict.fromkeys(states, ("batch", "positions", "...")), LENGTHS: ("batch",)},
+        states,
         {"batch": 2, "frames": 50},
         [{"batch": batch, "frames": frames} for batch, frames in _SIZES],
     )
@@ -218,7 +214,7 @@ def tokens_graph(model: Any) -> Graph:
         "model",
         _OneGraph(model, inputs, states := _states(model)),
         inputs,
-        dict.fromkeys(states, ("batch", "length", "...")),
+        states,
         {"batch": 2, "length": 9},
         [{"batch": batch, "length": length} for batch, length in _SIZES],
     )
@@ -280,7 +276,9 @@ class _Decoder(nn.Module):
         logits = self.model.get_output_embeddings()(output.last_hidden_state)
         bias = getattr(self.model, "final_logits_bias", None)
         logits = logits if bias is None else logits + bias
-        grown = (pair for row in cache.self_attention_cache.layers for pair in (row.keys, row.values))
+        grown = (
+            pair for row in cache.self_attention_cache.layers for pair in (row.keys, row.values)
+        )
         return logits, *grown
 
 
@@ -304,7 +302,6 @@ def generation_graphs(model: Any) -> list[Graph]:
     mask = _mask("states", LEFT, RIGHT)
     cross = _each_layer(layers, "cross", ("batch", heads, "states", width))
     past = _each_layer(layers, "past", ("batch", heads, "past", width))
-    present = {name.replace("past", "present"): given.axes for name, given in past.items()}
     tokens = {"input_ids": _tokens(model.config.vocab_size), "encoder_attention_mask": mask}
     steps = ((1, 1, 0, 1), (1, 1, 1, 9), (3, 4, 0, 5), (2, 1, 30, 40), (1, 3, 7, 2))
     names = ("batch", "length", "past", "states")
@@ -313,7 +310,7 @@ def generation_graphs(model: Any) -> list[Graph]:
             "encoder",
             _Encoder(model, inputs),
             inputs,
-            {"encoder_attention_mask": mask.axes, **_axes(cross)},
+            ["encoder_attention_mask", *cross],
             sample,
             others,
         ),
@@ -321,7 +318,7 @@ def generation_graphs(model: Any) -> list[Graph]:
             "decoder",
             _Decoder(model, layers),
             {**tokens, **cross, **past},
-            {"logits": ("batch", "length", model.config.vocab_size), **present},
+            ["logits", *(name.replace("past", "present") for name in past)],
             dict(zip(names, (2, 3, 5, 7), strict=True)),
             [dict(zip(names, sizes, strict=True)) for sizes in steps],
         ),
