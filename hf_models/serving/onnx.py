@@ -1,5 +1,5 @@
-"""``cape-plugins export onnx``: models of every family as graphs for ONNX Runtime, which take inputs
-of any size and need neither torch nor this package."""
+"""``cape-plugins export onnx``: models as graphs for ONNX Runtime, which take inputs of any size and
+need neither torch nor this package."""
 
 from __future__ import annotations
 

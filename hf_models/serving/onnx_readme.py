@@ -121,10 +121,10 @@ def _frames(model: Any, output: str) -> tuple[str, str]:
         f"`attention_mask`. `hop_nanoseconds` is the distance of frames, {hop} in training. "
         "`lengths` counts the outputs of each recording that are no padding. There is neither BOS "
         f"nor EOS; class {blank} is the blank of CTC. The program takes a file of numpy with "
-        f"frames [frames, {bins}]."
+        f"frames [1, frames, {bins}]."
     )
     lines = f"""
-frames = np.load(sys.argv[1])[None] if sys.argv[1:] else np.zeros((1, 100, {bins}))
+frames = np.load(sys.argv[1]) if sys.argv[1:] else np.zeros((1, 100, {bins}))
 given = {{"input_features": frames.astype(np.float32), "hop_nanoseconds": np.array([{hop}])}}
 given["attention_mask"] = np.ones(frames.shape[:2], np.int64)
 {output}, lengths = session.run(None, given)
@@ -185,50 +185,43 @@ def _source(model: Any, encoder: Described) -> tuple[str, str]:
     if "input_ids" in encoder.names:
         (end, *_) = _listed(config.eos_token_id)
         hint = getattr(model.get_encoder(), "has_hint", False)
+        bos = "BOS, which this model reads before the source, is put there by the graph. " * hint
         notes = (
             f"A source ends with EOS ({end}); the tokenizer of this folder adds that, and what "
             "else the model was trained with. "
-            + "BOS, which this model reads before the source, is put there by the graph. "
-            * hint
-            + "`attention_mask` is 0 on padding, on whichever side. The program takes numbers of "
+            f"{bos}`attention_mask` is 0 on padding, on whichever side. The program takes numbers of "
             "tokens and prints those of the target."
         )
-        return (
-            notes,
-            f"""
+        lines = f"""
 source = np.array([sys.argv[1:] or [5, 6, 7, {end}]], dtype=np.int64)
 given = {{"input_ids": source, "attention_mask": np.ones_like(source)}}
-""",
-        )
+"""
+        return notes, lines
     bins = getattr(config, "num_mel_bins", None) or config.input_feat_per_channel
     bins_first = isinstance(model.get_encoder(), NaturalLengthEncoder)
-    shape = [bins, 100] if bins_first else [100, bins]
+    axes, example = f"frames, {bins}", f"100, {bins}"
+    if bins_first:
+        axes, example = f"{bins}, frames", f"{bins}, 100"
     hop = round(config.hop_seconds * 1e9)
     masked = "attention_mask" in encoder.names
     frames = "frames.shape[2]" if bins_first else "frames.shape[1]"
     mask = f'\ngiven["attention_mask"] = np.ones((1, {frames}), np.int64)' * masked
-    notes = (
-        (
-            "Frames are what the feature extractor of this folder makes, of any number"
-            + (
-                ': pad to the longest of a batch and not to 30 s (padding="longest"), with 0 on '
-                "padding in `attention_mask`"
-                if masked
-                else ", padded as in training, because this model masks no padding"
-            )
-            + f"; `hop_nanoseconds` is their distance, {hop} in training. The program takes a file of "
-            f"numpy with frames {[*map(str, shape)]}, and prints tokens."
+    padding = ", padded as in training, because this model masks no padding"
+    if masked:
+        padding = (
+            ': pad to the longest of a batch and not to 30 s (padding="longest"), with 0 on '
+            "padding in `attention_mask`"
         )
-        .replace("'100'", "frames")
-        .replace(f"'{bins}'", str(bins))
+    notes = (
+        f"Frames are what the feature extractor of this folder makes, of any number{padding}. "
+        f"`hop_nanoseconds` is their distance, {hop} in training. The program takes a file of "
+        f"numpy with frames [1, {axes}], and prints tokens."
     )
-    return (
-        notes,
-        f"""
-frames = np.load(sys.argv[1])[None] if sys.argv[1:] else np.zeros((1, {shape[0]}, {shape[1]}))
+    lines = f"""
+frames = np.load(sys.argv[1]) if sys.argv[1:] else np.zeros((1, {example}))
 given = {{"input_features": frames.astype(np.float32), "hop_nanoseconds": np.array([{hop}])}}{mask}
-""",
-    )
+"""
+    return notes, lines
 
 
 def first_tokens(model: Any) -> list[int]:
