@@ -90,8 +90,8 @@ def load(source: Path) -> Any:
     for module in model.modules():
         if isinstance(module, PositionEncoder) and module.config.random_evaluation:
             raise ValueError(
-                f"SOURCE {source} draws positions in evaluation, too, and a graph draws none; allowed: "
-                "models whose positions are fixed there. Take that setting out of its config.json."
+                f"SOURCE {source} draws positions in evaluation, too, and a graph draws none; "
+                "allowed: models whose positions are fixed there. Take that setting out of its config.json."
             )
     return model.float().eval()
 

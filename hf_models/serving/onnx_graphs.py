@@ -181,7 +181,7 @@ def image_graph(model: Any) -> Graph:
     for module in model.modules():
         if isinstance(module, PatchEmbeddings) and module.antialias and module.table is not None:
             raise ValueError(
-                f"the learned table of {type(model).__name__} is smoothed where it is made smaller, "
+                f"the learned table of {type(model).__name__} is smoothed where it gets smaller, "
                 "which ONNX Runtime does otherwise at some sizes; allowed for export onnx: types "
                 "without a table, such as cape. Convert the model to one and fine-tune it."
             )
