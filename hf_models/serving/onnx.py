@@ -91,7 +91,8 @@ def load(source: Path) -> Any:
         if isinstance(module, PositionEncoder) and module.config.random_evaluation:
             raise ValueError(
                 f"SOURCE {source} draws positions in evaluation, too, and a graph draws none; "
-                "allowed: models whose positions are fixed there. Take that setting out of its config.json."
+                "allowed: models whose positions are fixed there. Take that setting out of its "
+                "config.json."
             )
     return model.float().eval()
 

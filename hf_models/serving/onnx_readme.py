@@ -151,7 +151,8 @@ def _generation(model: Any, files: Sequence[Described]) -> tuple[str, str]:
     notes = (
         f"{takes} The encoder gives keys and values by which the decoder sees the source, and "
         "their mask: hand all of them to each step (for beams, repeated along the batch). A text "
-        f"begins with {prompt}. {_about_search(settings)}"
+        f"begins with {prompt}: there stand forced_bos_token_id, or the language and the task, if "
+        f"generate() is given other ones (see generation_config.json). {_about_search(settings)}"
     )
     sessions = f'("{encoder.file}", "{decoder.file}")'
     given = '    given = {"input_ids": np.array([new]), **states, **dict(zip(past, cache))}'
