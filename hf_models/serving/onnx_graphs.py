@@ -107,8 +107,8 @@ def _numbers(low: int, high: int) -> Callable[[Sequence[int], torch.Generator], 
     return lambda shape, generator: torch.randint(low, high, tuple(shape), generator=generator)
 
 
-def _tokens(count: int) -> Input:
-    return Input(("batch", "length"), _numbers(0, count))
+def _tokens(words: nn.Embedding) -> Input:
+    return Input(("batch", "length"), _numbers(0, words.num_embeddings))
 
 
 def _mask(axis: str, *paddings: str) -> Input:
@@ -214,8 +214,8 @@ def frames_graph(model: Any) -> Graph:
 
 def tokens_graph(model: Any) -> Graph:
     """Texts of any length, with an output for each token or for the text."""
-    count = model.config.vocab_size
-    inputs = {"input_ids": _tokens(count), "attention_mask": _mask("length", LEFT, RIGHT)}
+    words = model.get_input_embeddings()
+    inputs = {"input_ids": _tokens(words), "attention_mask": _mask("length", LEFT, RIGHT)}
     if getattr(model.config, "type_vocab_size", 0):
         types = _numbers(0, model.config.type_vocab_size)
         inputs["token_type_ids"] = Input(("batch", "length"), types)
@@ -307,7 +307,7 @@ def generation_graphs(model: Any) -> list[Graph]:
     mask = _mask("states", LEFT, RIGHT)
     cross = _each_layer(layers, "cross", ("batch", heads, "states", width))
     past = _each_layer(layers, "past", ("batch", heads, "past", width))
-    tokens = {"input_ids": _tokens(model.config.vocab_size), "encoder_attention_mask": mask}
+    tokens = {"input_ids": _tokens(decoder.embed_tokens), "encoder_attention_mask": mask}
     steps = ((1, 1, 0, 1), (1, 1, 1, 9), (3, 4, 0, 5), (2, 1, 30, 40), (1, 3, 7, 2))
     names = ("batch", "length", "past", "states")
     return [
@@ -359,7 +359,7 @@ def language_model_graph(model: Any) -> Graph:
     heads = attention.k_proj.out_features // attention.head_dim
     past = _each_layer(len(layers), "past", ("batch", heads, "past", attention.head_dim))
     inputs = {
-        "input_ids": _tokens(model.config.vocab_size),
+        "input_ids": _tokens(model.get_input_embeddings()),
         "attention_mask": _mask("length"),
         "cache_mask": _mask("past", LEFT),
         **past,
@@ -381,7 +381,7 @@ def _source_inputs(model: Any) -> tuple[dict[str, Input], dict[str, int], list[d
     config, encoder = model.config, model.get_encoder()
     if model.main_input_name == "input_ids":
         inputs = {
-            "input_ids": _tokens(config.vocab_size),
+            "input_ids": _tokens(encoder.embed_tokens),
             "attention_mask": _mask("length", LEFT, RIGHT),
         }
         others = [{"batch": batch, "length": length} for batch, length in _SIZES]
