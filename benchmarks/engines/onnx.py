@@ -20,8 +20,6 @@ def translator(folder: Path, search: Search) -> Step:
         raise ValueError(f"beam {search.beam} is not implemented for ONNX Runtime; allowed: 1.")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = search.threads
-    # else its threads wait in a busy loop, while others take their turn
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     encoder, decoder = (
         onnxruntime.InferenceSession(folder / FOLDER / f"{name}.onnx", options)
         for name in ("encoder", "decoder")
