@@ -1,0 +1,226 @@
+"""What both hosts say and check of a folder for ctranslate2: the README, and the comparison of its
+translations with those of the host. Takes objects of ctranslate2 and does not import it.
+
+Facts about the engine: ctranslate2 4.8.5, tried; see the decisions on serving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+BEAM = 5
+CHECKED = 200  # sentences that a check takes at most
+# Per token, natural logarithm. Rounding gives 1e-6; a wrong position, norm or token 1e-2 and more.
+TOLERANCE = 1e-4
+EXACT = (None, "float32")  # precisions that keep the weights
+
+
+class Hypothesis(NamedTuple):
+    """The best translation of a sentence by beam search.
+
+    Attributes:
+        tokens: Without EOS.
+        score: Mean natural log-probability of the tokens and EOS.
+        ended: Whether EOS came by itself. At the limit of length a host forces EOS, and the engine
+            returns the hypothesis open: these differ, and say nothing about the model.
+    """
+
+    tokens: tuple[str, ...]
+    score: float
+    ended: bool
+
+
+def search_options(max_tokens: int) -> dict[str, Any]:
+    """Options of ``Translator.translate_batch`` that give the beam search of the hosts.
+
+    Args:
+        max_tokens: Longest translation, EOS included; at most the rows of the target table.
+    """
+    return {
+        "beam_size": BEAM,
+        "max_input_length": 0,
+        "max_decoding_length": max_tokens,
+        "min_decoding_length": 0,
+    }
+
+
+def read_sentences(path: Path) -> list[str]:
+    """The first :data:`CHECKED` lines of a text that are not empty.
+
+    Raises:
+        ValueError: if the file cannot be read as UTF-8, or has none.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"--check {path} cannot be read ({error}); give a text in UTF-8, one sentence a line."
+        ) from None
+    sentences = [line for line in lines if line.strip()][:CHECKED]
+    if not sentences:
+        raise ValueError(f"--check {path} has no sentence; give a text, one sentence a line.")
+    return sentences
+
+
+def translate(
+    translator: Any,
+    sources: Sequence[Sequence[str]],
+    max_tokens: int,
+    eos: str = "</s>",
+    **options: Any,
+) -> list[Hypothesis]:
+    """Translations by the engine, in the order of the sources.
+
+    Args:
+        translator: ``ctranslate2.Translator``.
+        sources: Tokens as the engine wants them.
+        max_tokens: See :func:`search_options`.
+        eos: End of a translation.
+        options: Others of ``translate_batch``, such as a target prefix.
+    """
+    results = translator.translate_batch(
+        [list(source) for source in sources],
+        **{**search_options(max_tokens), **options},
+        max_batch_size=32,
+        return_scores=True,
+        return_end_token=True,
+    )
+    hypotheses = []
+    for result in results:
+        tokens = tuple(result.hypotheses[0])
+        ended = tokens[-1:] == (eos,)
+        hypotheses.append(Hypothesis(tokens[:-1] if ended else tokens, result.scores[0], ended))
+    return hypotheses
+
+
+def compare(
+    host: Sequence[Hypothesis], engine: Sequence[Hypothesis], quantization: str | None = None
+) -> str:
+    """A line of report on the translations that ended by themselves.
+
+    Args:
+        host: By the model that was exported.
+        engine: By the folder, of the same sentences.
+        quantization: Precision of the weights of the folder.
+
+    Raises:
+        ValueError: if the weights are as they were and the translations are not: other tokens
+            (two that are equally likely excepted, between which rounding decides), or other scores.
+    """
+    pairs = [
+        (ours, theirs)
+        for ours, theirs in zip(host, engine, strict=True)
+        if ours.ended and theirs.ended
+    ]
+    same = sum(ours.tokens == theirs.tokens for ours, theirs in pairs)
+    largest = max((abs(ours.score - theirs.score) for ours, theirs in pairs), default=0.0)
+    report = (
+        f"check: {same} of {len(pairs)} translations are the same, scores differ by at most "
+        f"{largest:.1e}"
+    )
+    if len(pairs) < len(host):
+        report += f"; {len(host) - len(pairs)} more came to the limit of length, not compared"
+    refuse_difference(largest, report, quantization)
+    return report
+
+
+def refuse_difference(largest: float, report: str, quantization: str | None = None) -> None:
+    """Refuses a folder that computes something else than its model.
+
+    Raises:
+        ValueError: if scores differ by more than rounding, and no weight has been rounded.
+    """
+    if quantization in EXACT and not largest <= TOLERANCE:
+        raise ValueError(
+            f"{report}; allowed: {TOLERANCE:.0e}. The folder computes something else than the "
+            "model and has not been written: report this with the model's settings, or serve the "
+            "model by its host."
+        )
+
+
+def length_notes(rows: Mapping[str, int | None]) -> str:
+    """What the README says about length.
+
+    Args:
+        rows: Side ("source", "target") to rows of its table; None without a table, for models
+            whose positions act in attention only.
+    """
+    lines = []
+    for side, count in rows.items():
+        if count is None:
+            lines.append(f"* The {side} has no table of positions, and no limit.")
+        else:
+            lines.append(
+                f"* The {side} has a table of {count} positions; BOS and EOS take one each, where "
+                "they are added. One token more is a RuntimeError (No position encodings are "
+                f"defined), for the whole batch. More: export with `--max-{side}-tokens N`."
+            )
+    if "source" in rows:
+        lines.append(
+            "* `max_input_length` is 1024 by default, BOS and EOS included, and cuts longer inputs "
+            "without a word. 0 takes inputs as they are."
+        )
+    return "\n".join(lines)
+
+
+def readme(
+    title: str,
+    *,
+    program: str,
+    conventions: Sequence[str],
+    rows: Mapping[str, int | None],
+    options: Sequence[str],
+    quantization: str | None = None,
+) -> str:
+    """The README of a folder for ctranslate2.
+
+    Args:
+        title: What the model is.
+        program: About ten lines of Python that run as they stand where ctranslate2 is installed.
+        conventions: Sentences on who adds BOS and EOS and how texts become tokens.
+        rows: See :func:`length_notes`.
+        options: Sentences on the options that give the result of the host.
+        quantization: Precision of the weights.
+    """
+    weights = "as they are in the model" if quantization is None else quantization
+    bullets = ["\n".join(f"* {line}" for line in part) for part in (conventions, options)]
+    return f"""# {title}
+
+Written by `cape-plugins export ctranslate2`, weights {weights}. The program needs the package
+ctranslate2, neither torch nor the package that wrote this folder.
+
+```python
+{program.strip()}
+```
+
+## BOS, EOS and tokens
+
+{bullets[0]}
+
+## Length
+
+{length_notes(rows)}
+
+## The result of the host
+
+{bullets[1]}
+"""
+
+
+def translation_options(host: str) -> list[str]:
+    """Sentences of the README on the options of ``translate_batch``.
+
+    Args:
+        host: How the host translates with the same result.
+    """
+    return [
+        f"`beam_size={BEAM}` and `min_decoding_length=0` give the tokens and scores of {host}.",
+        "`max_decoding_length` is 256 by default and leaves longer translations open, without a "
+        "word. There the host forces EOS.",
+        "`min_decoding_length` is 1 by default: the same translations, scores off by up to 3e-4 "
+        "per token, because EOS is taken out before the softmax.",
+        "An empty source gives an empty translation. Attention (`return_attention=True`) is that "
+        "of the tokens given, without BOS and EOS.",
+    ]

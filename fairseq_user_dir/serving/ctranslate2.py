@@ -1,0 +1,426 @@
+"""Models of fairseq as folders for ctranslate2: ``cape-plugins export ctranslate2 CHECKPOINT``.
+
+ctranslate2's own converter for fairseq sets the weights of stock layers, and is called for that.
+What it refuses or leaves out is here: tables of positions, the BOS hint, ADMIN, relative attention.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ctranslate2
+import numpy as np
+from ctranslate2.converters import fairseq as stock
+from ctranslate2.converters.converter import Converter
+from ctranslate2.specs import model_spec, transformer_spec
+from ctranslate2.specs.attention_spec import MultiHeadAttentionSpec
+from fairseq.data import Dictionary
+from fairseq.tokenizer import tokenize_line
+from torch import Tensor, nn
+
+from cape_plugins import RelativePositions
+from cape_plugins.serving.ctranslate2_notes import (
+    compare,
+    read_sentences,
+    readme,
+    refuse_difference,
+    search_options,
+    translate,
+    translation_options,
+)
+from cape_plugins.serving.output import Exported
+from fairseq_user_dir.errors import SettingsError
+from fairseq_user_dir.serving.plain import (
+    fold_admin,
+    layers_of,
+    put_identity_first,
+    tabulate,
+)
+from fairseq_user_dir.serving.source import Source, load_source, score, start_of
+from fairseq_user_dir.serving.source import translate as translate_by_fairseq
+
+_PAD = "<blank>"  # ctranslate2's name of padding
+_LONGEST = 200  # fairseq-generate's --max-len-b
+
+
+def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
+    """Writes the folder of a checkpoint; see :mod:`cape_plugins.serving.command`.
+
+    Raises:
+        SettingsError: for models that do not fit, with the reason and the way that works.
+        ValueError: if a check finds a difference.
+    """
+    sentences = [] if args.check is None else read_sentences(args.check)
+    loaded = load_source(source, args.data)
+    rows = {"source": args.max_source_tokens, "target": args.max_target_tokens}
+    limits = write_model(loaded, folder, rows, args.quantization)
+    is_translation = "encoder" in loaded.stacks
+    report = [f"ctranslate2: {_described(loaded)}, {_size(folder)}"]
+    if sentences:
+        check = check_translations if is_translation else check_scores
+        report.append(check(loaded, folder, sentences, limits, args.quantization))
+    write = _translation_readme if is_translation else _language_model_readme
+    return Exported(write(loaded, source.name, limits, args.quantization), "\n".join(report))
+
+
+def write_model(
+    source: Source, folder: Path, rows: dict[str, int], quantization: str | None = None
+) -> dict[str, int | None]:
+    """Writes the model, and leaves it as it is: conversion to int8 writes into its tensors, so that
+    a copy is converted.
+
+    Args:
+        source: The model.
+        folder: Empty.
+        rows: Side ("source", "target") to positions of its table.
+        quantization: Precision of the weights; None for that of the model.
+
+    Returns:
+        Rows of each side that the model has; None without a table and a limit.
+    """
+    copied = Source(copy.deepcopy(source.model).requires_grad_(False), source.task)
+    sides = {"encoder": "source", "decoder": "target"}
+    limits = {}
+    for name, stack in copied.stacks.items():
+        _check_relative(name, stack)
+        limits[sides[name]] = _make_plain(stack, rows[sides[name]])
+    _Converter(copied, limits).convert(str(folder), quantization=quantization, force=True)
+    return limits
+
+
+# ---- stacks --------------------------------------------------------------------------------------
+
+
+def _make_plain(stack: nn.Module, rows: int) -> int | None:
+    """Makes a stack one of plain layers and a table, and tells how many rows count."""
+    config = stack.position_config
+    if config.relative_context and not config.encoding.adds:
+        tabulate(stack, 1)
+        limit = None
+    else:
+        tabulate(stack, rows)
+        limit = rows
+    fold_admin(stack)
+    if config.relative_context and config.encoding.adds:
+        # the engine adds no table to the content if the first layer has relative keys
+        put_identity_first(stack)
+    return limit
+
+
+def _check_relative(side: str, stack: nn.Module) -> None:
+    """Refuses relative attention that the engine does not have."""
+    config = stack.position_config
+    first = layers_of(stack)[0]
+    tables = getattr(first.self_attn, "relative", None)
+    if tables is None:
+        return
+    if tables.keys.shape[0] > 1:
+        raise SettingsError(
+            f"--position-relative-heads {config.relative_heads} is not in ctranslate2, whose heads "
+            "share one table; allowed: shared. Serve the model by fairseq-generate, or train with "
+            "--position-relative-heads shared."
+        )
+    if config.encoding.adds and not first.normalize_before:
+        raise SettingsError(
+            f"--position-relative-context {config.relative_context} beside --position-embedding "
+            f"{config.type} is not in ctranslate2 for a post-LN model: it adds nothing to the "
+            "content where the first layer has relative keys. Allowed: a pre-LN model "
+            f"(--{side}-normalize-before), or one of the two alone. Serve this one by "
+            "fairseq-generate."
+        )
+
+
+class _Converter(Converter):
+    """Makes the specification of plain stacks; the base class writes it.
+
+    Args:
+        source: A copy, its stacks made plain.
+        limits: Side to rows of its table; None without.
+    """
+
+    def __init__(self, source: Source, limits: dict[str, int | None]) -> None:
+        self.source = source
+        self.limits = limits
+
+    def _load(self) -> model_spec.ModelSpec:
+        if "encoder" in self.source.stacks:
+            return self._translation()
+        return self._language_model()
+
+    def _translation(self) -> transformer_spec.TransformerSpec:
+        model, task = self.source
+        encoder = transformer_spec.TransformerEncoderSpec(**_sizes(model.encoder))
+        # what attention is handed out: that of the layer by which transformer_align was trained
+        layer = getattr(model, "alignment_layer", -1)
+        shift = len(model.decoder.layers) - model.decoder.num_layers if layer >= 0 else 0
+        decoder = transformer_spec.TransformerDecoderSpec(
+            **_sizes(model.decoder),
+            **_projections(model.decoder),
+            alignment_layer=layer + shift,
+            alignment_heads=getattr(model, "alignment_heads", 0),
+        )
+        spec = transformer_spec.TransformerSpec(encoder, decoder)
+        stock.set_transformer_encoder(spec.encoder, model.encoder)
+        stock.set_transformer_decoder(spec.decoder, model.decoder)
+        _finish(spec.encoder, model.encoder, self.limits["source"])
+        _finish(spec.decoder, model.decoder, self.limits["target"])
+        spec.register_source_vocabulary(_vocabulary(task.source_dictionary))
+        spec.register_target_vocabulary(_vocabulary(task.target_dictionary))
+        _name_symbols(spec.config, task.source_dictionary)
+        spec.config.add_source_bos = model.encoder.position_config.source_bos
+        spec.config.add_source_eos = True
+        spec.config.decoder_start_token = spec.config.eos_token
+        return spec
+
+    def _language_model(self) -> transformer_spec.TransformerDecoderModelSpec:
+        model, task = self.source
+        decoder = transformer_spec.TransformerDecoderSpec(
+            **_sizes(model.decoder), **_projections(model.decoder), with_encoder_attention=False
+        )
+        spec = transformer_spec.TransformerDecoderModelSpec(decoder)
+        stock.set_transformer_decoder(spec.decoder, model.decoder, with_encoder_attention=False)
+        _finish(spec.decoder, model.decoder, self.limits["target"])
+        spec.register_vocabulary(_vocabulary(task.target_dictionary))
+        _name_symbols(spec.config, task.target_dictionary)
+        spec.config.bos_token = start_of(self.source)
+        return spec
+
+
+def _sizes(stack: nn.Module) -> dict[str, Any]:
+    """Arguments of a specification that encoders and decoders share."""
+    layers, activation = layers_of(stack), stack.cfg.activation_fn
+    known = stock._SUPPORTED_ACTIVATIONS
+    if activation not in known:
+        raise SettingsError(
+            f"--activation-fn {activation} is not in ctranslate2; allowed: "
+            f"{', '.join(known)}. Serve the model by fairseq-generate."
+        )
+    return {
+        "num_layers": len(layers),
+        "num_heads": layers[0].self_attn.num_heads,
+        "pre_norm": layers[0].normalize_before,
+        "no_final_norm": stack.layer_norm is None,
+        "activation": known[activation],
+        "layernorm_embedding": stack.layernorm_embedding is not None,
+    }
+
+
+def _projections(decoder: nn.Module) -> dict[str, bool]:
+    present = {decoder.project_in_dim is not None, decoder.project_out_dim is not None}
+    if len(present) > 1:
+        raise SettingsError(
+            "--decoder-input-dim and --decoder-output-dim differ, one of them from "
+            "--decoder-embed-dim; allowed in ctranslate2: all three the same, or the first two. "
+            "Serve the model by fairseq-generate."
+        )
+    return {"project_in_out": present.pop()}
+
+
+def _finish(spec: Any, stack: nn.Module, limit: int | None) -> None:
+    """Sets what ctranslate2's own converter does not know."""
+    if limit is None:
+        spec.position_encodings.encodings = model_spec.OPTIONAL
+    for layer_spec, layer in zip(spec.layer, layers_of(stack), strict=True):
+        tables = getattr(layer.self_attn, "relative", None)
+        if tables is not None:
+            _set_relative(layer_spec, tables)
+
+
+def _set_relative(layer_spec: Any, tables: RelativePositions) -> None:
+    plain = layer_spec.self_attention
+    attention = MultiHeadAttentionSpec(self_attention=True, relative_position=True)
+    attention.layer_norm, attention.linear = plain.layer_norm, plain.linear
+    attention.relative_position_keys = _relative_table(tables.keys, tables.clip)
+    attention.relative_position_values = (
+        model_spec.OPTIONAL
+        if tables.values is None
+        else _relative_table(tables.values, tables.clip)
+    )
+    layer_spec.self_attention = attention
+
+
+def _relative_table(table: Tensor, clip: bool) -> np.ndarray:
+    """``[2 C + 1, d]`` of ``[1, 2 C + 1, d]``. The engine clips distances: where those beyond C
+    count nothing, a row of zeros at either end does that."""
+    rows = table[0].numpy()
+    return rows if clip else np.pad(rows, ((1, 1), (0, 0)))
+
+
+def _vocabulary(dictionary: Dictionary) -> list[str]:
+    symbols = list(dictionary.symbols)
+    symbols[dictionary.pad()] = _PAD
+    return symbols
+
+
+def _name_symbols(config: Any, dictionary: Dictionary) -> None:
+    config.bos_token = dictionary[dictionary.bos()]
+    config.eos_token = dictionary[dictionary.eos()]
+    config.unk_token = dictionary[dictionary.unk()]
+
+
+# ---- check ---------------------------------------------------------------------------------------
+
+
+def check_translations(
+    source: Source,
+    folder: Path,
+    sentences: Sequence[str],
+    limits: dict[str, int | None],
+    quantization: str | None = None,
+) -> str:
+    """Translates by fairseq and by the folder; see
+    :func:`~cape_plugins.serving.ctranslate2_notes.compare`."""
+    tokens = [tokenize_line(sentence) for sentence in sentences]
+    added = 1 + source.model.encoder.position_config.source_bos
+    longest = max(map(len, tokens)) + added
+    _check_length("source", longest, limits)
+    cap = min(limits["target"] or longest + _LONGEST, max(_LONGEST, 2 * longest))
+    translator = ctranslate2.Translator(str(folder), device="cpu")
+    eos = source.task.target_dictionary.eos_word
+    by_engine = translate(translator, tokens, cap, eos)
+    return compare(translate_by_fairseq(source, sentences, cap), by_engine, quantization)
+
+
+def check_scores(
+    source: Source,
+    folder: Path,
+    sentences: Sequence[str],
+    limits: dict[str, int | None],
+    quantization: str | None = None,
+) -> str:
+    """Compares the log-probabilities that a language model gives to texts.
+
+    Raises:
+        ValueError: if they differ by more than rounding, and the weights are as they were.
+    """
+    ends = [start_of(source)], [source.task.target_dictionary.eos_word]
+    texts = [[*ends[0], *tokenize_line(sentence), *ends[1]] for sentence in sentences]
+    _check_length("target", max(map(len, texts)) - 1, limits)
+    generator = ctranslate2.Generator(str(folder), device="cpu")
+    results = generator.score_batch(texts, max_batch_size=32, max_input_length=0)
+    largest = max(
+        abs(ours - theirs)
+        for result, scores in zip(results, score(source, sentences), strict=True)
+        for ours, theirs in zip(scores, result.log_probs, strict=True)
+    )
+    report = (
+        f"check: log-probabilities of the tokens of {len(texts)} texts differ by at most "
+        f"{largest:.1e}"
+    )
+    refuse_difference(largest, report, quantization)
+    return report
+
+
+def _check_length(side: str, longest: int, limits: dict[str, int | None]) -> None:
+    limit = limits[side]
+    if limit is not None and longest > limit:
+        raise SettingsError(
+            f"--check: a sentence has {longest} tokens, BOS and EOS included, and the table "
+            f"{limit}; give --max-{side}-tokens {longest} or more, or shorter sentences."
+        )
+
+
+# ---- README --------------------------------------------------------------------------------------
+
+_TRANSLATE = """
+import sys
+
+import ctranslate2
+
+folder, file = sys.argv[1:]  # this folder; a text, one sentence a line, see below
+translator = ctranslate2.Translator(folder)
+with open(file, encoding="utf-8") as lines:
+    sentences = [line.split() for line in lines]
+results = translator.translate_batch(
+    sentences,
+    max_batch_size=32,
+    {options},
+)
+for result in results:
+    print(" ".join(result.hypotheses[0]))
+"""
+_CONTINUE = """
+import sys
+
+import ctranslate2
+
+folder, file = sys.argv[1:]  # this folder; a text, one beginning a line, see below
+generator = ctranslate2.Generator(folder)
+with open(file, encoding="utf-8") as lines:
+    beginnings = [["{start}", *line.split()] for line in lines]
+results = generator.generate_batch(beginnings, max_batch_size=32, max_length={length})
+for result in results:
+    print(" ".join(result.sequences[0][1:]))
+"""
+_TOKENS = (
+    "A text is segmented as the training data were before fairseq-preprocess (words, BPE or "
+    "SentencePiece) and split at spaces. Tokens that the dictionary does not have are read as "
+    "`{unk}`."
+)
+
+
+def _translation_readme(
+    source: Source, name: str, limits: dict[str, int | None], quantization: str | None
+) -> str:
+    dictionary = source.task.source_dictionary
+    bos, eos = dictionary.bos_word, dictionary.eos_word
+    with_bos = source.model.encoder.position_config.source_bos
+    source_text = f"`{bos}` before and `{eos}` after" if with_bos else f"`{eos}` after"
+    longest = limits["target"] or 1024
+    options = ",\n    ".join(f"{key}={value}" for key, value in search_options(longest).items())
+    return readme(
+        f"{name}: {_described(source)}",
+        program=_TRANSLATE.format(options=options),
+        conventions=[
+            f"The engine puts {source_text} the source (`config.json` says so) and starts the "
+            f"target with `{eos}`. Give none of them.",
+            _TOKENS.format(unk=dictionary.unk_word),
+        ],
+        rows=limits,
+        options=[
+            *translation_options(
+                f"`fairseq-generate --beam 5 --min-len 0 --max-len-b {longest}` (which prints "
+                "scores with base 2 and, by default, never gives an empty translation)"
+            ),
+            "Length penalty, batch size and prefixes are those of fairseq: `length_penalty` for "
+            "`--lenpen`, `target_prefix` for `--prefix-size`.",
+        ],
+        quantization=quantization,
+    )
+
+
+def _language_model_readme(
+    source: Source, name: str, limits: dict[str, int | None], quantization: str | None
+) -> str:
+    dictionary, start = source.task.target_dictionary, start_of(source)
+    return readme(
+        f"{name}: {_described(source)}",
+        program=_CONTINUE.format(start=start, length=limits["target"] or 1024),
+        conventions=[
+            f"A text begins with `{start}`, as in training, which the caller puts there. The "
+            f"engine ends it with `{dictionary.eos_word}`; a text to be scored has it at its end.",
+            _TOKENS.format(unk=dictionary.unk_word),
+        ],
+        rows=limits,
+        options=[
+            "`max_length` counts the beginning, too, and is 512 by default.",
+            "`generator.score_batch(texts, max_input_length=0)` gives the natural "
+            "log-probabilities of fairseq-eval-lm, of all tokens but the first. Its default, 1024, "
+            "cuts longer texts without a word.",
+        ],
+        quantization=quantization,
+    )
+
+
+def _described(source: Source) -> str:
+    """What a model is: "CapeTransformerModel, position embedding cape"."""
+    config = source.model.decoder.position_config
+    return f"{type(source.model).__name__}, position embedding {config.type}"
+
+
+def _size(folder: Path) -> str:
+    return f"{(folder / 'model.bin').stat().st_size / 2**20:.1f} MiB"

@@ -1,0 +1,185 @@
+"""The checkpoint that is exported: loaded, refused if an engine cannot hold it, and asked for
+translations to compare with."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from fairseq.checkpoint_utils import load_model_ensemble_and_task
+from fairseq.data import Dictionary
+from fairseq.data.data_utils import collate_tokens
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY
+from fairseq.models.nat import FairseqNATModel
+from fairseq.modules import MultiheadAttention
+from torch import nn
+
+from cape_plugins.pictures.checkpoint import fairseq_arguments
+from cape_plugins.serving.ctranslate2_notes import BEAM, Hypothesis
+from fairseq_user_dir.attention import RelativeSelfAttention
+from fairseq_user_dir.checkpoints import read_checkpoint, task_name
+from fairseq_user_dir.errors import SettingsError
+from fairseq_user_dir.models import CLASSES, PREFIX
+from fairseq_user_dir.serving.plain import layers_of
+
+# Tasks that give a model its sentences as they are, with EOS; others add languages or masks.
+TASKS = ("translation", "language_modeling")
+_BATCH = 32
+
+
+class Source(NamedTuple):
+    """A model as it was trained.
+
+    Attributes:
+        model: In evaluation mode.
+        task: With its dictionaries.
+    """
+
+    model: Any
+    task: Any
+
+    @property
+    def stacks(self) -> dict[str, nn.Module]:
+        """ "encoder" (not in language models) and "decoder"."""
+        names = [name for name in ("encoder", "decoder") if hasattr(self.model, name)]
+        return {name: getattr(self.model, name) for name in names}
+
+
+def load_source(path: Path, data: str | None = None) -> Source:
+    """Loads a checkpoint of a translation or language model of this package.
+
+    Args:
+        path: Of the checkpoint.
+        data: Folder with the dictionaries; default the one of the training.
+
+    Raises:
+        SettingsError: for models of other kinds, with the way that works, and for wrong or missing
+            dictionaries.
+    """
+    state = read_checkpoint(str(path))
+    arguments = fairseq_arguments(state)
+    arch = arguments.get("arch") or arguments.get("_name")
+    name = ARCH_MODEL_NAME_REGISTRY.get(arch, arch)
+    if name in CLASSES:
+        raise SettingsError(
+            f"{path} is a stock model ({arch}); allowed: cape_ architectures. ctranslate2 takes it "
+            "by its own ct2-fairseq-converter, and fairseq-generate serves it."
+        )
+    if name not in {PREFIX + stock for stock in CLASSES}:
+        raise SettingsError(
+            f"{path} is of architecture {arch}; allowed: translation models and language models of "
+            "text (cape_transformer, cape_transformer_lm and their sizes). The engines have no "
+            "front end of it: serve it by fairseq-generate, or train speech as a Hugging Face "
+            "model (cape_speech_ctc, cape_whisper) and export that."
+        )
+    if task_name(state) not in TASKS:
+        raise SettingsError(
+            f"{path} was trained in the task {task_name(state)}, which prepares its inputs in its "
+            f"own way; allowed: {', '.join(TASKS)}. Serve it by fairseq-generate."
+        )
+    del state
+    overrides = {} if data is None else {"data": data}
+    try:
+        models, _, task = load_model_ensemble_and_task([str(path)], overrides)
+    except FileNotFoundError as error:
+        raise SettingsError(
+            f"{path} needs the dictionaries of its training ({error}); give --data DIR, a folder "
+            "with its dict.*.txt."
+        ) from error
+    source = Source(models[0].eval(), task)
+    _check_model(source.model)
+    for side, stack in source.stacks.items():
+        _check_stack(side, stack)
+    return source
+
+
+def _check_model(model: nn.Module) -> None:
+    if isinstance(model, FairseqNATModel):
+        raise SettingsError(
+            f"{type(model).__name__} decodes all tokens at once, which no engine here does; "
+            "allowed: autoregressive models. Serve it by fairseq-generate."
+        )
+
+
+def _check_stack(side: str, stack: nn.Module) -> None:
+    """Refuses parts that are not in the layers of an engine."""
+    plain = (MultiheadAttention, RelativeSelfAttention)
+    flags = {
+        "--adaptive-input or --character-embeddings": type(stack.embed_tokens) is not nn.Embedding,
+        "--quant-noise-pq": stack.quant_noise is not None,
+        "--adaptive-softmax-cutoff": getattr(stack, "adaptive_softmax", None) is not None,
+        "--cross-self-attention": getattr(stack, "cross_self_attention", False),
+    }
+    for layer in layers_of(stack):
+        attention = getattr(layer, "self_attn", None)
+        flags["--base-layers or another kind of layers"] = type(attention) not in plain
+        norms = {"scale-attn": "attn_ln", "scale-fc": "ffn_layernorm", "scale-heads": "c_attn"}
+        for flag, name in {**norms, "scale-resids": "w_resid"}.items():
+            flags[f"--{flag}"] = getattr(layer, name, None) is not None
+        for flag, present in flags.items():
+            if present:
+                raise SettingsError(
+                    f"the {side} was trained with {flag}, which no engine here has; allowed: "
+                    "without. Serve it by fairseq-generate."
+                )
+
+
+# ---- what fairseq makes of sentences -------------------------------------------------------------
+
+
+def encoded(dictionary: Dictionary, line: str) -> torch.Tensor:
+    """``[T]`` indices, EOS last."""
+    return dictionary.encode_line(line, add_if_not_exist=False).long()
+
+
+@torch.no_grad()
+def translate(source: Source, lines: Sequence[str], max_tokens: int) -> list[Hypothesis]:
+    """Translations by fairseq's beam search, in the order of the lines.
+
+    Args:
+        source: A translation model.
+        lines: Segmented as the training data.
+        max_tokens: Length at which EOS is forced: that many tokens and EOS.
+    """
+    model, task = source
+    options = argparse.Namespace(beam=BEAM, min_len=0, max_len_b=max_tokens)
+    generator = task.build_generator([model], options)
+    tokens = [encoded(task.source_dictionary, line) for line in lines]
+    order = sorted(range(len(lines)), key=lambda number: len(tokens[number]))
+    hypotheses: dict[int, Hypothesis] = {}
+    for start in range(0, len(order), _BATCH):
+        numbers = order[start : start + _BATCH]
+        rows = [tokens[number] for number in numbers]
+        inputs = {
+            "src_tokens": collate_tokens(rows, task.source_dictionary.pad(), left_pad=True),
+            "src_lengths": torch.tensor([len(row) for row in rows]),
+        }
+        results = task.inference_step(generator, [model], {"net_input": inputs})
+        for number, (best, *_) in zip(numbers, results, strict=True):
+            words = tuple(task.target_dictionary[index] for index in best["tokens"][:-1])
+            ended = len(words) < max_tokens
+            hypotheses[number] = Hypothesis(words, best["score"].item(), ended)
+    return [hypotheses[number] for number in range(len(lines))]
+
+
+@torch.no_grad()
+def score(source: Source, lines: Sequence[str]) -> list[list[float]]:
+    """Natural log-probabilities of the tokens of each line and of EOS, by a language model that
+    starts with :func:`start_of`."""
+    model, task = source
+    scores = []
+    for line in lines:
+        tokens = encoded(task.source_dictionary, line)
+        start = tokens.new_tensor([task.source_dictionary.index(start_of(source))])
+        logits, _ = model(torch.cat((start, tokens[:-1]))[None])
+        scores.append(logits[0].log_softmax(-1).gather(1, tokens[:, None])[:, 0].tolist())
+    return scores
+
+
+def start_of(source: Source) -> str:
+    """The symbol that a language model begins with, in training and in generation."""
+    symbols = source.task.target_dictionary
+    return symbols[symbols.bos() if source.task.args.add_bos_token else symbols.eos()]
