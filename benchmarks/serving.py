@@ -105,11 +105,11 @@ def add_case(report: Report, setup: Setup, folder: Path, search: Search) -> None
 
 
 def peak_memory(make: Callable, folder: Path, search: Search) -> float:
-    """MiB of a process of its own that imports what `make` needs; see benchmarks.engines.memory."""
+    """MiB of a process of its own, which imports only what `make` needs."""
     name = f"{make.__module__}:{make.__name__}"
-    arguments = [name, str(folder), json.dumps(asdict(search))]
+    program = "import sys; from benchmarks.engines import memory; memory.print_peak(*sys.argv[1:])"
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.engines.memory", *arguments],
+        [sys.executable, "-c", program, name, str(folder), json.dumps(asdict(search))],
         cwd=Path(__file__).parent.parent,
         env={**os.environ, "OMP_NUM_THREADS": str(search.threads)},
         check=True,
