@@ -240,10 +240,10 @@ def coordinate_positions(
 
 
 def _axis(size: int, device: torch.device | str | None) -> Tensor:
-    if size == 1:
-        return torch.zeros(1, dtype=torch.float32, device=device)
-    # symmetric and exact at both ends; torch.linspace would fix the size in torch.export
-    return (2 * torch.arange(size, dtype=torch.float32, device=device) - (size - 1)) / (size - 1)
+    # symmetric and exact at both ends; torch.linspace would fix the size in exported programs, and
+    # so would a branch for a size of 1
+    number = torch.arange(size, dtype=torch.float32, device=device)
+    return (2 * number - (size - 1)) / torch.sym_max(size - 1, 1)
 
 
 def _per_sample(name: str, value: Tensor | float, num_frames: Tensor) -> Tensor | float:

@@ -277,9 +277,12 @@ def _places(
     index = torch.arange(length, device=device) + query_offset - (num_keys - math.prod(patches))
     inside, index = (index >= 0)[:, None], index.clamp(min=0)
     places = []
-    for number, size in enumerate(patches):
-        place = index // math.prod(patches[number + 1 :])
-        places.append(place % size if number else place)
+    for number in range(len(patches)):
+        # no remainder by a size: onnxscript translates that wrongly where the size is symbolic
+        count = math.prod(patches[number + 1 :])
+        place = index // count
+        index = index - place * count
+        places.append(place)
     return places, inside
 
 

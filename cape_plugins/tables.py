@@ -115,7 +115,9 @@ def counted_rows(table: Tensor, positions: Positions) -> Tensor:
 
 def wrapped_rows(table: Tensor, length: int, first: int | Tensor = 0) -> Tensor:
     """``[length, K]``: rows of `table` ``[N, K]`` from `first` on, E(t) = E(t mod N)."""
-    if isinstance(first, int) and first + length <= table.shape[0]:
+    # a program serves all lengths, and an exported one would keep the branch of its sample
+    plain = isinstance(first, int) and not torch.compiler.is_compiling()
+    if plain and first + length <= table.shape[0]:
         return table[first : first + length]
     row = torch.arange(length, device=table.device) + first
     return F.embedding(row % table.shape[0], table)

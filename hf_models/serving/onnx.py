@@ -1,0 +1,230 @@
+"""``cape-plugins export onnx``: models as graphs for ONNX Runtime, which take inputs of any size and
+need neither torch nor this package."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+from torch import Tensor
+from transformers import AutoConfig
+
+import hf_models
+from cape_plugins import PositionEncoder
+from cape_plugins.serving.output import Exported
+from hf_models.convert import LEFT_BEHIND
+from hf_models.feature_extraction import choose_extractor
+from hf_models.loading import clear_errors, load_whole
+from hf_models.serving.onnx_graphs import (
+    Graph,
+    frames_graph,
+    generation_graphs,
+    image_graph,
+    tokens_graph,
+)
+from hf_models.serving.onnx_readme import Described, readme
+
+OPSETS = range(18, 24)
+# Rounding of float32 in sums of thousands of terms and dozens of layers stays below 1e-5 of the
+# largest value; a wrong position moves outputs by more than 1e-3.
+TOLERANCE = 1e-4
+ONE_FILE = 2**30  # bytes of weights; protobuf ends at 2 GiB
+
+
+def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
+    """Writes the graphs of a model, and the files of its tokenizer or feature extractor.
+
+    Args:
+        source: Folder of a model of this package.
+        folder: Empty folder to write into.
+        args: `opset`, and `check`: compare at other sizes than that of the sample, too.
+
+    Raises:
+        ValueError: if the model cannot be exported, or if a graph does not compute the same.
+    """
+    if args.opset not in OPSETS:
+        raise ValueError(
+            f"--opset {args.opset} is not allowed; allowed: {OPSETS[0]} to {OPSETS[-1]}, for which "
+            "torch writes programs that ONNX Runtime takes. Leave it out for 20."
+        )
+    model = load(source)
+    described, lines = [], []
+    for graph in graphs(model):
+        path = folder / f"{graph.name}.onnx"
+        write(graph, path, args.opset)
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        sizes = [graph.sample, *(graph.others if args.check else [])]
+        lines.append(f"{path.name}: {compared(graph, session, sizes)}")
+        described.append(Described(path.name, *map(_described, _puts(session))))
+    _copy_other_files(source, folder)
+    return Exported(readme(model, described, args.opset), "\n".join(lines))
+
+
+def load(source: Path) -> Any:
+    """The model of a folder, in float32 and evaluation mode.
+
+    Raises:
+        ValueError: if it is none of this package, or draws positions in evaluation.
+    """
+    with clear_errors(str(source)):
+        config = AutoConfig.from_pretrained(source)
+        name = (config.architectures or [""])[0]
+        if type(config) not in hf_models.AUTO_CLASSES or name not in hf_models.MODELS:
+            raise ValueError(
+                f"SOURCE {source} holds a {name or config.model_type}, which is no model of this "
+                "package; allowed: those with a position_embedding in config.json. Stock models "
+                "are exported by transformers.exporters.OnnxExporter."
+            )
+        model, _ = load_whole(hf_models.MODELS[name], str(source), attn_implementation="sdpa")
+    for module in model.modules():
+        if isinstance(module, PositionEncoder) and module.config.random_evaluation:
+            raise ValueError(
+                f"SOURCE {source} has random_evaluation=True, and a graph draws no positions; "
+                "allowed: False. Set it in position_embedding of its config.json."
+            )
+    return model.float().eval()
+
+
+def graphs(model: Any) -> list[Graph]:
+    """The graphs of a model, by what it takes and does.
+
+    Raises:
+        ValueError: for a model that none of them fits.
+    """
+    generates = model.can_generate()
+    if generates and model.config.is_encoder_decoder:
+        return generation_graphs(model)
+    if model.main_input_name == "pixel_values":
+        return [image_graph(model)]
+    if generates or model.config.is_encoder_decoder:
+        raise ValueError(
+            f"export onnx has no graph for {type(model).__name__}; allowed: models that classify "
+            "or read images, texts or recordings, and encoders with a decoder that generate. "
+            "transformers.exporters.OnnxExporter exports others."
+        )
+    if model.main_input_name == "input_features":
+        return [frames_graph(model)]
+    return [tokens_graph(model)]
+
+
+def write(graph: Graph, path: Path, opset: int) -> None:
+    """Writes a graph; large weights stand beside it, in a file with ``.data`` at the end.
+
+    Raises:
+        ValueError: if torch cannot export it, with its reason.
+    """
+    axes = [
+        {dim: axis for dim, axis in enumerate(given.axes) if isinstance(axis, str)}
+        for given in graph.inputs.values()
+    ]
+    weights = sum(value.nbytes for value in graph.module.state_dict().values())
+    try:
+        with _quiet():
+            torch.onnx.export(
+                graph.module.eval(),
+                graph.draw(graph.sample),
+                path,
+                dynamo=True,
+                dynamic_shapes=(tuple(axes),),
+                input_names=list(graph.inputs),
+                output_names=graph.outputs,
+                opset_version=opset,
+                external_data=weights > ONE_FILE,
+                verbose=False,
+            )
+    except torch.onnx.OnnxExporterError as error:
+        reason = str(error.__cause__ or error).strip().splitlines()[0]
+        raise ValueError(
+            f"the {graph.name} of {type(graph.module.model).__name__} cannot be exported to ONNX "
+            f"({reason}). Export it for ctranslate2, or with another type of position embedding."
+        ) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch says of its own parts and of modules that it lacks."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def compared(graph: Graph, session: Any, sizes: list[dict[str, int]]) -> str:
+    """How far the graph is from the module at these sizes and with each padding, in words.
+
+    Raises:
+        ValueError: if it differs by more than :data:`TOLERANCE` of the largest value.
+    """
+    largest = 0.0
+    for size in sizes:
+        for padding in graph.paddings:
+            largest = max(largest, _difference(graph, session, size, padding))
+    cases = len(sizes) * len(graph.paddings)
+    return f"differs by at most {largest:.1e} from the model in {cases} batches"
+
+
+def _difference(graph: Graph, session: Any, sizes: dict[str, int], padding: str | None) -> float:
+    """The largest difference of outputs, relative to values above 1."""
+    values = graph.draw(sizes, padding)
+    with torch.no_grad():
+        expected = graph.module(*values)
+    given = {name: value.numpy() for name, value in zip(graph.inputs, values, strict=True)}
+    where = f"{graph.name} at {sizes}, padding {padding}"
+    try:
+        actual = session.run(None, given)
+    except Exception as error:  # onnxruntime has a type for each of its codes
+        raise ValueError(f"ONNX Runtime cannot run the {where}: {error}") from error
+    largest = 0.0
+    for name, ours, theirs in zip(graph.outputs, expected, actual, strict=True):
+        difference = _distance(ours, theirs)
+        if not difference <= TOLERANCE:  # NaN, too
+            raise ValueError(
+                f"the {where}, gives a {name} that differs from that of the model by {difference}; "
+                f"allowed: {TOLERANCE}. Please report this with the config.json; the model itself "
+                "is right."
+            )
+        largest = max(largest, difference)
+    return largest
+
+
+def _distance(ours: Tensor, theirs: np.ndarray) -> float:
+    if tuple(ours.shape) != theirs.shape:
+        return float("inf")
+    if not theirs.size:
+        return 0.0
+    scale = max(1.0, ours.abs().max().item())
+    return float(np.abs(ours.numpy() - theirs).max()) / scale
+
+
+def _puts(session: Any) -> tuple[Any, Any]:
+    return session.get_inputs(), session.get_outputs()
+
+
+def _described(values: Any) -> list[tuple[str, str, list[Any]]]:
+    return [(value.name, value.type, value.shape) for value in values]
+
+
+def _copy_other_files(source: Path, folder: Path) -> None:
+    """Files of a tokenizer or feature extractor, and how to generate; no config.json, by which
+    loading code would look for weights."""
+    ignored = shutil.ignore_patterns(*LEFT_BEHIND)(
+        str(source), [path.name for path in source.iterdir()]
+    )
+    for path in source.iterdir():
+        if path.is_file() and path.name not in ignored:
+            shutil.copy(path, folder)
+    choose_extractor(folder, at_natural_length=False)  # the stock one needs no package

@@ -1,0 +1,346 @@
+"""Parts of a model as graphs with tensors only: inputs with names and axes, caches taken apart.
+
+Legend of axes, by which sizes are named: batch, length (tokens of a source or given now), past
+(tokens in the cache), states (of the encoder that a decoder sees), frames, height, width; numbers
+are sizes that do not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
+
+from hf_models.bos_hint import extend_mask, with_hint
+from hf_models.natural_length import NaturalLengthEncoder
+
+Axes = tuple[str | int, ...]
+LEFT, RIGHT = "left", "right"
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input of a graph.
+
+    Attributes:
+        axes: Name of each axis that may have any size, or its size.
+        draw: Values of a shape, on which a check runs.
+        paddings: Sides on which it marks padding, of a mask; none of other inputs.
+    """
+
+    axes: Axes
+    draw: Callable[[Sequence[int], torch.Generator], Tensor]
+    paddings: tuple[str, ...] = ()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the values."""
+        return self.draw([1] * len(self.axes), torch.Generator()).dtype
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A file to write.
+
+    Attributes:
+        name: Of the file.
+        module: Takes the inputs in their order, and returns a tuple of tensors.
+        inputs: By name.
+        outputs: Names, in the order of what the module returns.
+        sample: Sizes of the axes of the inputs that the module is traced with: at least 2, because
+            torch.export keeps a 1, and none that takes another branch than the rest.
+        others: Sizes for checks, the least ones included.
+    """
+
+    name: str
+    module: nn.Module
+    inputs: dict[str, Input]
+    outputs: list[str]
+    sample: dict[str, int]
+    others: list[dict[str, int]] = field(default_factory=list)
+
+    def draw(self, sizes: dict[str, int], padding: str | None = None) -> tuple[Tensor, ...]:
+        """Inputs with axes of these `sizes`, the same in each call.
+
+        Args:
+            sizes: Of the named axes.
+            padding: Side on which masks mark padding in all samples but the first; None for none.
+        """
+        generator = torch.Generator().manual_seed(sum(sizes.values()))
+        values = []
+        for given in self.inputs.values():
+            shape = [sizes[axis] if isinstance(axis, str) else axis for axis in given.axes]
+            value = given.draw(shape, generator)
+            values.append(_padded(value, padding) if padding in given.paddings else value)
+        return tuple(values)
+
+    @property
+    def paddings(self) -> list[str | None]:
+        """Sides on which inputs may be padded, and None."""
+        return [None, *dict.fromkeys(side for row in self.inputs.values() for side in row.paddings)]
+
+
+def _padded(mask: Tensor, side: str) -> Tensor:
+    """A mask of ones ``[B, T]`` with zeros on a side, more from sample to sample, one left over."""
+    batch, length = mask.shape
+    kept = (length - 2 * torch.arange(batch)).clamp(min=1)[:, None]
+    number = torch.arange(length)
+    return mask * (number < kept if side == RIGHT else number >= length - kept)
+
+
+# ---- inputs --------------------------------------------------------------------------------------
+
+
+def _normal(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    return torch.randn(*shape, generator=generator)
+
+
+def _ones(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    return torch.ones(*shape, dtype=torch.int64)
+
+
+def _numbers(low: int, high: int) -> Callable[[Sequence[int], torch.Generator], Tensor]:
+    return lambda shape, generator: torch.randint(low, high, tuple(shape), generator=generator)
+
+
+def _tokens(count: int) -> Input:
+    return Input(("batch", "length"), _numbers(0, count))
+
+
+def _mask(axis: str, *paddings: str) -> Input:
+    return Input(("batch", axis), _ones, paddings)
+
+
+def _each_layer(count: int, prefix: str, axes: Axes) -> dict[str, Input]:
+    """Keys and values of attention in each layer."""
+    return {
+        f"{prefix}_{layer}_{part}": Input(axes, _normal)
+        for layer in range(count)
+        for part in ("key", "value")
+    }
+
+
+# ---- models of one graph -------------------------------------------------------------------------
+
+
+class _OneGraph(nn.Module):
+    """A model whose outputs are picked by name; of recordings with the lengths of the outputs."""
+
+    def __init__(self, model: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+        super().__init__()
+        self.model, self.inputs, self.outputs = model, tuple(inputs), tuple(outputs)
+
+    def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
+        given = dict(zip(self.inputs, values, strict=True))
+        output = self.model(**given, return_dict=True)
+        states = [getattr(output, name) for name in self.outputs if name != LENGTHS]
+        if LENGTHS in self.outputs:
+            lengths = given["attention_mask"].sum(-1)
+            states.append(self.model._get_feat_extract_output_lengths(lengths))
+        return tuple(states)
+
+
+LENGTHS = "lengths"
+
+
+def image_graph(model: Any) -> Graph:
+    """Images of any height and width."""
+    sizes = getattr(model.config, "vision_config", model.config)
+    patch = sizes.patch_size if isinstance(sizes.patch_size, int) else max(sizes.patch_size)
+    whole = sizes.image_size if isinstance(sizes.image_size, int) else max(sizes.image_size)
+    inputs = {"pixel_values": Input(("batch", sizes.num_channels, "height", "width"), _normal)}
+    other = whole + patch  # not that of a table, which would not be resized
+    return Graph(
+        "model",
+        _OneGraph(model, inputs, outputs := _states(model)),
+        inputs,
+        outputs,
+        {"batch": 2, "height": other, "width": other + patch},
+        [
+            {"batch": batch, "height": height, "width": width}
+            for batch, height, width in (
+                *((1, patch, patch), (3, patch, 3 * patch), (1, 2 * patch, patch)),
+                *((1, whole, whole), (2, whole, 2 * patch), (3, whole + patch, whole - 1)),
+            )
+            if min(height, width) >= patch
+        ],
+    )
+
+
+def _states(model: Any) -> list[str]:
+    """Outputs of a model: scores where it has a head."""
+    head = any(name in ("classifier", "lm_head", "cls", "decoder") for name, _ in _parts(model))
+    return ["logits"] if head else ["last_hidden_state"]
+
+
+def _parts(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    return list(model.named_children())
+
+
+def frames_graph(model: Any) -> Graph:
+    """Recordings of any length, with a score for each class at each position."""
+    config = model.config
+    inputs = {
+        "input_features": Input(("batch", "frames", config.num_mel_bins), _normal),
+        "attention_mask": _mask("frames", RIGHT),
+        "hop_nanoseconds": Input(("batch",), _numbers(5_000_000, 20_000_000)),
+    }
+    states = [*_states(model), LENGTHS]
+    return Graph(
+        "model",
+        _OneGraph(model, inputs, states),
+        inputs,
+        states,
+        {"batch": 2, "frames": 50},
+        [{"batch": batch, "frames": frames} for batch, frames in _SIZES],
+    )
+
+
+_SIZES = ((1, 1), (3, 2), (2, 7), (1, 97), (3, 260))
+
+
+def tokens_graph(model: Any) -> Graph:
+    """Texts of any length, with an output for each token."""
+    count = model.config.vocab_size
+    inputs = {"input_ids": _tokens(count), "attention_mask": _mask("length", LEFT, RIGHT)}
+    if getattr(model.config, "type_vocab_size", 0):
+        types = _numbers(0, model.config.type_vocab_size)
+        inputs["token_type_ids"] = Input(("batch", "length"), types)
+    return Graph(
+        "model",
+        _OneGraph(model, inputs, states := _states(model)),
+        inputs,
+        states,
+        {"batch": 2, "length": 9},
+        [{"batch": batch, "length": length} for batch, length in _SIZES],
+    )
+
+
+# ---- encoder and decoder -------------------------------------------------------------------------
+
+
+class _Encoder(nn.Module):
+    """Keys and values of the decoder's attention to the source: they are the same at each step."""
+
+    def __init__(self, model: Any, inputs: Sequence[str]) -> None:
+        super().__init__()
+        self.model, self.inputs = model, tuple(inputs)
+
+    def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
+        given = dict(zip(self.inputs, values, strict=True))
+        encoder, mask = self.model.get_encoder(), given.get("attention_mask")
+        output = encoder(**given, return_dict=True)
+        if getattr(encoder, "has_hint", False):
+            output, _ = with_hint(output)
+            mask = extend_mask(mask)
+        states = output.last_hidden_state
+        if "attention_mask" in output:
+            mask = output.attention_mask.long()
+        elif mask is None:
+            mask = torch.ones_like(states[..., 0], dtype=torch.int64)
+        elif "input_features" in given:
+            mask = encoder._get_feature_vector_attention_mask(states.shape[1], mask)
+        pairs = []
+        for layer in self.model.get_decoder().layers:
+            attention = layer.encoder_attn
+            for projection in (attention.k_proj, attention.v_proj):
+                heads = projection(states).unflatten(-1, (-1, attention.head_dim))
+                pairs.append(heads.transpose(1, 2))
+        return mask, *pairs
+
+
+class _Decoder(nn.Module):
+    """Scores of the next token after each of those given now, and the cache with them."""
+
+    def __init__(self, model: Any, layers: int) -> None:
+        super().__init__()
+        self.model, self.layers = model, layers
+
+    def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
+        input_ids, mask, *pairs = values
+        cross, past = pairs[: 2 * self.layers], pairs[2 * self.layers :]
+        cache = EncoderDecoderCache(_cache(past), _cache(cross))
+        output = self.model.get_decoder()(
+            input_ids=input_ids,
+            # the keys are known: of the states only the shape is looked at
+            encoder_hidden_states=cross[0].transpose(1, 2).flatten(2),
+            encoder_attention_mask=mask,
+            past_key_values=cache,
+            use_cache=True,
+            return_dict=True,
+        )
+        logits = self.model.get_output_embeddings()(output.last_hidden_state)
+        bias = getattr(self.model, "final_logits_bias", None)
+        logits = logits if bias is None else logits + bias
+        grown = (
+            pair for row in cache.self_attention_cache.layers for pair in (row.keys, row.values)
+        )
+        return logits, *grown
+
+
+def _cache(pairs: Sequence[Tensor]) -> DynamicCache:
+    """A cache that holds keys and values as they are, also where these are empty."""
+    cache = DynamicCache()
+    for keys, values in zip(pairs[::2], pairs[1::2], strict=True):
+        layer = DynamicLayer()
+        layer.lazy_initialization(keys, values)
+        layer.keys, layer.values = keys, values
+        cache.layers.append(layer)
+    return cache
+
+
+def generation_graphs(model: Any) -> list[Graph]:
+    """Encoder and decoder of a model that generates, of texts or recordings."""
+    decoder = model.get_decoder()
+    layers, attention = len(decoder.layers), decoder.layers[0].encoder_attn
+    heads, width = attention.num_heads, attention.head_dim
+    inputs, sample, others = _source_inputs(model)
+    mask = _mask("states", LEFT, RIGHT)
+    cross = _each_layer(layers, "cross", ("batch", heads, "states", width))
+    past = _each_layer(layers, "past", ("batch", heads, "past", width))
+    tokens = {"input_ids": _tokens(model.config.vocab_size), "encoder_attention_mask": mask}
+    steps = ((1, 1, 0, 1), (1, 1, 1, 9), (3, 4, 0, 5), (2, 1, 30, 40), (1, 3, 7, 2))
+    names = ("batch", "length", "past", "states")
+    return [
+        Graph(
+            "encoder",
+            _Encoder(model, inputs),
+            inputs,
+            ["encoder_attention_mask", *cross],
+            sample,
+            others,
+        ),
+        Graph(
+            "decoder",
+            _Decoder(model, layers),
+            {**tokens, **cross, **past},
+            ["logits", *(name.replace("past", "present") for name in past)],
+            dict(zip(names, (2, 3, 5, 7), strict=True)),
+            [dict(zip(names, sizes, strict=True)) for sizes in steps],
+        ),
+    ]
+
+
+def _source_inputs(model: Any) -> tuple[dict[str, Input], dict[str, int], list[dict[str, int]]]:
+    """Inputs of an encoder, sizes to trace it with, and others."""
+    config, encoder = model.config, model.get_encoder()
+    if model.main_input_name == "input_ids":
+        inputs = {
+            "input_ids": _tokens(config.vocab_size),
+            "attention_mask": _mask("length", LEFT, RIGHT),
+        }
+        others = [{"batch": batch, "length": length} for batch, length in _SIZES]
+        return inputs, {"batch": 2, "length": 9}, others
+    bins = getattr(config, "num_mel_bins", None) or config.input_feat_per_channel
+    bins_first = isinstance(encoder, NaturalLengthEncoder)
+    axes = ("batch", bins, "frames") if bins_first else ("batch", "frames", bins)
+    inputs = {"input_features": Input(axes, _normal)}
+    if getattr(config, "at_natural_length", True):
+        inputs["attention_mask"] = _mask("frames", RIGHT)
+    inputs["hop_nanoseconds"] = Input(("batch",), _numbers(5_000_000, 20_000_000))
+    others = [{"batch": batch, "frames": frames} for batch, frames in _SIZES]
+    return inputs, {"batch": 2, "frames": 50}, others
