@@ -89,7 +89,7 @@ def convert(
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
-        _copy_other_files(source, partial)
+        copy_other_files(source, partial)
         choose_extractor(partial, getattr(model.config, "at_natural_length", False))
         model.save_pretrained(partial)
         partial.chmod(0o755)
@@ -293,11 +293,13 @@ def _name_of_table(stock: PreTrainedModel) -> str:
     return next(name for name in stock.state_dict() if name.endswith(names))
 
 
-def _copy_other_files(source: str, target: Path) -> None:
+def copy_other_files(source: str | os.PathLike[str], target: Path) -> None:
+    """Copies the files of a checkpoint that a model does not write: of the tokenizer, of the
+    feature extractor, settings of generation."""
     folder = (
         source
         if os.path.isdir(source)
-        else snapshot_download(source, ignore_patterns=[*LEFT_BEHIND])
+        else snapshot_download(str(source), ignore_patterns=[*LEFT_BEHIND])
     )
     shutil.copytree(
         folder,

@@ -1,0 +1,394 @@
+"""Models of Hugging Face as folders for ctranslate2: ``cape-plugins export ctranslate2 FOLDER``."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ctranslate2
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
+
+import hf_models
+from cape_plugins.serving.ctranslate2_notes import (
+    Hypothesis,
+    compare,
+    read_sentences,
+    readme,
+    search_options,
+    translate,
+    translation_options,
+)
+from cape_plugins.serving.output import Exported
+from hf_models.convert import copy_other_files
+from hf_models.families.whisper import CapeWhisperForConditionalGeneration
+from hf_models.loading import clear_errors, load_whole
+from hf_models.natural_length import NaturalLengthEncoder
+from hf_models.serving.ctranslate2_loaders import TranslationLoader, has_table, refuse_unfit
+from hf_models.serving.ctranslate2_whisper import export_recognition
+from hf_models.text import Generates
+
+_LONGEST = 256  # tokens of a translation in a check, EOS included
+# Settings of generation, and the options of translate_batch that do the same.
+_OPTIONS = {
+    "length_penalty": "length_penalty",
+    "no_repeat_ngram_size": "no_repeat_ngram_size",
+    "repetition_penalty": "repetition_penalty",
+}
+# Settings of generation that no option does.
+_WITHOUT_OPTION = (
+    *("begin_suppress_tokens", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty"),
+    *("exponential_decay_length_penalty", "diversity_penalty", "sequence_bias"),
+)
+
+
+class Translation(NamedTuple):
+    """A model of translation and what belongs to it.
+
+    Attributes:
+        model: In evaluation mode.
+        tokenizer: Its tokenizer.
+    """
+
+    model: PreTrainedModel
+    tokenizer: Any
+
+
+def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
+    """Writes the folder of a model; see :mod:`cape_plugins.serving.command`.
+
+    Raises:
+        ValueError: for models that do not fit, with the reason and the way that works, and if a
+            check finds a difference.
+    """
+    with clear_errors(str(source)):
+        model = _load(source)
+    if isinstance(model.get_encoder(), NaturalLengthEncoder):
+        return export_recognition(model, source, folder, args)
+    sentences = [] if args.check is None else read_sentences(args.check)
+    translation = Translation(model, _tokenizer(source))
+    rows = {"source": args.max_source_tokens, "target": args.max_target_tokens}
+    limits = write_model(translation, folder, rows, args.quantization)
+    copy_other_files(source, folder)
+    size = (folder / "model.bin").stat().st_size / 2**20
+    report = [f"ctranslate2: {_described(model)}, {size:.1f} MiB"]
+    if sentences:
+        report.append(check(translation, folder, sentences, limits, args.quantization))
+    text = _readme(translation, source.resolve().name, folder, limits, args.quantization)
+    return Exported(text, "\n".join(report))
+
+
+def write_model(
+    translation: Translation, folder: Path, rows: dict[str, int], quantization: str | None = None
+) -> dict[str, int | None]:
+    """Writes the model, and leaves it as it is: conversion to int8 writes into its tensors, so that
+    a copy is converted.
+
+    Args:
+        translation: The model and its tokenizer.
+        folder: Empty.
+        rows: Side ("source", "target") to positions of its table.
+        quantization: Precision of the weights; None for that of the model.
+
+    Returns:
+        Rows of each side that the model has; None without a table and a limit.
+    """
+    model, tokenizer = translation
+    sides = {"source": model.get_encoder(), "target": model.get_decoder()}
+    for stack in sides.values():
+        refuse_unfit(stack)
+    loader = TranslationLoader(rows["source"], rows["target"])
+    with torch.no_grad():
+        spec = loader(copy.deepcopy(model).requires_grad_(False), tokenizer)
+    spec.validate()
+    spec.optimize(quantization=quantization)
+    spec.save(str(folder))
+    return {side: rows[side] if has_table(stack) else None for side, stack in sides.items()}
+
+
+def _load(source: Path) -> PreTrainedModel:
+    """The model of a folder, of a class that the engine has.
+
+    Raises:
+        ValueError: naming these classes, and the way for others.
+    """
+    config = AutoConfig.from_pretrained(source)
+    name = (config.architectures or ["model without architecture"])[0]
+    own = hf_models.MODELS.get(name)
+    if own is None:
+        raise ValueError(
+            f"SOURCE {source} holds a {name}, which is no model of this package; allowed: "
+            f"{', '.join(_allowed())}. ct2-transformers-converter of ctranslate2 takes stock "
+            "models."
+        )
+    if name not in _allowed():
+        raise ValueError(
+            f"SOURCE {source} holds a {name}, which ctranslate2 has no engine for, or none that "
+            f"takes its positions; allowed: {', '.join(_allowed())}. Use `cape-plugins export "
+            "onnx` for images and speech; a model that computes what the stock one does becomes "
+            "a stock one by `python -m hf_models.convert SOURCE NEW --stock`, for "
+            "ct2-transformers-converter."
+        )
+    model, new = load_whole(own, str(source))
+    if new:
+        raise ValueError(
+            f"SOURCE {source} lacks weights of its positions, {', '.join(new)}; its config.json is "
+            "of another model. Take both from one model."
+        )
+    return model.eval()
+
+
+def _allowed() -> list[str]:
+    """Names of the classes that are exported."""
+    known = (Generates, CapeWhisperForConditionalGeneration)
+    return sorted(name for name, model in hf_models.MODELS.items() if issubclass(model, known))
+
+
+def _tokenizer(source: Path) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(
+            f"the tokenizer of {source} cannot be loaded ({reason}); the engine needs the names of "
+            "the tokens. Save it there: tokenizer.save_pretrained(SOURCE)."
+        ) from None
+
+
+def _described(model: PreTrainedModel) -> str:
+    config = model.config.position_config
+    return f"{type(model).__name__}, position embedding {config.type}"
+
+
+# ---- what the host does, in the words of the engine ----------------------------------------------
+
+
+def _options(translation: Translation) -> dict[str, Any]:
+    """Options of ``translate_batch`` that follow from the settings of generation."""
+    model, tokenizer = translation
+    generation = model.generation_config
+    options = {}
+    for setting, option in _OPTIONS.items():
+        value = getattr(generation, setting)
+        if value is not None:
+            options[option] = value
+    # one less: the start of the target counts in the setting
+    least = max((generation.min_length or 1) - 1, generation.min_new_tokens or 0)
+    options["min_decoding_length"] = least
+    banned = [words for words in generation.bad_words_ids or [] if len(words) > 1]
+    if banned:
+        options["suppress_sequences"] = [tokenizer.convert_ids_to_tokens(row) for row in banned]
+    return options
+
+
+def _prefix(translation: Translation) -> list[str]:
+    """What every translation begins with: the code of a language."""
+    forced = translation.model.generation_config.forced_bos_token_id
+    return [] if forced is None else [translation.tokenizer.convert_ids_to_tokens(forced)]
+
+
+def check(
+    translation: Translation,
+    folder: Path,
+    sentences: Sequence[str],
+    limits: dict[str, int | None],
+    quantization: str | None = None,
+) -> str:
+    """Translates texts by ``generate`` and by the folder; see
+    :func:`~cape_plugins.serving.ctranslate2_notes.compare`."""
+    model, tokenizer = translation
+    ids = [tokenizer(sentence)["input_ids"] for sentence in sentences]
+    longest = max(map(len, ids)) + model.get_encoder().has_hint
+    if limits["source"] is not None and longest > limits["source"]:
+        raise ValueError(
+            f"--check: a sentence has {longest} tokens, BOS and EOS included, and the table "
+            f"{limits['source']}; give --max-source-tokens {longest} or more, or shorter sentences."
+        )
+    cap = min(limits["target"] or _LONGEST, _LONGEST)
+    translator = ctranslate2.Translator(str(folder), device="cpu")
+    options = _options(translation)
+    prefix = _prefix(translation)
+    if prefix:
+        options["target_prefix"] = [prefix] * len(ids)
+    tokens = [tokenizer.convert_ids_to_tokens(row) for row in ids]
+    by_engine = translate(translator, tokens, cap, tokenizer.eos_token, **options)
+    by_host = translate_by_host(translation, ids, cap)
+    return compare(by_host, by_engine, quantization)
+
+
+@torch.no_grad()
+def translate_by_host(
+    translation: Translation, ids: Sequence[Sequence[int]], max_tokens: int, batch: int = 16
+) -> list[Hypothesis]:
+    """Translations by ``generate``, in the order of the sources.
+
+    Args:
+        translation: The model and its tokenizer.
+        ids: Numbers of the tokens of each source.
+        max_tokens: Longest translation, EOS included.
+        batch: Sources at a time.
+    """
+    model, tokenizer = translation
+    eos = tokenizer.eos_token_id
+    hypotheses = []
+    for first in range(0, len(ids), batch):
+        sources, mask = _padded(ids[first : first + batch], model.config.pad_token_id)
+        output = model.generate(
+            sources,
+            attention_mask=mask,
+            num_beams=search_options(max_tokens)["beam_size"],
+            early_stopping=True,
+            renormalize_logits=True,
+            do_sample=False,
+            max_new_tokens=max_tokens,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        for row, score in zip(output.sequences.tolist(), output.sequences_scores, strict=True):
+            row = row[1:]  # without the start
+            length = row.index(eos) if eos in row else len(row)
+            tokens = tuple(tokenizer.convert_ids_to_tokens(row[:length]))
+            hypotheses.append(Hypothesis(tokens, score.item(), length < max_tokens - 1))
+    return hypotheses
+
+
+def _padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
+    """``[B, S]`` numbers of tokens and their mask."""
+    lengths = torch.tensor([len(row) for row in rows])
+    ids = torch.full((len(rows), int(lengths.max())), pad)
+    for row, numbers in enumerate(rows):
+        ids[row, : len(numbers)] = torch.tensor(numbers)
+    return ids, (torch.arange(ids.shape[1]) < lengths[:, None]).long()
+
+
+# ---- README --------------------------------------------------------------------------------------
+
+_PROGRAM = """
+import sys
+
+import ctranslate2
+{imports}
+
+folder, file = sys.argv[1:]  # this folder; a text, one sentence a line
+translator = ctranslate2.Translator(folder)
+{tokenizer}
+with open(file, encoding="utf-8") as lines:
+    sentences = [{encode} for line in lines]
+results = translator.translate_batch(
+    sentences,
+    max_batch_size=32,
+    {options},
+)
+for result in results:
+    tokens = result.hypotheses[0]{rest}
+    print({decode})
+"""
+
+
+def _program(translation: Translation, folder: Path, limits: dict[str, int | None]) -> str:
+    """A program that translates plain text with the files that stand in the folder."""
+    options = {**search_options(limits["target"] or 1024), **_options(translation)}
+    lines = [f"{name}={value!r}" for name, value in options.items()]
+    prefix = _prefix(translation)
+    if prefix:
+        lines.append(f"target_prefix=[{prefix!r}] * len(sentences)")
+    parts = _with_tokenizers() if (folder / "tokenizer.json").exists() else None
+    parts = parts or _with_sentencepiece(translation.tokenizer, folder)
+    rest = f"[{len(prefix)}:]" if prefix else ""
+    return _PROGRAM.format(**parts, options=",\n    ".join(lines), rest=rest)
+
+
+def _with_tokenizers() -> dict[str, str]:
+    return {
+        "imports": "import tokenizers",
+        "tokenizer": 'tokenizer = tokenizers.Tokenizer.from_file(f"{folder}/tokenizer.json")\n'
+        "tokenizer.no_truncation()",
+        "encode": "tokenizer.encode(line.strip()).tokens",
+        "decode": "tokenizer.decode([tokenizer.token_to_id(token) for token in tokens])",
+    }
+
+
+def _with_sentencepiece(tokenizer: Any, folder: Path) -> dict[str, str]:
+    names = tokenizer.vocab_files_names.values()
+    models = [name for name in names if Path(name).suffix in (".spm", ".model")]
+    models = [name for name in models if (folder / name).exists()]
+    if not models:
+        return {
+            "imports": "",
+            "tokenizer": "# the text consists of tokens with spaces between them",
+            "encode": "line.split()",
+            "decode": '" ".join(tokens)',
+        }
+    before, after = _around(tokenizer)
+    load = "sentencepiece.SentencePieceProcessor"
+    return {
+        "imports": "import sentencepiece",
+        "tokenizer": f'source = {load}(model_file=f"{{folder}}/{models[0]}")\n'
+        f'target = {load}(model_file=f"{{folder}}/{models[-1]}")',
+        "encode": f"{before!r} + source.encode(line.strip(), out_type=str) + {after!r}",
+        "decode": "target.decode(tokens)",
+    }
+
+
+def _around(tokenizer: Any) -> tuple[list[str], list[str]]:
+    """Tokens that the tokenizer puts before and after a text."""
+    empty = tokenizer.build_inputs_with_special_tokens([tokenizer.unk_token_id])
+    place = empty.index(tokenizer.unk_token_id)
+    names = tokenizer.convert_ids_to_tokens
+    return names(empty[:place]), names(empty[place + 1 :])
+
+
+def _readme(
+    translation: Translation,
+    name: str,
+    folder: Path,
+    limits: dict[str, int | None],
+    quantization: str | None,
+) -> str:
+    model, tokenizer = translation
+    generation, encoder = model.generation_config, model.get_encoder()
+    hint = tokenizer.convert_ids_to_tokens(encoder.bos_token)
+    start = generation.decoder_start_token_id
+    conventions = [
+        f"The engine puts `{hint}` before the source, the BOS hint of the model; do not give it."
+        if encoder.has_hint
+        else "The engine puts nothing before the source.",
+        "The caller gives what the tokenizer adds, such as "
+        f"`{tokenizer.eos_token}` at the end, as the program does.",
+        "Nothing starts the target: give the code of its language by `target_prefix`."
+        if start is None
+        else f"The engine starts the target with `{tokenizer.convert_ids_to_tokens(start)}`.",
+        "The files of the tokenizer stand here, too: `AutoTokenizer.from_pretrained(FOLDER)` of "
+        "transformers loads it, without torch.",
+    ]
+    if _prefix(translation):
+        conventions.append(
+            f"Translations begin with `{_prefix(translation)[0]}`, given by `target_prefix`; for "
+            "another language, give its code."
+        )
+    options = translation_options(
+        "`generate(num_beams=5, early_stopping=True, renormalize_logits=True)`; without "
+        "`early_stopping=True` the host searches longer and sometimes finds another translation"
+    )
+    if generation.bad_words_ids or generation.suppress_tokens:
+        options.append(
+            "Tokens that the host never chooses (`bad_words_ids`) have a bias of -10000 in the "
+            "weights, which takes them out before the softmax, as `renormalize_logits=True` does."
+        )
+    options += [
+        f"`{setting}={getattr(generation, setting)}` of the host has no counterpart here."
+        for setting in _WITHOUT_OPTION
+        if getattr(generation, setting, None) not in (None, 0, 0.0, 1.0, [])
+    ]
+    return readme(
+        f"{name}: {_described(model)}",
+        program=_program(translation, folder, limits),
+        conventions=conventions,
+        rows=limits,
+        options=options,
+        quantization=quantization,
+    )

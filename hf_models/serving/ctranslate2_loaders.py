@@ -1,0 +1,199 @@
+"""CTranslate2's own loaders of Hugging Face models, with the positions of this package in the place
+of stock ones: tables, and relative keys in attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from ctranslate2.converters import transformers as stock
+from ctranslate2.specs import attention_spec, model_spec
+from torch import Tensor
+from torch.nn import functional as F
+
+from cape_plugins import token_positions
+from hf_models.natural_length import STRIDE, NaturalLengthEncoder
+from hf_models.speech import Frames, add_positions
+
+# As good as minus infinity before a softmax, and a number in half precision, too.
+NEVER = -1e4
+
+
+class TablesInPlace:
+    """Mixin over a loader of CTranslate2: positions are rows of tables.
+
+    Args:
+        source_rows: Rows of the table of the encoder.
+        target_rows: Rows of that of the decoder.
+    """
+
+    def __init__(self, source_rows: int, target_rows: int) -> None:
+        self.rows = {"encoder": source_rows, "decoder": target_rows}
+
+    def set_encoder(self, spec: Any, encoder: Any) -> None:
+        """See CTranslate2; so are the other methods."""
+        make_room(spec, encoder)
+        super().set_encoder(spec, encoder)
+        spec.position_encodings.encodings = self.table(encoder, "encoder")
+
+    def set_decoder(self, spec: Any, decoder: Any) -> None:
+        make_room(spec, decoder)
+        super().set_decoder(spec, decoder)
+        spec.position_encodings.encodings = self.table(decoder, "decoder")
+
+    def set_position_encodings(self, spec: Any, module: Any) -> None:
+        """Nothing: the module of a switched model adds what is bound to it."""
+
+    def set_attention(self, spec: Any, attention: Any, self_attention: bool = False) -> None:
+        super().set_attention(spec, attention, self_attention)
+        relative = getattr(attention, "relative", None)
+        if relative is not None:
+            spec.relative_position_keys = relative_rows(relative.keys, relative.clip)
+            spec.relative_position_values = model_spec.OPTIONAL
+            if relative.values is not None:
+                values = relative_rows(relative.values, relative.clip)
+                spec.relative_position_values = values
+
+    def table(self, stack: Any, side: str) -> Tensor:
+        """``[rows, C]``, what a stack adds to its content in evaluation; zeros where it adds
+        nothing, because without a table CTranslate2 adds sinusoids of its own."""
+        rows, words = self.rows[side], stack.embed_tokens.weight
+        ids = torch.zeros(1, rows, dtype=torch.long)
+        positions = token_positions(torch.ones(1, rows, dtype=torch.bool))
+        addend = stack.embedding(positions, ids, rows, None)
+        table = words.new_zeros(rows, words.shape[1]) if addend is None else addend[0]
+        return table.to(words.dtype).contiguous()
+
+
+class TranslationLoader(TablesInPlace, stock.BartLoader):
+    """Loader of encoders and decoders of tokens, with norms before or after each block."""
+
+    def get_model_spec(self, model: Any) -> Any:
+        stack = model.get_encoder()
+        model.config.normalize_before = hasattr(stack, "layer_norm")
+        model.config.normalize_embedding = hasattr(stack, "layernorm_embedding")
+        spec = super().get_model_spec(model)
+        spec.decoder.num_heads = np.int16(model.config.decoder_attention_heads)
+        never = banned_tokens(model.generation_config)
+        if never:
+            bias = torch.zeros(model.lm_head.out_features)
+            if getattr(model, "final_logits_bias", None) is not None:
+                bias += model.final_logits_bias.flatten().to(bias)
+            bias[never] += NEVER
+            spec.decoder.projection.bias = bias.to(model.lm_head.weight.dtype)
+        return spec
+
+    def set_config(self, config: Any, model: Any, tokenizer: Any) -> None:
+        encoder, generation = model.get_encoder(), model.generation_config
+        config.bos_token = tokenizer.convert_ids_to_tokens(encoder.bos_token)
+        config.eos_token = tokenizer.eos_token
+        config.unk_token = tokenizer.unk_token
+        config.add_source_bos = encoder.has_hint
+        config.add_source_eos = False  # the tokenizer does, and codes of languages stand around it
+        start = generation.decoder_start_token_id
+        config.decoder_start_token = (
+            None if start is None else tokenizer.convert_ids_to_tokens(start)
+        )
+
+    def get_vocabulary(self, model: Any, tokenizer: Any) -> tuple[list[str], list[str]]:
+        source = vocabulary(tokenizer, model.get_encoder().embed_tokens.num_embeddings)
+        tokenizer._switch_to_target_mode()
+        target = vocabulary(tokenizer, model.get_decoder().embed_tokens.num_embeddings)
+        tokenizer._switch_to_input_mode()
+        return source, target
+
+    def set_vocabulary(self, spec: Any, tokens: tuple[list[str], list[str]]) -> None:
+        source, target = tokens
+        spec.register_source_vocabulary(source)
+        spec.register_target_vocabulary(target)
+
+
+class RecognitionLoader(TablesInPlace, stock.WhisperLoader):
+    """Loader of Whisper, whose table of positions in time may have any length."""
+
+    def table(self, stack: Any, side: str) -> Tensor:
+        if not isinstance(stack, NaturalLengthEncoder):
+            return super().table(stack, side)
+        rows, like = self.rows[side], stack.conv2.weight
+        lengths = torch.tensor([rows])
+        frames = Frames(lengths, stack.config.hop_seconds, None, None)
+        empty = torch.zeros(1, rows, like.shape[0])
+        return add_positions(stack.positions, empty, frames, STRIDE)[0].to(like.dtype).contiguous()
+
+
+def make_room(spec: Any, stack: Any) -> None:
+    """Gives layers with relative positions a place for them; CTranslate2 has them in all layers or
+    in none."""
+    for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):
+        if hasattr(layer.self_attn, "relative"):
+            layer_spec.self_attention = attention_spec.MultiHeadAttentionSpec(
+                self_attention=True, relative_position=True
+            )
+
+
+def relative_rows(table: Tensor, clip: bool) -> Tensor:
+    """``[2 C + 1, d]`` of a table ``[1, 2 C + 1, d]`` that heads share. Distances beyond it take
+    the outermost row, which is one more row of zeros unless the model clips them."""
+    rows = table.detach()[0]
+    return rows.contiguous() if clip else F.pad(rows, (0, 0, 1, 1))
+
+
+def banned_tokens(generation: Any) -> list[int]:
+    """Tokens that generation never chooses."""
+    sequences = generation.bad_words_ids or []
+    single = [sequence[0] for sequence in sequences if len(sequence) == 1]
+    return sorted({*single, *(generation.suppress_tokens or [])})
+
+
+def vocabulary(tokenizer: Any, size: int) -> list[str]:
+    """`size` different tokens by their numbers; some models have more than their tokenizer."""
+    tokens: dict[str, int] = {}
+    for number, token in enumerate(tokenizer.convert_ids_to_tokens(range(size))):
+        unknown = token == tokenizer.unk_token and number != tokenizer.unk_token_id
+        if token is None or unknown or token in tokens:
+            token = f"madeupword{number}"
+        tokens[token] = number
+    return list(tokens)
+
+
+def has_table(stack: Any) -> bool:
+    """Whether positions of a stack are rows of a table, which ends; relative keys do not."""
+    config = stack.positions.config
+    return config.encoding.adds or not config.relative_context
+
+
+def refuse_unfit(stack: Any, content_too: bool = False) -> None:
+    """Raises for positions that neither a table nor relative keys of CTranslate2 can hold.
+
+    Args:
+        stack: Encoder or decoder.
+        content_too: Whether the engine adds a table to the content where layers have relative keys,
+            as it does in the encoder of Whisper.
+
+    Raises:
+        ValueError: naming the option, and the way that works.
+    """
+    config = stack.positions.config
+    remedy = "Serve this model by transformers, or `cape-plugins export onnx`"
+    if config.random_evaluation:
+        raise ValueError(
+            f"random_evaluation={config.random_evaluation} is not allowed for ctranslate2, which "
+            "has the same positions in each call; allowed: False. Load the model with it, measure "
+            f"what that changes, and save it. {remedy}."
+        )
+    relative = getattr(stack.layers[0].self_attn, "relative", None)
+    if relative is None:
+        return
+    if relative.keys.shape[0] > 1:
+        raise ValueError(
+            f"relative_heads={config.relative_heads!r} is not allowed for ctranslate2, whose heads "
+            f"share one table; allowed: 'shared'. Train with it, or: {remedy}."
+        )
+    if config.encoding.adds and not content_too:
+        raise ValueError(
+            f"relative_context={config.relative_context} beside position embedding "
+            f"{config.type!r} is not allowed for ctranslate2, which adds nothing to the content "
+            "where the first layer has relative keys; allowed: one of the two alone. Train so, "
+            f"or: {remedy}."
+        )

@@ -1,0 +1,251 @@
+"""Whisper as a folder for ctranslate2, which faster-whisper loads."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ctranslate2
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AutoFeatureExtractor, AutoTokenizer, PreTrainedModel
+
+from cape_plugins.serving.ctranslate2_notes import readme, refuse_difference
+from cape_plugins.serving.output import Exported
+from cape_plugins.speech.audio import read_audio
+from hf_models.convert import copy_other_files
+from hf_models.natural_length import STRIDE
+from hf_models.serving.ctranslate2_loaders import RecognitionLoader, refuse_unfit
+
+_CHECKED_TOKENS = 64  # at most, of a recording in a check
+_PROMPT = ("<|startoftranscript|>", "<|transcribe|>", "<|notimestamps|>")
+
+
+class Recognition(NamedTuple):
+    """A model of recognition and what belongs to it.
+
+    Attributes:
+        model: In evaluation mode.
+        tokenizer: Its tokenizer.
+    """
+
+    model: PreTrainedModel
+    tokenizer: Any
+
+
+def export_recognition(
+    model: PreTrainedModel, source: Path, folder: Path, args: argparse.Namespace
+) -> Exported:
+    """Writes the folder of a model, with tables at least as long as those of the stock model.
+
+    Raises:
+        ValueError: for positions that do not fit, and if a check finds a difference.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        extractor = AutoFeatureExtractor.from_pretrained(source)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(
+            f"the processor of {source} cannot be loaded ({reason}); the engine needs the names of "
+            "the tokens and the kind of features. Save it there: processor.save_pretrained(SOURCE)."
+        ) from None
+    recognition = Recognition(model, tokenizer)
+    rows = {
+        "source": max(args.max_source_tokens, model.config.max_source_positions),
+        "target": max(args.max_target_tokens, model.config.max_target_positions),
+    }
+    write_recognition(recognition, folder, rows, args.quantization)
+    copy_other_files(source, folder)
+    size = (folder / "model.bin").stat().st_size / 2**20
+    title = f"{type(model).__name__}, position embedding {model.config.position_config.type}"
+    report = [f"ctranslate2: {title}, {size:.1f} MiB"]
+    if args.check is not None:
+        waveform = read_audio(args.check, extractor.sampling_rate)
+        given = extractor(
+            waveform.numpy(), sampling_rate=extractor.sampling_rate, return_tensors="pt"
+        )
+        features = _fitted(given["input_features"], model, rows["source"])
+        report.append(check(recognition, folder, features, args.quantization))
+    text = _readme(recognition, f"{source.resolve().name}: {title}", rows, args.quantization)
+    return Exported(text, "\n".join(report))
+
+
+def write_recognition(
+    recognition: Recognition, folder: Path, rows: dict[str, int], quantization: str | None = None
+) -> None:
+    """Writes the model, and leaves it as it is: conversion to int8 writes into its tensors, so that
+    a copy is converted.
+
+    Args:
+        recognition: The model and its tokenizer.
+        folder: Empty.
+        rows: Side ("source", "target") to positions of its table; of the source, 20 ms each.
+        quantization: Precision of the weights; None for that of the model.
+    """
+    model, tokenizer = recognition
+    refuse_unfit(model.get_encoder(), content_too=True)
+    refuse_unfit(model.get_decoder())
+    loader = RecognitionLoader(rows["source"], rows["target"])
+    with torch.no_grad():
+        spec = loader(copy.deepcopy(model).requires_grad_(False), tokenizer)
+    spec.validate()
+    spec.optimize(quantization=quantization)
+    spec.save(str(folder))
+
+
+def is_centred(model: PreTrainedModel) -> bool:
+    """Whether positions are counted from the middle of a recording, so that the table fits
+    recordings of one length only."""
+    config = model.config.position_config
+    return bool(config.mean_normalize and config.encoding.adds)
+
+
+def _fitted(features: Tensor, model: PreTrainedModel, rows: int) -> Tensor:
+    """Features ``[1, bins, T]`` at a length that the table is for: even, and full where positions
+    are centred."""
+    frames = STRIDE * rows
+    features = features[..., :frames]
+    short = frames - features.shape[-1] if is_centred(model) else features.shape[-1] % STRIDE
+    return F.pad(features, (0, short))
+
+
+@torch.no_grad()
+def check(
+    recognition: Recognition, folder: Path, features: Tensor, quantization: str | None = None
+) -> str:
+    """Encodes a recording and writes its text, token by token, by the model and by the folder.
+
+    Args:
+        recognition: The model and its tokenizer.
+        folder: Written by :func:`write_recognition`.
+        features: ``[1, bins, T]``, T even.
+        quantization: Precision of the weights.
+
+    Raises:
+        ValueError: if states differ by more than rounding, and the weights are as they were.
+    """
+    model, tokenizer = recognition
+    engine = ctranslate2.models.Whisper(str(folder), device="cpu")
+    given = ctranslate2.StorageView.from_array(np.ascontiguousarray(features.numpy()))
+    states = model.get_encoder()(features).last_hidden_state
+    encoded = torch.from_numpy(np.array(engine.encode(given)))
+    largest = (states - encoded).abs().max().item()
+    prompt = prompt_of(recognition)
+    longest = len(prompt) + _CHECKED_TOKENS
+    result = engine.generate(
+        given, [prompt], beam_size=1, max_length=longest, suppress_blank=False, suppress_tokens=[]
+    )
+    (by_engine,) = result[0].sequences_ids
+    by_host = _greedy(model, features, prompt, tokenizer.eos_token_id)
+    same = sum(ours == theirs for ours, theirs in zip(by_host, by_engine, strict=False))
+    report = (
+        f"check: {same} of {len(by_host)} tokens of the recording are the same, states of the "
+        f"encoder differ by at most {largest:.1e}"
+    )
+    refuse_difference(largest, report, quantization)
+    return report
+
+
+def prompt_of(recognition: Recognition) -> list[int]:
+    """Numbers of the tokens before a text without timestamps, of those that the model has."""
+    model, tokenizer = recognition
+    start, *rest = tokenizer.convert_tokens_to_ids(list(_PROMPT))
+    languages = sorted((getattr(model.generation_config, "lang_to_id", None) or {}).values())
+    numbers = [start, *languages[:1], *rest]
+    return [number for number in numbers if number not in (None, tokenizer.unk_token_id)]
+
+
+def _greedy(model: PreTrainedModel, features: Tensor, prompt: list[int], eos: int) -> list[int]:
+    """The most likely token at each step, without EOS, with every token allowed."""
+    ids = torch.tensor([prompt])
+    encoded = model.get_encoder()(features)
+    for _ in range(_CHECKED_TOKENS):
+        logits = model(encoder_outputs=encoded, decoder_input_ids=ids).logits
+        token = logits[:, -1:].argmax(-1)
+        if token.item() == eos:
+            break
+        ids = torch.cat((ids, token), dim=1)
+    return ids[0, len(prompt) :].tolist()
+
+
+# ---- README --------------------------------------------------------------------------------------
+
+_SEGMENTS = """
+import sys
+
+from faster_whisper import WhisperModel
+
+folder, recording = sys.argv[1:]  # this folder; a recording of any format
+model = WhisperModel(folder, device="cpu")
+segments, _ = model.transcribe(recording, {options})
+for segment in segments:
+    print(segment.text.strip())
+"""
+_NATURAL = """
+import sys
+
+import ctranslate2
+from faster_whisper import WhisperModel, decode_audio
+
+folder, recording = sys.argv[1:]  # this folder; a recording of any format
+model = WhisperModel(folder, device="cpu")
+features = model.feature_extractor(decode_audio(recording), padding=0)[None, :, :{frames}]
+features = features[..., : features.shape[-1] // 2 * 2].copy()  # an even number of frames
+given = ctranslate2.StorageView.from_array(features)
+result = model.model.generate(given, [{prompt}], beam_size=5, max_length={length})[0]
+print(model.hf_tokenizer.decode(result.sequences_ids[0]).strip())
+"""
+
+
+def _readme(
+    recognition: Recognition, title: str, rows: dict[str, int], quantization: str | None
+) -> str:
+    model, _ = recognition
+    frames = STRIDE * rows["source"]
+    seconds = frames * model.config.hop_seconds
+    prompt = prompt_of(recognition)
+    natural = model.config.at_natural_length and not is_centred(model)
+    if natural:
+        program = _NATURAL.format(
+            frames=frames, prompt=prompt, length=model.config.max_target_positions
+        )
+    else:
+        options = "beam_size=5, language=None, without_timestamps=True"
+        program = _SEGMENTS.format(options=options)
+    lengths = (
+        f"Positions are centred (`mean_normalize`): the table is for {frames} frames, {seconds:g} "
+        "seconds, and shorter inputs get positions that the model does not give them. Pad them "
+        "with silence, as faster-whisper does with 30 s."
+        if is_centred(model)
+        else f"Inputs have up to {frames} frames, {seconds:g} seconds, and shorter ones are taken "
+        "as they are."
+    )
+    return readme(
+        title,
+        program=program,
+        conventions=[
+            "The caller gives the tokens before a text, such as "
+            f"`{prompt}` ({' '.join(_PROMPT)}, the language behind the first); faster-whisper "
+            "does so by itself. EOS ends the text and is not in the result.",
+            "`tokenizer.json` and `preprocessor_config.json` stand here; faster-whisper reads "
+            "both.",
+        ],
+        rows={"target": rows["target"]},
+        options=[
+            lengths,
+            "An even number of frames gives the states of the host.",
+            "There is no mask: padding changes states. Put recordings of equal length into a "
+            "batch, or give them one by one.",
+            "faster-whisper pads and cuts to segments of 30 s, as stock Whisper does; a model "
+            "trained at natural length has not seen that silence. "
+            "`model.model.generate(features, ...)` takes the frames as they are.",
+            "Greedy and beam search are those of the host; `suppress_tokens=[-1]`, the default, "
+            "are those of its generation_config.",
+        ],
+        quantization=quantization,
+    )
