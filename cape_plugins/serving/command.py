@@ -64,6 +64,12 @@ def add_export_args(parser: argparse.ArgumentParser) -> None:
     stock = engines.add_parser("stock", help=text, description=text)
     _add_paths(stock, SOURCES)
     _add_data(stock)
+    stock.add_argument(
+        "--to",
+        choices=(FAIRSEQ, HUGGING_FACE.replace("_", "-")),
+        help="host of the stock model; a translation model of fairseq can become BART, Blenderbot "
+        "or Marian of Hugging Face, as its layers are (default: the host of SOURCE)",
+    )
     size = stock.add_mutually_exclusive_group()
     size.add_argument(
         "--max-tokens",

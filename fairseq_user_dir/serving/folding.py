@@ -1,0 +1,134 @@
+"""What a model of this package has and a stock one has not, folded into stock parameters: computed
+positions become rows of a learned table, the residual weights of ADMIN become part of the layers
+around them. A folded copy computes the same as the model.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import torch
+from fairseq.modules import LearnedPositionalEmbedding
+from torch import Tensor, nn
+
+from fairseq_user_dir.admin import AdminResidual
+
+SIDES = ("encoder", "decoder")
+
+
+@torch.no_grad()
+def folded(model: nn.Module, source_rows: int, target_rows: int) -> nn.Module:
+    """A copy of a model in evaluation mode that has positions and ADMIN in stock parameters.
+
+    Its stacks have a :class:`~fairseq.modules.LearnedPositionalEmbedding` of `padding_idx` + 1
+    rows of zeros and those of the positions; None stays where the type adds nothing. The BOS hint
+    is still put before the source, and relative attention is as it was.
+
+    Args:
+        model: An encoder-decoder, or a language model, of :mod:`fairseq_user_dir.models`.
+        source_rows: Positions of the encoder, BOS hint and EOS included.
+        target_rows: Positions of the decoder.
+
+    Raises:
+        ValueError: if residual weights cannot be folded.
+    """
+    model = copy.deepcopy(model).eval()
+    for side, rows in zip(SIDES, (source_rows, target_rows), strict=True):
+        if hasattr(model, side):
+            stack = getattr(model, side)
+            stack.embed_positions = position_table(stack, rows)
+            _fold_residuals(stack, side)
+    return model
+
+
+@torch.no_grad()
+def position_table(stack: nn.Module, rows: int) -> LearnedPositionalEmbedding | None:
+    """The first `rows` position embeddings of an encoder or decoder as a stock table; None if it
+    adds none. A learned table of this package begins anew after its last row, and so do these."""
+    seam = stack.embed_positions
+    if seam is None:
+        return None
+    first = stack.padding_idx + 1
+    values = seam(torch.full((1, rows), first))[0]
+    table = LearnedPositionalEmbedding(first + rows, values.shape[1], stack.padding_idx)
+    table.weight.zero_()[first:] = values
+    return table
+
+
+def _fold_residuals(stack: nn.Module, side: str) -> None:
+    """Takes the residual weights of ADMIN out of a post-LN stack.
+
+    LN(f(x) + w x) is a plain sub-layer on w x. What gives x is multiplied by w: the norm before, or
+    the embeddings at the entry. What reads x, apart from the residual connection, is divided by w.
+    """
+    layers = [stack.layers[index] for index in range(len(stack.layers))]
+    if not all(isinstance(getattr(layer, "admin", None), AdminResidual) for layer in layers):
+        return
+    if getattr(stack, "cross_self_attention", False):
+        raise ValueError(
+            f"{side}: the residual weights of ADMIN cannot be folded where self-attention reads "
+            "the encoder as well (--cross-self-attention); allowed: a model without one of them."
+        )
+    before: nn.Module | None = None
+    for index, layer in enumerate(layers):
+        admin = layer.admin
+        sublayers = list(_sublayers(layer))
+        for weight, (opening, readers, norm) in zip(admin.omega, sublayers, strict=True):
+            if not weight.all():
+                raise ValueError(
+                    f"{side}.layers.{index} has a residual weight of ADMIN that is 0, which cannot "
+                    "be folded into the layers around it; allowed: all others. Export another "
+                    "checkpoint of the training."
+                )
+            if before is None:
+                _scale_entry(stack, weight)
+            else:
+                _scale_norm(before, weight)
+            for reader in readers:
+                reader.weight.copy_(reader.weight / weight)
+            before = norm
+            _remove_hooks(opening, admin)
+        del layer.admin, layer.residual_connection  # that of the class remains
+
+
+def _sublayers(layer: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Module], nn.Module]]:
+    """For each sub-layer in order: the module that opens it, those that read its input, and its
+    norm."""
+    attention = layer.self_attn
+    yield (
+        attention,
+        [attention.q_proj, attention.k_proj, attention.v_proj],
+        layer.self_attn_layer_norm,
+    )
+    if getattr(layer, "encoder_attn", None) is not None:
+        # keys and values are read from the encoder, whose last norm has no weight behind it
+        yield layer.encoder_attn, [layer.encoder_attn.q_proj], layer.encoder_attn_layer_norm
+    yield layer.fc1, [layer.fc1], layer.final_layer_norm
+
+
+def _scale_norm(norm: nn.Module, weight: Tensor) -> None:
+    norm.weight.mul_(weight)
+    norm.bias.mul_(weight)
+
+
+def _scale_entry(stack: nn.Module, weight: Tensor) -> None:
+    """Multiplies what enters the first layer."""
+    if stack.layernorm_embedding is not None:
+        _scale_norm(stack.layernorm_embedding, weight)
+        return
+    projection = getattr(stack, "project_in_dim", None)
+    if projection is not None:
+        projection.weight.mul_(weight[:, None])
+    else:
+        # the other side and the output projection may share these vectors, and keep theirs
+        stack.embed_tokens = copy.deepcopy(stack.embed_tokens)
+        stack.embed_tokens.weight.mul_(weight)
+    if stack.embed_positions is not None:
+        stack.embed_positions.weight.mul_(weight)
+
+
+def _remove_hooks(module: nn.Module, admin: AdminResidual) -> None:
+    for key, hook in list(module._forward_pre_hooks.items()):
+        if getattr(getattr(hook, "func", None), "__self__", None) is admin:
+            del module._forward_pre_hooks[key]

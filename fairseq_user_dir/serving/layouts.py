@@ -1,0 +1,316 @@
+"""Folders of Hugging Face for translation models of fairseq, where a stock class has the same
+layers: written as plain weights and JSON, without importing transformers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fairseq.data import Dictionary
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from cape_plugins.serving.output import Exported
+
+WEIGHTS = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the layers of a stock class are like.
+
+    Attributes:
+        model_type: In its configuration.
+        name: Of the class.
+        pre_norm: Whether norms stand before the sub-layers, and one behind the last layer.
+        embedding_norm: Whether there is a norm on the embeddings.
+        first_row: Rows of its table before the first position.
+        note: What a user must know, for the README.
+    """
+
+    model_type: str
+    name: str
+    pre_norm: bool
+    embedding_norm: bool
+    first_row: int = 0
+    note: str = ""
+
+
+# one for each combination of the two norms
+LAYOUTS = (
+    Layout("bart", "BartForConditionalGeneration", False, True, first_row=2),
+    Layout("mbart", "MBartForConditionalGeneration", True, True, first_row=2),
+    Layout("blenderbot", "BlenderbotForConditionalGeneration", True, False),
+    Layout(
+        *("marian", "MarianMTModel", False, False),
+        note="**Never save the model again by `save_pretrained`**: Marian leaves the tables of "
+        "positions out, without a word, and a folder written so has stock sinusoids. Copy this "
+        "folder instead.",
+    ),
+)
+# fairseq's name to that of transformers
+ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_accurate": "gelu_new",
+    "gelu_fast": "gelu_new",
+    "swish": "silu",
+    "tanh": "tanh",
+}
+_SAME = re.compile(
+    r"(encoder|decoder)\.(layers\.\d+\.((self_attn|encoder_attn)\.(q|k|v|out)_proj|fc1|fc2"
+    r"|\w+_layer_norm)|layer_norm|layernorm_embedding)\.(weight|bias)"
+)
+# in the file under other names, or without weights
+_ELSEWHERE = re.compile(
+    r"(encoder|decoder)\.(version|embed_tokens\.weight|embed_positions\.weight)"
+    r"|decoder\.output_projection\.weight"
+)
+
+
+def write_hugging_face(
+    plain: nn.Module, arguments: Mapping[str, Any], words: Dictionary, rows: int, folder: Path
+) -> Exported:
+    """Writes weights, configuration and a tokenizer of segmented text.
+
+    Args:
+        plain: Of :func:`~fairseq_user_dir.serving.folding.folded`, with tables of `rows` rows.
+        arguments: Of the model in fairseq.
+        words: Of both sides.
+        rows: Positions of either side.
+        folder: Empty.
+
+    Raises:
+        ValueError: if no stock class has these layers.
+    """
+    layout = _layout(plain)
+    config = _config(layout, plain, arguments, words, rows)
+    weights = _weights(layout, plain, rows)
+    save_file(weights, folder / WEIGHTS, {"format": "pt"})
+    (folder / WEIGHTS).chmod(0o644)  # safetensors lets nobody else read it
+    hint = plain.position_config.source_bos
+    for name, content in (
+        ("config.json", config),
+        ("generation_config.json", _generation(words, rows)),
+        ("tokenizer.json", _tokenizer(words, hint)),
+        ("tokenizer_config.json", _tokenizer_config(words, rows)),
+    ):
+        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        (folder / name).write_text(text, encoding="utf-8")
+    kind = plain.position_config.type
+    report = f"{WEIGHTS}: {layout.name} of transformers, tables of {rows} positions"
+    return Exported(_readme(layout, kind, rows, hint), report)
+
+
+def _layout(plain: nn.Module) -> Layout:
+    """The stock class whose layers are those of the model."""
+    if not hasattr(plain, "encoder"):
+        _refuse("it is a language model")
+    encoder, decoder = plain.encoder, plain.decoder
+    words = encoder.embed_tokens.weight
+    others = (decoder.embed_tokens.weight, getattr(decoder.output_projection, "weight", None))
+    if any(other is not words for other in others):
+        _refuse(
+            "its embeddings of source, target and output are not one (--share-all-embeddings), or "
+            "ADMIN has scaled them"
+        )
+    stacks = (encoder, decoder)
+    norms = {
+        (stack.layers[0].normalize_before, stack.layernorm_embedding is not None)
+        for stack in stacks
+    }
+    if len(norms) > 1:
+        _refuse("encoder and decoder have their norms in other places")
+    (kind,) = norms
+    layout = next(row for row in LAYOUTS if (row.pre_norm, row.embedding_norm) == kind)
+    if any((stack.layer_norm is not None) != layout.pre_norm for stack in stacks):
+        _refuse("it has no norm behind its last layer (--no-decoder-final-norm)")
+    return layout
+
+
+def _refuse(reason: str) -> None:
+    raise ValueError(
+        f"--to hugging-face has no stock class with these layers: {reason}. Allowed: translation "
+        "models with shared embeddings and plain layers. Leave --to out for a stock checkpoint of "
+        "fairseq, or use `cape-plugins export ctranslate2`."
+    )
+
+
+def _config(
+    layout: Layout, plain: nn.Module, arguments: Mapping[str, Any], words: Dictionary, rows: int
+) -> dict[str, Any]:
+    activation = arguments.get("activation_fn") or "relu"
+    if activation not in ACTIVATIONS:
+        _refuse(f"its activation function is {activation}")
+    width = plain.encoder.embed_tokens.embedding_dim
+    sizes = {}
+    for side in ("encoder", "decoder"):
+        layers = getattr(plain, side).layers
+        sizes |= {
+            f"{side}_layers": len(layers),
+            f"{side}_attention_heads": layers[0].self_attn.num_heads,
+            f"{side}_ffn_dim": layers[0].fc1.out_features,
+        }
+    return {
+        "model_type": layout.model_type,
+        "architectures": [layout.name],
+        "is_encoder_decoder": True,
+        "vocab_size": len(words),
+        "decoder_vocab_size": len(words),
+        "d_model": width,
+        **sizes,
+        "num_hidden_layers": sizes["encoder_layers"],
+        "activation_function": ACTIVATIONS[activation],
+        "scale_embedding": plain.encoder.embed_scale != 1.0,
+        "max_position_embeddings": rows,
+        "dropout": arguments.get("dropout") or 0.0,
+        "attention_dropout": arguments.get("attention_dropout") or 0.0,
+        "activation_dropout": arguments.get("activation_dropout") or 0.0,
+        "tie_word_embeddings": True,
+        "share_encoder_decoder_embeddings": True,
+        "bos_token_id": words.bos(),
+        "pad_token_id": words.pad(),
+        "eos_token_id": words.eos(),
+        "decoder_start_token_id": words.eos(),
+        "forced_eos_token_id": words.eos(),
+        "dtype": "float32",
+    }
+
+
+def _generation(words: Dictionary, rows: int) -> dict[str, Any]:
+    """What fairseq-generate does by default: five beams, at least one word, no padding, EOS at the
+    limit of 200 tokens."""
+    return {
+        "bos_token_id": words.bos(),
+        "pad_token_id": words.pad(),
+        "eos_token_id": words.eos(),
+        "decoder_start_token_id": words.eos(),
+        "forced_eos_token_id": words.eos(),
+        "num_beams": 5,
+        "early_stopping": True,
+        "length_penalty": 1.0,
+        "min_new_tokens": 1,
+        "max_length": min(202, rows + 1),
+        "suppress_tokens": [words.pad()],
+    }
+
+
+def _weights(layout: Layout, plain: nn.Module, rows: int) -> dict[str, Tensor]:
+    """The parameters under the names of transformers."""
+    weights = {"model.shared.weight": plain.encoder.embed_tokens.weight}
+    for name, value in plain.state_dict().items():
+        if _SAME.fullmatch(name):
+            weights[f"model.{name}"] = value
+        elif not _ELSEWHERE.fullmatch(name):
+            _refuse(f"it has the parameter {name}")
+    width = plain.encoder.embed_tokens.embedding_dim
+    for side in ("encoder", "decoder"):
+        table, first = getattr(plain, side).embed_positions, layout.first_row
+        place = plain.encoder.embed_tokens.weight.new_zeros(first + rows, width)
+        if table is not None:
+            place[first:] = table.weight[-rows:]
+        weights[f"model.{side}.embed_positions.weight"] = place
+    # copies: safetensors writes no tensors that share memory
+    return {name: value.detach().float().clone() for name, value in weights.items()}
+
+
+# ---- the tokenizer: segmented text, split at white space, as fairseq splits it -------------------
+
+
+def _tokenizer(words: Dictionary, hint: bool) -> dict[str, Any]:
+    bos, eos, pad = (words[index] for index in (words.bos(), words.eos(), words.pad()))
+    special = {
+        symbol: {"id": symbol, "ids": [words.index(symbol)], "tokens": [symbol]}
+        for symbol in (bos, eos)
+    }
+
+    def token(symbol: str) -> dict[str, Any]:
+        return {"SpecialToken": {"id": symbol, "type_id": 0}}
+
+    single = [
+        *([token(bos)] if hint else []),
+        {"Sequence": {"id": "A", "type_id": 0}},
+        token(eos),
+    ]
+    pair = [*single, {"Sequence": {"id": "B", "type_id": 1}}, token(eos)]
+    kind = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {"id": words.index(symbol), "content": symbol, **kind, "special": True}
+            for symbol in (bos, pad, eos)
+        ],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": single,
+            "pair": pair,
+            "special_tokens": special,
+        },
+        "decoder": None,
+        "model": {
+            "type": "WordLevel",
+            "vocab": {symbol: index for index, symbol in enumerate(words.symbols)},
+            "unk_token": words[words.unk()],
+        },
+    }
+
+
+def _tokenizer_config(words: Dictionary, rows: int) -> dict[str, Any]:
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": words[words.bos()],
+        "eos_token": words[words.eos()],
+        "pad_token": words[words.pad()],
+        "model_max_length": rows,
+        "clean_up_tokenization_spaces": False,
+        "model_input_names": ["input_ids", "attention_mask"],
+    }
+
+
+def _readme(layout: Layout, kind: str, rows: int, hint: bool) -> str:
+    bos = (
+        "**The source begins with `<s>` and ends with `</s>`**: the tokenizer here adds both. Who "
+        "makes ids by other means has to put `<s>` (0) before them: no error tells, translations "
+        "are worse."
+        if hint
+        else "The source ends with `</s>`, which the tokenizer here adds, and begins with its "
+        "first word."
+    )
+    note = f"* {layout.note}\n" if layout.note else ""
+    return f"""# A stock `{layout.name}` of transformers
+
+Trained in fairseq with the position embedding `{kind}`, which is a table in `{WEIGHTS}` here. The \
+tokenizer takes segmented text, as `fairseq-interactive` does, and splits it at white space.
+
+* {bos} The translation begins with `</s>` (`decoder_start_token_id`).
+{note}* Positions: {rows} of the source, `<s>` and `</s>` included, and as many of the target. \
+The tables end there: longer texts are an error (IndexError). With `truncation=True` the tokenizer \
+cuts them instead, without a word.
+* `generation_config.json` holds what `fairseq-generate` does by default: `num_beams=5`, \
+`early_stopping=True`, `length_penalty=1.0`, `min_new_tokens=1`, no padding among the tokens, and \
+`max_length={min(202, rows + 1)}`, at which `</s>` is forced. Longer texts need a larger \
+`max_length`, up to {rows + 1}.
+* Pad on the right, as this tokenizer does: positions are counted from the first column.
+
+The segmented lines of standard input, from this folder:
+
+```python
+import sys
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(".")
+model = AutoModelForSeq2SeqLM.from_pretrained(".")
+inputs = tokenizer([line.strip() for line in sys.stdin], padding=True, return_tensors="pt")
+inputs.pop("token_type_ids", None)
+tokens = model.generate(**inputs)
+print("\\n".join(tokenizer.batch_decode(tokens, skip_special_tokens=True)))
+```
+"""
