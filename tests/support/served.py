@@ -1,0 +1,117 @@
+"""Tiny trained translation models of the Hugging Face families, with their own tokenizers."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import torch
+from sentencepiece import SentencePieceProcessor
+from tokenizers import ByteLevelBPETokenizer
+from transformers import (
+    BartTokenizer,
+    M2M100Tokenizer,
+    MarianTokenizer,
+    MBartTokenizer,
+    PegasusTokenizer,
+)
+
+from recipes.lab.subwords import SentencePiece
+from recipes.mt.number_lists import spell
+from tests.support.hf import FAMILIES
+
+SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # numbers 0 to 3
+FAMILIES_OF_TEXT = ("marian", "m2m_100", "bart", "mbart", "pegasus")
+
+
+def pairs(seed, size, shortest, longest):
+    """English and German lists of numbers."""
+    rng = random.Random(seed)
+    lists = [
+        [rng.randint(0, 99) for _ in range(rng.randint(shortest, longest))] for _ in range(size)
+    ]
+    return [(spell(numbers, "en") + ".", spell(numbers, "de") + ".") for numbers in lists]
+
+
+class Corpus:
+    """Lists of one or two numbers for training, and pieces of them."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.train = pairs(0, 400, 1, 2)
+        self.text = folder / "train.txt"
+        self.text.write_text("\n".join(line for pair in self.train for line in pair), "utf-8")
+        self.spm = folder / "pieces.model"
+        SentencePiece.train([self.text], self.spm, 60)
+        known = SentencePieceProcessor(model_file=str(self.spm))
+        names = map(known.id_to_piece, range(known.get_piece_size()))
+        self.pieces = [name for name in names if name not in SPECIAL]
+
+    def tokenizer(self, family):
+        return getattr(self, f"_{family}")()
+
+    def _vocabulary(self):
+        path = self.folder / "vocabulary.json"
+        tokens = [*SPECIAL, *self.pieces]
+        path.write_text(json.dumps({token: i for i, token in enumerate(tokens)}), "utf-8")
+        return str(path)
+
+    def _marian(self):
+        spm = str(self.spm)
+        return MarianTokenizer(source_spm=spm, target_spm=spm, vocab=self._vocabulary())
+
+    def _m2m_100(self):
+        return M2M100Tokenizer(self._vocabulary(), str(self.spm), src_lang="en", tgt_lang="de")
+
+    def _mbart(self):
+        codes = [("en_XX", 0.0), ("de_DE", 0.0)]
+        ranked = [(piece, -1.0 - i / 10) for i, piece in enumerate(self.pieces)]
+        vocabulary = [*((token, 0.0) for token in SPECIAL), *ranked, *codes]
+        return MBartTokenizer(vocab=vocabulary, src_lang="en_XX", tgt_lang="de_DE")
+
+    def _pegasus(self):
+        ranked = [(piece, -1.0 - i / 10) for i, piece in enumerate(self.pieces)]
+        vocabulary = [*((token, 0.0) for token in SPECIAL), *ranked]
+        return PegasusTokenizer(vocab=vocabulary, offset=2)
+
+    def _bart(self):
+        trained = ByteLevelBPETokenizer()
+        trained.train([str(self.text)], 320, special_tokens=list(SPECIAL), show_progress=False)
+        parts = json.loads(trained.to_str())["model"]
+        merges = [tuple(merge) for merge in parts["merges"]]
+        return BartTokenizer(vocab=parts["vocab"], merges=merges)
+
+
+def build(family, tokenizer, settings, **sizes):
+    """A model for a tokenizer; sentences may be longer than learned tables."""
+    numbers = {name: getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
+    start = numbers["eos"] if family in ("m2m_100", "bart") else numbers["pad"]
+    if family == "mbart":  # a translation starts with the code of its language
+        start = tokenizer.convert_tokens_to_ids("de_DE")
+    special = {f"{name}_token_id": number for name, number in numbers.items()}
+    special |= {"decoder_start_token_id": start, "forced_eos_token_id": None}
+    words = 1 + max(*tokenizer.get_vocab().values(), *tokenizer.convert_tokens_to_ids(["__zu__"]))
+    sizes = {"vocab_size": words, "max_position_embeddings": 40, "init_std": 0.1, **sizes}
+    return FAMILIES[family].build(settings, **{**special, **sizes})
+
+
+def train(model, tokenizer, examples, steps, batch=32, rate=4e-3):
+    """Trains for some seconds."""
+    model.train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = rate * min(1, (step + 1) / 30) * min(1, 4 * (1 - step / steps))
+        rows = [examples[(step * batch + i) % len(examples)] for i in range(batch)]
+        sources, targets = zip(*rows, strict=True)
+        inputs = tokenizer(
+            list(sources), text_target=list(targets), padding=True, return_tensors="pt"
+        )
+        inputs.pop("token_type_ids", None)
+        labels = inputs["labels"]
+        labels[labels == tokenizer.pad_token_id] = -100
+        optimizer.zero_grad()
+        model(**inputs).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return model.eval()
