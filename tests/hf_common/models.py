@@ -196,6 +196,8 @@ class SpeechTest(CapeModelTest, unittest.TestCase):
 
     def setUp(self):
         self.model_tester = SpeechTester(self)
+        if "_pad_left" in self._testMethodName and "no_attn_mask" not in self._testMethodName:
+            self.skipTest("left out: frames are padded on the right, and else refused")
 
     @left_out("frames have no embeddings of tokens")
     def test_inputs_embeds(self):
