@@ -28,7 +28,12 @@ from hf_models.convert import copy_other_files
 from hf_models.families.whisper import CapeWhisperForConditionalGeneration
 from hf_models.loading import clear_errors, load_whole
 from hf_models.natural_length import NaturalLengthEncoder
-from hf_models.serving.ctranslate2_loaders import TranslationLoader, has_table, refuse_unfit
+from hf_models.serving.ctranslate2_loaders import (
+    TranslationLoader,
+    has_table,
+    refuse_unfit,
+    vocabularies,
+)
 from hf_models.serving.ctranslate2_whisper import export_recognition
 from hf_models.text import Generates
 
@@ -56,6 +61,11 @@ class Translation(NamedTuple):
 
     model: PreTrainedModel
     tokenizer: Any
+
+    @property
+    def names(self) -> tuple[list[str], list[str]]:
+        """Tokens of source and target by their numbers."""
+        return vocabularies(self.model, self.tokenizer)
 
 
 def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
@@ -169,8 +179,7 @@ def _described(model: PreTrainedModel) -> str:
 
 def _options(translation: Translation) -> dict[str, Any]:
     """Options of ``translate_batch`` that follow from the settings of generation."""
-    model, tokenizer = translation
-    generation = model.generation_config
+    generation, (_, names) = translation.model.generation_config, translation.names
     options = {}
     for setting, option in _OPTIONS.items():
         value = getattr(generation, setting)
@@ -181,14 +190,14 @@ def _options(translation: Translation) -> dict[str, Any]:
     options["min_decoding_length"] = least
     banned = [words for words in generation.bad_words_ids or [] if len(words) > 1]
     if banned:
-        options["suppress_sequences"] = [tokenizer.convert_ids_to_tokens(row) for row in banned]
+        options["suppress_sequences"] = [[names[i] for i in row] for row in banned]
     return options
 
 
 def _prefix(translation: Translation) -> list[str]:
     """What every translation begins with: the code of a language."""
     forced = translation.model.generation_config.forced_bos_token_id
-    return [] if forced is None else [translation.tokenizer.convert_ids_to_tokens(forced)]
+    return [] if forced is None else [translation.names[1][forced]]
 
 
 def check(
@@ -214,7 +223,8 @@ def check(
     prefix = _prefix(translation)
     if prefix:
         options["target_prefix"] = [prefix] * len(ids)
-    tokens = [tokenizer.convert_ids_to_tokens(row) for row in ids]
+    names, _ = translation.names
+    tokens = [[names[number] for number in row] for row in ids]
     by_engine = translate(translator, tokens, cap, tokenizer.eos_token, **options)
     by_host = translate_by_host(translation, ids, cap)
     return compare(by_host, by_engine, quantization)
@@ -233,7 +243,8 @@ def translate_by_host(
         batch: Sources at a time.
     """
     model, tokenizer = translation
-    eos = tokenizer.eos_token_id
+    _, names = translation.names
+    eos = names.index(tokenizer.eos_token)
     hypotheses = []
     for first in range(0, len(ids), batch):
         sources, mask = _padded(ids[first : first + batch], model.config.pad_token_id)
@@ -251,7 +262,7 @@ def translate_by_host(
         for row, score in zip(output.sequences.tolist(), output.sequences_scores, strict=True):
             row = row[1:]  # without the start
             length = row.index(eos) if eos in row else len(row)
-            tokens = tuple(tokenizer.convert_ids_to_tokens(row[:length]))
+            tokens = tuple(names[number] for number in row[:length])
             hypotheses.append(Hypothesis(tokens, score.item(), length < max_tokens - 1))
     return hypotheses
 
@@ -351,17 +362,18 @@ def _readme(
 ) -> str:
     model, tokenizer = translation
     generation, encoder = model.generation_config, model.get_encoder()
-    hint = tokenizer.convert_ids_to_tokens(encoder.bos_token)
+    sources, targets = translation.names
     start = generation.decoder_start_token_id
     conventions = [
-        f"The engine puts `{hint}` before the source, the BOS hint of the model; do not give it."
+        f"The engine puts `{sources[encoder.bos_token]}` before the source, the BOS hint of the "
+        "model; do not give it."
         if encoder.has_hint
         else "The engine puts nothing before the source.",
         "The caller gives what the tokenizer adds, such as "
         f"`{tokenizer.eos_token}` at the end, as the program does.",
         "Nothing starts the target: give the code of its language by `target_prefix`."
         if start is None
-        else f"The engine starts the target with `{tokenizer.convert_ids_to_tokens(start)}`.",
+        else f"The engine starts the target with `{targets[start]}`.",
         "The files of the tokenizer stand here, too: `AutoTokenizer.from_pretrained(FOLDER)` of "
         "transformers loads it, without torch.",
     ]

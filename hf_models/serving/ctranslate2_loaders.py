@@ -32,12 +32,13 @@ class TablesInPlace:
         self.rows = {"encoder": source_rows, "decoder": target_rows}
 
     def set_encoder(self, spec: Any, encoder: Any) -> None:
-        """See CTranslate2; so are the other methods."""
+        """See CTranslate2."""
         make_room(spec, encoder)
         super().set_encoder(spec, encoder)
         spec.position_encodings.encodings = self.table(encoder, "encoder")
 
     def set_decoder(self, spec: Any, decoder: Any) -> None:
+        """See CTranslate2."""
         make_room(spec, decoder)
         super().set_decoder(spec, decoder)
         spec.position_encodings.encodings = self.table(decoder, "decoder")
@@ -46,6 +47,7 @@ class TablesInPlace:
         """Nothing: the module of a switched model adds what is bound to it."""
 
     def set_attention(self, spec: Any, attention: Any, self_attention: bool = False) -> None:
+        """Sets relative keys and values as well."""
         super().set_attention(spec, attention, self_attention)
         relative = getattr(attention, "relative", None)
         if relative is not None:
@@ -70,6 +72,8 @@ class TranslationLoader(TablesInPlace, stock.BartLoader):
     """Loader of encoders and decoders of tokens, with norms before or after each block."""
 
     def get_model_spec(self, model: Any) -> Any:
+        """See CTranslate2; the model says where norms stand, and not its settings, of which newer
+        ones lack these."""
         stack = model.get_encoder()
         model.config.normalize_before = hasattr(stack, "layer_norm")
         model.config.normalize_embedding = hasattr(stack, "layernorm_embedding")
@@ -85,25 +89,23 @@ class TranslationLoader(TablesInPlace, stock.BartLoader):
         return spec
 
     def set_config(self, config: Any, model: Any, tokenizer: Any) -> None:
+        """Sets what stands before source and target, after the settings of generation."""
         encoder, generation = model.get_encoder(), model.generation_config
-        config.bos_token = tokenizer.convert_ids_to_tokens(encoder.bos_token)
+        sources, targets = vocabularies(model, tokenizer)
+        config.bos_token = sources[encoder.bos_token]
         config.eos_token = tokenizer.eos_token
         config.unk_token = tokenizer.unk_token
         config.add_source_bos = encoder.has_hint
         config.add_source_eos = False  # the tokenizer does, and codes of languages stand around it
         start = generation.decoder_start_token_id
-        config.decoder_start_token = (
-            None if start is None else tokenizer.convert_ids_to_tokens(start)
-        )
+        config.decoder_start_token = None if start is None else targets[start]
 
     def get_vocabulary(self, model: Any, tokenizer: Any) -> tuple[list[str], list[str]]:
-        source = vocabulary(tokenizer, model.get_encoder().embed_tokens.num_embeddings)
-        tokenizer._switch_to_target_mode()
-        target = vocabulary(tokenizer, model.get_decoder().embed_tokens.num_embeddings)
-        tokenizer._switch_to_input_mode()
-        return source, target
+        """Tokens of source and target, which may differ."""
+        return vocabularies(model, tokenizer)
 
     def set_vocabulary(self, spec: Any, tokens: tuple[list[str], list[str]]) -> None:
+        """See CTranslate2."""
         source, target = tokens
         spec.register_source_vocabulary(source)
         spec.register_target_vocabulary(target)
@@ -113,6 +115,7 @@ class RecognitionLoader(TablesInPlace, stock.WhisperLoader):
     """Loader of Whisper, whose table of positions in time may have any length."""
 
     def table(self, stack: Any, side: str) -> Tensor:
+        """``[rows, C]``; positions of the encoder stand in time."""
         if not isinstance(stack, NaturalLengthEncoder):
             return super().table(stack, side)
         rows, like = self.rows[side], stack.conv2.weight
@@ -146,12 +149,31 @@ def banned_tokens(generation: Any) -> list[int]:
     return sorted({*single, *(generation.suppress_tokens or [])})
 
 
-def vocabulary(tokenizer: Any, size: int) -> list[str]:
-    """`size` different tokens by their numbers; some models have more than their tokenizer."""
+def vocabularies(model: Any, tokenizer: Any) -> tuple[list[str], list[str]]:
+    """Tokens of source and target by their numbers."""
+    source = target = tokenizer.get_vocab()
+    if getattr(tokenizer, "separate_vocabs", False):  # of Marian alone
+        target = tokenizer.target_encoder
+    return (
+        _named(tokenizer, source, model.get_encoder().embed_tokens),
+        _named(tokenizer, target, model.get_decoder().embed_tokens),
+    )
+
+
+def _named(tokenizer: Any, known: dict[str, int], words: Any) -> list[str]:
+    """Different names of all rows of a table of words, of which some models have more than their
+    tokenizer, and some tokenizers more than they tell (M2M100: codes of languages)."""
+    names = {number: name for name, number in known.items()}
     tokens: dict[str, int] = {}
-    for number, token in enumerate(tokenizer.convert_ids_to_tokens(range(size))):
-        unknown = token == tokenizer.unk_token and number != tokenizer.unk_token_id
-        if token is None or unknown or token in tokens:
+    for number in range(words.num_embeddings):
+        token = names.get(number)
+        if token is None and number >= len(known):
+            try:
+                token = tokenizer.convert_ids_to_tokens(number)
+            except IndexError:  # Marian
+                token = None
+            token = None if token == tokenizer.unk_token else token
+        if token is None or token in tokens:
             token = f"madeupword{number}"
         tokens[token] = number
     return list(tokens)
@@ -175,12 +197,12 @@ def refuse_unfit(stack: Any, content_too: bool = False) -> None:
         ValueError: naming the option, and the way that works.
     """
     config = stack.positions.config
-    remedy = "Serve this model by transformers, or `cape-plugins export onnx`"
+    remedy = "serve this model by transformers, or by `cape-plugins export onnx`"
     if config.random_evaluation:
         raise ValueError(
             f"random_evaluation={config.random_evaluation} is not allowed for ctranslate2, which "
-            "has the same positions in each call; allowed: False. Load the model with it, measure "
-            f"what that changes, and save it. {remedy}."
+            "has the same positions in each call; allowed: False. Load the model with that and "
+            f"save it, or {remedy}."
         )
     relative = getattr(stack.layers[0].self_attn, "relative", None)
     if relative is None:
@@ -188,12 +210,12 @@ def refuse_unfit(stack: Any, content_too: bool = False) -> None:
     if relative.keys.shape[0] > 1:
         raise ValueError(
             f"relative_heads={config.relative_heads!r} is not allowed for ctranslate2, whose heads "
-            f"share one table; allowed: 'shared'. Train with it, or: {remedy}."
+            f"share one table; allowed: 'shared'. Train with it, or {remedy}."
         )
     if config.encoding.adds and not content_too:
         raise ValueError(
             f"relative_context={config.relative_context} beside position embedding "
             f"{config.type!r} is not allowed for ctranslate2, which adds nothing to the content "
             "where the first layer has relative keys; allowed: one of the two alone. Train so, "
-            f"or: {remedy}."
+            f"or {remedy}."
         )
