@@ -1,5 +1,5 @@
-"""``cape-plugins export onnx``: models as graphs for ONNX Runtime, which take inputs of any size and
-need neither torch nor this package."""
+"""``cape-plugins export onnx``: models as graphs for ONNX Runtime, which take inputs of any size
+and need neither torch nor this package."""
 
 from __future__ import annotations
 
@@ -129,18 +129,19 @@ def write(graph: Graph, path: Path, opset: int) -> None:
     weights = sum(value.nbytes for value in graph.module.state_dict().values())
     try:
         with _quiet():
-            torch.onnx.export(
+            program = torch.onnx.export(
                 graph.module.eval(),
                 graph.draw(graph.sample),
-                path,
                 dynamo=True,
                 dynamic_shapes=(tuple(axes),),
                 input_names=list(graph.inputs),
                 output_names=graph.outputs,
                 opset_version=opset,
-                external_data=weights > ONE_FILE,
                 verbose=False,
             )
+            for part in program.model.graph.all_nodes():
+                part.metadata_props.clear()  # traces of calls, with the paths of this machine
+            program.save(path, external_data=weights > ONE_FILE)
     except torch.onnx.OnnxExporterError as error:
         reason = str(error.__cause__ or error).strip().splitlines()[0]
         raise ValueError(

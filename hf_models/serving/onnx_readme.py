@@ -188,9 +188,8 @@ def _source(model: Any, encoder: Described) -> tuple[str, str]:
         bos = "BOS, which this model reads before the source, is put there by the graph. " * hint
         notes = (
             f"A source ends with EOS ({end}); the tokenizer of this folder adds that, and what "
-            "else the model was trained with. "
-            f"{bos}`attention_mask` is 0 on padding, on whichever side. The program takes numbers of "
-            "tokens and prints those of the target."
+            f"else the model was trained with. {bos}`attention_mask` is 0 on padding, on whichever "
+            "side. The program takes numbers of tokens and prints those of the target."
         )
         lines = f"""
 source = np.array([sys.argv[1:] or [5, 6, 7, {end}]], dtype=np.int64)

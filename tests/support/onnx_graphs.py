@@ -1,0 +1,60 @@
+"""Folders that ``cape-plugins export onnx`` writes, and what their graphs compute."""
+
+import re
+
+import numpy as np
+import onnxruntime
+import torch
+
+from cape_plugins.cli import main
+
+
+def export(model, folder, *options):
+    """Where the graphs of a model are, whose checkpoint stands beside them."""
+    source, out = folder / "checkpoint", folder / "out"
+    model.save_pretrained(source)
+    main(["export", "onnx", str(source), str(out), *options])
+    return out
+
+
+def run(out, name, **given):
+    """Outputs of a graph by name, for tensors."""
+    session = onnxruntime.InferenceSession(out / f"{name}.onnx")
+    values = session.run(None, {key: value.numpy() for key, value in given.items()})
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, map(torch.from_numpy, values), strict=True))
+
+
+def greedy(out, given, prompt, end, steps, never=()):
+    """Tokens behind the prompt, up to `end`, of each sample: with a cache that begins empty."""
+    states = run(out, "encoder", **given)
+    decoder = onnxruntime.InferenceSession(out / "decoder.onnx")
+    states = {name: value.numpy() for name, value in states.items()}
+    past = [put for put in decoder.get_inputs() if put.name.startswith("past")]
+    batch = len(states["encoder_attention_mask"])
+    cache = [np.zeros((batch, put.shape[1], 0, put.shape[3]), np.float32) for put in past]
+    names = [put.name for put in past]
+    new, chosen = np.tile(prompt, (batch, 1)), []
+    for _ in range(steps):
+        inputs = {"input_ids": new, **states, **dict(zip(names, cache, strict=True))}
+        logits, *cache = decoder.run(None, inputs)
+        logits[:, -1, list(never)] = -np.inf
+        new = logits[:, -1].argmax(-1)[:, None]
+        chosen.append(new)
+    return [up_to(row, end) for row in np.concatenate(chosen, 1).tolist()]
+
+
+def up_to(tokens, end):
+    """Tokens up to the first `end`, which belongs to them."""
+    return tokens[: tokens.index(end) + 1] if end in tokens else tokens
+
+
+def program(out):
+    """The program of the README."""
+    return re.search(r"```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)[1]
+
+
+def assert_close(actual, expected, tolerance=1e-5):
+    """Within rounding of values of this size."""
+    scale = max(1.0, expected.abs().max().item())
+    torch.testing.assert_close(actual, expected, atol=tolerance * scale, rtol=0)
