@@ -11,7 +11,6 @@ otherwise than before, until it is fine-tuned, is printed; with --neutral there 
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import sys
@@ -25,10 +24,10 @@ from huggingface_hub import snapshot_download
 from transformers import AutoConfig, PreTrainedModel
 
 import hf_models
-from cape_plugins import PositionConfig, patch_positions
+from cape_plugins import PositionConfig
 from cape_plugins.arguments import TYPE_ARG, Parser, add_position_args, given_settings, in_flags
 from cape_plugins.config import applies, parse_option
-from cape_plugins.families import find_family, setting_of
+from cape_plugins.families import find_family
 from cape_plugins.options import COUNTED
 from cape_plugins.registry import DEFAULT_TYPE, ENCODINGS, ROTARY_TYPES, TYPES, types_of
 from hf_models.counting import count_texts
@@ -36,6 +35,7 @@ from hf_models.export import make_self_contained
 from hf_models.feature_extraction import choose_extractor
 from hf_models.images import PatchEmbeddings
 from hf_models.loading import clear_errors, load_whole
+from hf_models.serving.stock_model import build_stock, fill_table, parts_of
 from hf_models.settings import FIELD
 from hf_models.switching import stock_class
 
@@ -80,7 +80,7 @@ def convert(
         raise ValueError(f"{source}: no such folder; check the path.")
     with clear_errors(source):
         config = AutoConfig.from_pretrained(source)
-        own = _own_class(source, config)
+        own = own_class(source, config)
         if settings is None:
             model = _stock_model(source, own, config)
         else:
@@ -100,7 +100,7 @@ def convert(
     return model
 
 
-def _own_class(source: str, config: Any) -> Any:
+def own_class(source: str, config: Any) -> Any:
     """The class of this package for the class that saved a checkpoint."""
     saved = (config.architectures or [""])[0]
     own = hf_models.MODELS.get(f"Cape{saved.removeprefix('Cape')}")
@@ -256,41 +256,10 @@ def _stock_model(source: str, own: Any, config: Any) -> PreTrainedModel:
             f"{source} cannot become a stock {name}, whose output would differ: "
             f"{'; '.join(changes.values())}. Keep the cape checkpoint."
         )
-    own_fields = vars(own.config_class()).keys() - vars(stock.config_class()).keys()
-    settings = cape.config.to_dict()
-    for field in (*own_fields, "model_type"):
-        settings.pop(field, None)
-    if embeddings is not None and hasattr(cape.config, "use_absolute_position_embeddings"):
-        settings["use_absolute_position_embeddings"] = True
-    model = stock(stock.config_class(**settings)).to(cape.dtype)
-    if cape.can_generate():
-        model.generation_config = cape.generation_config
-    weights = cape.state_dict()
-    if embeddings is not None and embeddings.table is None:
-        name = _name_of_table(model)
-        dim = setting_of(find_family(own.config_class.model_type).sides["encoder"].dim, cape.config)
-        weights[name] = _baked_table(embeddings, dim).view_as(model.state_dict()[name])
-    tables = {k: v for k, v in model.state_dict().items() if "embed_positions" in k}
-    model.load_state_dict({**tables, **weights})
+    model = build_stock(cape, stock)
+    if embeddings is not None:
+        fill_table(model, *parts_of(cape, model))
     return model
-
-
-@torch.no_grad()
-def _baked_table(embeddings: Any, dim: int) -> torch.Tensor:
-    """``[1, special tokens + patches, C]``: the sinusoids at the image size of the
-    configuration."""
-    patches = embeddings.positions(patch_positions(*embeddings.table_size))
-    special, like = len(embeddings.special_tokens), next(embeddings.parameters())
-    rows = special + math.prod(embeddings.table_size)
-    table = torch.zeros(1, rows, dim)
-    if patches is not None:
-        table[:, special:] = patches
-    return table.to(like.dtype)
-
-
-def _name_of_table(stock: PreTrainedModel) -> str:
-    names = ("position_embeddings", "position_embedding.weight")
-    return next(name for name in stock.state_dict() if name.endswith(names))
 
 
 def copy_other_files(source: str | os.PathLike[str], target: Path) -> None:

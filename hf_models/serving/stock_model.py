@@ -1,0 +1,156 @@
+"""Stock models with the weights of models of this package, and what these add to their content in
+the tables of the stock classes."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from cape_plugins import PositionConfig, patch_positions, token_positions
+from cape_plugins.families import find_family
+from hf_models.images import PatchEmbeddings
+from hf_models.modeling import embed_positions
+from hf_models.natural_length import STRIDE, NaturalLengthEncoder
+from hf_models.speech import Frames, add_positions
+from hf_models.switching import LearnedTable
+
+# a learned table in stock classes
+_TABLES = (
+    *("embed_positions.weight", "position_embeddings.weight"),
+    *("position_embeddings", "position_embedding.weight"),
+)
+
+
+class Part(NamedTuple):
+    """A part of a model that encodes positions.
+
+    Attributes:
+        module: Of the model of this package.
+        config: Its settings.
+        stock: Those of the stock model.
+        table: Name of the parameter of the stock model that can hold what is added; None if it has
+            none.
+    """
+
+    module: Any
+    config: PositionConfig
+    stock: PositionConfig
+    table: str | None
+
+
+def build_stock(cape: PreTrainedModel, stock_class: Any) -> PreTrainedModel:
+    """The stock model with the weights of `cape`, its tables those of a new stock model.
+
+    Args:
+        cape: A model of this package.
+        stock_class: The class that it stands for.
+
+    Raises:
+        ValueError: if a weight has another shape in the stock model.
+    """
+    own_fields = vars(type(cape.config)()).keys() - vars(stock_class.config_class()).keys()
+    settings = cape.config.to_dict()
+    for field in (*own_fields, "model_type"):
+        settings.pop(field, None)
+    has_patches = any(isinstance(module, PatchEmbeddings) for module in cape.modules())
+    if has_patches and hasattr(cape.config, "use_absolute_position_embeddings"):
+        settings["use_absolute_position_embeddings"] = True
+    stock = stock_class(stock_class.config_class(**settings)).to(cape.dtype).eval()
+    if cape.can_generate():
+        stock.generation_config = cape.generation_config
+    own, weights = stock.state_dict(), cape.state_dict()
+    for name in weights.keys() & own.keys():
+        if not name.endswith(_TABLES) and own[name].shape != weights[name].shape:
+            raise ValueError(
+                f"the stock class has {name} with shape {tuple(own[name].shape)}, the model "
+                f"{tuple(weights[name].shape)}, which depends on the size of the images; allowed: "
+                "the size of training. Leave --image-size out."
+            )
+    tables = {name: table for name, table in own.items() if name.endswith(_TABLES)}
+    kept = {
+        name: weight
+        for name, weight in weights.items()
+        if ".positions." not in name and (name not in tables or weight.shape == tables[name].shape)
+    }
+    stock.load_state_dict({**tables, **kept})
+    return stock
+
+
+def parts_of(cape: PreTrainedModel, stock: PreTrainedModel) -> list[Part]:
+    """The parts of a model that encode positions."""
+    names, saved = stock.state_dict().keys(), vars(cape.config)
+    family, found_parts = find_family(cape.config.model_type), []
+    for path, module in cape.named_modules():
+        if not hasattr(module, "positions"):
+            continue
+        side = getattr(module, "side", "encoder")
+        row = family.sides[side]
+        of_stock = PositionConfig(family.stock_type(saved, side), row.domain, row.architecture)
+        places = (f"{path}.{end}" for end in _TABLES)
+        table = next((place for place in places if place in names), None)
+        config = cape.config.position_settings(row.field)
+        found_parts.append(Part(module, config, of_stock, table))
+    return found_parts
+
+
+@torch.no_grad()
+def fill_table(stock: PreTrainedModel, part: Part) -> None:
+    """Writes into the stock table what the part adds to its first positions.
+
+    Raises:
+        ValueError: if this depends on the length of the text.
+    """
+    table = stock.get_parameter(part.table)
+    if isinstance(part.module, PatchEmbeddings):
+        rows = _rows_of_patches(part.module, table)
+    elif isinstance(part.module, NaturalLengthEncoder):
+        rows = _rows_of_frames(part.module, table)
+    else:
+        first = getattr(stock.get_submodule(part.table.removesuffix(".weight")), "offset", 0)
+        rows = torch.zeros_like(table)
+        rows[first:] = _rows_of_tokens(part, len(table) - first)
+    table.copy_(rows.view_as(table))
+
+
+def _rows_of_patches(embeddings: PatchEmbeddings, like: Tensor) -> Tensor:
+    """``[special tokens + patches, C]`` at the image size of the configuration."""
+    if embeddings.table is not None:
+        return embeddings.table.detach()
+    rows = torch.zeros_like(like)
+    patches = embeddings.positions(patch_positions(*embeddings.table_size))
+    if patches is not None:
+        rows.view(-1, like.shape[-1])[len(embeddings.special_tokens) :] = patches.to(like.dtype)
+    return rows
+
+
+def _rows_of_frames(encoder: NaturalLengthEncoder, like: Tensor) -> Tensor:
+    """``[T', C]`` of a recording as long as the stock model takes."""
+    content = torch.zeros_like(like)[None]
+    frames = Frames(torch.tensor([len(like)]), encoder.config.hop_seconds, None, None)
+    return add_positions(encoder.positions, content, frames, STRIDE)[0]
+
+
+def _rows_of_tokens(part: Part, rows: int) -> Tensor:
+    """``[T, C]`` of a text of so many tokens."""
+    values = _embed_tokens(part.module, rows)
+    shorter = _embed_tokens(part.module, max(1, rows // 3))
+    if not torch.allclose(values[: len(shorter)], shorter, atol=1e-5):
+        raise ValueError(
+            f"position embedding {part.config.type!r} with these settings has other positions in "
+            "texts of other lengths, or random ones, which no table can hold; allowed: positions "
+            "that are counted from the first token. Keep the cape checkpoint."
+        )
+    return values
+
+
+def _embed_tokens(module: Any, length: int) -> Tensor:
+    positions = token_positions(torch.ones(1, length, dtype=torch.bool))
+    words = getattr(module, "embed_tokens", None) or module.word_embeddings
+    table: nn.Module = getattr(module, "embed_positions", None) or module.position_embeddings
+    if isinstance(table, LearnedTable):
+        return table.look_up(positions, 1)[0]
+    added = embed_positions(module.positions, positions, None, words.weight)
+    return words.weight.new_zeros(length, words.embedding_dim) if added is None else added[0]
