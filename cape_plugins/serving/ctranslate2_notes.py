@@ -6,7 +6,8 @@ Facts about the engine: ctranslate2 4.8.5, tried; see the decisions on serving.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,8 +24,9 @@ class Hypothesis(NamedTuple):
     Attributes:
         tokens: Without EOS.
         score: Mean natural log-probability of the tokens and EOS.
-        ended: Whether EOS came by itself. At the limit of length a host forces EOS, and the engine
-            returns the hypothesis open: these differ, and say nothing about the model.
+        ended: Whether EOS came by itself, and nothing is padding. At the limit of length a host
+            forces EOS, and the engine returns the hypothesis open; no host chooses padding, which
+            the engine may, of a model that is hardly trained. These say nothing about the folder.
     """
 
     tokens: tuple[str, ...]
@@ -69,6 +71,7 @@ def translate(
     sources: Sequence[Sequence[str]],
     max_tokens: int,
     eos: str = "</s>",
+    pad: str = "<blank>",
     **options: Any,
 ) -> list[Hypothesis]:
     """Translations by the engine, in the order of the sources.
@@ -78,6 +81,7 @@ def translate(
         sources: Tokens as the engine wants them.
         max_tokens: See :func:`search_options`.
         eos: End of a translation.
+        pad: Name of padding.
         options: Others of ``translate_batch``, such as a target prefix.
     """
     results = translator.translate_batch(
@@ -91,7 +95,8 @@ def translate(
     for result in results:
         tokens = tuple(result.hypotheses[0])
         ended = tokens[-1:] == (eos,)
-        hypotheses.append(Hypothesis(tokens[:-1] if ended else tokens, result.scores[0], ended))
+        words = tokens[:-1] if ended else tokens
+        hypotheses.append(Hypothesis(words, result.scores[0], ended and pad not in words))
     return hypotheses
 
 
@@ -115,15 +120,23 @@ def compare(
         if ours.ended and theirs.ended
     ]
     same = sum(ours.tokens == theirs.tokens for ours, theirs in pairs)
-    largest = max((abs(ours.score - theirs.score) for ours, theirs in pairs), default=0.0)
+    largest = largest_of(abs(ours.score - theirs.score) for ours, theirs in pairs)
     report = (
         f"check: {same} of {len(pairs)} translations are the same, scores differ by at most "
         f"{largest:.1e}"
     )
     if len(pairs) < len(host):
-        report += f"; {len(host) - len(pairs)} more came to the limit of length, not compared"
+        report += (
+            f"; {len(host) - len(pairs)} more, not compared, came to the limit of length or have "
+            "padding, which the host never chooses"
+        )
     refuse_difference(largest, report, quantization)
     return report
+
+
+def largest_of(differences: Iterable[float]) -> float:
+    """The largest of the numbers, 0 of none; NaN if there is one."""
+    return max(differences, key=lambda value: (math.isnan(value), value), default=0.0)
 
 
 def refuse_difference(largest: float, report: str, quantization: str | None = None) -> None:
@@ -209,11 +222,12 @@ ctranslate2, neither torch nor the package that wrote this folder.
 """
 
 
-def translation_options(host: str) -> list[str]:
+def translation_options(host: str, pad: str = "<blank>") -> list[str]:
     """Sentences of the README on the options of ``translate_batch``.
 
     Args:
         host: How the host translates with the same result.
+        pad: Name of padding.
     """
     return [
         f"`beam_size={BEAM}` and `min_decoding_length=0` give the tokens and scores of {host}.",
@@ -221,6 +235,8 @@ def translation_options(host: str) -> list[str]:
         "word. There the host forces EOS.",
         "`min_decoding_length` is 1 by default: the same translations, scores off by up to 3e-4 "
         "per token, because EOS is taken out before the softmax.",
+        "The host never chooses padding. The engine may, if the model is hardly trained: "
+        f"`suppress_sequences=[['{pad}']]` forbids it, before the softmax.",
         "An empty source gives an empty translation. Attention (`return_attention=True`) is that "
         "of the tokens given, without BOS and EOS.",
     ]

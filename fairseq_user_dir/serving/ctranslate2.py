@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from cape_plugins import RelativePositions
 from cape_plugins.serving.ctranslate2_notes import (
     compare,
+    largest_of,
     read_sentences,
     readme,
     refuse_difference,
@@ -154,14 +155,10 @@ class _Converter(Converter):
     def _translation(self) -> transformer_spec.TransformerSpec:
         model, task = self.source
         encoder = transformer_spec.TransformerEncoderSpec(**_sizes(model.encoder))
-        # what attention is handed out: that of the layer by which transformer_align was trained
-        layer = getattr(model, "alignment_layer", -1)
-        shift = len(model.decoder.layers) - model.decoder.num_layers if layer >= 0 else 0
         decoder = transformer_spec.TransformerDecoderSpec(
             **_sizes(model.decoder),
             **_projections(model.decoder),
-            alignment_layer=layer + shift,
-            alignment_heads=getattr(model, "alignment_heads", 0),
+            **_alignment(model),
         )
         spec = transformer_spec.TransformerSpec(encoder, decoder)
         stock.set_transformer_encoder(spec.encoder, model.encoder)
@@ -218,6 +215,19 @@ def _projections(decoder: nn.Module) -> dict[str, bool]:
             "Serve the model by fairseq-generate."
         )
     return {"project_in_out": present.pop()}
+
+
+def _alignment(model: nn.Module) -> dict[str, int]:
+    """The attention that is handed out: of the layer by which transformer_align was trained, else
+    the mean of all heads of the last."""
+    layer, heads = getattr(model, "alignment_layer", -1), getattr(model, "alignment_heads", 0)
+    trained = model.decoder.num_layers  # without an identity put before them
+    if not 0 <= layer < trained:  # the engine would read memory that is not its own
+        return {"alignment_layer": -1, "alignment_heads": 0}
+    return {
+        "alignment_layer": layer + len(model.decoder.layers) - trained,
+        "alignment_heads": heads,
+    }
 
 
 def _finish(spec: Any, stack: nn.Module, limit: int | None) -> None:
@@ -302,7 +312,7 @@ def check_scores(
     _check_length("target", max(map(len, texts)) - 1, limits)
     generator = ctranslate2.Generator(str(folder), device="cpu")
     results = generator.score_batch(texts, max_batch_size=32, max_input_length=0)
-    largest = max(
+    largest = largest_of(
         abs(ours - theirs)
         for result, scores in zip(results, score(source, sentences), strict=True)
         for ours, theirs in zip(scores, result.log_probs, strict=True)
@@ -354,7 +364,7 @@ with open(file, encoding="utf-8") as lines:
     beginnings = [["{start}", *line.split()] for line in lines]
 results = generator.generate_batch(beginnings, max_batch_size=32, max_length={length})
 for result in results:
-    print(" ".join(result.sequences[0][1:]))
+    print(" ".join(result.sequences[0]))
 """
 _TOKENS = (
     "A text is segmented as the training data were before fairseq-preprocess (words, BPE or "
@@ -407,7 +417,8 @@ def _language_model_readme(
         ],
         rows=limits,
         options=[
-            "`max_length` counts the beginning, too, and is 512 by default.",
+            "The result has the beginning, without its first token; `max_length` counts it, is 512 "
+            "by default and leaves longer texts open, without a word.",
             "`generator.score_batch(texts, max_input_length=0)` gives the natural "
             "log-probabilities of fairseq-eval-lm, of all tokens but the first. Its default, 1024, "
             "cuts longer texts without a word.",

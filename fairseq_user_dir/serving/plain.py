@@ -115,5 +115,5 @@ def put_identity_first(stack: nn.Module) -> None:
     layer.fc1 = nn.Linear(layer.embed_dim, _IDENTITY_WIDTH)
     layer.fc2 = nn.Linear(_IDENTITY_WIDTH, layer.embed_dim)
     for name, parameter in layer.named_parameters():
-        parameter.fill_(float("norm.weight" in name))
+        parameter.requires_grad_(False).fill_(float("norm.weight" in name))
     stack.layers.insert(0, layer)

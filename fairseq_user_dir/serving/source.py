@@ -27,7 +27,7 @@ from fairseq_user_dir.serving.plain import layers_of
 
 # Tasks that give a model its sentences as they are, with EOS; others add languages or masks.
 TASKS = ("translation", "language_modeling")
-_BATCH = 32
+_BATCH = 100
 
 
 class Source(NamedTuple):

@@ -81,14 +81,30 @@ def write_corpus(folder: Path) -> Path:
     return folder
 
 
-def save_fairseq(corpus: Path, path: Path, *flags: object, seed: int = 1) -> Path:
-    """A checkpoint as fairseq writes it, of the architecture and with the `flags` given."""
+def save_fairseq(
+    corpus: Path, path: Path, *flags: object, seed: int = 1, shared: bool = True
+) -> Path:
+    """A checkpoint as fairseq writes it, of the architecture and with the `flags` given; encoder,
+    decoder and projection share one embedding, if `shared`."""
     words = [f"--{side}-{name}={value}" for side in ("encoder", "decoder")
              for name, value in SIZES.items()]  # fmt: skip
     arch = [] if "--arch" in flags else ["--arch", "cape_transformer"]
-    argv = [str(corpus / "binary"), *arch, *words, "--share-all-embeddings", *map(str, flags)]
+    argv = [*arch, *words, *(["--share-all-embeddings"] if shared else []), *map(str, flags)]
     argv += ["--source-lang", "en", "--target-lang", "de", "--max-tokens", "100"]
-    parser = options.get_training_parser("translation")
+    return _save("translation", [str(corpus / "binary"), *argv], path, seed)
+
+
+def save_language_model(data: Path, path: Path, *flags: object, seed: int = 1) -> Path:
+    """The same of a language model with the dictionary in `data`."""
+    words = [f"--decoder-{name}={value}" for name, value in SIZES.items()]
+    argv = [str(data), "--arch", "cape_transformer_lm", *words, *map(str, flags)]
+    argv += ["--tokens-per-sample", "64", "--max-tokens", "100"]
+    return _save("language_modeling", argv, path, seed)
+
+
+def _save(task: str, argv: list[str], path: Path, seed: int) -> Path:
+    parser = options.get_training_parser(task)
+    argv = [*argv, "--task", task]
     cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, argv))
     torch.manual_seed(seed)
     model = tasks.setup_task(cfg.task).build_model(cfg.model)

@@ -1,0 +1,11 @@
+"""Models that several files of these tests serve."""
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory):
+    """Translation models of fairseq, made when they are asked for."""
+    from tests.support.served_fairseq import ServedModels
+
+    return ServedModels(tmp_path_factory.mktemp("served"))

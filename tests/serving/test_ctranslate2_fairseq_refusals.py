@@ -1,0 +1,150 @@
+"""What of fairseq is not served by ctranslate2: refused with the reason, and nothing is written."""
+
+import pytest
+import torch
+
+from cape_plugins.cli import main
+from tests.support.fairseq_models import load
+from tests.support.served_fairseq import TYPE_FLAGS, write_dictionaries
+from tests.support.translation_models import save_fairseq, save_language_model
+
+pytest.importorskip("ctranslate2")
+from fairseq_user_dir.serving import ctranslate2 as exporter
+
+CAPE, RELPOS = TYPE_FLAGS["cape"], TYPE_FLAGS["relpos"]
+PRE_LN = ("--encoder-normalize-before", "--decoder-normalize-before")
+
+
+def refusal(capsys, checkpoint, out, *more):
+    """The one line that the command prints."""
+    with pytest.raises(SystemExit, match="2"):
+        main(["export", "ctranslate2", str(checkpoint), str(out), *map(str, more)])
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: ")
+    assert [path.name for path in out.parent.iterdir() if "out" in path.name] == []
+    return error
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ((*RELPOS, "--position-relative-heads", "separate"), "--position-relative-heads separate"),
+        ((*CAPE, "--position-relative-context", 3), "beside --position-embedding cape"),
+        ((*CAPE, "--arch", "transformer"), "is a stock model (transformer)"),
+        ((*CAPE, "--quant-noise-pq", "0.1"), "--quant-noise-pq"),
+        ((*CAPE, "--activation-fn", "tanh"), "--activation-fn tanh is not in ctranslate2"),
+        ((*CAPE, *PRE_LN, "--decoder-output-dim", "16"), "--decoder-output-dim differ"),
+    ],
+)
+def test_parts_that_the_engine_does_not_have(flags, told, models, tmp_path, capsys):
+    checkpoint = tmp_path / "model.pt"
+    shared = "--decoder-output-dim" not in flags
+    if "transformer" in flags:
+        flags = ("--arch", "transformer")
+    save_fairseq(models.data, checkpoint, *flags, shared=shared)
+    assert told in refusal(capsys, checkpoint, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (
+            ("--criterion", "adaptive_loss", "--adaptive-softmax-cutoff", "8"),
+            "--adaptive-softmax-cutoff",
+        ),
+        *(((flag,), flag) for flag in ("--scale-attn", "--scale-fc", "--scale-heads")),
+        (("--scale-resids",), "--scale-resids"),
+    ],
+)
+def test_parts_of_language_models_that_the_engine_does_not_have(
+    flags, told, models, tmp_path, capsys
+):
+    checkpoint = save_language_model(
+        models.lm_data, tmp_path / "lm.pt", *TYPE_FLAGS["sinpos"], *flags
+    )
+    assert f"trained with {told}" in refusal(capsys, checkpoint, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("arch", "task", "told"),
+    [
+        ("cape_s2t_transformer_s", "speech_to_text", "no front end of it"),
+        ("cape_ctc_transformer", "cape_asr", "export that"),
+        ("cape_transformer", "multilingual_translation", "in the task multilingual_translation"),
+        ("cape_bart_base", "denoising", "in the task denoising"),
+    ],
+)
+def test_other_models_and_tasks(arch, task, told, tmp_path, capsys):
+    cfg = {"model": {"arch": arch, "_name": arch}, "task": {"_name": task}}
+    checkpoint = tmp_path / "model.pt"
+    torch.save({"cfg": cfg, "model": {}}, checkpoint)
+    assert told in refusal(capsys, checkpoint, tmp_path / "out")
+
+
+def test_models_that_decode_all_tokens_at_once(models, tmp_path, capsys):
+    flags = ("--arch", "cape_nonautoregressive_transformer", *TYPE_FLAGS["sinpos"])
+    checkpoint = save_fairseq(models.data, tmp_path / "nat.pt", *flags, shared=False)
+    assert "all tokens at once" in refusal(capsys, checkpoint, tmp_path / "out")
+
+
+def test_weight_of_admin_that_is_zero(models, tmp_path, capsys):
+    checkpoint = models.save("zero", "post-LN", *CAPE, admin=True)
+    state = torch.load(checkpoint, weights_only=True)
+    state["model"]["decoder.layers.1.admin.omega.1"][3] = 0.0
+    torch.save(state, checkpoint)
+    assert "a residual weight of ADMIN is 0" in refusal(capsys, checkpoint, tmp_path / "out")
+
+
+def test_dictionaries_are_needed_and_are_those_of_the_training(models, tmp_path, capsys):
+    checkpoint, out = tmp_path / "model.pt", tmp_path / "out"
+    save_fairseq(models.data, checkpoint, *CAPE)
+    state = torch.load(checkpoint, weights_only=True)
+    _, task = load(checkpoint, models.data / "binary")
+    state["task_state"] = task.state_dict()
+    torch.save(state, checkpoint)
+    assert "give --data DIR" in refusal(capsys, checkpoint, out, "--data", tmp_path)
+    others = write_dictionaries(tmp_path / "others", "x", "x") / "binary"
+    assert "other units" in refusal(capsys, checkpoint, out, "--data", others)
+    main(["export", "ctranslate2", str(checkpoint), str(out)])  # where they were in training
+
+
+def test_damaged_checkpoint(tmp_path, capsys):
+    checkpoint = tmp_path / "model.pt"
+    checkpoint.write_bytes(b"no checkpoint")
+    assert "cannot be read" in refusal(capsys, checkpoint, tmp_path / "out")
+
+
+def test_sentences_to_check_fit_the_table(models, tmp_path, capsys):
+    checkpoint = save_fairseq(models.data, tmp_path / "model.pt", *CAPE)
+    text = tmp_path / "text"
+    text.write_text("w1 w2\nw1 w2 w3 w4\n", encoding="utf-8")
+    more = ("--check", text, "--max-source-tokens", 5)
+    assert "a sentence has 6 tokens" in refusal(capsys, checkpoint, tmp_path / "out", *more)
+    more = ("--check", tmp_path / "missing")
+    assert "cannot be read" in refusal(capsys, checkpoint, tmp_path / "out", *more)
+
+
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+def test_folder_that_computes_something_else(side, models, tmp_path, capsys, monkeypatch):
+    right = exporter.tabulate
+
+    def wrong(stack, rows):
+        right(stack, rows)
+        if side in type(stack).__name__.lower():
+            stack.embed_positions.weights = stack.embed_positions.weights.roll(1, 0)
+
+    monkeypatch.setattr(exporter, "tabulate", wrong)
+    checkpoint = models.save("shifted", "post-LN", *CAPE)
+    more = ("--check", models.text, "--max-target-tokens", 48)
+    error = refusal(capsys, checkpoint, tmp_path / "out", *more)
+    assert "computes something else than the model" in error
+    # what is rounded cannot be told from what is wrong: it is reported
+    main(["export", "ctranslate2", str(checkpoint), str(tmp_path / "out"), *map(str, more),
+          "--quantization", "int8"])  # fmt: skip
+
+
+def test_language_model_that_computes_something_else(models, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(exporter, "start_of", lambda source: "w1")
+    checkpoint = save_language_model(models.lm_data, tmp_path / "lm.pt", *TYPE_FLAGS["sinpos"])
+    error = refusal(capsys, checkpoint, tmp_path / "out", "--check", models.text)
+    assert "computes something else than the model" in error
