@@ -24,7 +24,6 @@ from cape_plugins.serving.ctranslate2_notes import (
     translation_options,
 )
 from cape_plugins.serving.output import Exported
-from hf_models.convert import copy_other_files
 from hf_models.families.whisper import CapeWhisperForConditionalGeneration
 from hf_models.loading import clear_errors, load_whole
 from hf_models.natural_length import NaturalLengthEncoder
@@ -33,6 +32,7 @@ from hf_models.serving.ctranslate2_loaders import (
     has_table,
     refuse_unfit,
     vocabularies,
+    write_tokenizer,
 )
 from hf_models.serving.ctranslate2_whisper import export_recognition
 from hf_models.text import Generates
@@ -83,7 +83,7 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
     translation = Translation(model, _tokenizer(source))
     rows = {"source": args.max_source_tokens, "target": args.max_target_tokens}
     limits = write_model(translation, folder, rows, args.quantization)
-    copy_other_files(source, folder)
+    write_tokenizer(source, folder, translation.tokenizer)
     size = (folder / "model.bin").stat().st_size / 2**20
     report = [f"ctranslate2: {_described(model)}, {size:.1f} MiB"]
     if sentences:

@@ -3,6 +3,7 @@ of stock ones: tables, and relative keys in attention."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cape_plugins import token_positions
+from hf_models.convert import copy_other_files
 from hf_models.natural_length import STRIDE, NaturalLengthEncoder
 from hf_models.speech import Frames, add_positions
 
@@ -177,6 +179,15 @@ def _named(tokenizer: Any, known: dict[str, int], words: Any) -> list[str]:
             token = f"madeupword{number}"
         tokens[token] = number
     return list(tokens)
+
+
+def write_tokenizer(source: Path, folder: Path, tokenizer: Any) -> None:
+    """Copies the files of the tokenizer and of generation; ``tokenizer.json``, which programs
+    without transformers read, is written where a fast tokenizer has been saved without."""
+    copy_other_files(source, folder)
+    path = folder / "tokenizer.json"
+    if tokenizer.is_fast and not path.exists():
+        tokenizer.backend_tokenizer.save(str(path))
 
 
 def has_table(stack: Any) -> bool:

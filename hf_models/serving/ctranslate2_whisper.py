@@ -17,9 +17,12 @@ from transformers import AutoFeatureExtractor, AutoTokenizer, PreTrainedModel
 from cape_plugins.serving.ctranslate2_notes import readme, refuse_difference
 from cape_plugins.serving.output import Exported
 from cape_plugins.speech.audio import read_audio
-from hf_models.convert import copy_other_files
 from hf_models.natural_length import STRIDE
-from hf_models.serving.ctranslate2_loaders import RecognitionLoader, refuse_unfit
+from hf_models.serving.ctranslate2_loaders import (
+    RecognitionLoader,
+    refuse_unfit,
+    write_tokenizer,
+)
 
 _CHECKED_TOKENS = 64  # at most, of a recording in a check
 _PROMPT = ("<|startoftranscript|>", "<|transcribe|>", "<|notimestamps|>")
@@ -60,7 +63,8 @@ def export_recognition(
         "target": max(args.max_target_tokens, model.config.max_target_positions),
     }
     write_recognition(recognition, folder, rows, args.quantization)
-    copy_other_files(source, folder)
+    write_tokenizer(source, folder, tokenizer)
+    extractor.save_pretrained(folder)  # preprocessor_config.json, newer processors have another
     size = (folder / "model.bin").stat().st_size / 2**20
     title = f"{type(model).__name__}, position embedding {model.config.position_config.type}"
     report = [f"ctranslate2: {title}, {size:.1f} MiB"]
@@ -182,7 +186,7 @@ from faster_whisper import WhisperModel
 
 folder, recording = sys.argv[1:]  # this folder; a recording of any format
 model = WhisperModel(folder, device="cpu")
-segments, _ = model.transcribe(recording, {options})
+segments, _ = model.transcribe(recording, beam_size=5, without_timestamps=True)
 for segment in segments:
     print(segment.text.strip())
 """
@@ -194,8 +198,9 @@ from faster_whisper import WhisperModel, decode_audio
 
 folder, recording = sys.argv[1:]  # this folder; a recording of any format
 model = WhisperModel(folder, device="cpu")
-features = model.feature_extractor(decode_audio(recording), padding=0)[None, :, :{frames}]
-features = features[..., : features.shape[-1] // 2 * 2].copy()  # an even number of frames
+audio = decode_audio(recording)
+frames = min(len(audio) // 320 * 2, {frames})  # of 10 ms, an even number
+features = model.feature_extractor(audio, padding=400)[None, :, :frames].copy()
 given = ctranslate2.StorageView.from_array(features)
 result = model.model.generate(given, [{prompt}], beam_size=5, max_length={length})[0]
 print(model.hf_tokenizer.decode(result.sequences_ids[0]).strip())
@@ -215,8 +220,7 @@ def _readme(
             frames=frames, prompt=prompt, length=model.config.max_target_positions
         )
     else:
-        options = "beam_size=5, language=None, without_timestamps=True"
-        program = _SEGMENTS.format(options=options)
+        program = _SEGMENTS
     lengths = (
         f"Positions are centred (`mean_normalize`): the table is for {frames} frames, {seconds:g} "
         "seconds, and shorter inputs get positions that the model does not give them. Pad them "

@@ -1,0 +1,230 @@
+"""Whisper as a folder for CTranslate2: the same states and texts, at natural length, by
+faster-whisper and by the engine alone."""
+
+import re
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from transformers import AutoProcessor
+
+import hf_models
+from cape_plugins.cli import main
+from hf_models.convert import convert
+from tests.support.engines import engine_python, run_program
+from tests.support.whisper import save_with_processor
+
+ctranslate2 = pytest.importorskip("ctranslate2")
+faster_whisper = pytest.importorskip("faster_whisper")
+
+from hf_models.serving import ctranslate2_whisper as exporter  # noqa: E402
+
+TEXTS = ("a cat", "no dogs at all", "seven", "it rains", "good night", "who is there")
+ROWS = 2000  # positions of 20 ms, beyond the 30 s of the stock model
+NATURAL = {
+    "cape": {"type": "cape", "mean_normalize": False},
+    "sinpos": {"type": "sinpos"},
+    "nopos": {"type": "nopos"},
+    "abspos": {"type": "abspos"},
+    "relpos": {"type": "relpos", "relative_context": 4, "relative_beyond": "zero"},
+    "cape+relative": {
+        "type": "cape",
+        "mean_normalize": False,
+        "relative_context": 3,
+        "relative_values": True,
+    },
+}
+
+
+def recording(number):
+    """Noise, a second or less."""
+    samples = np.random.default_rng(number).standard_normal(9600 + 960 * number)
+    return (0.1 * samples).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory):
+    place = tmp_path_factory.mktemp("whisper") / "stock"
+    save_with_processor(place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def trained(stock):
+    """A cape_whisper at natural length that knows six recordings by heart."""
+    place = stock.parent / "trained"
+    model = convert(str(stock), place, NATURAL["cape"])
+    processor = AutoProcessor.from_pretrained(place)
+    inputs = processor.feature_extractor(
+        [recording(number) for number in range(len(TEXTS))],
+        sampling_rate=16000,
+        return_tensors="pt",
+    )
+    labels = processor.tokenizer(list(TEXTS), padding=True, return_tensors="pt").input_ids
+    text = labels[:, 1:]  # the model puts the first token before it
+    # the last pad is the EOS of the shorter texts
+    ends = text.eq(processor.tokenizer.pad_token_id).cumsum(1).gt(1)
+    optimizer = torch.optim.Adam(model.train().parameters(), lr=3e-3)
+    for _ in range(150):
+        optimizer.zero_grad()
+        model(**inputs, labels=text.masked_fill(ends, -100)).loss.backward()
+        optimizer.step()
+    model.eval().save_pretrained(place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def exported(trained):
+    return export(trained, trained.parent / "out", "--max-source-tokens", ROWS)
+
+
+def export(source, out, *options):
+    assert main(["export", "ctranslate2", str(source), str(out), *map(str, options)]) in (0, None)
+    return out
+
+
+def with_positions(stock, folder, settings):
+    torch.manual_seed(1)
+    convert(str(stock), folder, settings)
+    model = hf_models.CapeWhisperForConditionalGeneration.from_pretrained(folder).eval()
+    return exporter.Recognition(model, AutoProcessor.from_pretrained(folder).tokenizer)
+
+
+def view(features):
+    return ctranslate2.StorageView.from_array(np.ascontiguousarray(features.numpy()))
+
+
+def noise(frames):
+    return torch.randn(1, 80, frames, generator=torch.Generator().manual_seed(frames))
+
+
+def states(recognition, features):
+    with torch.no_grad():
+        return recognition.model.get_encoder()(features).last_hidden_state
+
+
+@pytest.mark.parametrize("name", NATURAL)
+def test_states_are_those_of_the_model_at_natural_length(name, stock, tmp_path):
+    recognition = with_positions(stock, tmp_path / "model", NATURAL[name])
+    out = export(tmp_path / "model", tmp_path / "out", "--max-source-tokens", ROWS)
+    engine = ctranslate2.models.Whisper(str(out))
+    for frames in (2, 130, 2 * ROWS):
+        encoded = torch.from_numpy(np.array(engine.encode(view(noise(frames)))))
+        difference = (states(recognition, noise(frames)) - encoded).abs().max()
+        assert encoded.shape[1] == frames // 2
+        assert difference < 1e-5, frames
+    with pytest.raises(ValueError, match="Invalid input features shape|position"):
+        engine.encode(view(noise(2 * ROWS + 2)))
+
+
+def test_texts_are_those_of_generate(trained, exported):
+    processor = AutoProcessor.from_pretrained(trained)
+    model = hf_models.CapeWhisperForConditionalGeneration.from_pretrained(trained).eval()
+    engine = ctranslate2.models.Whisper(str(exported))
+    prompt = exporter.prompt_of(exporter.Recognition(model, processor.tokenizer))
+    for number, text in enumerate(TEXTS):
+        inputs = processor.feature_extractor(
+            recording(number), sampling_rate=16000, return_tensors="pt"
+        )
+        ids = model.generate(
+            **inputs, language="en", task="transcribe", num_beams=5, early_stopping=True
+        )
+        frames = inputs["input_features"].shape[-1]
+        assert frames % 2 == 0
+        (result,) = engine.generate(
+            view(inputs["input_features"]), [prompt], beam_size=5, suppress_blank=False
+        )
+        read = processor.tokenizer.decode(ids[0], skip_special_tokens=True)
+        assert processor.tokenizer.decode(result.sequences_ids[0]) == read
+        assert read.strip() == text
+
+
+@pytest.mark.slow
+def test_the_program_of_the_readme_runs_with_the_engine_alone(trained, exported, run_cli, tmp_path):
+    out = tmp_path / "out"
+    run_cli("python", "-m", "cape_plugins", "export", "ctranslate2", trained, out, fresh=True)
+    python = engine_python(tmp_path / "python", "faster-whisper")
+    program = re.search(r"```python\n(.*?)```", (out / "README.md").read_text("utf-8"), re.S)
+    for number in (1, 4):
+        soundfile.write(tmp_path / "recording.wav", recording(number), 16000)
+        told = run_program(python, program[1], out, tmp_path / "recording.wav")
+        assert told.strip() == TEXTS[number]
+
+
+def test_faster_whisper_transcribes_what_the_model_would(stock, tmp_path):
+    """Padded to 30 s, for which the table of centred positions is."""
+    recognition = with_positions(stock, tmp_path / "model", {"type": "cape"})
+    out = export(tmp_path / "model", tmp_path / "out")
+    readme = (out / "README.md").read_text("utf-8")
+    assert "Positions are centred" in readme
+    assert "model.transcribe(recording" in readme
+    model = faster_whisper.WhisperModel(str(out), device="cpu")
+    audio = recording(3)
+    options = {"beam_size": 1, "temperature": 0, "without_timestamps": True, "max_new_tokens": 20}
+    free = {"suppress_tokens": [], "suppress_blank": False, "no_speech_threshold": None}
+    segments, _ = model.transcribe(audio, **options, **free)
+    (segment,) = segments
+    features = torch.from_numpy(model.feature_extractor(audio)[None, :, :-1])
+    padded = torch.nn.functional.pad(features, (0, 3000 - features.shape[-1]))
+    tokenizer = recognition.tokenizer
+    prompt = tokenizer.convert_tokens_to_ids(["<|startoftranscript|>", "<|notimestamps|>"])
+    with torch.no_grad():
+        expected = exporter._greedy(recognition.model, padded, prompt, tokenizer.eos_token_id)
+    assert segment.tokens[:20] == expected[:20]
+    encoded = torch.from_numpy(np.array(model.model.encode(view(padded))))
+    assert (states(recognition, padded) - encoded).abs().max() < 1e-5
+
+
+def test_check_reads_a_recording(trained, tmp_path, capsys, monkeypatch):
+    soundfile.write(tmp_path / "recording.wav", recording(1), 16000)
+    check = ("--check", tmp_path / "recording.wav")
+    export(trained, tmp_path / "out", *check)
+    report = re.search(r"check: (\d+) of (\d+) tokens of the recording", capsys.readouterr().out)
+    assert report[1] == report[2] == str(len(TEXTS[1]))
+    table = exporter.RecognitionLoader.table
+    monkeypatch.setattr(
+        exporter.RecognitionLoader, "table", lambda *arguments: table(*arguments).roll(1, dims=0)
+    )
+    with pytest.raises(SystemExit, match="2"):
+        main(["export", "ctranslate2", str(trained), str(tmp_path / "other"), *map(str, check)])
+    assert "has not been written" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
+
+
+def test_conversion_to_int8_leaves_the_model_as_it_was(trained, tmp_path):
+    model = hf_models.CapeWhisperForConditionalGeneration.from_pretrained(trained).eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    recognition = exporter.Recognition(model, AutoProcessor.from_pretrained(trained).tokenizer)
+    exporter.write_recognition(recognition, tmp_path, {"source": 50, "target": 50}, "int8")
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"type": "randpos", "random_evaluation": True}, "the same positions in each call"),
+        (
+            {"type": "relpos", "relative_context": 2, "relative_heads": "separate"},
+            "whose heads share one table",
+        ),
+    ],
+)
+def test_positions_that_do_not_fit_are_refused(settings, told, stock, tmp_path, capsys):
+    with_positions(stock, tmp_path / "model", settings)
+    with pytest.raises(SystemExit, match="2"):
+        main(["export", "ctranslate2", str(tmp_path / "model"), str(tmp_path / "out")])
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_classifiers_and_models_without_processor_are_refused(trained, tmp_path, capsys):
+    model = hf_models.CapeWhisperForConditionalGeneration.from_pretrained(trained)
+    model.save_pretrained(tmp_path / "bare")
+    classifier = hf_models.CapeWhisperForAudioClassification.from_pretrained(trained)
+    classifier.save_pretrained(tmp_path / "classifier")
+    for name, told in (("bare", "processor.save_pretrained"), ("classifier", "export onnx")):
+        with pytest.raises(SystemExit, match="2"):
+            main(["export", "ctranslate2", str(tmp_path / name), str(tmp_path / "out")])
+        assert told in capsys.readouterr().err
