@@ -31,11 +31,7 @@ from tests.support.whisper import (
     MASK,
     RAGGED,
     encoder_sizes,
-<<<<<<< HEAD
-    save_stock,
-=======
     save_with_processor,
->>>>>>> ct2hf
     switched,
 )
 
@@ -44,14 +40,10 @@ from tests.support.whisper import (
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-<<<<<<< HEAD
-    return save_stock(tmp_path_factory.mktemp("whisper") / "stock")
-=======
     """A stock checkpoint with its processor, which writes letters."""
     place = tmp_path_factory.mktemp("whisper") / "stock"
     save_with_processor(place)
     return place
->>>>>>> ct2hf
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ from tests.support.engines import engine_python, run_program
 from tests.support.fairseq_models import EOS, PAD, encode, load
 from tests.support.hf import VIT
 from tests.support.translation_models import SIZES, save_fairseq
-from tests.support.whisper import save_stock
+from tests.support.whisper import save_with_processor
 
 ENGINES = ("ctranslate2", "faster_whisper", "onnxruntime")
 for _engine in ENGINES:
@@ -73,7 +73,8 @@ def place(tmp_path_factory):
     (folder / "test.en").write_text("\n".join(lines) + "\n", encoding="utf-8")
     save_marian(corpus, folder / "marian")
     save_vit(folder / "vit")
-    convert(str(save_stock(folder / "whisper-stock")), folder / "whisper", {"type": "sinpos"})
+    save_with_processor(folder / "whisper-stock")
+    convert(str(folder / "whisper-stock"), folder / "whisper", {"type": "sinpos"})
     rng = np.random.default_rng(0)
     Image.fromarray(rng.integers(256, size=(40, 56, 3), dtype=np.uint8)).save(folder / "image.png")
     soundfile.write(folder / "recording.wav", 0.1 * rng.standard_normal(16000), 16000)

@@ -57,41 +57,6 @@ def make_stock(model=WhisperForConditionalGeneration, **changes):
     return built
 
 
-def save_stock(place):
-    """A stock checkpoint with its processor, which writes letters."""
-    alphabet = sorted(ByteLevel.alphabet())
-    special = ["<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|de|>", "<|translate|>"]
-    special += ["<|transcribe|>", "<|startoflm|>", "<|startofprev|>", "<|nospeech|>"]
-    special += ["<|notimestamps|>"]
-    stamps = [f"<|{i * 0.02:.2f}|>" for i in range(1501)]
-    ids = {token: i for i, token in enumerate([*alphabet, *special, *stamps])}
-    tokenizer = WhisperTokenizer(vocab=ids, merges=[], language="english", task="transcribe")
-    tokenizer.pad_token = special[0]
-    tokenizer.add_tokens(special, special_tokens=True)
-    tokenizer.add_tokens([AddedToken(stamp) for stamp in stamps])
-    WhisperProcessor(WhisperFeatureExtractor(), tokenizer).save_pretrained(place)
-    end = ids["<|endoftext|>"]
-    model = make_stock(
-        vocab_size=len(ids),
-        num_mel_bins=80,
-        max_source_positions=1500,
-        max_target_positions=448,
-        pad_token_id=end,
-        bos_token_id=end,
-        eos_token_id=end,
-        decoder_start_token_id=ids["<|startoftranscript|>"],
-    )
-    generation = model.generation_config
-    generation._from_model_config = False
-    generation.no_timestamps_token_id = ids["<|notimestamps|>"]
-    generation.lang_to_id = {name: ids[name] for name in ("<|en|>", "<|de|>")}
-    generation.task_to_id = {name: ids[f"<|{name}|>"] for name in ("transcribe", "translate")}
-    generation.prev_sot_token_id = ids["<|startofprev|>"]
-    generation.max_length = 448
-    model.save_pretrained(place)
-    return place
-
-
 def switched(settings="cape", decoder=None, model=WhisperForConditionalGeneration, **changes):
     fields = {"decoder_position_embedding": {"type": decoder}} if decoder else {}
     names = ("natural_length", "hop_seconds")
