@@ -26,6 +26,7 @@ from hf_models.feature_extraction import choose_extractor
 from hf_models.loading import clear_errors, load_whole
 from hf_models.serving.onnx_graphs import (
     Graph,
+    draw,
     frames_graph,
     generation_graphs,
     image_graph,
@@ -131,7 +132,7 @@ def write(graph: Graph, path: Path, opset: int) -> None:
         with _quiet():
             program = torch.onnx.export(
                 graph.module.eval(),
-                graph.draw(graph.sample),
+                draw(graph.inputs, graph.sample),
                 dynamo=True,
                 dynamic_shapes=(tuple(axes),),
                 input_names=list(graph.inputs),
@@ -146,7 +147,8 @@ def write(graph: Graph, path: Path, opset: int) -> None:
         reason = str(error.__cause__ or error).strip().splitlines()[0]
         raise ValueError(
             f"the {graph.name} of {type(graph.module.model).__name__} cannot be exported to ONNX "
-            f"({reason}). Export it for ctranslate2, or with another type of position embedding."
+            f"({reason}). Try another type of position embedding; transformers.exporters have more "
+            "ways to export a model."
         ) from error
 
 
@@ -180,7 +182,7 @@ def compared(graph: Graph, session: Any, sizes: list[dict[str, int]]) -> str:
 
 def _difference(graph: Graph, session: Any, sizes: dict[str, int], padding: str | None) -> float:
     """The largest difference of outputs, relative to values above 1."""
-    values = graph.draw(sizes, padding)
+    values = draw(graph.inputs, sizes, padding)
     with torch.no_grad():
         expected = graph.module(*values)
     given = {name: value.numpy() for name, value in zip(graph.inputs, values, strict=True)}

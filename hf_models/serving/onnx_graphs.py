@@ -36,11 +36,6 @@ class Input:
     draw: Callable[[Sequence[int], torch.Generator], Tensor]
     paddings: tuple[str, ...] = ()
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the values."""
-        return self.draw([1] * len(self.axes), torch.Generator()).dtype
-
 
 @dataclass(frozen=True)
 class Graph:
@@ -63,25 +58,29 @@ class Graph:
     sample: dict[str, int]
     others: list[dict[str, int]] = field(default_factory=list)
 
-    def draw(self, sizes: dict[str, int], padding: str | None = None) -> tuple[Tensor, ...]:
-        """Inputs with axes of these `sizes`, the same in each call.
-
-        Args:
-            sizes: Of the named axes.
-            padding: Side on which masks mark padding in all samples but the first; None for none.
-        """
-        generator = torch.Generator().manual_seed(sum(sizes.values()))
-        values = []
-        for given in self.inputs.values():
-            shape = [sizes[axis] if isinstance(axis, str) else axis for axis in given.axes]
-            value = given.draw(shape, generator)
-            values.append(_padded(value, padding) if padding in given.paddings else value)
-        return tuple(values)
-
     @property
     def paddings(self) -> list[str | None]:
         """Sides on which inputs may be padded, and None."""
         return [None, *dict.fromkeys(side for row in self.inputs.values() for side in row.paddings)]
+
+
+def draw(
+    inputs: dict[str, Input], sizes: dict[str, int], padding: str | None = None
+) -> tuple[Tensor, ...]:
+    """Values for inputs with axes of these `sizes`, the same in each call.
+
+    Args:
+        inputs: Of a graph.
+        sizes: Of the named axes.
+        padding: Side on which masks mark padding in all samples but the first; None for none.
+    """
+    generator = torch.Generator().manual_seed(sum(sizes.values()))
+    values = []
+    for given in inputs.values():
+        shape = [sizes[axis] if isinstance(axis, str) else axis for axis in given.axes]
+        value = given.draw(shape, generator)
+        values.append(_padded(value, padding) if padding in given.paddings else value)
+    return tuple(values)
 
 
 def _padded(mask: Tensor, side: str) -> Tensor:
@@ -126,9 +125,12 @@ def _each_layer(count: int, prefix: str, axes: Axes) -> dict[str, Input]:
 
 # ---- models of one graph -------------------------------------------------------------------------
 
+LENGTHS = "lengths"  # outputs of each recording that are no padding
+_SIZES = ((1, 1), (3, 2), (2, 7), (1, 97), (3, 260))
+
 
 class _OneGraph(nn.Module):
-    """A model whose outputs are picked by name; of recordings with the lengths of the outputs."""
+    """A model whose outputs are picked by name."""
 
     def __init__(self, model: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         super().__init__()
@@ -136,88 +138,81 @@ class _OneGraph(nn.Module):
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
         given = dict(zip(self.inputs, values, strict=True))
-        output = self.model(**given, return_dict=True)
-        states = [getattr(output, name) for name in self.outputs if name != LENGTHS]
+        output = dict(self.model(**given, return_dict=True))
         if LENGTHS in self.outputs:
             lengths = given["attention_mask"].sum(-1)
-            states.append(self.model._get_feat_extract_output_lengths(lengths))
-        return tuple(states)
+            output[LENGTHS] = self.model._get_feat_extract_output_lengths(lengths)
+        return tuple(output[name] for name in self.outputs)
 
 
-LENGTHS = "lengths"
+def _one_graph(
+    model: Any, inputs: dict[str, Input], sample: dict[str, int], others: list[dict[str, int]]
+) -> Graph:
+    """A graph of a whole model, with all tensors that it returns."""
+    values = draw(inputs, sample)
+    with torch.no_grad():
+        output = model(**dict(zip(inputs, values, strict=True)), return_dict=True)
+    outputs = [name for name, value in output.items() if isinstance(value, Tensor)]
+    if not outputs:
+        raise ValueError(
+            f"export onnx has no graph for {type(model).__name__}, which returns tuples of tensors "
+            "alone; allowed: models that return scores or states. transformers.exporters have "
+            "more ways to export a model."
+        )
+    if "hop_nanoseconds" in inputs:
+        outputs.append(LENGTHS)
+    return Graph("model", _OneGraph(model, inputs, outputs), inputs, outputs, sample, others)
 
 
 def image_graph(model: Any) -> Graph:
-    """Images of any height and width."""
+    """Images of any height and width.
+
+    Raises:
+        ValueError: for a model with the relative biases of stock models.
+    """
+    for name in ("use_relative_position_bias", "use_shared_relative_position_bias"):
+        if getattr(model.config, name, False):
+            raise ValueError(
+                f"{name}=True is not allowed for export onnx; allowed: False, because transformers "
+                "computes these biases in a way that an exporter fixes to sizes of images. Train "
+                "without them; relative_context of position_embedding gives relative positions."
+            )
     sizes = getattr(model.config, "vision_config", model.config)
-    patch = sizes.patch_size if isinstance(sizes.patch_size, int) else max(sizes.patch_size)
-    whole = sizes.image_size if isinstance(sizes.image_size, int) else max(sizes.image_size)
+    patch, whole = (
+        size if isinstance(size, int) else max(size)
+        for size in (sizes.patch_size, sizes.image_size)
+    )
     inputs = {"pixel_values": Input(("batch", sizes.num_channels, "height", "width"), _normal)}
     other = whole + patch  # not that of a table, which would not be resized
-    return Graph(
-        "model",
-        _OneGraph(model, inputs, outputs := _states(model)),
-        inputs,
-        outputs,
-        {"batch": 2, "height": other, "width": other + patch},
-        [
-            {"batch": batch, "height": height, "width": width}
-            for batch, height, width in (
-                *((1, patch, patch), (3, patch, 3 * patch), (1, 2 * patch, patch)),
-                *((1, whole, whole), (2, whole, 2 * patch), (3, whole + patch, whole - 1)),
-            )
-            if min(height, width) >= patch
-        ],
+    shapes = (
+        *((1, patch, patch), (3, patch, 3 * patch), (1, 2 * patch, patch)),
+        *((1, whole, whole), (2, whole, 2 * patch), (3, whole + patch, whole + 2 * patch - 1)),
     )
-
-
-def _states(model: Any) -> list[str]:
-    """Outputs of a model: scores where it has a head."""
-    head = any(name in ("classifier", "lm_head", "cls", "decoder") for name, _ in _parts(model))
-    return ["logits"] if head else ["last_hidden_state"]
-
-
-def _parts(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    return list(model.named_children())
+    names = ("batch", "height", "width")
+    others = [dict(zip(names, shape, strict=True)) for shape in shapes]
+    return _one_graph(model, inputs, {"batch": 2, "height": other, "width": other + patch}, others)
 
 
 def frames_graph(model: Any) -> Graph:
     """Recordings of any length, with a score for each class at each position."""
-    config = model.config
     inputs = {
-        "input_features": Input(("batch", "frames", config.num_mel_bins), _normal),
+        "input_features": Input(("batch", "frames", model.config.num_mel_bins), _normal),
         "attention_mask": _mask("frames", RIGHT),
         "hop_nanoseconds": Input(("batch",), _numbers(5_000_000, 20_000_000)),
     }
-    states = [*_states(model), LENGTHS]
-    return Graph(
-        "model",
-        _OneGraph(model, inputs, states),
-        inputs,
-        states,
-        {"batch": 2, "frames": 50},
-        [{"batch": batch, "frames": frames} for batch, frames in _SIZES],
-    )
-
-
-_SIZES = ((1, 1), (3, 2), (2, 7), (1, 97), (3, 260))
+    others = [{"batch": batch, "frames": frames} for batch, frames in _SIZES]
+    return _one_graph(model, inputs, {"batch": 2, "frames": 50}, others)
 
 
 def tokens_graph(model: Any) -> Graph:
-    """Texts of any length, with an output for each token."""
+    """Texts of any length, with an output for each token or for the text."""
     count = model.config.vocab_size
     inputs = {"input_ids": _tokens(count), "attention_mask": _mask("length", LEFT, RIGHT)}
     if getattr(model.config, "type_vocab_size", 0):
         types = _numbers(0, model.config.type_vocab_size)
         inputs["token_type_ids"] = Input(("batch", "length"), types)
-    return Graph(
-        "model",
-        _OneGraph(model, inputs, states := _states(model)),
-        inputs,
-        states,
-        {"batch": 2, "length": 9},
-        [{"batch": batch, "length": length} for batch, length in _SIZES],
-    )
+    others = [{"batch": batch, "length": length} for batch, length in _SIZES]
+    return _one_graph(model, inputs, {"batch": 2, "length": 9}, others)
 
 
 # ---- encoder and decoder -------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from cape_plugins import (
     TYPES,
+    PositionTable,
     RelativePositions,
     frame_positions,
     patch_positions,
@@ -142,6 +143,22 @@ def test_exported_program_is_saved_and_loaded(domain, tmp_path):
     torch.export.save(torch.export.export(model, (data,)), tmp_path / "model.pt2")
     loaded = torch.export.load(tmp_path / "model.pt2").module()
     assert torch.equal(loaded(data), model(data))
+
+
+def test_exported_table_begins_anew_at_lengths_that_its_sample_did_not_have():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = PositionTable(4, 7)
+
+        def forward(self, data):
+            return self.table.lookup(token_positions(data.ne(1)))
+
+    model, sizes = Model(), {1: torch.export.Dim.DYNAMIC}
+    exported = torch.export.export(model, (torch.zeros(2, 5),), dynamic_shapes=(sizes,))
+    for length in (3, 7, 8, 20):
+        data = torch.zeros(2, length)
+        assert torch.equal(exported.module()(data), model(data))
 
 
 def test_compiled_step_of_decoding_computes_the_same():

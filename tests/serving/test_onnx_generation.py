@@ -1,7 +1,5 @@
-"""``cape-plugins export onnx`` of an encoder with a decoder: greedy tokens with a cache are those of
-the model, of translation and of Whisper."""
-
-import sys
+"""``cape-plugins export onnx`` of an encoder with a decoder: greedy tokens with a cache are those
+of the model, in translation and in Whisper."""
 
 import numpy as np
 import pytest
@@ -9,12 +7,12 @@ import torch
 
 from tests.support.engines import engine_python, run_program
 from tests.support.hf import EOS, PAD, sentences
-from tests.support.onnx_graphs import assert_close, export, greedy, program, run, up_to
-from tests.support.whisper import LENGTHS, MASK, RAGGED, switched
-from tests.serving.test_onnx import small
+from tests.support.onnx_graphs import assert_close, export, greedy, program, run, small, up_to
+from tests.support.whisper import GENERATION, LENGTHS, MASK, RAGGED, SPECIAL, switched
 
 pytestmark = pytest.mark.slow
 STEPS = 40
+SENTENCES = (3, 1, 9, 30, 17, 60, 2, 25, 12, 44)
 
 
 @pytest.fixture(scope="module")
@@ -22,17 +20,18 @@ def python(tmp_path_factory):
     return engine_python(tmp_path_factory.mktemp("engine"), "onnxruntime")
 
 
-def ending(model):
-    """The model with scores that differ clearly, and hypotheses that end by themselves."""
+def translator(settings):
+    """Scores that differ clearly, and hypotheses of which many end by themselves."""
+    model = small("marian", settings, init_std=0.5)
     with torch.no_grad():
-        model.final_logits_bias[0, EOS] = 9.0
+        model.final_logits_bias[0, EOS] = 6.0
     model.generation_config.update(forced_eos_token_id=None, bad_words_ids=[[PAD]])
     return model
 
 
 @pytest.fixture(scope="module")
 def translation(tmp_path_factory):
-    model = ending(small("marian", "cape"))
+    model = translator("cape")
     return model, export(model, tmp_path_factory.mktemp("marian"))
 
 
@@ -45,17 +44,14 @@ def generated(model, steps=STEPS, **given):
 def test_greedy_translations_are_those_of_the_model(translation, side):
     """Of a batch with padding, and of its sentences alone."""
     model, out = translation
-    lengths = (3, 1, 9, 30, 17, 60, 2, 25, 12, 44)
-    given = sentences(side == "left", lengths)
+    given = sentences(side == "left", SENTENCES)
     expected = generated(model, **given)
     assert greedy(out, given, [PAD], EOS, STEPS, never=[PAD]) == expected
-    ended = [row for row in expected if row[-1] == EOS]
-    assert len(ended) > 5
-    assert len({*map(tuple, expected)}) > 7
-    assert max(map(len, ended)) > 3
-    for row, tokens in enumerate(expected):
-        alone = given["input_ids"][row][given["attention_mask"][row].bool()][None]
-        alone = {"input_ids": alone, "attention_mask": torch.ones_like(alone)}
+    assert len({*map(tuple, expected)}) > 8
+    assert sum(0 < len(tokens) < STEPS for tokens in expected) > 4  # ended by themselves
+    for ids, mask, tokens in zip(*given.values(), expected, strict=True):
+        ids = ids[mask.bool()][None]
+        alone = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         assert greedy(out, alone, [PAD], EOS, STEPS, never=[PAD]) == [tokens]
 
 
@@ -63,8 +59,7 @@ def test_several_tokens_in_one_call_give_the_scores_of_one_after_the_other(trans
     model, out = translation
     given, target = sentences(), torch.tensor([[PAD, 5, 9, 2]]).repeat(3, 1)
     states = run(out, "encoder", **given)
-    empty = torch.zeros(3, 4, 0, 8)
-    cache = {"past_0_key": empty, "past_0_value": empty}
+    cache = dict.fromkeys(("past_0_key", "past_0_value"), torch.zeros(3, 4, 0, 8))
     whole = run(out, "decoder", input_ids=target, **states, **cache)["logits"]
     with torch.no_grad():
         assert_close(whole, model(**given, decoder_input_ids=target).logits)
@@ -78,46 +73,72 @@ def test_several_tokens_in_one_call_give_the_scores_of_one_after_the_other(trans
 
 def test_program_of_the_readme_translates_with_the_engine_alone(translation, python):
     model, out = translation
-    for length in (4, 50):
+    lengths = set()
+    for length in SENTENCES[:5]:
         given = sentences(lengths=(length,))
         (expected,) = generated(model, 256, **given)
         printed = run_program(python, program(out), *given["input_ids"][0].tolist(), cwd=out)
-        assert [int(token) for token in printed.split()] == expected
+        assert up_to([int(token) for token in printed.split()], EOS) == expected
+        lengths.add(len(expected))
+    assert len(lengths) > 2
     assert run_program(python, program(out), cwd=out)  # as it stands
-    assert sorted(path.name for path in out.iterdir()) == [
-        *("README.md", "decoder.onnx", "encoder.onnx", "generation_config.json")
-    ]
+    files = {"README.md", "decoder.onnx", "encoder.onnx", "generation_config.json"}
+    assert {path.name for path in out.iterdir()} == files
 
 
-def test_table_begins_anew_and_relative_distances_go_on(tmp_path):
-    """A table of 40 rows and relative keys, exported at a length within them; by a command of its
-    own."""
-    model = small("bart", "abspos").float()
-    model = ending(model)
-    out = export(model, tmp_path)
+def test_table_begins_anew_and_distances_go_on(run_cli, tmp_path):
+    """A table of 40 rows with relative keys and values, both traced at a length that they cover; by
+    a command of its own."""
+    settings = {"type": "abspos", "relative_context": 3, "relative_values": True}
+    model, out = translator(settings), tmp_path / "out"
+    model.save_pretrained(tmp_path / "source")
+    command = ("python", "-m", "cape_plugins", "export", "onnx", tmp_path / "source", out)
+    report = run_cli(*command, "--opset", "18", fresh=True).stdout
+    assert "decoder.onnx: differs by at most" in report
     given = sentences(lengths=(90, 4))
-    prompt = [PAD, *([EOS] if model.generation_config.forced_bos_token_id is not None else [])]
-    tokens = model.generate(**given, num_beams=1, do_sample=False, max_new_tokens=60)
-    print(tokens, prompt, model.generation_config, file=sys.stderr)
-    assert out
+    expected = generated(model, 60, **given)
+    assert greedy(out, given, [PAD], EOS, 60, never=[PAD]) == expected
+    assert max(map(len, expected)) > 40
 
 
 @pytest.fixture(scope="module")
 def whisper(tmp_path_factory):
-    model = switched("cape", encoder_layers=1, decoder_layers=1)
-    model.generation_config.update(language="en", task="transcribe", max_length=None)
+    model = switched("cape", encoder_layers=1, decoder_layers=1, init_std=1.0)
+    settings = model.generation_config
+    settings.language, settings.task, settings.max_length = "en", "transcribe", None
+    settings._from_model_config = False  # else what Whisper alone has is not loaded
     return model, export(model, tmp_path_factory.mktemp("whisper"))
 
 
 def test_greedy_transcripts_are_those_of_the_model(whisper, python, tmp_path):
+    """Of recordings with padding, at their natural length, and of one by the README's program."""
     model, out = whisper
+    end, pad = SPECIAL["eos_token_id"], SPECIAL["pad_token_id"]
     tokens = model.generate(
         RAGGED, attention_mask=MASK, return_timestamps=False, num_beams=1, max_new_tokens=12
     )
-    print(tokens, file=sys.stderr)
-    hop = torch.full((3,), 10_000_000)
+    expected = [up_to(row, pad) for row in tokens.tolist()]
+    assert len({*map(len, expected)}) > 1  # some ended by themselves
+    hop = torch.full((len(LENGTHS),), 10_000_000)
     given = {"input_features": RAGGED, "attention_mask": MASK, "hop_nanoseconds": hop}
-    actual = greedy(out, given, [57, 52, 54, 60], 58, 12)
-    print(actual, LENGTHS, file=sys.stderr)
-    np.save(tmp_path / "frames.npy", RAGGED[:1].numpy())
-    print(run_program(python, program(out), tmp_path / "frames.npy", cwd=out), file=sys.stderr)
+    prompt = [57, GENERATION["lang_to_id"]["<|en|>"], GENERATION["task_to_id"]["transcribe"], 60]
+    assert greedy(out, given, prompt, end, 12) == expected
+    np.save(tmp_path / "frames.npy", RAGGED[1:2, :, : LENGTHS[1]].numpy())
+    printed = run_program(python, program(out), tmp_path / "frames.npy", cwd=out)
+    assert up_to([int(token) for token in printed.split()], end)[:12] == expected[1]
+
+
+@pytest.mark.parametrize("frames", [1, 2, 51, 400])
+def test_recordings_of_any_length_have_the_states_of_the_model(whisper, frames):
+    """Keys of the first layer, with a hop of its own."""
+    model, out = whisper
+    features, hop = torch.randn(2, 8, frames), torch.tensor([10_000_000, 7_000_000])
+    mask = torch.ones(2, frames, dtype=torch.long)
+    mask[1, (frames + 1) // 2 :] = 0
+    given = {"input_features": features, "attention_mask": mask, "hop_nanoseconds": hop}
+    with torch.no_grad():
+        output = model.get_encoder()(**given, return_dict=True)
+        keys = model.get_decoder().layers[0].encoder_attn.k_proj(output.last_hidden_state)
+    actual = run(out, "encoder", **given)
+    assert_close(actual["cross_0_key"].transpose(1, 2).flatten(2), keys)
+    assert torch.equal(actual["encoder_attention_mask"].bool(), output.attention_mask)

@@ -7,10 +7,19 @@ import onnxruntime
 import torch
 
 from cape_plugins.cli import main
+from tests.support.hf import FAMILIES, OF_FAMILY
+
+
+def small(family, name, **sizes):
+    """A model of one layer, by the name of its settings or by these."""
+    settings = OF_FAMILY[family][name] if isinstance(name, str) else name
+    layers = ("num_hidden_layers", "encoder_layers", "decoder_layers")
+    sizes |= {key: 1 for key in layers if key in FAMILIES[family].sizes}
+    return FAMILIES[family].build(settings, **sizes)
 
 
 def export(model, folder, *options):
-    """Where the graphs of a model are, whose checkpoint stands beside them."""
+    """The folder with the graphs of a model, whose checkpoint stands beside it."""
     source, out = folder / "checkpoint", folder / "out"
     model.save_pretrained(source)
     main(["export", "onnx", str(source), str(out), *options])
@@ -27,9 +36,8 @@ def run(out, name, **given):
 
 def greedy(out, given, prompt, end, steps, never=()):
     """Tokens behind the prompt, up to `end`, of each sample: with a cache that begins empty."""
-    states = run(out, "encoder", **given)
+    states = {name: value.numpy() for name, value in run(out, "encoder", **given).items()}
     decoder = onnxruntime.InferenceSession(out / "decoder.onnx")
-    states = {name: value.numpy() for name, value in states.items()}
     past = [put for put in decoder.get_inputs() if put.name.startswith("past")]
     batch = len(states["encoder_attention_mask"])
     cache = [np.zeros((batch, put.shape[1], 0, put.shape[3]), np.float32) for put in past]
@@ -45,8 +53,8 @@ def greedy(out, given, prompt, end, steps, never=()):
 
 
 def up_to(tokens, end):
-    """Tokens up to the first `end`, which belongs to them."""
-    return tokens[: tokens.index(end) + 1] if end in tokens else tokens
+    """Tokens before the first `end`."""
+    return tokens[: tokens.index(end)] if end in tokens else tokens
 
 
 def program(out):
@@ -54,7 +62,7 @@ def program(out):
     return re.search(r"```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)[1]
 
 
-def assert_close(actual, expected, tolerance=1e-5):
-    """Within rounding of values of this size."""
+def assert_close(actual, expected):
+    """Within 1e-5 of the largest value, or of 1."""
     scale = max(1.0, expected.abs().max().item())
-    torch.testing.assert_close(actual, expected, atol=tolerance * scale, rtol=0)
+    torch.testing.assert_close(actual, expected, atol=1e-5 * scale, rtol=0)
