@@ -101,9 +101,9 @@ def write_hugging_face(
     ):
         text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
         (folder / name).write_text(text, encoding="utf-8")
-    kind = plain.position_config.type
+    trained = plain.position_config.type
     report = f"{WEIGHTS}: {layout.name} of transformers, tables of {rows} positions"
-    return Exported(_readme(layout, kind, rows, hint), report)
+    return Exported(_readme(layout, trained, rows, hint), report)
 
 
 def _layout(plain: nn.Module) -> Layout:
@@ -125,8 +125,8 @@ def _layout(plain: nn.Module) -> Layout:
     }
     if len(norms) > 1:
         _refuse("encoder and decoder have their norms in other places")
-    (kind,) = norms
-    layout = next(row for row in LAYOUTS if (row.pre_norm, row.embedding_norm) == kind)
+    (places,) = norms
+    layout = next(row for row in LAYOUTS if (row.pre_norm, row.embedding_norm) == places)
     if any((stack.layer_norm is not None) != layout.pre_norm for stack in stacks):
         _refuse("it has no norm behind its last layer (--no-decoder-final-norm)")
     return layout
@@ -237,13 +237,13 @@ def _tokenizer(words: Dictionary, hint: bool) -> dict[str, Any]:
         token(eos),
     ]
     pair = [*single, {"Sequence": {"id": "B", "type_id": 1}}, token(eos)]
-    kind = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": [
-            {"id": words.index(symbol), "content": symbol, **kind, "special": True}
+            {"id": words.index(symbol), "content": symbol, **flags, "special": True}
             for symbol in (bos, pad, eos)
         ],
         "normalizer": None,
@@ -275,7 +275,7 @@ def _tokenizer_config(words: Dictionary, rows: int) -> dict[str, Any]:
     }
 
 
-def _readme(layout: Layout, kind: str, rows: int, hint: bool) -> str:
+def _readme(layout: Layout, trained: str, rows: int, hint: bool) -> str:
     bos = (
         "**The source begins with `<s>` and ends with `</s>`**: the tokenizer here adds both. Who "
         "makes ids by other means has to put `<s>` (0) before them: no error tells, translations "
@@ -287,8 +287,8 @@ def _readme(layout: Layout, kind: str, rows: int, hint: bool) -> str:
     note = f"* {layout.note}\n" if layout.note else ""
     return f"""# A stock `{layout.name}` of transformers
 
-Trained in fairseq with the position embedding `{kind}`, which is a table in `{WEIGHTS}` here. The \
-tokenizer takes segmented text, as `fairseq-interactive` does, and splits it at white space.
+Trained in fairseq with the position embedding `{trained}`, which is a table in `{WEIGHTS}` here. \
+The tokenizer takes segmented text, as `fairseq-interactive` does, and splits it at white space.
 
 * {bos} The translation begins with `</s>` (`decoder_start_token_id`).
 {note}* Positions: {rows} of the source, `<s>` and `</s>` included, and as many of the target. \

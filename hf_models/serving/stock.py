@@ -4,10 +4,14 @@ its tables, which needs nothing of this package."""
 from __future__ import annotations
 
 import argparse
+import copy
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
 from cape_plugins.serving.command import HUGGING_FACE
@@ -20,6 +24,7 @@ from hf_models.natural_length import STRIDE, NaturalLengthEncoder
 from hf_models.serving.stock_model import Part, build_stock, fill_table, parts_of
 from hf_models.switching import stock_class
 
+CLOSE = 1e-3  # of outputs, more than float32 loses in many layers
 _TOKEN_LIMITS = ("max_target_positions", "max_position_embeddings")  # of a configuration
 
 
@@ -47,14 +52,17 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
     for part in parts:
         if part.table:
             fill_table(stock, part)
+    difference = _compare(cape, stock)
     copy_other_files(str(source), folder)
     choose_extractor(folder, False)
     if args.image_size:
         _resize_processor(folder, *args.image_size)
     stock._keys_to_ignore_on_save = None  # Marian leaves out its tables
     stock.save_pretrained(folder)
-    report = f"{stock_type.__name__} of transformers, tables: " + (
-        ", ".join(part.table for part in parts if part.table) or "none"
+    tables = ", ".join(part.table for part in parts if part.table) or "none"
+    report = (
+        f"{stock_type.__name__} of transformers, tables: {tables}; outputs on random inputs within "
+        f"{difference:.1e} of {source.name}"
     )
     return Exported(_Readme(cape, stock, parts, limit).text(folder), report)
 
@@ -141,6 +149,75 @@ def _check(part: Part, stock: PreTrainedModel) -> None:
         )
 
 
+@torch.no_grad()
+def _compare(cape: PreTrainedModel, stock: PreTrainedModel) -> float:
+    """Largest difference of the outputs of both models on random inputs.
+
+    Raises:
+        ValueError: if the stock model computes otherwise.
+    """
+    if stock.dtype != torch.float32:  # not all of torch computes in half precision on a CPU
+        cape, stock = (copy.deepcopy(model).float() for model in (cape, stock))
+    generator = torch.Generator().manual_seed(1)
+    shape = shape_of_inputs(stock)
+    if stock.main_input_name == "input_ids":
+        given = torch.randint(_words(stock), shape, generator=generator)
+    else:
+        given = torch.rand(shape, generator=generator)
+    more = {}
+    if stock.config.is_encoder_decoder and stock.main_input_name != "pixel_values":
+        more["decoder_input_ids"] = torch.randint(_words(stock), (1, 5), generator=generator)
+    with_hint, hint = given, hint_of(cape)
+    if hint is not None:
+        with_hint = torch.cat((given.new_full((1, 1), hint), given), dim=1)
+    expected = _first(cape(**{cape.main_input_name: given}, **more))
+    try:
+        got = _first(stock(**{stock.main_input_name: with_hint}, **more))
+        difference = (expected - got).abs().max().item()
+    except RuntimeError as error:  # some take images of equal sides only
+        difference, reason = math.inf, f" ({str(error).splitlines()[0]})"
+    else:
+        reason = f": its outputs differ by {difference:.3g}"
+    if not difference <= CLOSE * max(1.0, expected.abs().max().item()):
+        raise ValueError(
+            f"{type(stock).__name__} computes otherwise for inputs of shape {shape}{reason}; "
+            "allowed: sizes that the stock class takes, in some classes square images only. Give "
+            "another size, or use `cape-plugins export onnx`."
+        )
+    return difference
+
+
+def _words(model: PreTrainedModel) -> int:
+    return model.config.get_text_config().vocab_size
+
+
+def _first(output: Any) -> Tensor:
+    """Logits or states; the last of several feature maps."""
+    return output[0] if isinstance(output[0], Tensor) else output[0][-1]
+
+
+def hint_of(cape: PreTrainedModel) -> int | None:
+    """The token that the model puts before the source; None if it does not."""
+    stacks = (module for module in cape.modules() if getattr(module, "has_hint", False))
+    stack = next(stacks, None)
+    return None if stack is None else stack.bos_token
+
+
+def shape_of_inputs(model: PreTrainedModel) -> tuple[int, ...]:
+    """Of one image, recording or text."""
+    config = model.config
+    if model.main_input_name == "input_ids":
+        return (1, 6)
+    if model.main_input_name == "pixel_values":
+        config = getattr(config, "vision_config", config)
+        size = config.image_size
+        sides = size if isinstance(size, list | tuple) else (size, size)
+        return (1, config.num_channels, *sides)
+    if hasattr(config, "num_mel_bins"):
+        return (1, config.num_mel_bins, STRIDE * config.max_source_positions)
+    return (1, 100, config.input_feat_per_channel)
+
+
 def _resize_processor(folder: Path, height: int, width: int) -> None:
     """Lets an image processor that makes images of one size make them of this one."""
     for name in ("preprocessor_config.json", "processor_config.json"):
@@ -151,10 +228,6 @@ def _resize_processor(folder: Path, height: int, width: int) -> None:
             if {"height", "width"} == (settings.get(key) or {}).keys():
                 settings[key] = {"height": height, "width": width}
                 path.write_text(json.dumps(saved, indent=2, sort_keys=True) + "\n", "utf-8")
-
-
-def _pair(size: Any) -> tuple[int, int]:
-    return tuple(size) if isinstance(size, list | tuple) else (size, size)
 
 
 class _Readme:
@@ -173,11 +246,10 @@ class _Readme:
         self.cape, self.stock, self.limit = cape, stock, limit
         self.tables = [part.table for part in parts if part.table]
         self.name = type(stock).__name__
-        self.kind = cape.config.position_embedding["type"]
-        modules = [part.module for part in parts]
-        hints = (module.bos_token for module in modules if getattr(module, "has_hint", False))
-        self.hint = next(hints, None)
-        self.has_frames = any(isinstance(module, NaturalLengthEncoder) for module in modules)
+        self.trained = cape.config.position_embedding["type"]
+        self.hint = hint_of(cape)
+        encoders = (isinstance(part.module, NaturalLengthEncoder) for part in parts)
+        self.has_frames = any(encoders)
 
     def text(self, folder: Path) -> str:
         """Markdown for the folder, which holds all other files by now."""
@@ -189,7 +261,7 @@ class _Readme:
         lines = "".join(f"* {note}\n" for note in self._notes())
         return f"""# A stock `{self.name}` of transformers
 
-Trained with the position embedding `{self.kind}`.{inside} The folder needs transformers alone.
+Trained with the position embedding `{self.trained}`.{inside} The folder needs transformers alone.
 
 {lines}
 From this folder:
@@ -202,7 +274,7 @@ From this folder:
     def _notes(self) -> list[str]:
         config, notes = self.stock.config, []
         if self.stock.main_input_name == "pixel_values":
-            height, width = self._shape_of_inputs()[2:]
+            height, width = shape_of_inputs(self.stock)[2:]
             return [
                 f"Images of {height} x {width} pixels give what the trained model does. At any "
                 "other size the stock class resizes its table (`interpolate_pos_encoding=True`), "
@@ -244,22 +316,18 @@ From this folder:
                 "Pad on the right: the stock class counts positions from the first column, padding "
                 "included."
             )
+        if self.cape.config.stock_difference and not self.has_frames:
+            notes.append(
+                "The trained model differs from the stock class in one more point, in batches with "
+                f"padding: {self.cape.config.stock_difference}. Recordings of one length give the "
+                "same."
+            )
         if type(self.stock)._keys_to_ignore_on_save:
             notes.append(
                 "**Never save the model again by `save_pretrained`**: the class leaves its tables "
                 "out, without a word, and such a folder has stock sinusoids. Copy this one instead."
             )
         return notes
-
-    def _shape_of_inputs(self) -> tuple[int, ...]:
-        """Of one image or recording."""
-        config = self.stock.config
-        if self.has_frames:
-            return (1, config.num_mel_bins, STRIDE * config.max_source_positions)
-        if self.stock.main_input_name == "input_features":
-            return (1, 100, config.input_feat_per_channel)
-        config = getattr(config, "vision_config", config)
-        return (1, config.num_channels, *_pair(config.image_size))
 
     def _program(self, has_tokenizer: bool) -> str:
         name = self.name
@@ -274,7 +342,7 @@ import torch
 from transformers import {name}
 
 {load}
-inputs = torch.zeros{self._shape_of_inputs()}  # of a feature extractor or image processor
+inputs = torch.zeros{shape_of_inputs(self.stock)}  # of a feature extractor or image processor
 {call}
 """
         before = f"[{self.hint}] + " if self.hint is not None else ""

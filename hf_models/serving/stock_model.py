@@ -82,7 +82,7 @@ def build_stock(cape: PreTrainedModel, stock_class: Any) -> PreTrainedModel:
 def parts_of(cape: PreTrainedModel, stock: PreTrainedModel) -> list[Part]:
     """The parts of a model that encode positions."""
     names, saved = stock.state_dict().keys(), vars(cape.config)
-    family, found_parts = find_family(cape.config.model_type), []
+    family, parts = find_family(cape.config.model_type), []
     for path, module in cape.named_modules():
         if not hasattr(module, "positions"):
             continue
@@ -92,8 +92,8 @@ def parts_of(cape: PreTrainedModel, stock: PreTrainedModel) -> list[Part]:
         places = (f"{path}.{end}" for end in _TABLES)
         table = next((place for place in places if place in names), None)
         config = cape.config.position_settings(row.field)
-        found_parts.append(Part(module, config, of_stock, table))
-    return found_parts
+        parts.append(Part(module, config, of_stock, table))
+    return parts
 
 
 @torch.no_grad()
@@ -101,8 +101,10 @@ def fill_table(stock: PreTrainedModel, part: Part) -> None:
     """Writes into the stock table what the part adds to its first positions.
 
     Raises:
-        ValueError: if this depends on the length of the text.
+        ValueError: if this is random, or depends on the length of the text.
     """
+    if part.module.positions is not None and part.module.positions.draws:
+        _refuse(part, "random positions")
     table = stock.get_parameter(part.table)
     if isinstance(part.module, PatchEmbeddings):
         rows = _rows_of_patches(part.module, table)
@@ -135,15 +137,20 @@ def _rows_of_frames(encoder: NaturalLengthEncoder, like: Tensor) -> Tensor:
 
 def _rows_of_tokens(part: Part, rows: int) -> Tensor:
     """``[T, C]`` of a text of so many tokens."""
-    values = _embed_tokens(part.module, rows)
-    shorter = _embed_tokens(part.module, max(1, rows // 3))
+    values, shorter = (_embed_tokens(part.module, length) for length in (rows, rows // 3))
     if not torch.allclose(values[: len(shorter)], shorter, atol=1e-5):
-        raise ValueError(
-            f"position embedding {part.config.type!r} with these settings has other positions in "
-            "texts of other lengths, or random ones, which no table can hold; allowed: positions "
-            "that are counted from the first token. Keep the cape checkpoint."
-        )
+        _refuse(part, "other positions in texts of other lengths")
     return values
+
+
+def _refuse(part: Part, reason: str) -> None:
+    config = part.config
+    raise ValueError(
+        f"position embedding {config.type!r} with random_evaluation={config.random_evaluation}, "
+        f"mean_normalize={config.mean_normalize} has {reason}, which no table can hold; allowed: "
+        "positions that are counted from the first token and not drawn in evaluation. Keep the "
+        "cape checkpoint."
+    )
 
 
 def _embed_tokens(module: Any, length: int) -> Tensor:

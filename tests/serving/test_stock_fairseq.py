@@ -2,7 +2,16 @@
 translate in a process in which this package cannot be imported is the same, token for token."""
 
 import argparse
+import contextlib
+import io
+import json
 import random
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,11 +19,24 @@ import torch
 from fairseq import tasks
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from fairseq.data import Dictionary
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from torch.nn.functional import cross_entropy
 
 from cape_plugins.cli import main
+from fairseq_user_dir.admin import attach_admin
+from fairseq_user_dir.serving.folding import folded
 from tests.support.admin import scatter_omegas
-from tests.support.fairseq_models import EOS, FIRST_WORD, PAD, pad
+from tests.support.fairseq_models import (
+    EOS,
+    FIRST_WORD,
+    PAD,
+    VARIANTS,
+    arguments,
+    batch,
+    build,
+    pad,
+)
+from tests.support.fairseq_models import lines as interactive_lines
 from tests.support.stock import program_of, run_without_package
 from tests.support.translation_models import save_fairseq, write_corpus
 
@@ -79,10 +101,10 @@ def save_trained(corpus, path, *flags, updates=150):
     return path
 
 
-def lines_of(corpus, count=20):
+def lines_of(data, count=20):
     """Segmented lines, half of them longer than those of training."""
     generator = random.Random(7)
-    words = Dictionary.load(str(corpus / "binary" / "dict.en.txt"))
+    words = Dictionary.load(str(data / "dict.en.txt"))
     lengths = [2 + number % (2 * LONGEST - 4) for number in range(count)]
     lines = [
         " ".join(words[index] for index in generator.choices(WORDS, k=length)) for length in lengths
@@ -119,7 +141,7 @@ def corpus(tmp_path_factory):
 def exported(corpus, tmp_path_factory):
     """For each model: its checkpoint, its translations, and what both exports give without this
     package."""
-    folder, lines = tmp_path_factory.mktemp("exported"), lines_of(corpus)
+    folder, lines = tmp_path_factory.mktemp("exported"), lines_of(corpus / "binary")
     results, programs = {}, []
     for number, (name, (flags, layout)) in enumerate(MODELS.items()):
         place = folder / str(number)
@@ -155,3 +177,167 @@ def test_hugging_face_folder_translates_the_same_without_this_package(name, expo
     config = (result.outs["hugging-face"] / "config.json").read_text()
     assert MODELS[name][1] in config
     assert result.printed["hugging-face"] == result.expected
+
+
+@pytest.mark.slow
+def test_command_line_of_the_readme_translates_the_same(exported, tmp_path):
+    result = exported["cape"]
+    out = result.outs["fairseq"]
+    (command,) = re.findall(r"fairseq-interactive .*", (out / "README.md").read_text("utf-8"))
+    run = (
+        "import sys; sys.modules.update(dict.fromkeys(['cape_plugins', 'fairseq_user_dir']));"
+        "from fairseq_cli.interactive import cli_main; cli_main()"
+    )
+    lines = lines_of(out)[:6]
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", run, *shlex.split(command)[1:], "--cpu"],
+        input="\n".join(f"<s> {line}" for line in lines),
+        capture_output=True,
+        text=True,
+        cwd=out,
+    )
+    assert done.returncode == 0, done.stderr
+    got = [fields[0][1] for _, fields in sorted(interactive_lines(done.stdout, "H").items())]
+    assert got == result.expected[:6]
+
+
+@pytest.mark.slow
+def test_ctranslate2_converts_it_with_its_own_command(exported, tmp_path):
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    result, converted = exported["cape, ADMIN"], tmp_path / "converted"
+    out = result.outs["fairseq"]
+    command = ["ct2-fairseq-converter", "--model_path", out / "model.pt", "--data_dir", out]
+    command[0] = Path(sys.executable).with_name(command[0])
+    subprocess.run([*command, "--output_dir", converted], check=True, cwd=tmp_path)
+    config = json.loads((converted / "config.json").read_text())
+    assert config["add_source_bos"] is False  # as the README says
+    (converted / "config.json").write_text(json.dumps({**config, "add_source_bos": True}))
+    translator = ctranslate2.Translator(str(converted), intra_threads=1)
+    lines = lines_of(out)
+    got = translator.translate_batch([line.split() for line in lines], beam_size=5)
+    ended = [number for number, line in enumerate(result.expected) if len(line.split()) < TABLE - 1]
+    assert len(ended) > 16
+    for number in ended:
+        assert " ".join(got[number].hypotheses[0]) == result.expected[number]
+
+
+@pytest.mark.slow
+def test_language_model_scores_the_same_without_this_package(corpus, tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "dict.txt").write_bytes((corpus / "binary" / "dict.en.txt").read_bytes())
+    words = ("--position-embedding", "cape")
+    args = arguments(
+        *("--tokens-per-sample", TABLE, *words),
+        arch="cape_transformer_lm",
+        task="language_modeling",
+    )
+    args.data = str(data)
+    cfg = convert_namespace_to_omegaconf(args)
+    task = tasks.setup_task(cfg.task)
+    model = task.build_model(cfg.model).eval()
+    path = tmp_path / "checkpoint.pt"
+    history = [{"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}}]
+    state = {"args": None, "cfg": cfg, "model": model.state_dict(), "optimizer_history": history}
+    torch.save({**state, "extra_state": {"train_iterator": {"epoch": 1}}}, path)
+    out = export(path, tmp_path / "out")
+    lines, expected = lines_of(corpus / "binary"), []
+    for line in lines:
+        tokens = task.source_dictionary.encode_line(line, add_if_not_exist=False).long()
+        before = torch.cat((torch.tensor([EOS]), tokens[:-1]))
+        with torch.no_grad():
+            logits = model(before[None])[0][0]
+        expected.append(logits.log_softmax(-1).gather(1, tokens[:, None]).sum().item())
+    (printed,) = run_without_package([(out, program_of(out), "\n".join(lines))], tmp_path)
+    assert list(map(float, printed.split())) == pytest.approx(expected, abs=1e-5)
+    assert "--to hugging-face" in refusal(path, tmp_path, "--to", "hugging-face")
+
+
+@pytest.mark.slow
+def test_text_past_the_table_is_an_error(exported, tmp_path):
+    result = exported["cape"]
+    words = lines_of(result.outs["fairseq"])[0].split()[:1]
+    longest, longer = (" ".join(words * count) for count in (TABLE - 2, TABLE - 1))
+    programs = [
+        (out, program_of(out), line) for out in result.outs.values() for line in (longest, longer)
+    ]
+    printed = run_without_package(programs, tmp_path)
+    assert ["IndexError" in text for text in printed] == [False, True, False, True]
+
+
+# ---- refusals, and what is folded ----------------------------------------------------------------
+
+
+def refusal(source, folder, *options):
+    out, errors = folder / "refused", io.StringIO()
+    with pytest.raises(SystemExit, match="2"), contextlib.redirect_stderr(errors):
+        export(source, out, *options)
+    assert not out.exists()
+    assert list(folder.glob(".refused*")) == []
+    return errors.getvalue().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "options", "told"),
+    [
+        (("--position-relative-context", "3"), (), "relative attention (context 3)"),
+        ((), ("--image-size", 8, 8), "--image-size 8 8 is not allowed"),
+        ((), ("--data", "nowhere"), "--data DIR"),
+        (("--activation-fn", "linear"), ("--to", "hugging-face"), "activation function is linear"),
+        (("--encoder-normalize-before",), ("--to", "hugging-face"), "norms in other places"),
+    ],
+)
+def test_refusals(flags, options, told, corpus, tmp_path):
+    path = save_fairseq(corpus, tmp_path / "checkpoint.pt", *CAPE, *flags)
+    error = refusal(path, tmp_path, *options)
+    assert error.startswith("error: ")
+    assert told in error
+
+
+def test_a_stock_checkpoint_is_refused(corpus, tmp_path):
+    path = save_fairseq(corpus, tmp_path / "checkpoint.pt", "--arch", "transformer")
+    assert "is a stock TransformerModel already" in refusal(path, tmp_path)
+
+
+def test_separate_dictionaries_are_no_hugging_face_folder(corpus, tmp_path):
+    data = shutil.copytree(corpus / "binary", tmp_path / "data")
+    with open(data / "dict.de.txt", "a", encoding="utf-8") as file:
+        file.write("another 1\n")
+    place = tmp_path / "place"
+    place.mkdir()
+    shutil.copytree(data, place / "binary")
+    path = save_fairseq(corpus, tmp_path / "checkpoint.pt", *CAPE)
+    assert "dictionar" in refusal(path, tmp_path, "--to", "hugging-face", "--data", str(data))
+
+
+@pytest.mark.parametrize("name", ["cape", "abspos", "nopos", "relpos", "shape", "rfs"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"share_all_embeddings": True},
+        {"layernorm_embedding": True},
+        {"decoder_input_dim": 24, "decoder_output_dim": 24},
+    ],
+    ids=lambda options: "-".join(options) or "plain",
+)
+def test_folded_copy_computes_the_same(name, options):
+    model = build(**{**VARIANTS[name], **options})
+    attach_admin(model)
+    scatter_omegas(model)
+    before = {key: value.clone() for key, value in model.eval().state_dict().items()}
+    copied = folded(model, 70, 70)
+    source, previous = batch()
+    inputs = (source, source.ne(PAD).sum(1), previous)
+    torch.testing.assert_close(copied(*inputs)[0], model(*inputs)[0], atol=1e-5, rtol=0)
+    assert not [key for key in copied.state_dict() if ".admin." in key]
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+def test_residual_weights_that_cannot_be_folded_are_refused():
+    model = build(**VARIANTS["cape"])
+    attach_admin(model)
+    with torch.no_grad():
+        model.decoder.layers[1].admin.omega[2][5] = 0.0
+    with pytest.raises(ValueError, match=r"decoder.layers.1 has a residual weight of ADMIN that"):
+        folded(model, 20, 20)

@@ -1,0 +1,238 @@
+"""``cape-plugins export stock`` of Hugging Face models: the stock class, loaded from the folder in
+a process in which this package cannot be imported, gives the same."""
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+from transformers import MarianMTModel
+
+import hf_models
+from cape_plugins.cli import main
+from tests.support.hf import ALPHA, FAMILIES, IMAGE, TEXT, answer
+from tests.support.stock import program_of, run_without_package
+from tests.support.translation_models import TinyModels
+from tests.support.whisper import SEGMENT, features, switched
+
+# every family, and all types of one stack of tokens, one of patches and one beside words
+CASES = [
+    *((family, "cape") for family in ("bart", "mbart", "pegasus", "bert")),
+    *(("marian", name) for name in TEXT if "rel" not in name),
+    *((family, "cape") for family in ("deit", "dinov2", "dinov2_with_registers", "beit")),
+    *((family, "cape") for family in ("siglip", "siglip_vision_model")),
+    *(("vit", name) for name in IMAGE if "rel" not in name),
+    *((family, "cape") for family in ("llama", "qwen2", "modernbert")),
+    ("m2m_100", "shape"),
+    ("speech_to_text", "shape"),
+]
+OF_SIZE = [("vit", "cape, 24 x 40"), ("vit", "abspos, 24 x 40"), ("whisper", "cape")]
+PROGRAMS = [(family, "cape") for family in ("vit", "bert", "llama", "bart")]
+SETTINGS = {**TEXT, **IMAGE}
+COMPARE = """
+import json, torch, transformers
+case = torch.load("../case.pt", weights_only=True)
+(name,) = json.load(open("config.json"))["architectures"]
+model = getattr(transformers, name).from_pretrained(".").eval()
+with torch.no_grad():
+    output = model(**case["inputs"])
+answer = output.logits if "logits" in output else output.pooler_output
+print((answer - case["expected"]).abs().max().item())
+"""
+
+
+def settings_of(family, name):
+    if name == "cape" and "pixel_values" not in FAMILIES[family].batch():
+        alpha = {"source_scale": ALPHA} if family in ("marian", "bart", "mbart", "pegasus") else {}
+        return {"type": "cape", **alpha}
+    return SETTINGS[name]
+
+
+def inputs_of(model):
+    """Inputs of the model, and of its stock class, to which the caller gives the BOS hint."""
+    torch.manual_seed(5)
+    if model.main_input_name == "pixel_values":
+        inputs = {"pixel_values": torch.rand(2, 3, 32, 32)}
+    elif model.main_input_name == "input_features":
+        inputs = {"input_features": torch.randn(2, 24, 8)}
+    else:
+        inputs = {"input_ids": torch.randint(4, 30, (3, 9))}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = torch.randint(4, 30, (len(next(iter(inputs.values()))), 7))
+    stock = dict(inputs)
+    if model.config.position_embedding.get("source_bos"):
+        bos = torch.full((3, 1), model.get_encoder().bos_token)
+        stock["input_ids"] = torch.cat((bos, inputs["input_ids"]), dim=1)
+    return inputs, stock
+
+
+def export(source, out, *options):
+    main(["export", "stock", str(source), str(out), *map(str, options)])
+    return out
+
+
+def write_case(model, folder, *options, given=None):
+    """Saves a model, what it computes, and its export."""
+    model.save_pretrained(folder / "model")
+    inputs, stock_inputs = given or inputs_of(model)
+    with torch.no_grad():
+        expected = answer(model.eval()(**inputs))
+    torch.save({"inputs": stock_inputs, "expected": expected}, folder / "case.pt")
+    before = (folder / "model" / "model.safetensors").read_bytes()
+    out = export(folder / "model", folder / "out", *options)
+    assert (folder / "model" / "model.safetensors").read_bytes() == before
+    return out
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory):
+    """What programs print in one process without this package, by name: the largest difference of
+    each case, and what programs of READMEs say."""
+    folder, programs = tmp_path_factory.mktemp("stock-hf"), {}
+    for number, case in enumerate(CASES):
+        family, name = case
+        model = FAMILIES[family].build(settings_of(family, name))
+        out = write_case(model, folder / str(number))
+        programs[case] = (out, COMPARE, "")
+        if case in PROGRAMS:
+            programs[case, "program"] = (out, program_of(out), "5 6 7 8\n9 10 11 12")
+    images = {"pixel_values": torch.rand(2, 3, 24, 40)}
+    for name in ("cape", "abspos"):
+        model = FAMILIES["vit"].build(SETTINGS[name])
+        size = ("--image-size", 24, 40)
+        out = write_case(model, folder / name, *size, given=(images, images))
+        assert json.loads((out / "config.json").read_text())["image_size"] == [24, 40]
+        programs["vit", f"{name}, 24 x 40"] = (out, COMPARE, "")
+    words = torch.randint(4, 50, (2, 9))
+    frames = {"input_features": features(2, SEGMENT), "decoder_input_ids": words}
+    whisper = switched("cape", "cape").eval()
+    out = write_case(whisper, folder / "whisper", "--max-tokens", 30, given=(frames, frames))
+    assert json.loads((out / "config.json").read_text())["max_target_positions"] == 30
+    programs["whisper", "cape"] = (out, COMPARE, "")
+    programs[("whisper", "cape"), "program"] = (out, program_of(out), "")
+    marian = make_marian(folder / "marian")
+    programs["translations"] = (marian.out, program_of(marian.out), "\n".join(marian.lines))
+    results = run_without_package(programs.values(), folder)
+    return SimpleNamespace(by_name=dict(zip(programs, results, strict=True)), marian=marian)
+
+
+def make_marian(folder):
+    """A translation model with its tokenizer, what it translates, and its export."""
+    models = TinyModels(folder)
+    source = models.hf("cape")
+    model = hf_models.CapeMarianMTModel.from_pretrained(source).eval()
+    model.generation_config.update(num_beams=5, max_length=30, early_stopping=True)
+    model.generation_config.save_pretrained(source)
+    lines = models.sources()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    inputs = tokenizer(lines, padding=True, return_tensors="pt")
+    expected = tokenizer.batch_decode(model.generate(**inputs), skip_special_tokens=True)
+    out = export(source, folder / "out", "--max-tokens", 200)
+    return SimpleNamespace(lines=lines, expected=expected, out=out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [*CASES, *OF_SIZE], ids="-".join)
+def test_stock_class_computes_the_same_without_this_package(case, printed):
+    assert float(printed.by_name[case]) <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [*PROGRAMS, ("whisper", "cape")], ids="-".join)
+def test_programs_of_readmes_run(case, printed):
+    assert printed.by_name[case, "program"].startswith(("tensor(", "[["))
+
+
+@pytest.mark.slow
+def test_translations_by_the_program_of_the_readme_are_the_same(printed):
+    expected = printed.marian.expected
+    assert printed.by_name["translations"].splitlines() == expected
+    assert len(set(expected)) > 12
+
+
+@pytest.mark.slow
+def test_marian_saved_anew_loses_its_tables_as_the_readme_says(printed, tmp_path):
+    out = printed.marian.out
+    MarianMTModel.from_pretrained(out).save_pretrained(tmp_path)
+    again = (tmp_path / "model.safetensors").stat().st_size
+    assert again < (out / "model.safetensors").stat().st_size - 2 * 200 * 32 * 4 + 1000
+    assert "Never save the model again" in (out / "README.md").read_text("utf-8")
+
+
+def test_a_longer_table_and_its_end(tmp_path):
+    model = FAMILIES["bart"].build(settings_of("bart", "cape")).eval()
+    model.save_pretrained(tmp_path / "model")
+    rows = model.config.max_position_embeddings + 20
+    out = export(tmp_path / "model", tmp_path / "out", "--max-tokens", rows)
+    stock = transformers.BartForConditionalGeneration.from_pretrained(out).eval()
+    ids, words = torch.randint(4, 30, (1, rows - 1)), torch.randint(4, 30, (1, rows))
+    bos = torch.full((1, 1), model.get_encoder().bos_token)
+    with torch.no_grad():
+        expected = model(input_ids=ids, decoder_input_ids=words).logits
+        got = stock(input_ids=torch.cat((bos, ids), 1), decoder_input_ids=words).logits
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
+    with pytest.raises(IndexError):
+        stock(input_ids=torch.cat((bos, bos, ids), 1), decoder_input_ids=words)
+
+
+def refusal(source, capsys, *options):
+    out = source.parent / "refused"
+    with pytest.raises(SystemExit, match="2"):
+        export(source, out, *options)
+    assert not out.exists()
+    assert [path.name for path in source.parent.glob(".refused*")] == []
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "options", "told"),
+    [
+        ("marian", TEXT["cape+relative"], (), "relative_context=3 cannot be that of a MarianMT"),
+        ("m2m_100", TEXT["cape"], (), "ignores tables in its file"),
+        ("speech_to_text", {"type": "cape"}, (), "ignores tables in its file"),
+        ("speech_ctc", {"type": "cape"}, (), "no stock class"),
+        ("llama", {"type": "nopos"}, (), "ignores tables in its file"),
+        ("bert", {"type": "cape", "mean_normalize": True}, (), "texts of other lengths"),
+        ("bert", {"type": "randpos", "random_evaluation": True}, (), "random positions"),
+        ("vit", {"type": "cape"}, ("--max-tokens", 9), "no table of tokens"),
+        ("bert", {"type": "cape"}, ("--image-size", 8, 8), "reads no images"),
+        ("vit", {"type": "cape"}, ("--image-size", 4, 8), "smaller than a patch"),
+        ("beit", {"type": "cape"}, ("--image-size", 48, 48), "Leave --image-size out"),
+        ("dinov2", {"type": "cape"}, ("--image-size", 24, 40), "square images only"),
+        ("bert", {"type": "cape"}, ("--to", "fairseq"), "--to fairseq is not allowed"),
+        ("bert", {"type": "cape"}, ("--data", "x"), "--data x is not allowed"),
+    ],
+)
+def test_refusals(family, settings, options, told, tmp_path, capsys):
+    FAMILIES[family].build(settings).save_pretrained(tmp_path / "model")
+    capsys.readouterr()
+    error = refusal(tmp_path / "model", capsys, *options)
+    assert error.startswith("error: ")
+    assert told in error.replace("--position-relative-context 3", "relative_context=3")
+
+
+def test_a_stock_model_is_refused(tmp_path, capsys):
+    row = FAMILIES["bert"]
+    row.stock_model(row.stock_config(**row.sizes)).save_pretrained(tmp_path / "model")
+    capsys.readouterr()
+    assert "a stock BertForMaskedLM already" in refusal(tmp_path / "model", capsys)
+
+
+@pytest.mark.slow
+def test_the_command_writes_a_whole_folder(tmp_path, run_cli):
+    row = FAMILIES["bert"]
+    row.build({"type": "cape"}).save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "vocab.txt").write_text("[PAD]\n")
+    done = run_cli(
+        *("python", "-m", "cape_plugins", "export", "stock", "model", "out", "--max-tokens", 12),
+        cwd=tmp_path,
+        fresh=True,
+    )
+    assert "BertForMaskedLM of transformers, tables: " in done.stdout
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"README.md", "config.json", "model.safetensors", "vocab.txt"} == names
+    shutil.rmtree(tmp_path / "model")
+    model = transformers.BertForMaskedLM.from_pretrained(tmp_path / "out")
+    assert model.config.max_position_embeddings == 12
