@@ -26,7 +26,7 @@ from benchmarks.report import Report, distinct, legend_below, timing_columns
 from cape_plugins.cli import main as cape_plugins
 from recipes.lab.tables import markdown
 
-SECONDS = 20.0
+SECONDS = 10.0
 VOCABULARY, SOURCE, TARGET = 7000, 25, 30
 SIZES = {"layers": 6, "attention-heads": 4, "embed-dim": 512, "ffn-embed-dim": 1024}
 TINY = {"layers": 2, "attention-heads": 4, "embed-dim": 32, "ffn-embed-dim": 64}

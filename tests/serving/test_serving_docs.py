@@ -214,3 +214,10 @@ def test_every_command_has_written_a_folder_with_its_readme(place):
     folders = [shlex.split(command)[3] for command in commands()]
     assert len({*folders}) == len(folders) >= 8
     assert all((place / folder / "README.md").is_file() for folder in folders)
+
+
+def test_no_program_cuts_inputs_without_a_word():
+    """By its default CTranslate2 does, after 1024 tokens."""
+    calls = re.findall(r"\.(?:translate|score)_batch\((.*?)\)\n", PAGE.read_text("utf-8"), re.S)
+    assert len(calls) == 2
+    assert all("max_input_length=0" in call for call in calls)
