@@ -4,6 +4,7 @@ translations to compare with."""
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,19 +15,24 @@ from fairseq.data import Dictionary
 from fairseq.data.data_utils import collate_tokens
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from fairseq.models.nat import FairseqNATModel
-from fairseq.modules import MultiheadAttention
 from torch import nn
 
 from cape_plugins.pictures.checkpoint import fairseq_arguments
 from cape_plugins.serving.ctranslate2_notes import BEAM, Hypothesis
-from fairseq_user_dir.attention import RelativeSelfAttention
 from fairseq_user_dir.checkpoints import read_checkpoint, task_name
 from fairseq_user_dir.errors import SettingsError
 from fairseq_user_dir.models import CLASSES, PREFIX
-from fairseq_user_dir.serving.plain import layers_of
 
 # Tasks that give a model its sentences as they are, with EOS; others add languages or masks.
 TASKS = ("translation", "language_modeling")
+# Parameters of a stack that an engine has, too; others would be left out without a word.
+_KNOWN = re.compile(
+    r"(embed_tokens|embed_positions|output_projection)\.weight"
+    r"|embed_positions\.encoder\.encoding\.weight"
+    r"|(layernorm_embedding|layer_norm|project_in_dim|project_out_dim)\.\w+"
+    r"|layers\.\d+\.((self_attn_|encoder_attn_|final_)layer_norm|fc1|fc2|admin\.omega)\.\w+"
+    r"|layers\.\d+\.(self_attn|encoder_attn)\.(\w_proj|out_proj|relative)\.\w+"
+)
 _BATCH = 100
 
 
@@ -90,41 +96,34 @@ def load_source(path: Path, data: str | None = None) -> Source:
             "with its dict.*.txt."
         ) from error
     source = Source(models[0].eval(), task)
-    _check_model(source.model)
-    for side, stack in source.stacks.items():
-        _check_stack(side, stack)
+    check_model(source.model)
     return source
 
 
-def _check_model(model: nn.Module) -> None:
+def check_model(model: nn.Module) -> None:
+    """Refuses a model with parts that the stacks of an engine do not have.
+
+    Raises:
+        SettingsError: naming the part, and the way that works.
+    """
     if isinstance(model, FairseqNATModel):
         raise SettingsError(
             f"{type(model).__name__} decodes all tokens at once, which no engine here does; "
             "allowed: autoregressive models. Serve it by fairseq-generate."
         )
-
-
-def _check_stack(side: str, stack: nn.Module) -> None:
-    """Refuses parts that are not in the layers of an engine."""
-    plain = (MultiheadAttention, RelativeSelfAttention)
-    flags = {
-        "--adaptive-input or --character-embeddings": type(stack.embed_tokens) is not nn.Embedding,
-        "--quant-noise-pq": stack.quant_noise is not None,
-        "--adaptive-softmax-cutoff": getattr(stack, "adaptive_softmax", None) is not None,
-        "--cross-self-attention": getattr(stack, "cross_self_attention", False),
-    }
-    for layer in layers_of(stack):
-        attention = getattr(layer, "self_attn", None)
-        flags["--base-layers or another kind of layers"] = type(attention) not in plain
-        norms = {"scale-attn": "attn_ln", "scale-fc": "ffn_layernorm", "scale-heads": "c_attn"}
-        for flag, name in {**norms, "scale-resids": "w_resid"}.items():
-            flags[f"--{flag}"] = getattr(layer, name, None) is not None
-        for flag, present in flags.items():
-            if present:
+    for side, stack in Source(model, None).stacks.items():
+        for name, _ in stack.named_parameters():
+            if not _KNOWN.fullmatch(name):
                 raise SettingsError(
-                    f"the {side} was trained with {flag}, which no engine here has; allowed: "
-                    "without. Serve it by fairseq-generate."
+                    f"the {side} has the parameter {name}, of a part that no engine here has; "
+                    "allowed: embeddings of tokens and positions, attention, layer norms, two "
+                    "linear maps a layer, ADMIN. Serve the model by fairseq-generate."
                 )
+        if getattr(stack, "cross_self_attention", False):
+            raise SettingsError(
+                f"the {side} was trained with --cross-self-attention, which no engine here has; "
+                "allowed: without. Serve the model by fairseq-generate."
+            )
 
 
 # ---- what fairseq makes of sentences -------------------------------------------------------------

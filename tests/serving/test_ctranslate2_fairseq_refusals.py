@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from cape_plugins.cli import main
-from tests.support.fairseq_models import load
+from tests.support.fairseq_models import build, load
 from tests.support.served_fairseq import TYPE_FLAGS, write_dictionaries
 from tests.support.translation_models import save_fairseq, save_language_model
 
 pytest.importorskip("ctranslate2")
 from fairseq_user_dir.serving import ctranslate2 as exporter
+from fairseq_user_dir.serving.source import check_model
 
 CAPE, RELPOS = TYPE_FLAGS["cape"], TYPE_FLAGS["relpos"]
 PRE_LN = ("--encoder-normalize-before", "--decoder-normalize-before")
@@ -31,7 +32,8 @@ def refusal(capsys, checkpoint, out, *more):
         ((*RELPOS, "--position-relative-heads", "separate"), "--position-relative-heads separate"),
         ((*CAPE, "--position-relative-context", 3), "beside --position-embedding cape"),
         ((*CAPE, "--arch", "transformer"), "is a stock model (transformer)"),
-        ((*CAPE, "--quant-noise-pq", "0.1"), "--quant-noise-pq"),
+        ((*CAPE, "--quant-noise-pq", "0.1"), "the parameter quant_noise.weight"),
+        ((*CAPE, "--cross-self-attention", "--no-cross-attention"), "--cross-self-attention"),
         ((*CAPE, "--activation-fn", "tanh"), "--activation-fn tanh is not in ctranslate2"),
         ((*CAPE, *PRE_LN, "--decoder-output-dim", "16"), "--decoder-output-dim differ"),
     ],
@@ -45,24 +47,20 @@ def test_parts_that_the_engine_does_not_have(flags, told, models, tmp_path, caps
     assert told in refusal(capsys, checkpoint, tmp_path / "out")
 
 
-@pytest.mark.parametrize(
-    ("flags", "told"),
-    [
-        (
-            ("--criterion", "adaptive_loss", "--adaptive-softmax-cutoff", "8"),
-            "--adaptive-softmax-cutoff",
-        ),
-        *(((flag,), flag) for flag in ("--scale-attn", "--scale-fc", "--scale-heads")),
-        (("--scale-resids",), "--scale-resids"),
-    ],
-)
-def test_parts_of_language_models_that_the_engine_does_not_have(
-    flags, told, models, tmp_path, capsys
-):
+def test_adaptive_softmax(models, tmp_path, capsys):
+    flags = ("--criterion", "adaptive_loss", "--adaptive-softmax-cutoff", "8")
     checkpoint = save_language_model(
         models.lm_data, tmp_path / "lm.pt", *TYPE_FLAGS["sinpos"], *flags
     )
-    assert f"trained with {told}" in refusal(capsys, checkpoint, tmp_path / "out")
+    assert "parameter adaptive_softmax." in refusal(capsys, checkpoint, tmp_path / "out")
+
+
+def test_parameters_that_would_be_left_out():
+    model = build()
+    check_model(model)
+    model.decoder.layers[1].w_resid = torch.nn.Parameter(torch.ones(32))
+    with pytest.raises(ValueError, match=r"decoder has the parameter layers\.1\.w_resid"):
+        check_model(model)
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ def test_int8_keeps_the_score_of_a_trained_model(models, tmp_path, capsys):
     assert exact <= 1e-5
     assert rounded > 1e-3  # reported, not refused
     sizes = {name: (tmp_path / name / "model.bin").stat().st_size for name in scores}
-    assert sizes["int8"] < 0.6 * sizes["float32"]
+    assert sizes["int8"] < 0.7 * sizes["float32"]  # tables of positions are not rounded
 
 
 # ---- language models -----------------------------------------------------------------------------
