@@ -101,10 +101,13 @@ def _relative_forward(
     value: Tensor,
     attention_mask: Tensor | None,
     dropout: float = 0.0,
+    scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention in the signature of transformers: ``[B, H, T, d]`` to ``[B, T, H, d]``
     and, with eager attention, the weights ``[B, H, T, S]``."""
+    if scaling == 1.0:  # Whisper has scaled its queries already; relative_attention does it itself
+        query = query * query.shape[-1] ** 0.5
     query_offset, patches = module.bound
     length, num_keys = query.shape[2], key.shape[2]
     if attention_mask is None and getattr(module, "is_causal", False) and length > 1:

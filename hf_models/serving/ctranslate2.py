@@ -30,10 +30,13 @@ from hf_models.natural_length import NaturalLengthEncoder
 from hf_models.serving.ctranslate2_loaders import (
     TranslationLoader,
     has_table,
+    needs_identity,
+    put_identity_first,
     refuse_unfit,
     vocabularies,
     write_tokenizer,
 )
+from hf_models.serving.ctranslate2_programs import program
 from hf_models.serving.ctranslate2_whisper import export_recognition
 from hf_models.text import Generates
 
@@ -107,17 +110,22 @@ def write_model(
     Returns:
         Rows of each side that the model has; None without a table and a limit.
     """
-    model, tokenizer = translation
+    model = copy.deepcopy(translation.model).requires_grad_(False)
     sides = {"source": model.get_encoder(), "target": model.get_decoder()}
+    limits = {side: rows[side] if has_table(stack) else None for side, stack in sides.items()}
     for stack in sides.values():
-        refuse_unfit(stack)
+        refuse_unfit(stack, beside=hasattr(stack, "layer_norm"))
+        if needs_identity(stack):
+            put_identity_first(stack)
+    model.config.encoder_layers = len(sides["source"].layers)
+    model.config.decoder_layers = len(sides["target"].layers)
     loader = TranslationLoader(rows["source"], rows["target"])
     with torch.no_grad():
-        spec = loader(copy.deepcopy(model).requires_grad_(False), tokenizer)
+        spec = loader(model, translation.tokenizer)
     spec.validate()
     spec.optimize(quantization=quantization)
     spec.save(str(folder))
-    return {side: rows[side] if has_table(stack) else None for side, stack in sides.items()}
+    return limits
 
 
 def _load(source: Path) -> PreTrainedModel:
@@ -278,80 +286,6 @@ def _padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
 
 # ---- README --------------------------------------------------------------------------------------
 
-_PROGRAM = """
-import sys
-
-import ctranslate2
-{imports}
-
-folder, file = sys.argv[1:]  # this folder; a text, one sentence a line
-translator = ctranslate2.Translator(folder)
-{tokenizer}
-with open(file, encoding="utf-8") as lines:
-    sentences = [{encode} for line in lines]
-results = translator.translate_batch(
-    sentences,
-    max_batch_size=32,
-    {options},
-)
-for result in results:
-    tokens = result.hypotheses[0]{rest}
-    print({decode})
-"""
-
-
-def _program(translation: Translation, folder: Path, limits: dict[str, int | None]) -> str:
-    """A program that translates plain text with the files that stand in the folder."""
-    options = {**search_options(limits["target"] or 1024), **_options(translation)}
-    lines = [f"{name}={value!r}" for name, value in options.items()]
-    prefix = _prefix(translation)
-    if prefix:
-        lines.append(f"target_prefix=[{prefix!r}] * len(sentences)")
-    parts = _with_tokenizers() if (folder / "tokenizer.json").exists() else None
-    parts = parts or _with_sentencepiece(translation.tokenizer, folder)
-    rest = f"[{len(prefix)}:]" if prefix else ""
-    return _PROGRAM.format(**parts, options=",\n    ".join(lines), rest=rest)
-
-
-def _with_tokenizers() -> dict[str, str]:
-    return {
-        "imports": "import tokenizers",
-        "tokenizer": 'tokenizer = tokenizers.Tokenizer.from_file(f"{folder}/tokenizer.json")\n'
-        "tokenizer.no_truncation()",
-        "encode": "tokenizer.encode(line.strip()).tokens",
-        "decode": "tokenizer.decode([tokenizer.token_to_id(token) for token in tokens])",
-    }
-
-
-def _with_sentencepiece(tokenizer: Any, folder: Path) -> dict[str, str]:
-    names = tokenizer.vocab_files_names.values()
-    models = [name for name in names if Path(name).suffix in (".spm", ".model")]
-    models = [name for name in models if (folder / name).exists()]
-    if not models:
-        return {
-            "imports": "",
-            "tokenizer": "# the text consists of tokens with spaces between them",
-            "encode": "line.split()",
-            "decode": '" ".join(tokens)',
-        }
-    before, after = _around(tokenizer)
-    load = "sentencepiece.SentencePieceProcessor"
-    return {
-        "imports": "import sentencepiece",
-        "tokenizer": f'source = {load}(model_file=f"{{folder}}/{models[0]}")\n'
-        f'target = {load}(model_file=f"{{folder}}/{models[-1]}")',
-        "encode": f"{before!r} + source.encode(line.strip(), out_type=str) + {after!r}",
-        "decode": "target.decode(tokens)",
-    }
-
-
-def _around(tokenizer: Any) -> tuple[list[str], list[str]]:
-    """Tokens that the tokenizer puts before and after a text."""
-    empty = tokenizer.build_inputs_with_special_tokens([tokenizer.unk_token_id])
-    place = empty.index(tokenizer.unk_token_id)
-    names = tokenizer.convert_ids_to_tokens
-    return names(empty[:place]), names(empty[place + 1 :])
-
 
 def _readme(
     translation: Translation,
@@ -363,6 +297,7 @@ def _readme(
     model, tokenizer = translation
     generation, encoder = model.generation_config, model.get_encoder()
     sources, targets = translation.names
+    options_of_search = {**search_options(limits["target"] or 1024), **_options(translation)}
     start = generation.decoder_start_token_id
     conventions = [
         f"The engine puts `{sources[encoder.bos_token]}` before the source, the BOS hint of the "
@@ -398,7 +333,7 @@ def _readme(
     ]
     return readme(
         f"{name}: {_described(model)}",
-        program=_program(translation, folder, limits),
+        program=program(tokenizer, folder, options_of_search, _prefix(translation)),
         conventions=conventions,
         rows=limits,
         options=options,

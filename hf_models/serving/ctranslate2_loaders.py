@@ -3,6 +3,7 @@ of stock ones: tables, and relative keys in attention."""
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,12 @@ class TablesInPlace:
                 values = relative_rows(relative.values, relative.clip)
                 spec.relative_position_values = values
 
-    def table(self, stack: Any, side: str) -> Tensor:
+    def table(self, stack: Any, side: str) -> Any:
         """``[rows, C]``, what a stack adds to its content in evaluation; zeros where it adds
-        nothing, because without a table CTranslate2 adds sinusoids of its own."""
+        nothing, because without a table CTranslate2 adds sinusoids of its own, unless the first
+        layer has relative keys."""
+        if not has_table(stack):
+            return model_spec.OPTIONAL
         rows, words = self.rows[side], stack.embed_tokens.weight
         ids = torch.zeros(1, rows, dtype=torch.long)
         positions = token_positions(torch.ones(1, rows, dtype=torch.bool))
@@ -116,7 +120,7 @@ class TranslationLoader(TablesInPlace, stock.BartLoader):
 class RecognitionLoader(TablesInPlace, stock.WhisperLoader):
     """Loader of Whisper, whose table of positions in time may have any length."""
 
-    def table(self, stack: Any, side: str) -> Tensor:
+    def table(self, stack: Any, side: str) -> Any:
         """``[rows, C]``; positions of the encoder stand in time."""
         if not isinstance(stack, NaturalLengthEncoder):
             return super().table(stack, side)
@@ -196,13 +200,30 @@ def has_table(stack: Any) -> bool:
     return config.encoding.adds or not config.relative_context
 
 
-def refuse_unfit(stack: Any, content_too: bool = False) -> None:
+def needs_identity(stack: Any) -> bool:
+    """Whether a stack adds positions to its content beside relative keys in its first layer, where
+    CTranslate2 leaves them out."""
+    config = stack.positions.config
+    return bool(config.encoding.adds and config.relative_context)
+
+
+@torch.no_grad()
+def put_identity_first(stack: Any) -> None:
+    """Puts a layer with norms in front and weights of zero before the first of such layers: it adds
+    nothing to what passes it, and has no relative keys."""
+    layer = copy.deepcopy(stack.layers[0])
+    del layer.self_attn.relative
+    for weight in layer.parameters():
+        weight.zero_()
+    stack.layers.insert(0, layer)
+
+
+def refuse_unfit(stack: Any, beside: bool) -> None:
     """Raises for positions that neither a table nor relative keys of CTranslate2 can hold.
 
     Args:
         stack: Encoder or decoder.
-        content_too: Whether the engine adds a table to the content where layers have relative keys,
-            as it does in the encoder of Whisper.
+        beside: Whether there is a way to have both.
 
     Raises:
         ValueError: naming the option, and the way that works.
@@ -216,17 +237,15 @@ def refuse_unfit(stack: Any, content_too: bool = False) -> None:
             f"save it, or {remedy}."
         )
     relative = getattr(stack.layers[0].self_attn, "relative", None)
-    if relative is None:
-        return
-    if relative.keys.shape[0] > 1:
+    if relative is not None and relative.keys.shape[0] > 1:
         raise ValueError(
             f"relative_heads={config.relative_heads!r} is not allowed for ctranslate2, whose heads "
             f"share one table; allowed: 'shared'. Train with it, or {remedy}."
         )
-    if config.encoding.adds and not content_too:
+    if needs_identity(stack) and not beside:
         raise ValueError(
             f"relative_context={config.relative_context} beside position embedding "
             f"{config.type!r} is not allowed for ctranslate2, which adds nothing to the content "
-            "where the first layer has relative keys; allowed: one of the two alone. Train so, "
-            f"or {remedy}."
+            "where the first layer has relative keys; allowed: one of the two alone, or an encoder "
+            f"and decoder of text with norms before their blocks. Train so, or {remedy}."
         )

@@ -92,8 +92,8 @@ def write_recognition(
         quantization: Precision of the weights; None for that of the model.
     """
     model, tokenizer = recognition
-    refuse_unfit(model.get_encoder(), content_too=True)
-    refuse_unfit(model.get_decoder())
+    refuse_unfit(model.get_encoder(), beside=True)  # the engine has both there
+    refuse_unfit(model.get_decoder(), beside=False)
     loader = RecognitionLoader(rows["source"], rows["target"])
     with torch.no_grad():
         spec = loader(copy.deepcopy(model).requires_grad_(False), tokenizer)

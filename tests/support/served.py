@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 
+import pytest
 import torch
 from sentencepiece import SentencePieceProcessor
 from tokenizers import ByteLevelBPETokenizer
@@ -16,6 +17,7 @@ from transformers import (
     PegasusTokenizer,
 )
 
+from cape_plugins.cli import main
 from recipes.lab.subwords import SentencePiece
 from recipes.mt.number_lists import spell
 from tests.support.hf import FAMILIES
@@ -38,9 +40,9 @@ class Corpus:
 
     def __init__(self, folder):
         self.folder = folder
-        self.train = pairs(0, 400, 1, 2)
+        self.train = pairs(0, 4000, 1, 2)
         self.text = folder / "train.txt"
-        self.text.write_text("\n".join(line for pair in self.train for line in pair), "utf-8")
+        self.text.write_text("\n".join(line for pair in self.train[:400] for line in pair), "utf-8")
         self.spm = folder / "pieces.model"
         SentencePiece.train([self.text], self.spm, 60)
         known = SentencePieceProcessor(model_file=str(self.spm))
@@ -115,3 +117,12 @@ def train(model, tokenizer, examples, steps, batch=32, rate=4e-3):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     return model.eval()
+
+
+def refusal(capsys, *arguments):
+    """The line with which an export to CTranslate2 ends."""
+    with pytest.raises(SystemExit, match="2"):
+        main(["export", "ctranslate2", *map(str, arguments)])
+    *_, error = capsys.readouterr().err.splitlines()  # behind progress bars of transformers
+    assert error.startswith("error: ")
+    return error
