@@ -30,6 +30,7 @@ from hf_models.serving.onnx_graphs import (
     frames_graph,
     generation_graphs,
     image_graph,
+    language_model_graph,
     tokens_graph,
 )
 from hf_models.serving.onnx_readme import Described, readme
@@ -82,15 +83,16 @@ def load(source: Path) -> Any:
         if type(config) not in hf_models.AUTO_CLASSES or name not in hf_models.MODELS:
             raise ValueError(
                 f"SOURCE {source} holds a {name or config.model_type}, which is no model of this "
-                "package; allowed: those with a position_embedding in config.json. Stock models "
-                "are exported by transformers.exporters.OnnxExporter."
+                "package; allowed: model types that begin with cape_. Stock models are exported by "
+                "transformers.exporters.OnnxExporter."
             )
         model, _ = load_whole(hf_models.MODELS[name], str(source), attn_implementation="sdpa")
     for module in model.modules():
         if isinstance(module, PositionEncoder) and module.config.random_evaluation:
             raise ValueError(
-                f"SOURCE {source} has random_evaluation=True, and a graph draws no positions; "
-                "allowed: False. Set it in position_embedding of its config.json."
+                f"SOURCE {source} draws positions in evaluation, too, and a graph draws none; "
+                "allowed: models whose positions are fixed there. Take that setting out of its "
+                "config.json."
             )
     return model.float().eval()
 
@@ -106,10 +108,12 @@ def graphs(model: Any) -> list[Graph]:
         return generation_graphs(model)
     if model.main_input_name == "pixel_values":
         return [image_graph(model)]
-    if generates or model.config.is_encoder_decoder:
+    if generates:
+        return [language_model_graph(model)]
+    if model.config.is_encoder_decoder:
         raise ValueError(
             f"export onnx has no graph for {type(model).__name__}; allowed: models that classify "
-            "or read images, texts or recordings, and encoders with a decoder that generate. "
+            "or read images, texts or recordings, and models that generate. "
             "transformers.exporters.OnnxExporter exports others."
         )
     if model.main_input_name == "input_features":

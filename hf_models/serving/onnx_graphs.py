@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 
 from hf_models.bos_hint import extend_mask, with_hint
+from hf_models.images import PatchEmbeddings
 from hf_models.natural_length import NaturalLengthEncoder
 
 Axes = tuple[str | int, ...]
@@ -106,8 +107,8 @@ def _numbers(low: int, high: int) -> Callable[[Sequence[int], torch.Generator], 
     return lambda shape, generator: torch.randint(low, high, tuple(shape), generator=generator)
 
 
-def _tokens(count: int) -> Input:
-    return Input(("batch", "length"), _numbers(0, count))
+def _tokens(words: nn.Embedding) -> Input:
+    return Input(("batch", "length"), _numbers(0, words.num_embeddings))
 
 
 def _mask(axis: str, *paddings: str) -> Input:
@@ -168,14 +169,21 @@ def image_graph(model: Any) -> Graph:
     """Images of any height and width.
 
     Raises:
-        ValueError: for a model with the relative biases of stock models.
+        ValueError: for relative biases of stock models, and for a table that they smooth.
     """
     for name in ("use_relative_position_bias", "use_shared_relative_position_bias"):
         if getattr(model.config, name, False):
             raise ValueError(
                 f"{name}=True is not allowed for export onnx; allowed: False, because transformers "
                 "computes these biases in a way that an exporter fixes to sizes of images. Train "
-                "without them; relative_context of position_embedding gives relative positions."
+                "without them, with relative positions of this package (type relpos) if need be."
+            )
+    for module in model.modules():
+        if isinstance(module, PatchEmbeddings) and module.antialias and module.table is not None:
+            raise ValueError(
+                f"the learned table of {type(model).__name__} is smoothed where it gets smaller, "
+                "which ONNX Runtime does otherwise at some sizes; allowed for export onnx: types "
+                "without a table, such as cape. Convert the model to one and fine-tune it."
             )
     sizes = getattr(model.config, "vision_config", model.config)
     patch, whole = (
@@ -206,8 +214,8 @@ def frames_graph(model: Any) -> Graph:
 
 def tokens_graph(model: Any) -> Graph:
     """Texts of any length, with an output for each token or for the text."""
-    count = model.config.vocab_size
-    inputs = {"input_ids": _tokens(count), "attention_mask": _mask("length", LEFT, RIGHT)}
+    words = model.get_input_embeddings()
+    inputs = {"input_ids": _tokens(words), "attention_mask": _mask("length", LEFT, RIGHT)}
     if getattr(model.config, "type_vocab_size", 0):
         types = _numbers(0, model.config.type_vocab_size)
         inputs["token_type_ids"] = Input(("batch", "length"), types)
@@ -271,10 +279,7 @@ class _Decoder(nn.Module):
         logits = self.model.get_output_embeddings()(output.last_hidden_state)
         bias = getattr(self.model, "final_logits_bias", None)
         logits = logits if bias is None else logits + bias
-        grown = (
-            pair for row in cache.self_attention_cache.layers for pair in (row.keys, row.values)
-        )
-        return logits, *grown
+        return logits, *_pairs(cache.self_attention_cache)
 
 
 def _cache(pairs: Sequence[Tensor]) -> DynamicCache:
@@ -288,6 +293,11 @@ def _cache(pairs: Sequence[Tensor]) -> DynamicCache:
     return cache
 
 
+def _pairs(cache: DynamicCache) -> list[Tensor]:
+    """Keys and values of each layer."""
+    return [value for layer in cache.layers for value in (layer.keys, layer.values)]
+
+
 def generation_graphs(model: Any) -> list[Graph]:
     """Encoder and decoder of a model that generates, of texts or recordings."""
     decoder = model.get_decoder()
@@ -297,7 +307,7 @@ def generation_graphs(model: Any) -> list[Graph]:
     mask = _mask("states", LEFT, RIGHT)
     cross = _each_layer(layers, "cross", ("batch", heads, "states", width))
     past = _each_layer(layers, "past", ("batch", heads, "past", width))
-    tokens = {"input_ids": _tokens(model.config.vocab_size), "encoder_attention_mask": mask}
+    tokens = {"input_ids": _tokens(decoder.embed_tokens), "encoder_attention_mask": mask}
     steps = ((1, 1, 0, 1), (1, 1, 1, 9), (3, 4, 0, 5), (2, 1, 30, 40), (1, 3, 7, 2))
     names = ("batch", "length", "past", "states")
     return [
@@ -320,12 +330,58 @@ def generation_graphs(model: Any) -> list[Graph]:
     ]
 
 
+class _LanguageModel(nn.Module):
+    """Scores of the next token after each of those given now, and the cache with them."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
+        input_ids, mask, cache_mask, *past = values
+        cache, whole = _cache(past), torch.cat((cache_mask, mask), dim=1)
+        position = (whole.cumsum(1) - 1).clamp(min=0)[:, cache_mask.shape[1] :]
+        output = self.model(
+            input_ids=input_ids,
+            attention_mask=whole,
+            position_ids=position,
+            past_key_values=cache,
+            use_cache=True,
+            return_dict=True,
+        )
+        return output.logits, *_pairs(cache)
+
+
+def language_model_graph(model: Any) -> Graph:
+    """A model that goes on with a text."""
+    layers = model.get_decoder().layers
+    attention = layers[0].self_attn
+    heads = attention.k_proj.out_features // attention.head_dim
+    past = _each_layer(len(layers), "past", ("batch", heads, "past", attention.head_dim))
+    inputs = {
+        "input_ids": _tokens(model.get_input_embeddings()),
+        "attention_mask": _mask("length"),
+        "cache_mask": _mask("past", LEFT),
+        **past,
+    }
+    names = ("batch", "length", "past")
+    steps = ((1, 1, 0), (1, 1, 1), (3, 4, 0), (2, 1, 30), (1, 3, 7), (3, 80, 2))
+    return Graph(
+        "model",
+        _LanguageModel(model),
+        inputs,
+        ["logits", *(name.replace("past", "present") for name in past)],
+        dict(zip(names, (2, 3, 5), strict=True)),
+        [dict(zip(names, sizes, strict=True)) for sizes in steps],
+    )
+
+
 def _source_inputs(model: Any) -> tuple[dict[str, Input], dict[str, int], list[dict[str, int]]]:
     """Inputs of an encoder, sizes to trace it with, and others."""
     config, encoder = model.config, model.get_encoder()
     if model.main_input_name == "input_ids":
         inputs = {
-            "input_ids": _tokens(config.vocab_size),
+            "input_ids": _tokens(encoder.embed_tokens),
             "attention_mask": _mask("length", LEFT, RIGHT),
         }
         others = [{"batch": batch, "length": length} for batch, length in _SIZES]

@@ -94,6 +94,8 @@ image = np.load(sys.argv[1]) if sys.argv[1:] else np.zeros(({channels}, 96, 128)
 ({output},) = session.run(["{output}"], {{"pixel_values": image[None].astype(np.float32)}})
 print({output}[0].argmax(-1))
 """
+    elif "cache_mask" in file.names:
+        return _language_model(model, file)
     elif "input_features" in file.names:
         notes, lines = _frames(model, output)
     else:
@@ -144,39 +146,74 @@ def _program(sessions: str, lines: str) -> str:
 
 def _generation(model: Any, files: Sequence[Described]) -> tuple[str, str]:
     encoder, decoder = files
-    heads, width = next(
-        (axes[1], axes[3]) for name, _, axes in decoder.inputs if name.startswith("past")
-    )
-    settings = model.generation_config
-    prompt, ends = first_tokens(model), _listed(settings.eos_token_id)
-    never, not_first = banned_tokens(settings)
+    settings, prompt = model.generation_config, first_tokens(model)
     takes, source = _source(model, encoder)
     notes = (
         f"{takes} The encoder gives keys and values by which the decoder sees the source, and "
-        "their mask: hand all of them to each step (for beams, repeated along the batch). The "
-        f"cache begins empty, [batch, {heads}, 0, {width}], and a call may bring several tokens. A "
-        f"target begins with {prompt} and ends with {ends}. Search is the caller's; the program is "
+        "their mask: hand all of them to each step (for beams, repeated along the batch). A text "
+        f"begins with {prompt}: there stand forced_bos_token_id, or the language and the task, if "
+        f"generate() is given other ones (see generation_config.json). {_about_search(settings)}"
+    )
+    sessions = f'("{encoder.file}", "{decoder.file}")'
+    given = '    given = {"input_ids": np.array([new]), **states, **dict(zip(past, cache))}'
+    lines = f"""
+{source.strip()}
+states = dict(zip((put.name for put in encoder.get_outputs()), encoder.run(None, given)))
+{_search(settings, decoder, "decoder", str(prompt), given)}
+"""
+    return notes, _program(
+        f"encoder, decoder = map(onnxruntime.InferenceSession, {sessions})", lines
+    )
+
+
+def _language_model(model: Any, file: Described) -> tuple[str, str]:
+    settings = model.generation_config
+    notes = (
+        "The tokenizer of this folder adds BOS where the model was trained with it. "
+        "`attention_mask` is for the tokens given now, `cache_mask` for those in the cache: texts "
+        "of a batch are padded on the left, with 0 in both. The program takes numbers of tokens "
+        f"and prints those that follow. {_about_search(settings)}"
+    )
+    given = """
+    given = {"input_ids": np.array([new]), "attention_mask": np.ones((1, len(new)), np.int64)}
+    given |= {"cache_mask": np.ones((1, cache[0].shape[2]), np.int64), **dict(zip(past, cache))}"""
+    lines = f"""
+start = [int(token) for token in sys.argv[1:] or [5, 6, 7]]
+{_search(settings, file, "session", "start", given)}
+"""
+    return notes, _program(f'session = onnxruntime.InferenceSession("{file.file}")', lines)
+
+
+def _search(settings: Any, decoder: Described, session: str, prompt: str, given: str) -> str:
+    """Lines of a greedy search with a cache."""
+    heads, width = next(
+        (axes[1], axes[3]) for name, _, axes in decoder.inputs if name.startswith("past_0")
+    )
+    never, not_first = banned_tokens(settings)
+    later = f"\n    logits[0, -1, {never}] = -np.inf" * bool(never)
+    later += f"\n    if not tokens:\n        logits[0, -1, {not_first}] = -np.inf" * bool(not_first)
+    ends = ", ".join(map(str, _listed(settings.eos_token_id)))
+    return f"""
+past = [put.name for put in {session}.get_inputs() if put.name.startswith("past")]
+cache = [np.zeros((1, {heads}, 0, {width}), np.float32)] * len(past)
+tokens, new = [], {prompt}
+while len(tokens) < {LONGEST} and not {{*tokens[-1:]}} & {{{ends}}}:
+{given.strip(chr(10))}
+    logits, *cache = {session}.run(None, given){later}
+    new = [int(logits[0, -1].argmax())]
+    tokens += new
+print(*tokens)
+""".strip()
+
+
+def _about_search(settings: Any) -> str:
+    return (
+        f"A text ends with {_listed(settings.eos_token_id)}. The cache begins empty, with 0 on the "
+        "axis `past`, and a call may bring several tokens. Search is the caller's; the program is "
         f"greedy and ends after {LONGEST} tokens, as generate(num_beams=1, do_sample=False, "
         f"max_new_tokens={LONGEST}) of the model{_left_out(settings)}. At its limit of length a "
         "host may force EOS, where the program just ends."
     )
-    later = f"\n    logits[0, -1, {never}] = -np.inf" * bool(never)
-    later += f"\n    if not tokens:\n        logits[0, -1, {not_first}] = -np.inf" * bool(not_first)
-    lines = f"""
-{source.strip()}
-states = dict(zip((put.name for put in encoder.get_outputs()), encoder.run(None, given)))
-past = [put.name for put in decoder.get_inputs() if put.name.startswith("past")]
-cache = [np.zeros((1, {heads}, 0, {width}), np.float32)] * len(past)
-tokens, new = [], {prompt}
-while len(tokens) < {LONGEST} and not {{*tokens[-1:]}} & {{{", ".join(map(str, ends))}}}:
-    given = {{"input_ids": np.array([new]), **states, **dict(zip(past, cache))}}
-    logits, *cache = decoder.run(None, given){later}
-    new = [int(logits[0, -1].argmax())]
-    tokens += new
-print(*tokens)
-"""
-    files = f'("{encoder.file}", "{decoder.file}")'
-    return notes, _program(f"encoder, decoder = map(onnxruntime.InferenceSession, {files})", lines)
 
 
 def _source(model: Any, encoder: Described) -> tuple[str, str]:

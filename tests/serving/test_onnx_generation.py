@@ -142,3 +142,31 @@ def test_recordings_of_any_length_have_the_states_of_the_model(whisper, frames):
     actual = run(out, "encoder", **given)
     assert_close(actual["cross_0_key"].transpose(1, 2).flatten(2), keys)
     assert torch.equal(actual["encoder_attention_mask"].bool(), output.attention_mask)
+
+
+@pytest.fixture(scope="module")
+def language_model(tmp_path_factory):
+    model = small("llama", "cape")
+    return model, export(model, tmp_path_factory.mktemp("llama"))
+
+
+def test_texts_go_on_as_those_of_the_model(language_model, python):
+    """Of a batch that is padded on the left, and of one text by the README's program."""
+    model, out = language_model
+    given = sentences(True, (9, 6, 1))
+    expected = generated(model, 20, **given)
+    expected = [tokens[8:] for tokens in expected]
+    assert len({*map(tuple, expected)}) == 3
+    new, mask = given["input_ids"], given["attention_mask"]
+    cache = dict.fromkeys(("past_0_key", "past_0_value"), torch.zeros(3, 2, 0, 8))
+    seen, chosen = mask[:, :0], []
+    for _ in range(20):
+        state = {"input_ids": new, "attention_mask": mask, "cache_mask": seen, **cache}
+        output = run(out, "model", **state)
+        cache = {name: output[name.replace("past", "present")] for name in cache}
+        new = output["logits"][:, -1:].argmax(-1)
+        seen, mask = torch.cat((seen, mask), 1), torch.ones_like(new)
+        chosen.append(new)
+    assert [up_to(row, EOS) for row in torch.cat(chosen, 1).tolist()] == expected
+    printed = run_program(python, program(out), *given["input_ids"][0].tolist(), cwd=out)
+    assert up_to([int(token) for token in printed.split()], EOS)[:20] == expected[0]
