@@ -142,7 +142,8 @@ def table_rows(trained: Trained, limit: int | None) -> dict[str, int]:
     with these settings would have."""
     args, sides = _arguments(trained), ("source", "target")
     names = {side: f"max_{side}_positions" for side in sides}
-    return {side: limit or args.get(name) or 1024 for side, name in names.items()}
+    unset = args.get("tokens_per_sample") or 1024  # of language models
+    return {side: limit or args.get(name) or unset for side, name in names.items()}
 
 
 def _arguments(trained: Trained) -> dict[str, Any]:
@@ -175,26 +176,23 @@ def _state(trained: Trained, plain: nn.Module, rows: dict[str, int]) -> dict[str
     }
 
 
-def _stock_arguments(
-    trained: Trained, plain: nn.Module, limits: dict[str, int]
-) -> OrderedDict[str, Any]:
-    """Arguments of the stock model.
-
-    fairseq reads entries, ct2-fairseq-converter attributes, and torch loads no Namespace with
-    ``weights_only``, which is its default: this dictionary has all entries as attributes too.
-    """
+def _stock_arguments(trained: Trained, plain: nn.Module, limits: dict[str, int]) -> dict[str, Any]:
+    """Arguments of the stock model: a dictionary, or where fairseq has a Namespace, a dictionary
+    with all entries as attributes, which torch loads with ``weights_only``, its default; the
+    commands of fairseq and ctranslate2 read the attributes."""
     kept = {
         name: value
         for name, value in _arguments(trained).items()
         if not name.startswith(PREFIX) and name not in _OWN_ARGS
     }
-    names = {"_name": trained.stock, "arch": trained.stock}
     learned = {f"{side}_learned_pos": True for side in ("encoder", "decoder")}
-    entries = {**kept, **names, "data": ".", **_sharing(plain)}
-    entries.update((n, v) for n, v in {**learned, **limits}.items() if n in kept)
-    arguments = OrderedDict(entries)
-    task = trained.cfg["task"]
-    arguments.__dict__.update({**task, "task": task["_name"], **entries})
+    changed = {**learned, **limits, **_sharing(plain), "arch": trained.stock, "data": "."}
+    kept.update((name, value) for name, value in changed.items() if name in kept)
+    kept["_name"] = trained.stock
+    if not isinstance(trained.cfg["model"], argparse.Namespace):
+        return kept
+    arguments = OrderedDict(kept)
+    arguments.__dict__.update(kept)
     return arguments
 
 
@@ -341,7 +339,8 @@ def _of_lm(trained: Trained, rows: dict[str, int]) -> str:
     return f"""* Texts begin with {who}, as in training, and end with `</s>`.
 * Positions: {rows["target"]}, the first token included. {_LIMIT.strip()}
   `--max-target-positions {rows["target"]}`, or a smaller `--tokens-per-sample`.
-* To CTranslate2: `ct2-fairseq-converter --model_path {FILE} --data_dir . --output_dir DIR`.
+* `ct2-fairseq-converter` takes no language model of this version of fairseq; `cape-plugins export \
+ctranslate2` takes the original checkpoint.
 
 On the command line: `fairseq-eval-lm DATA --path {FILE}`. In Python, the logarithm of the
 probability (base e) of each segmented line of standard input:

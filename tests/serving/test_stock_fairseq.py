@@ -24,6 +24,7 @@ from torch.nn.functional import cross_entropy
 
 from cape_plugins.cli import main
 from fairseq_user_dir.admin import attach_admin
+from fairseq_user_dir.serving import stock
 from fairseq_user_dir.serving.folding import folded
 from tests.support.admin import scatter_omegas
 from tests.support.fairseq_models import (
@@ -88,7 +89,7 @@ def train(model, updates):
         optimizer.step()
 
 
-def save_trained(corpus, path, *flags, updates=150):
+def save_trained(corpus, path, *flags, updates=120):
     save_fairseq(corpus, path, "--dropout", "0", *(flag for flag in flags if flag != ADMIN))
     state = torch.load(path, weights_only=True)
     if ADMIN in flags:  # without a profile, which needs training data
@@ -156,10 +157,47 @@ def exported(corpus, tmp_path_factory):
             checkpoint=checkpoint, outs=outs, expected=translations(checkpoint, lines)
         )
         programs += [(out, program_of(out), "\n".join(lines)) for out in outs.values()]
+    # a text that just fits, and one token more
+    longest, longer = (" ".join(lines[0].split()[:1] * count) for count in (TABLE - 2, TABLE - 1))
+    ends = results["cape"].outs.values()
+    programs += [(out, program_of(out), line) for out in ends for line in (longest, longer)]
+    language_model = save_language_model(corpus, folder / "lm", lines)
+    out = language_model.out
+    programs.append((out, program_of(out), "\n".join(lines)))
     printed = iter(run_without_package(programs, folder))
     for result in results.values():
         result.printed = {host: next(printed).splitlines() for host in result.outs}
-    return results
+    results["past the table"] = [next(printed) for _ in range(4)]
+    language_model.printed = next(printed)
+    return {**results, "lm": language_model}
+
+
+def save_language_model(corpus, folder, lines):
+    """A checkpoint, the logarithms of the probabilities of lines, and its export."""
+    folder.mkdir()
+    (folder / "dict.txt").write_bytes((corpus / "binary" / "dict.en.txt").read_bytes())
+    args = arguments(
+        *("--tokens-per-sample", TABLE, "--position-embedding", "cape"),
+        arch="cape_transformer_lm",
+        task="language_modeling",
+    )
+    args.data = str(folder)
+    cfg = convert_namespace_to_omegaconf(args)
+    task = tasks.setup_task(cfg.task)
+    model = task.build_model(cfg.model).eval()
+    path = folder / "checkpoint.pt"
+    history = [{"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}}]
+    state = {"args": None, "cfg": cfg, "model": model.state_dict(), "optimizer_history": history}
+    torch.save({**state, "extra_state": {"train_iterator": {"epoch": 1}}}, path)
+    expected = []
+    for line in lines:
+        tokens = task.source_dictionary.encode_line(line, add_if_not_exist=False).long()
+        before = torch.cat((torch.tensor([EOS]), tokens[:-1]))
+        with torch.no_grad():
+            logits = model(before[None])[0][0]
+        expected.append(logits.log_softmax(-1).gather(1, tokens[:, None]).sum().item())
+    out = export(path, folder / "out")
+    return SimpleNamespace(checkpoint=path, expected=expected, out=out)
 
 
 @pytest.mark.slow
@@ -222,47 +260,28 @@ def test_ctranslate2_converts_it_with_its_own_command(exported, tmp_path):
 
 
 @pytest.mark.slow
-def test_language_model_scores_the_same_without_this_package(corpus, tmp_path):
-    data = tmp_path / "data"
-    data.mkdir()
-    (data / "dict.txt").write_bytes((corpus / "binary" / "dict.en.txt").read_bytes())
-    words = ("--position-embedding", "cape")
-    args = arguments(
-        *("--tokens-per-sample", TABLE, *words),
-        arch="cape_transformer_lm",
-        task="language_modeling",
-    )
-    args.data = str(data)
-    cfg = convert_namespace_to_omegaconf(args)
-    task = tasks.setup_task(cfg.task)
-    model = task.build_model(cfg.model).eval()
-    path = tmp_path / "checkpoint.pt"
-    history = [{"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}}]
-    state = {"args": None, "cfg": cfg, "model": model.state_dict(), "optimizer_history": history}
-    torch.save({**state, "extra_state": {"train_iterator": {"epoch": 1}}}, path)
-    out = export(path, tmp_path / "out")
-    lines, expected = lines_of(corpus / "binary"), []
-    for line in lines:
-        tokens = task.source_dictionary.encode_line(line, add_if_not_exist=False).long()
-        before = torch.cat((torch.tensor([EOS]), tokens[:-1]))
-        with torch.no_grad():
-            logits = model(before[None])[0][0]
-        expected.append(logits.log_softmax(-1).gather(1, tokens[:, None]).sum().item())
-    (printed,) = run_without_package([(out, program_of(out), "\n".join(lines))], tmp_path)
-    assert list(map(float, printed.split())) == pytest.approx(expected, abs=1e-5)
-    assert "--to hugging-face" in refusal(path, tmp_path, "--to", "hugging-face")
+def test_language_model_scores_the_same_without_this_package(exported, tmp_path):
+    result = exported["lm"]
+    printed = list(map(float, result.printed.split()))
+    assert printed == pytest.approx(result.expected, abs=1e-5)
+    assert f"Positions: {TABLE}, " in (result.out / "README.md").read_text("utf-8")
+    assert "language model" in refusal(result.checkpoint, tmp_path, "--to", "hugging-face")
 
 
 @pytest.mark.slow
-def test_text_past_the_table_is_an_error(exported, tmp_path):
-    result = exported["cape"]
-    words = lines_of(result.outs["fairseq"])[0].split()[:1]
-    longest, longer = (" ".join(words * count) for count in (TABLE - 2, TABLE - 1))
-    programs = [
-        (out, program_of(out), line) for out in result.outs.values() for line in (longest, longer)
-    ]
-    printed = run_without_package(programs, tmp_path)
-    assert ["IndexError" in text for text in printed] == [False, True, False, True]
+def test_text_past_the_table_is_an_error(exported):
+    texts = exported["past the table"]
+    assert ["IndexError" in text for text in texts] == [False, True, False, True]
+
+
+@pytest.mark.slow
+def test_the_command_writes_a_whole_folder(corpus, tmp_path, run_cli):
+    save_fairseq(corpus, tmp_path / "checkpoint.pt", *CAPE)
+    command = ("python", "-m", "cape_plugins", "export", "stock", "checkpoint.pt", "out")
+    done = run_cli(*command, cwd=tmp_path)
+    assert "model.pt: transformer of fairseq, logits on random tokens within " in done.stdout
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"README.md", "model.pt", "dict.en.txt", "dict.de.txt"}
 
 
 # ---- refusals, and what is folded ----------------------------------------------------------------
@@ -341,3 +360,15 @@ def test_residual_weights_that_cannot_be_folded_are_refused():
         model.decoder.layers[1].admin.omega[2][5] = 0.0
     with pytest.raises(ValueError, match=r"decoder.layers.1 has a residual weight of ADMIN that"):
         folded(model, 20, 20)
+
+
+def test_a_stock_model_that_computes_otherwise_is_not_written(corpus, tmp_path, monkeypatch):
+    def wrong(model, *rows):
+        copied = folded(model, *rows)
+        with torch.no_grad():
+            copied.decoder.embed_positions.weight[4] += 1.0
+        return copied
+
+    monkeypatch.setattr(stock, "folded", wrong)
+    path = save_fairseq(corpus, tmp_path / "checkpoint.pt", *CAPE)
+    assert "gives other logits than the model" in refusal(path, tmp_path)
