@@ -1,7 +1,7 @@
 """Models of fairseq as folders for ctranslate2: ``cape-plugins export ctranslate2 CHECKPOINT``.
 
 ctranslate2's own converter for fairseq sets the weights of stock layers, and is called for that.
-What it refuses or leaves out is here: tables of positions, the BOS hint, ADMIN, relative attention.
+What it refuses or leaves out is here and in plain.py: tables of positions, the BOS hint, ADMIN, relative attention.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ from cape_plugins.serving.ctranslate2_notes import (
     compare,
     largest_of,
     read_sentences,
-    readme,
     refuse_difference,
-    search_options,
     translate,
-    translation_options,
 )
 from cape_plugins.serving.output import Exported
 from fairseq_user_dir.errors import SettingsError
+from fairseq_user_dir.serving.ctranslate2_readme import (
+    described,
+    language_model_readme,
+    translation_readme,
+)
 from fairseq_user_dir.serving.plain import (
     fold_admin,
     layers_of,
@@ -60,11 +62,11 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
     rows = {"source": args.max_source_tokens, "target": args.max_target_tokens}
     limits = write_model(loaded, folder, rows, args.quantization)
     is_translation = "encoder" in loaded.stacks
-    report = [f"ctranslate2: {_described(loaded)}, {_size(folder)}"]
+    report = [f"ctranslate2: {described(loaded)}, {_size(folder)}"]
     if sentences:
         check = check_translations if is_translation else check_scores
         report.append(check(loaded, folder, sentences, limits, args.quantization))
-    write = _translation_readme if is_translation else _language_model_readme
+    write = translation_readme if is_translation else language_model_readme
     return Exported(write(loaded, source.name, limits, args.quantization), "\n".join(report))
 
 
@@ -332,105 +334,6 @@ def _check_length(side: str, longest: int, limits: dict[str, int | None]) -> Non
             f"--check: a sentence has {longest} tokens, BOS and EOS included, and the table "
             f"{limit}; give --max-{side}-tokens {longest} or more, or shorter sentences."
         )
-
-
-# ---- README --------------------------------------------------------------------------------------
-
-_TRANSLATE = """
-import sys
-
-import ctranslate2
-
-folder, file = sys.argv[1:]  # this folder; a text, one sentence a line, see below
-translator = ctranslate2.Translator(folder)
-with open(file, encoding="utf-8") as lines:
-    sentences = [line.split() for line in lines]
-results = translator.translate_batch(
-    sentences,
-    max_batch_size=32,
-    {options},
-)
-for result in results:
-    print(" ".join(result.hypotheses[0]))
-"""
-_CONTINUE = """
-import sys
-
-import ctranslate2
-
-folder, file = sys.argv[1:]  # this folder; a text, one beginning a line, see below
-generator = ctranslate2.Generator(folder)
-with open(file, encoding="utf-8") as lines:
-    beginnings = [["{start}", *line.split()] for line in lines]
-results = generator.generate_batch(beginnings, max_batch_size=32, max_length={length})
-for result in results:
-    print(" ".join(result.sequences[0]))
-"""
-_TOKENS = (
-    "A text is segmented as the training data were before fairseq-preprocess (words, BPE or "
-    "SentencePiece) and split at spaces. Tokens that the dictionary does not have are read as "
-    "`{unk}`."
-)
-
-
-def _translation_readme(
-    source: Source, name: str, limits: dict[str, int | None], quantization: str | None
-) -> str:
-    dictionary = source.task.source_dictionary
-    bos, eos = dictionary.bos_word, dictionary.eos_word
-    with_bos = source.model.encoder.position_config.source_bos
-    source_text = f"`{bos}` before and `{eos}` after" if with_bos else f"`{eos}` after"
-    longest = limits["target"] or 1024
-    options = ",\n    ".join(f"{key}={value}" for key, value in search_options(longest).items())
-    return readme(
-        f"{name}: {_described(source)}",
-        program=_TRANSLATE.format(options=options),
-        conventions=[
-            f"The engine puts {source_text} the source (`config.json` says so) and starts the "
-            f"target with `{eos}`. Give none of them.",
-            _TOKENS.format(unk=dictionary.unk_word),
-        ],
-        rows=limits,
-        options=[
-            *translation_options(
-                f"`fairseq-generate --beam 5 --min-len 0 --max-len-b {longest}` (which prints "
-                "scores with base 2 and, by default, never gives an empty translation)"
-            ),
-            "Length penalty, batch size and prefixes are those of fairseq: `length_penalty` for "
-            "`--lenpen`, `target_prefix` for `--prefix-size`.",
-        ],
-        quantization=quantization,
-    )
-
-
-def _language_model_readme(
-    source: Source, name: str, limits: dict[str, int | None], quantization: str | None
-) -> str:
-    dictionary, start = source.task.target_dictionary, start_of(source)
-    return readme(
-        f"{name}: {_described(source)}",
-        program=_CONTINUE.format(start=start, length=limits["target"] or 1024),
-        conventions=[
-            f"A text begins with `{start}`, as in training, which the caller puts there. The "
-            f"engine ends it with `{dictionary.eos_word}`; a text to be scored has it at its end.",
-            _TOKENS.format(unk=dictionary.unk_word),
-        ],
-        rows=limits,
-        options=[
-            "The result has the beginning, without its first token; `max_length` counts it, is 512 "
-            "by default and leaves longer texts open, without a word.",
-            "`generator.score_batch(texts, max_input_length=0)` gives the natural "
-            "log-probabilities of fairseq-eval-lm, of all tokens but the first. Its default, 1024, "
-            "cuts longer texts without a word.",
-        ],
-        quantization=quantization,
-    )
-
-
-def _described(source: Source) -> str:
-    """What a model is: "CapeTransformerModel, position embedding cape"."""
-    config = source.model.decoder.position_config
-    return f"{type(source.model).__name__}, position embedding {config.type}"
 
 
 def _size(folder: Path) -> str:

@@ -65,7 +65,6 @@ SETTINGS = {
          "--activation-fn", "gelu_accurate", "--no-decoder-final-norm"),
         {},
     ),
-    "no norm at the end": ("pre-LN", (*CAPE, "--no-decoder-final-norm"), {}),
     "aligned": ("pre-LN", (*CAPE, "--arch", "cape_transformer_align"), {}),
 }  # fmt: skip
 FAST = ("cape, post-LN", "abspos, pre-LN", "ADMIN")

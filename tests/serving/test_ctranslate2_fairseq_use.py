@@ -189,8 +189,9 @@ def test_language_models_score_as_in_fairseq(name, models, tmp_path, capsys):
     torch.testing.assert_close(torch.tensor(scored.log_probs), wanted, rtol=0, atol=1e-5)
 
 
-def test_language_model_continues_as_in_fairseq(models, tmp_path):
-    flags = (*lm_flags("cape"), "--add-bos-token")
+@pytest.mark.parametrize("more", [(), ("--add-bos-token",)])
+def test_language_model_continues_as_in_fairseq(more, models, tmp_path):
+    flags = (*lm_flags("cape"), *more)
     checkpoint = save_language_model(models.lm_data, tmp_path / "lm.pt", *flags)
     exported(checkpoint, tmp_path / "out", "--max-target-tokens", 30)
     text = tmp_path / "text"
@@ -201,7 +202,8 @@ def test_language_model_continues_as_in_fairseq(models, tmp_path):
     model, task = load(checkpoint, models.lm_data)
     symbols, wanted = task.source_dictionary, []
     for line in ("w1 w2 w3", "w7"):
-        tokens = [symbols.bos(), *encode(symbols, line)[:-1].tolist()]
+        start = symbols.bos() if more else symbols.eos()
+        tokens = [start, *encode(symbols, line)[:-1].tolist()]
         while len(tokens) <= 30:  # the start has no part in the length
             with torch.no_grad():
                 logits, _ = model(torch.tensor([tokens]))

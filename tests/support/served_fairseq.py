@@ -73,12 +73,6 @@ class ServedModels:
         save_fairseq(self.data, path, *flags)
         return train(path, self.data, updates=150)
 
-    def finetuned(self, path: Path, corpus: Path) -> None:
-        """A few updates for what the parameters have not met, so that translations end again."""
-        state = torch.load(path, weights_only=True)
-        state["model"] = train(path, corpus, updates=20)
-        torch.save(state, path)
-
     def save(
         self, name: str, norm: str, *flags: object, separate: bool = False, admin: bool = False
     ) -> Path:
@@ -103,7 +97,8 @@ class ServedModels:
         if admin:
             _add_admin(state)
         torch.save(state, path)
-        self.finetuned(path, corpus)
+        state["model"] = train(path, corpus, updates=15)
+        torch.save(state, path)
         return path
 
 
