@@ -20,6 +20,8 @@ QUANTIZATIONS = (
     *("float16", "bfloat16", "float32"),
 )
 
+SHORTEST = 8  # rows of a table
+
 # Writes what `source` holds into an empty folder, as the arguments say.
 Exporter = Callable[[Path, Path, argparse.Namespace], Exported]
 
@@ -73,7 +75,7 @@ def add_export_args(parser: argparse.ArgumentParser) -> None:
     size = stock.add_mutually_exclusive_group()
     size.add_argument(
         "--max-tokens",
-        type=positive,
+        type=_table_length,
         metavar="N",
         help="rows of a table of token positions (default: those of the stock model)",
     )
@@ -85,6 +87,14 @@ def add_export_args(parser: argparse.ArgumentParser) -> None:
         help="size in pixels of the images that a table is for (default: that of the model)",
     )
     parser.set_defaults(run=run_export)
+
+
+def _table_length(text: str) -> int:
+    """Rows of a table, enough for the few tokens on which an exporter compares both models."""
+    number = positive(text)
+    if number < SHORTEST:
+        raise argparse.ArgumentTypeError(f"{text} is not allowed; allowed: {SHORTEST} or more")
+    return number
 
 
 def _add_paths(parser: argparse.ArgumentParser, what: str) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import shutil
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from cape_plugins.arguments import PREFIX, TYPE_ARG
-from cape_plugins.serving.command import FAIRSEQ
+from cape_plugins.serving.command import FAIRSEQ, SHORTEST
 from cape_plugins.serving.output import Exported
 from fairseq_user_dir.checkpoints import position_config, read_checkpoint
 from fairseq_user_dir.models import CLASSES
@@ -93,7 +94,7 @@ def _to_hugging_face(trained: Trained, folder: Path, limit: int | None) -> Expor
         )
     rows = max(table_rows(trained, limit).values())
     plain = folded(trained.model, rows, rows)
-    return write_hugging_face(plain, _arguments(trained), words, rows, folder)
+    return write_hugging_face(plain, trained.cfg["model"], words, rows, folder)
 
 
 def load(source: Path, data: str | None) -> Trained:
@@ -134,21 +135,20 @@ def load(source: Path, data: str | None) -> Trained:
         )
     data_folder = Path(utils.split_paths(data or cfg.task.data)[0])
     container = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
-    return Trained(model.eval(), container, task, stock, data_folder)
+    sections = {
+        name: _with_attributes(vars(part)) if isinstance(part, argparse.Namespace) else part
+        for name, part in container.items()
+    }
+    return Trained(model.eval(), sections, task, stock, data_folder)
 
 
 def table_rows(trained: Trained, limit: int | None) -> dict[str, int]:
     """Positions of "source" and "target" that are written: `limit`, or those that a stock model
     with these settings would have."""
-    args, sides = _arguments(trained), ("source", "target")
+    args, sides = trained.cfg["model"], ("source", "target")
     names = {side: f"max_{side}_positions" for side in sides}
     unset = args.get("tokens_per_sample") or 1024  # of language models
     return {side: limit or args.get(name) or unset for side, name in names.items()}
-
-
-def _arguments(trained: Trained) -> dict[str, Any]:
-    model = trained.cfg["model"]
-    return dict(vars(model) if isinstance(model, argparse.Namespace) else model)
 
 
 # ---- the checkpoint ------------------------------------------------------------------------------
@@ -157,13 +157,12 @@ def _arguments(trained: Trained) -> dict[str, Any]:
 def _state(trained: Trained, plain: nn.Module, rows: dict[str, int]) -> dict[str, Any]:
     """What fairseq stores of a model, without what only this package knows."""
     limits = {f"max_{side}_positions": count for side, count in rows.items()}
-    cfg = {name: part for name, part in trained.cfg.items() if name != "model"}
-    sections = {name: dict(part) for name, part in cfg.items() if isinstance(part, dict)}
-    for part in sections.values():
-        part.update((name, limits[name]) for name in limits.keys() & part.keys())
-        part.update((name, None) for name in part.keys() & set(_PATHS))
-    cfg.update(sections)
-    cfg["task"]["data"] = "."
+    general = {**limits, **dict.fromkeys(_PATHS)}
+    cfg = {
+        name: _changed(part, general) if isinstance(part, dict) else part
+        for name, part in trained.cfg.items()
+    }
+    cfg["task"] = _changed(cfg["task"], {"data": "."})
     cfg["model"] = _stock_arguments(trained, plain, limits)
     history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}}
     # stock fairseq tells a task of its own nothing of our dictionary marks: they stay behind
@@ -177,23 +176,29 @@ def _state(trained: Trained, plain: nn.Module, rows: dict[str, int]) -> dict[str
 
 
 def _stock_arguments(trained: Trained, plain: nn.Module, limits: dict[str, int]) -> dict[str, Any]:
-    """Arguments of the stock model: a dictionary, or where fairseq has a Namespace, a dictionary
-    with all entries as attributes, which torch loads with ``weights_only``, its default; the
-    commands of fairseq and ctranslate2 read the attributes."""
-    kept = {
-        name: value
-        for name, value in _arguments(trained).items()
-        if not name.startswith(PREFIX) and name not in _OWN_ARGS
-    }
+    """Arguments of the stock model."""
+    arguments = trained.cfg["model"]
+    own = [name for name in arguments if name.startswith(PREFIX) or name in _OWN_ARGS]
     learned = {f"{side}_learned_pos": True for side in ("encoder", "decoder")}
-    changed = {**learned, **limits, **_sharing(plain), "arch": trained.stock, "data": "."}
-    kept.update((name, value) for name, value in changed.items() if name in kept)
-    kept["_name"] = trained.stock
-    if not isinstance(trained.cfg["model"], argparse.Namespace):
-        return kept
-    arguments = OrderedDict(kept)
-    arguments.__dict__.update(kept)
-    return arguments
+    names = {"arch": trained.stock, "_name": trained.stock, "data": "."}
+    changes = {**learned, **limits, **_sharing(plain), **names, **dict.fromkeys(_PATHS[1:])}
+    return _changed(arguments, changes, without=own)
+
+
+def _changed(
+    part: dict[str, Any], changes: dict[str, Any], without: Sequence[str] = ()
+) -> dict[str, Any]:
+    """A copy with other values of the names that it has."""
+    kept = {name: changes.get(name, value) for name, value in part.items() if name not in without}
+    return _with_attributes(kept) if isinstance(part, OrderedDict) else kept
+
+
+def _with_attributes(entries: dict[str, Any]) -> OrderedDict[str, Any]:
+    """A dictionary with all entries as attributes, in the place of a Namespace: torch loads it
+    with ``weights_only``, its default, and commands of fairseq and ctranslate2 read attributes."""
+    part = OrderedDict(entries)
+    part.__dict__.update(entries)
+    return part
 
 
 def _sharing(plain: nn.Module) -> dict[str, bool]:
@@ -224,7 +229,7 @@ def _compare(trained: Trained, folder: Path) -> float:
     first = words.nspecial
     generator = torch.Generator().manual_seed(1)
     source, target = (
-        torch.randint(first, len(symbols), (2, 12), generator=generator)
+        torch.randint(first, len(symbols), (2, SHORTEST - 1), generator=generator)
         for symbols in (trained.task.source_dictionary, words)
     )
     expected = _logits(trained.model, source, target)
@@ -271,7 +276,9 @@ def _readme(trained: Trained, plain: nn.Module, rows: dict[str, int]) -> str:
 directory. It was trained with the position embedding `{config.type}`{_what_is_in(plain)}.
 
 """
-    return text + (_of_translation(trained, rows) if is_translation else _of_lm(trained, rows))
+    return text + (
+        _of_translation(trained, plain, rows) if is_translation else _of_lm(trained, plain, rows)
+    )
 
 
 def _what_is_in(plain: nn.Module) -> str:
@@ -280,12 +287,18 @@ def _what_is_in(plain: nn.Module) -> str:
     return ", which is a learned table here (`--encoder-learned-pos`, `--decoder-learned-pos`)"
 
 
-_LIMIT = """The table ends there: longer texts are an error, not a cut. fairseq's commands skip or
-refuse them by limits of their own, 1024 tokens by default: with a longer table, give them
-"""
+def _limits(plain: nn.Module, rows: dict[str, int], sides: tuple[str, ...]) -> str:
+    flags = " ".join(f"--max-{side}-positions {rows[side]}" for side in sides)
+    end = "The table ends there: longer texts are an error, not a cut."
+    if plain.decoder.embed_positions is None:
+        end = "There is no table, so that this is a limit of fairseq's commands alone."
+    return (
+        f"{end} fairseq's commands refuse texts by a limit of their own, 1024 tokens by default: "
+        f"with more positions than these, give them `{flags}`."
+    )
 
 
-def _of_translation(trained: Trained, rows: dict[str, int]) -> str:
+def _of_translation(trained: Trained, plain: nn.Module, rows: dict[str, int]) -> str:
     task = trained.cfg["task"]
     languages = f"--source-lang {task['source_lang']} --target-lang {task['target_lang']}"
     hint = has_hint(trained.model)
@@ -306,10 +319,10 @@ def _of_translation(trained: Trained, rows: dict[str, int]) -> str:
     )
     return f"""* {who}
 * Positions: {rows["source"]} of the source, `<s>` and `</s>` included, {rows["target"]} of the \
-target. {_LIMIT.strip()}
-  `--max-source-positions {rows["source"]} --max-target-positions {rows["target"]}`.
-* Options that give the result of the model: its own beam, `--lenpen` and the like; there is nothing
-  to set for positions.
+target. {_limits(plain, rows, ("source", "target"))}
+* Options: those of the trained model (`--beam`, `--lenpen`); there is nothing to set for \
+positions. fairseq ends translations after 200 tokens, or `--max-len-b`.
+* The file loads with `weights_only`, the default of torch from 2.6 on.
 * {ct2}
 
 On the command line, from this folder{"; " + after if after else ""}:
@@ -333,12 +346,11 @@ for line in sys.stdin:
 """
 
 
-def _of_lm(trained: Trained, rows: dict[str, int]) -> str:
+def _of_lm(trained: Trained, plain: nn.Module, rows: dict[str, int]) -> str:
     bos = trained.cfg["task"].get("add_bos_token")
     who = "`<s>` (`--add-bos-token`)" if bos else "`</s>`"
     return f"""* Texts begin with {who}, as in training, and end with `</s>`.
-* Positions: {rows["target"]}, the first token included. {_LIMIT.strip()}
-  `--max-target-positions {rows["target"]}`, or a smaller `--tokens-per-sample`.
+* Positions: {rows["target"]}, the first token included. {_limits(plain, rows, ("target",))}
 * `ct2-fairseq-converter` takes no language model of this version of fairseq; `cape-plugins export \
 ctranslate2` takes the original checkpoint.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import inspect
 import json
 import math
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
-from cape_plugins.serving.command import HUGGING_FACE
+from cape_plugins.serving.command import HUGGING_FACE, SHORTEST
 from cape_plugins.serving.output import Exported
 from hf_models.convert import copy_other_files, own_class
 from hf_models.feature_extraction import choose_extractor
@@ -162,11 +163,14 @@ def _compare(cape: PreTrainedModel, stock: PreTrainedModel) -> float:
     shape = shape_of_inputs(stock)
     if stock.main_input_name == "input_ids":
         given = torch.randint(_words(stock), shape, generator=generator)
+        given[:, -1] = _eos(stock)  # some classify the state of this token
     else:
         given = torch.rand(shape, generator=generator)
     more = {}
-    if stock.config.is_encoder_decoder and stock.main_input_name != "pixel_values":
-        more["decoder_input_ids"] = torch.randint(_words(stock), (1, 5), generator=generator)
+    if "decoder_input_ids" in inspect.signature(stock.forward).parameters:
+        more["decoder_input_ids"] = torch.randint(
+            _words(stock), (1, SHORTEST - 1), generator=generator
+        )
     with_hint, hint = given, hint_of(cape)
     if hint is not None:
         with_hint = torch.cat((given.new_full((1, 1), hint), given), dim=1)
@@ -174,21 +178,28 @@ def _compare(cape: PreTrainedModel, stock: PreTrainedModel) -> float:
     try:
         got = _first(stock(**{stock.main_input_name: with_hint}, **more))
         difference = (expected - got).abs().max().item()
-    except RuntimeError as error:  # some take images of equal sides only
+    except (IndexError, RuntimeError) as error:
         difference, reason = math.inf, f" ({str(error).splitlines()[0]})"
     else:
         reason = f": its outputs differ by {difference:.3g}"
     if not difference <= CLOSE * max(1.0, expected.abs().max().item()):
         raise ValueError(
             f"{type(stock).__name__} computes otherwise for inputs of shape {shape}{reason}; "
-            "allowed: sizes that the stock class takes, in some classes square images only. Give "
-            "another size, or use `cape-plugins export onnx`."
+            "allowed: sizes that the stock class takes, of some classes square images only, and "
+            "heads that a caller can give the BOS hint to. Use another size, or serve it by "
+            "`cape-plugins export onnx`."
         )
     return difference
 
 
 def _words(model: PreTrainedModel) -> int:
     return model.config.get_text_config().vocab_size
+
+
+def _eos(model: PreTrainedModel) -> int:
+    eos = getattr(model.config.get_text_config(), "eos_token_id", None)
+    eos = eos[0] if isinstance(eos, list) else eos
+    return eos or 0
 
 
 def _first(output: Any) -> Tensor:
@@ -207,7 +218,7 @@ def shape_of_inputs(model: PreTrainedModel) -> tuple[int, ...]:
     """Of one image, recording or text."""
     config = model.config
     if model.main_input_name == "input_ids":
-        return (1, 6)
+        return (1, SHORTEST - 1)  # and the hint
     if model.main_input_name == "pixel_values":
         config = getattr(config, "vision_config", config)
         size = config.image_size

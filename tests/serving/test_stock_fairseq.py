@@ -20,6 +20,7 @@ from fairseq import tasks
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from omegaconf import OmegaConf
 from torch.nn.functional import cross_entropy
 
 from cape_plugins.cli import main
@@ -301,6 +302,7 @@ def refusal(source, folder, *options):
     [
         (("--position-relative-context", "3"), (), "relative attention (context 3)"),
         ((), ("--image-size", 8, 8), "--image-size 8 8 is not allowed"),
+        ((), ("--max-tokens", 7), "8 or more"),
         ((), ("--data", "nowhere"), "--data DIR"),
         (("--activation-fn", "linear"), ("--to", "hugging-face"), "activation function is linear"),
         (("--encoder-normalize-before",), ("--to", "hugging-face"), "norms in other places"),
@@ -372,3 +374,18 @@ def test_a_stock_model_that_computes_otherwise_is_not_written(corpus, tmp_path, 
     monkeypatch.setattr(stock, "folded", wrong)
     path = save_fairseq(corpus, tmp_path / "checkpoint.pt", *CAPE)
     assert "gives other logits than the model" in refusal(path, tmp_path)
+
+
+def test_the_file_holds_only_what_torch_loads_by_default(corpus, tmp_path):
+    path = save_fairseq(corpus, tmp_path / "checkpoint.pt", *CAPE)
+    state = torch.load(path, weights_only=True)
+    state["cfg"] = OmegaConf.create(
+        {**state["cfg"], "criterion": argparse.Namespace(_name="legacy")},
+        flags={"allow_objects": True},
+    )
+    torch.save(state, path)
+    assert b"Namespace" in path.read_bytes()
+    out = export(path, tmp_path / "out", "--max-tokens", 8)
+    written = (out / "model.pt").read_bytes()
+    assert not [name for name in (b"Namespace", b"omegaconf", b"position_") if name in written]
+    assert str(tmp_path).encode() not in written

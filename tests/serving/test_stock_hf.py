@@ -177,6 +177,43 @@ def test_a_longer_table_and_its_end(tmp_path):
         stock(input_ids=torch.cat((bos, bos, ids), 1), decoder_input_ids=words)
 
 
+def test_image_processor_makes_images_of_the_new_size(tmp_path):
+    folder = tmp_path / "model"
+    FAMILIES["vit"].build({"type": "cape"}).save_pretrained(folder)
+    settings = {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}}
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    out = export(folder, tmp_path / "out", "--image-size", 16, 24)
+    saved = json.loads((out / "preprocessor_config.json").read_text())
+    assert saved == {**settings, "size": {"height": 16, "width": 24}}
+
+
+def test_half_precision_stays(tmp_path):
+    FAMILIES["bert"].build({"type": "cape"}).bfloat16().save_pretrained(tmp_path / "model")
+    out = export(tmp_path / "model", tmp_path / "out")
+    stock = transformers.BertForMaskedLM.from_pretrained(out, dtype="auto")
+    assert stock.dtype == torch.bfloat16
+    assert stock.bert.embeddings.position_embeddings.weight.abs().sum() > 100
+
+
+@pytest.mark.parametrize(
+    ("family", "head", "name"),
+    [
+        ("bart", "BartForSequenceClassification", "shape"),
+        ("bert", "BertForQuestionAnswering", "cape"),
+        ("beit", "BeitBackbone", "cape"),
+        ("deit", "DeiTForImageClassificationWithTeacher", "cape"),
+        ("vit", "ViTModel", "cape"),
+    ],
+)
+def test_other_heads_are_exported(family, head, name, tmp_path, capsys):
+    row = FAMILIES[family]
+    config = row.config(**row.sizes, position_embedding=settings_of(family, name))
+    getattr(hf_models, f"Cape{head}")(config).save_pretrained(tmp_path / "model")
+    out = export(tmp_path / "model", tmp_path / "out")
+    assert f"{head} of transformers, tables: " in capsys.readouterr().out
+    assert json.loads((out / "config.json").read_text())["architectures"] == [head]
+
+
 def refusal(source, capsys, *options):
     out = source.parent / "refused"
     with pytest.raises(SystemExit, match="2"):
@@ -211,6 +248,13 @@ def test_refusals(family, settings, options, told, tmp_path, capsys):
     error = refusal(tmp_path / "model", capsys, *options)
     assert error.startswith("error: ")
     assert told in error.replace("--position-relative-context 3", "relative_context=3")
+
+
+def test_a_head_that_cannot_be_given_the_hint_is_refused(tmp_path, capsys):
+    row = FAMILIES["bart"]
+    config = row.config(**row.sizes, position_embedding=settings_of("bart", "cape"))
+    hf_models.CapeBartForSequenceClassification(config).save_pretrained(tmp_path / "model")
+    assert "heads that a caller can give the BOS hint" in refusal(tmp_path / "model", capsys)
 
 
 def test_a_stock_model_is_refused(tmp_path, capsys):
