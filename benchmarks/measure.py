@@ -17,18 +17,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.memory import peak_resident
 from recipes.lab.steps import progress
 from recipes.lab.tables import how_made
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
-PACKAGES = ("torch", "fairseq-fixed", "transformers", "numpy")
+PACKAGES = ("torch", "fairseq-fixed", "transformers", "numpy", "ctranslate2", "onnxruntime")
 MIN_ROUNDS, MAX_ROUNDS = 5, 500
 
 Step = Callable[[], object]
@@ -141,14 +141,8 @@ def _peak_cuda(step: Step) -> int:
 
 
 def _peak_resident(make: Callable[..., Step], args: tuple) -> float:
-    step = make(*args)
-    step()
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # what malloc keeps would hide what the next call needs
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak, proc(5)
-    before = _status("VmRSS")
-    step()
-    return (_status("VmHWM") - before) / 1024
+    before, peak = peak_resident(make(*args))
+    return peak - before
 
 
 def in_new_process(function: Callable, *args: object) -> Any:
@@ -170,12 +164,6 @@ def keep_pages() -> None:
     libc = ctypes.CDLL(None)
     libc.mallopt(mmap_max, 0)
     libc.mallopt(trim_threshold, 2**31 - 1)
-
-
-def _status(key: str) -> int:
-    """A line of this process's status, in KiB."""
-    with open("/proc/self/status", encoding="ascii") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith(key))
 
 
 # ---- machine -------------------------------------------------------------------------------------

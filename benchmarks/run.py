@@ -24,7 +24,9 @@ BENCHMARKS = {
     "families": "families:run",
     "speech": "speech:run",
     "vision": "vision:run",
+    "serving": "serving:run",
 }
+CPU_ONLY = {"serving"}  # in float32; its engines have precisions of their own
 RESULTS = Path(__file__).parent / "results"
 QUICK_RESULTS = Path("build") / "benchmarks-quick"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -44,6 +46,11 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     for name in args.names:
         if name not in BENCHMARKS:
             parser.error(f"unknown benchmark {name!r}; choose from {', '.join(BENCHMARKS)}")
+    elsewhere = args.device != "cpu" or args.dtype != "float32"
+    if elsewhere and CPU_ONLY & {*args.names}:
+        names = ", ".join(CPU_ONLY & {*args.names})
+        parser.error(f"{names} takes no --device and no --dtype: leave them out")
+    args.names = args.names or [name for name in BENCHMARKS if not (elsewhere and name in CPU_ONLY)]
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch sees no GPU here; use --device cpu")
     if args.device == "cuda" and args.clock == "cpu":
@@ -69,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse_arguments(sys.argv[1:] if argv is None else argv)
     logging.disable(logging.INFO)  # fairseq logs all it builds
     setup = measure.Setup(torch.device(args.device), DTYPES[args.dtype], args.quick, args.clock)
-    for name in args.names or BENCHMARKS:
+    for name in args.names:
         begin = time.monotonic()
         torch.manual_seed(0)
         result = pkgutil.resolve_name(f"benchmarks.{BENCHMARKS[name]}")(setup)

@@ -89,9 +89,11 @@ def run_generation(setup: Setup) -> Report:
     return report
 
 
-def beam_search(task: TranslationTask, model: nn.Module, sample: dict, length: int) -> Step:
+def beam_search(
+    task: TranslationTask, model: nn.Module, sample: dict, length: int, beam: int = BEAM
+) -> Step:
     """A call of beam search, `length` steps."""
     generator = SequenceGenerator(
-        [model], task.target_dictionary, beam_size=BEAM, max_len_b=length, min_len=length
+        [model], task.target_dictionary, beam_size=beam, max_len_b=length, min_len=length
     )
     return partial(task.inference_step, generator, [model], sample)

@@ -121,6 +121,27 @@ def test_vision_table_has_every_type_and_size(results):
 
 
 @pytest.mark.slow
+def test_serving_table_has_every_engine_in_every_case(results):
+    """Beam search and greedy search; ONNX Runtime has no beam search."""
+    rows = read_rows(only(results, "serving-cpu-torch*.csv"))
+    cases = [(row["search"], row["variant"]) for row in rows]
+    engines = ["fairseq-generate", "Hugging Face generate", "CTranslate2", "CTranslate2 int8"]
+    expected = [("beam 5", name) for name in engines]
+    expected += [("greedy", name) for name in (*engines, "ONNX Runtime")]
+    assert cases == expected
+    for row in rows:
+        speed = 1000 * int(row["batch"]) * 5 / float(row["milliseconds"])
+        assert float(row["tokens_per_second"]) == pytest.approx(speed, rel=1e-2)
+    peaks = {name: [] for name in (*engines, "ONNX Runtime")}
+    for row in rows:
+        peaks[row["variant"]].append(float(row["peak_mib"]))
+    # a process without torch is much smaller than any with it
+    hosts, others = engines[:2], (*engines[2:], "ONNX Runtime")
+    assert max(peak for name in others for peak in peaks[name]) < 150
+    assert min(peak for name in hosts for peak in peaks[name]) > 250
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "count"), [("embedding", 2 * len(EMBEDDINGS)), ("relative", 3)])
 def test_memory_is_measured(results, name, count):
     rows = read_rows(only(results, f"{name}-cpu-torch*.csv"))
@@ -147,6 +168,7 @@ def test_markdown_says_how_to_repeat_it_and_shows_the_plot(results, name):
     ("arguments", "message"),
     [
         (["speed"], "unknown benchmark 'speed'; choose from embedding"),
+        (["serving", "--dtype", "float16"], "serving takes no --device and no --dtype"),
         (["--device", "cuda", "--clock", "cpu"], "--clock cpu cannot see the time of a GPU"),
     ],
 )
@@ -155,6 +177,13 @@ def test_bad_arguments_are_refused(monkeypatch, capsys, arguments, message):
     with pytest.raises(SystemExit):
         run.parse_arguments(arguments)
     assert message in capsys.readouterr().err
+
+
+def test_what_runs_on_a_cpu_only_is_left_out_elsewhere(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert run.parse_arguments([]).names == list(run.BENCHMARKS)
+    names = run.parse_arguments(["--device", "cuda"]).names
+    assert names == [name for name in run.BENCHMARKS if name != "serving"]
 
 
 def test_quick_results_do_not_replace_the_committed_ones():

@@ -1,0 +1,49 @@
+"""What all translators get: sentences, how many at once, and how they are searched for.
+
+A translator is made by a function of a folder and a :class:`Search`. The folder has the models and
+the sentences as lists of words, the words being numbers: word n has the id ``n + SPECIAL``, after
+`<s>`, `<pad>`, `</s>` and `<unk>`.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+SPECIAL, PAD, EOS = 4, 1, 2
+SOURCES = "sources.json"
+
+Step = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Search:
+    """How many sentences are translated at once, and how.
+
+    Attributes:
+        batch: Sentences.
+        beam: Width of the beam; 1 is greedy.
+        length: Tokens that each hypothesis gets, neither less nor more.
+        threads: Of the engine.
+    """
+
+    batch: int
+    beam: int
+    length: int
+    threads: int
+
+
+def read_sources(folder: Path, search: Search) -> list[list[str]]:
+    """The first sentences of the folder, without `</s>`."""
+    return json.loads((folder / SOURCES).read_text("utf-8"))[: search.batch]
+
+
+def source_ids(folder: Path, search: Search) -> np.ndarray:
+    """The same as ids int64 [B, T] with `</s>`, padded at the end."""
+    sentences = read_sources(folder, search)
+    ids = np.full((len(sentences), 1 + max(map(len, sentences))), PAD)
+    for row, words in zip(ids, sentences, strict=True):
+        row[: len(words) + 1] = [*(int(word) + SPECIAL for word in words), EOS]
+    return ids

@@ -1,0 +1,223 @@
+"""The commands and programs of docs/serving.md: every one runs, programs where there is nothing but
+the engines, and they give what the hosts give."""
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from fairseq import options, tasks
+from fairseq.data import Dictionary
+from fairseq.data.data_utils import collate_tokens
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from PIL import Image
+from torch.nn import functional as F
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForImageClassification,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    ViTImageProcessor,
+)
+
+from cape_plugins.cli import main
+from fairseq_user_dir.serving.source import load_source
+from fairseq_user_dir.serving.source import score as score_by_fairseq
+from fairseq_user_dir.serving.source import translate as translate_by_fairseq
+from hf_models.convert import convert
+from recipes.lab.subwords import SentencePiece
+from tests.support import served
+from tests.support.engines import engine_python, run_program
+from tests.support.fairseq_models import EOS, PAD, encode, load
+from tests.support.hf import VIT
+from tests.support.translation_models import SIZES, save_fairseq
+from tests.support.whisper import save_with_processor
+
+ENGINES = ("ctranslate2", "faster_whisper", "onnxruntime")
+for _engine in ENGINES:
+    pytest.importorskip(_engine)
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "serving.md"
+DISTRIBUTIONS = (*(name.replace("_", "-") for name in ENGINES), "sentencepiece", "pillow")
+SENTENCES = ["three, forty-one.", "seventeen."]  # of the kind that the models are trained on
+
+
+def commands():
+    """The lines of the page that export."""
+    return re.findall(r"^    cape-plugins (export .*)$", PAGE.read_text("utf-8"), re.MULTILINE)
+
+
+def program(word):
+    """The program of the page that has this word."""
+    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.S | re.M)
+    (code,) = [block for block in blocks if word in block]
+    return code
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with everything that the page names, and what its commands have written."""
+    folder = tmp_path_factory.mktemp("serving")
+    corpus = served.Corpus(folder)
+    shutil.copy(corpus.spm, folder / "sentencepiece.model")
+    save_dictionaries(corpus, folder / "binary")
+    save_translation(corpus, folder / "checkpoint_best.pt")
+    save_language_model(folder / "binary", folder / "language_model.pt")
+    shutil.copytree(folder / "binary", folder / "data-bin")
+    (folder / "input.en").write_text("\n".join(SENTENCES) + "\n", encoding="utf-8")
+    pieces = SentencePiece(corpus.spm)
+    lines = [pieces.encode(source) for source, _ in corpus.train[:5]]
+    (folder / "test.en").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    save_marian(corpus, folder / "marian")
+    save_vit(folder / "vit")
+    save_with_processor(folder / "whisper-stock")
+    convert(str(folder / "whisper-stock"), folder / "whisper", {"type": "sinpos"})
+    rng = np.random.default_rng(0)
+    Image.fromarray(rng.integers(256, size=(40, 56, 3), dtype=np.uint8)).save(folder / "image.png")
+    soundfile.write(folder / "recording.wav", 0.1 * rng.standard_normal(16000), 16000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for command in commands():
+            main(shlex.split(command))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    return engine_python(tmp_path_factory.mktemp("engines") / "venv", *DISTRIBUTIONS)
+
+
+# ---- models --------------------------------------------------------------------------------------
+
+
+def save_dictionaries(corpus, folder):
+    folder.mkdir()
+    dictionary = Dictionary()
+    for piece in corpus.pieces:
+        dictionary.add_symbol(piece)
+    for name in ("dict.en.txt", "dict.de.txt", "dict.txt"):
+        dictionary.save(str(folder / name))
+
+
+def save_translation(corpus, path):
+    """Trains for seconds, so that translations end."""
+    flags = ("--position-embedding", "cape", "--position-source-scale", "1.25", "--dropout", 0)
+    save_fairseq(corpus.folder, path, *flags)
+    model, task = load(path, corpus.folder / "binary")
+    pieces = SentencePiece(corpus.spm)
+    rows = [
+        [encode(task.source_dictionary, pieces.encode(text)) for text in pair]
+        for pair in corpus.train
+    ]
+    optimizer = torch.optim.Adam(model.train().parameters(), 4e-3)
+    for step in range(80):
+        batch = [rows[(32 * step + i) % len(rows)] for i in range(32)]
+        source = collate_tokens([row for row, _ in batch], PAD, left_pad=True)
+        target = collate_tokens([row for _, row in batch], PAD)
+        before = collate_tokens([row for _, row in batch], PAD, EOS, move_eos_to_beginning=True)
+        logits, _ = model(source, source.ne(PAD).sum(1), before)
+        optimizer.zero_grad()
+        F.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=PAD).backward()
+        optimizer.step()
+    state = torch.load(path, weights_only=True)
+    torch.save({**state, "model": model.state_dict()}, path)
+
+
+def save_language_model(data, path):
+    sizes = [f"--decoder-{name}={value}" for name, value in SIZES.items()]
+    argv = [str(data), "--arch", "cape_transformer_lm", "--position-embedding", "shape", *sizes]
+    parser = options.get_training_parser("language_modeling")
+    words = options.parse_args_and_arch(parser, [*argv, "--max-tokens", "100"])
+    cfg = convert_namespace_to_omegaconf(words)
+    model = tasks.setup_task(cfg.task).build_model(cfg.model)
+    history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}}
+    state = {"args": None, "cfg": cfg, "model": model.state_dict()}
+    state["optimizer_history"] = [{**history, "num_updates": 1}]
+    torch.save({**state, "extra_state": {"train_iterator": {"epoch": 1}}}, path)
+
+
+def save_marian(corpus, folder):
+    tokenizer = corpus.tokenizer("marian")
+    model = served.build("marian", tokenizer, {"type": "cape", "source_scale": 1.25})
+    model = served.train(model, tokenizer, corpus.train, 80)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def save_vit(folder):
+    VIT.build({"type": "cape"}).save_pretrained(folder)
+    ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(folder)
+
+
+# ---- programs ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_translator_gives_the_translations_of_fairseq(place, python):
+    printed = run_program(python, program("translate_batch"), cwd=place).splitlines()
+    pieces = SentencePiece(place / "sentencepiece.model")
+    source = load_source(place / "checkpoint_best.pt", str(place / "data-bin"))
+    lines = [pieces.encode(sentence) for sentence in SENTENCES]
+    hypotheses = translate_by_fairseq(source, lines, 200)
+    assert all(hypothesis.ended and hypothesis.tokens for hypothesis in hypotheses)
+    assert printed == [pieces.decode(" ".join(hypothesis.tokens)) for hypothesis in hypotheses]
+    assert printed[0] != printed[1]
+
+
+@pytest.mark.slow
+def test_generator_continues_and_scores_texts(place, python):
+    text, score = run_program(python, program("generate_batch"), cwd=place).splitlines()
+    source = load_source(place / "language_model.pt", str(place / "data-bin"))
+    assert text
+    (expected,) = score_by_fairseq(source, [text])
+    # the engine scores the text without its end
+    assert float(score) == pytest.approx(sum(expected[:-1]), abs=1e-4)
+
+
+@pytest.mark.slow
+def test_transcription_has_times_and_text(place, python):
+    printed = run_program(python, program("faster_whisper"), cwd=place)
+    assert re.match(r"\d+\.\d\d \d+\.\d\d ", printed)
+
+
+@pytest.mark.slow
+def test_graphs_translate_as_the_model_does(place, python):
+    code = program("encoder, decoder")
+    (sentence,) = re.findall(r'encode\("(.*?)"', code)
+    model = AutoModelForSeq2SeqLM.from_pretrained(place / "marian")
+    tokenizer = AutoTokenizer.from_pretrained(place / "marian")
+    given = tokenizer(sentence, return_tensors="pt")
+    tokens = model.generate(**given, num_beams=1, do_sample=False, max_new_tokens=256)[0]
+    assert 2 < len(tokens) < 256
+    assert tokens[-1] == tokenizer.eos_token_id
+    expected = tokenizer.decode(tokens, skip_special_tokens=True)
+    assert run_program(python, code, cwd=place).strip() == expected
+
+
+@pytest.mark.slow
+def test_graph_classifies_an_image_as_the_model_does(place, python):
+    processor = AutoImageProcessor.from_pretrained(place / "vit")
+    given = processor(Image.open(place / "image.png"), do_resize=False, return_tensors="pt")
+    with torch.no_grad():
+        scores = AutoModelForImageClassification.from_pretrained(place / "vit")(**given).logits[0]
+    best, second = scores.topk(2).values
+    assert best - second > 1e-2
+    printed = run_program(python, program("image.png"), cwd=place)
+    assert int(printed) == scores.argmax()
+
+
+@pytest.mark.slow
+def test_every_command_has_written_a_folder_with_its_readme(place):
+    folders = [shlex.split(command)[3] for command in commands()]
+    assert len({*folders}) == len(folders) >= 8
+    assert all((place / folder / "README.md").is_file() for folder in folders)
+
+
+def test_no_program_cuts_inputs_without_a_word():
+    """By its default CTranslate2 does, after 1024 tokens."""
+    calls = re.findall(r"\.(?:translate|score)_batch\((.*?)\)\n", PAGE.read_text("utf-8"), re.S)
+    assert len(calls) == 2
+    assert all("max_input_length=0" in call for call in calls)
