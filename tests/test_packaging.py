@@ -77,7 +77,7 @@ def test_metadata_have_name_and_python_versions(metadata: Message) -> None:
 
 
 def test_wheel_needs_numpy_and_torch_only_and_has_extras(metadata: Message) -> None:
-    extras = {"fairseq", "hf", "plot", "speech", "recipes", "dev"}
+    extras = {"fairseq", "hf", "plot", "speech", "serve", "recipes", "dev"}
     assert set(metadata.get_all("Provides-Extra")) == extras
     requirements = metadata.get_all("Requires-Dist")
     assert {name for name in requirements if "extra" not in name} == {"numpy", "torch>=2.6"}
