@@ -15,6 +15,7 @@ from typing import Any
 
 import ctranslate2
 import numpy as np
+import torch
 from ctranslate2.converters import fairseq as stock
 from ctranslate2.converters.converter import Converter
 from ctranslate2.specs import model_spec, transformer_spec
@@ -38,16 +39,12 @@ from fairseq_user_dir.serving.ctranslate2_readme import (
     language_model_readme,
     translation_readme,
 )
-from fairseq_user_dir.serving.plain import (
-    fold_admin,
-    layers_of,
-    put_identity_first,
-    tabulate,
-)
+from fairseq_user_dir.serving.folding import empty_table, folded, layers_of
 from fairseq_user_dir.serving.source import Source, load_source, score, start_of
 from fairseq_user_dir.serving.source import translate as translate_by_fairseq
 
 _PAD = "<blank>"  # ctranslate2's name of padding
+_IDENTITY_WIDTH = 8  # a multiple of what kernels for int8 take at once
 _LONGEST = 200  # fairseq-generate's --max-len-b
 
 
@@ -86,12 +83,12 @@ def write_model(
     Returns:
         Rows of each side that the model has; None without a table and a limit.
     """
-    copied = Source(copy.deepcopy(source.model).requires_grad_(False), source.task)
-    sides = {"encoder": "source", "decoder": "target"}
-    limits = {}
-    for name, stack in copied.stacks.items():
+    for name, stack in source.stacks.items():
         _check_relative(name, stack)
-        limits[sides[name]] = _make_plain(stack, rows[sides[name]])
+    plain = folded(source.model, rows["source"], rows["target"]).requires_grad_(False)
+    copied = Source(plain, source.task)
+    sides = {"encoder": "source", "decoder": "target"}
+    limits = {sides[name]: _fit(stack, rows[sides[name]]) for name, stack in copied.stacks.items()}
     _Converter(copied, limits).convert(str(folder), quantization=quantization, force=True)
     return limits
 
@@ -99,20 +96,32 @@ def write_model(
 # ---- stacks --------------------------------------------------------------------------------------
 
 
-def _make_plain(stack: nn.Module, rows: int) -> int | None:
-    """Makes a stack one of plain layers and a table, and tells how many rows count."""
+def _fit(stack: nn.Module, rows: int) -> int | None:
+    """Gives a plain stack what the engine needs besides, and tells how many rows of its table
+    count."""
     config = stack.position_config
-    if config.relative_context and not config.encoding.adds:
-        tabulate(stack, 1)
-        limit = None
-    else:
-        tabulate(stack, rows)
-        limit = rows
-    fold_admin(stack)
-    if config.relative_context and config.encoding.adds:
-        # the engine adds no table to the content if the first layer has relative keys
-        put_identity_first(stack)
-    return limit
+    if config.encoding.adds:
+        if config.relative_context:
+            # the engine adds no table to the content if the first layer has relative keys
+            _put_identity_first(stack)
+        return rows
+    # without a table the engine would add sinusoids of its own, but for relative keys
+    stack.embed_positions = empty_table(stack, 1 if config.relative_context else rows)
+    return None if config.relative_context else rows
+
+
+@torch.no_grad()
+def _put_identity_first(stack: nn.Module) -> None:
+    """Puts a layer before the first that adds zero to the residual stream, and has plain
+    attention; for pre-LN stacks, whose layers only add."""
+    layer = copy.deepcopy(stack.layers[0])
+    if hasattr(layer.self_attn, "relative"):
+        del layer.self_attn.relative
+    layer.fc1 = nn.Linear(layer.embed_dim, _IDENTITY_WIDTH)
+    layer.fc2 = nn.Linear(_IDENTITY_WIDTH, layer.embed_dim)
+    for name, parameter in layer.named_parameters():
+        parameter.requires_grad_(False).fill_(float("norm.weight" in name))
+    stack.layers.insert(0, layer)
 
 
 def _check_relative(side: str, stack: nn.Module) -> None:

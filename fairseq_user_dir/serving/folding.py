@@ -56,13 +56,27 @@ def position_table(stack: nn.Module, rows: int) -> LearnedPositionalEmbedding | 
     return table
 
 
+def empty_table(stack: nn.Module, rows: int) -> LearnedPositionalEmbedding:
+    """A stock table of `rows` positions of an encoder or decoder that adds zero."""
+    width = layers_of(stack)[0].embed_dim
+    first = stack.padding_idx + 1
+    table = LearnedPositionalEmbedding(first + rows, width, stack.padding_idx)
+    nn.init.zeros_(table.weight)
+    return table.requires_grad_(False)
+
+
+def layers_of(stack: nn.Module) -> list[nn.Module]:
+    """All layers; a stack with layer drop skips some when it is iterated in training."""
+    return [stack.layers[index] for index in range(len(stack.layers))]
+
+
 def _fold_residuals(stack: nn.Module, side: str) -> None:
     """Takes the residual weights of ADMIN out of a post-LN stack.
 
     LN(f(x) + w x) is a plain sub-layer on w x. What gives x is multiplied by w: the norm before, or
     the embeddings at the entry. What reads x, apart from the residual connection, is divided by w.
     """
-    layers = [stack.layers[index] for index in range(len(stack.layers))]
+    layers = layers_of(stack)
     if not all(isinstance(getattr(layer, "admin", None), AdminResidual) for layer in layers):
         return
     if getattr(stack, "cross_self_attention", False):

@@ -90,7 +90,7 @@ def test_weight_of_admin_that_is_zero(models, tmp_path, capsys):
     state = torch.load(checkpoint, weights_only=True)
     state["model"]["decoder.layers.1.admin.omega.1"][3] = 0.0
     torch.save(state, checkpoint)
-    assert "a residual weight of ADMIN is 0" in refusal(capsys, checkpoint, tmp_path / "out")
+    assert "a residual weight of ADMIN that is 0" in refusal(capsys, checkpoint, tmp_path / "out")
 
 
 def test_dictionaries_are_needed_and_are_those_of_the_training(models, tmp_path, capsys):
@@ -124,14 +124,15 @@ def test_sentences_to_check_fit_the_table(models, tmp_path, capsys):
 
 @pytest.mark.parametrize("side", ["encoder", "decoder"])
 def test_folder_that_computes_something_else(side, models, tmp_path, capsys, monkeypatch):
-    right = exporter.tabulate
+    right = exporter.folded
 
-    def wrong(stack, rows):
-        right(stack, rows)
-        if side in type(stack).__name__.lower():
-            stack.embed_positions.weights = stack.embed_positions.weights.roll(1, 0)
+    def wrong(model, *rows):
+        copied = right(model, *rows)
+        table = getattr(copied, side).embed_positions.weight.data
+        table[2:] = table[2:].roll(1, 0)
+        return copied
 
-    monkeypatch.setattr(exporter, "tabulate", wrong)
+    monkeypatch.setattr(exporter, "folded", wrong)
     checkpoint = models.save("shifted", "post-LN", *CAPE)
     more = ("--check", models.text, "--max-target-tokens", 48)
     error = refusal(capsys, checkpoint, tmp_path / "out", *more)
