@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from cape_plugins.arguments import positive
+from cape_plugins.arguments import positive, whole
 from cape_plugins.serving.output import Exported, complete_folder
 
 GROUP = "cape_plugins.export"  # entry points, named HOST-ENGINE
 FAIRSEQ, HUGGING_FACE = "fairseq", "hugging_face"
+_NAMES = {FAIRSEQ: "checkpoint of fairseq", HUGGING_FACE: "Hugging Face model"}
 SOURCES = "checkpoint of fairseq, or folder of a Hugging Face model"
 # ctranslate2's own names; "auto" and "default" are for loading
 QUANTIZATIONS = (
@@ -37,7 +39,7 @@ def add_export_args(parser: argparse.ArgumentParser) -> None:
     for side in ("source", "target"):
         ctranslate2.add_argument(
             f"--max-{side}-tokens",
-            type=positive,
+            type=partial(whole, least=2),
             default=1024,
             metavar="N",
             help=f"rows of the table of {side} positions, BOS and EOS included (default: 1024)",
@@ -129,17 +131,19 @@ def _exporter(args: argparse.Namespace) -> Exporter:
     name = f"{_host(args.source)}-{args.engine}"
     (entry,) = entry_points(group=GROUP, name=name) or (None,)
     if entry is None:
-        allowed = sorted(point.name for point in entry_points(group=GROUP))
+        host = f"{_host(args.source)}-"
+        points = entry_points(group=GROUP)
+        engines = sorted(point.name.removeprefix(host) for point in points if host in point.name)
         raise ValueError(
-            f"export {args.engine} takes no {_host(args.source)} model; allowed (host-engine): "
-            f"{', '.join(allowed)}."
+            f"export {args.engine} takes no {_NAMES[_host(args.source)]} {args.source}; allowed "
+            f"for it: export {' or export '.join(engines)}."
         )
     try:
         return entry.load()
     except ImportError as error:
         raise ImportError(
-            f"export {args.engine} of a {_host(args.source)} model needs a package that cannot be "
-            f"imported ({error}); install it: pip install 'cape-plugins[serve]'"
+            f"export {args.engine} of a {_NAMES[_host(args.source)]} needs a package that cannot "
+            f"be imported ({error}); install it: pip install 'cape-plugins[serve]'"
         ) from None
 
 

@@ -119,6 +119,12 @@ def compare(
         for ours, theirs in zip(host, engine, strict=True)
         if ours.ended and theirs.ended
     ]
+    if not pairs:
+        raise ValueError(
+            f"--check compares translations that end by themselves, and of {len(host)} none did "
+            "within the length. Give sentences such as those of training, a longer table "
+            "(--max-target-tokens), or a model that is trained."
+        )
     same = sum(ours.tokens == theirs.tokens for ours, theirs in pairs)
     largest = largest_of(abs(ours.score - theirs.score) for ours, theirs in pairs)
     report = (
@@ -186,6 +192,7 @@ def readme(
     rows: Mapping[str, int | None],
     options: Sequence[str],
     quantization: str | None = None,
+    packages: Sequence[str] = (),
 ) -> str:
     """The README of a folder for ctranslate2.
 
@@ -196,13 +203,15 @@ def readme(
         rows: See :func:`length_notes`.
         options: Sentences on the options that give the result of the host.
         quantization: Precision of the weights.
+        packages: What the program imports besides ctranslate2.
     """
+    needed = " and ".join(("ctranslate2", *packages))
     weights = "as they are in the model" if quantization is None else quantization
     bullets = ["\n".join(f"* {line}" for line in part) for part in (conventions, options)]
     return f"""# {title}
 
-Written by `cape-plugins export ctranslate2`, weights {weights}. The program needs the package
-ctranslate2, neither torch nor the package that wrote this folder.
+Written by `cape-plugins export ctranslate2`, weights {weights}. The program needs
+{needed}, neither torch nor the package that wrote this folder.
 
 ```python
 {program.strip()}

@@ -38,7 +38,14 @@ def complete_folder(target: Path) -> Iterator[Path]:
         raise ValueError(
             f"OUT {target} exists already; give a new folder, or remove this one first."
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
+    missing = [folder for folder in target.parents if not folder.exists()]
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"OUT {target} cannot be made ({error.strerror}: {error.filename}); give a folder that "
+            "can be written."
+        ) from error
     partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         yield partial
@@ -46,4 +53,6 @@ def complete_folder(target: Path) -> Iterator[Path]:
         partial.rename(target)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
+        for folder in missing:
+            folder.rmdir()
         raise

@@ -90,7 +90,9 @@ def load_source(path: Path, data: str | None = None) -> Source:
     overrides = {} if data is None else {"data": data}
     try:
         models, _, task = load_model_ensemble_and_task([str(path)], overrides)
-    except FileNotFoundError as error:
+    except Exception as error:  # fairseq has none of its own for a folder without dictionaries
+        if type(error) not in (FileNotFoundError, Exception):
+            raise
         raise SettingsError(
             f"{path} needs the dictionaries of its training ({error}); give --data DIR, a folder "
             "with its dict.*.txt."

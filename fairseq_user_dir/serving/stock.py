@@ -109,7 +109,9 @@ def load(source: Path, data: str | None) -> Trained:
         (model,), cfg, task = load_model_ensemble_and_task(
             [str(source)], None if data is None else {"data": data}
         )
-    except FileNotFoundError as error:
+    except Exception as error:  # fairseq has none of its own for a folder without dictionaries
+        if type(error) not in (FileNotFoundError, Exception):
+            raise
         raise FileNotFoundError(
             f"{error}; give the folder with the dictionaries of the training by --data DIR."
         ) from None

@@ -233,7 +233,9 @@ def check(
         options["target_prefix"] = [prefix] * len(ids)
     names, _ = translation.names
     tokens = [[names[number] for number in row] for row in ids]
-    by_engine = translate(translator, tokens, cap, tokenizer.eos_token, **options)
+    by_engine = translate(
+        translator, tokens, cap, tokenizer.eos_token, tokenizer.pad_token, **options
+    )
     by_host = translate_by_host(translation, ids, cap)
     return compare(by_host, by_engine, quantization)
 
@@ -319,7 +321,8 @@ def _readme(
         )
     options = translation_options(
         "`generate(num_beams=5, early_stopping=True, renormalize_logits=True)`; without "
-        "`early_stopping=True` the host searches longer and sometimes finds another translation"
+        "`early_stopping=True` the host searches longer and sometimes finds another translation",
+        pad=tokenizer.pad_token,
     )
     if generation.bad_words_ids or generation.suppress_tokens:
         options.append(
@@ -331,9 +334,11 @@ def _readme(
         for setting in _WITHOUT_OPTION
         if getattr(generation, setting, None) not in (None, 0, 0.0, 1.0, [])
     ]
+    text = program(tokenizer, folder, options_of_search, _prefix(translation))
     return readme(
         f"{name}: {_described(model)}",
-        program=program(tokenizer, folder, options_of_search, _prefix(translation)),
+        program=text,
+        packages=[name for name in ("sentencepiece", "tokenizers") if f"import {name}" in text],
         conventions=conventions,
         rows=limits,
         options=options,

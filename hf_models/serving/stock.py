@@ -48,6 +48,11 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
     limit = _set_size(cape, args)
     stock = build_stock(cape, stock_type)
     parts = parts_of(cape, stock)
+    if args.max_tokens and not any(part.table for part in parts):
+        raise ValueError(
+            f"--max-tokens {args.max_tokens} is not allowed for a {stock_type.__name__}, which "
+            "computes its positions; leave it out."
+        )
     for part in parts:
         _check(part, stock)
     for part in parts:
@@ -322,11 +327,7 @@ From this folder:
                 "Generation: `generation_config.json` is that of the trained model; there is "
                 "nothing to set for positions."
             )
-        if not self.has_frames:
-            notes.append(
-                "Pad on the right: the stock class counts positions from the first column, padding "
-                "included."
-            )
+        notes += self._padding_notes()
         if self.cape.config.stock_difference and not self.has_frames:
             notes.append(
                 "The trained model differs from the stock class in one more point, in batches with "
@@ -339,6 +340,20 @@ From this folder:
                 "out, without a word, and such a folder has stock sinusoids. Copy this one instead."
             )
         return notes
+
+    @property
+    def padding_side(self) -> str:
+        """Side of the padding of tokens; prompts that a text goes on from end with a token."""
+        decoder_only = self.stock.can_generate() and not self.stock.config.is_encoder_decoder
+        return "left" if decoder_only else "right"
+
+    def _padding_notes(self) -> list[str]:
+        if self.has_frames:
+            return []
+        if self.padding_side == "left":
+            return ["Pad prompts on the left, as `generate` of all language models asks for."]
+        counted = "the stock class takes rows of its table from the first column on"
+        return [f"Pad on the right: {counted}, padding included."] * bool(self.tables)
 
     def _program(self, has_tokenizer: bool) -> str:
         name = self.name
@@ -360,7 +375,8 @@ inputs = torch.zeros{shape_of_inputs(self.stock)}  # of a feature extractor or i
         if has_tokenizer:
             read = f"""tokenizer = AutoTokenizer.from_pretrained(".")
 rows = [{before}tokenizer(line.strip()).input_ids for line in sys.stdin]
-inputs = tokenizer.pad({{"input_ids": rows}}, padding_side="right", return_tensors="pt")"""
+tokenizer.padding_side = "{self.padding_side}"
+inputs = tokenizer.pad({{"input_ids": rows}}, return_tensors="pt")"""
             write = 'print("\\n".join(tokenizer.batch_decode(tokens, skip_special_tokens=True)))'
             imports = f"AutoTokenizer, {name}"
         else:

@@ -150,6 +150,8 @@ for admin._of_first_rank in (lambda values: values, share):
     # a seed of its own stands for whatever makes the forward passes of ranks differ
     profile = admin.profile_admin(model, *admin_models.batch(), seed=rank)
     print(profile, [omega.tolist() for omega in admin_models.omegas(model).values()])
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()  # its threads must not outlive the interpreter
 """
 
 

@@ -131,7 +131,17 @@ def test_seeds_differ(finished):
     assert first != second
 
 
+@pytest.fixture
+def heard_interrupt():
+    """Ctrl-C reaches child processes, also where a shell has begun the tests in the background and
+    lets them ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("heard_interrupt")
 def test_ended_quickstart_leaves_no_training_behind_and_says_that_it_goes_on(repo_root, tmp_path):
     """By Ctrl-C, then by a kill. As a file, which needs no path."""
     args = ["--updates", "100000", "--train-size", "400", "--test-size", "24", "--jobs", "1"]

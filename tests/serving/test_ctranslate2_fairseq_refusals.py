@@ -101,6 +101,10 @@ def test_dictionaries_are_needed_and_are_those_of_the_training(models, tmp_path,
     state["task_state"] = task.state_dict()
     torch.save(state, checkpoint)
     assert "give --data DIR" in refusal(capsys, checkpoint, out, "--data", tmp_path)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    bare = models.save("bare", "post-LN", *CAPE)
+    assert "give --data DIR" in refusal(capsys, bare, out, "--data", empty)
     others = write_dictionaries(tmp_path / "others", "x", "x") / "binary"
     assert "other units" in refusal(capsys, checkpoint, out, "--data", others)
     main(["export", "ctranslate2", str(checkpoint), str(out)])  # where they were in training

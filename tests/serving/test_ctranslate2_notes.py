@@ -52,3 +52,9 @@ def test_texts_to_check_have_sentences(tmp_path):
         read_sentences(text)
     with pytest.raises(ValueError, match="cannot be read"):
         read_sentences(tmp_path / "missing")
+
+
+def test_a_check_of_nothing_is_refused():
+    open_end = Hypothesis(("a",), -1.0, False)
+    with pytest.raises(ValueError, match="of 2 none did"):
+        compare([open_end, open_end], [open_end, Hypothesis(("a",), -1.0, True)], "int8")

@@ -13,10 +13,14 @@ from tests.support.engines import engine_python, run_program
     [
         (["ctranslate2", "missing.pt", "out"], "SOURCE missing.pt does not exist"),
         (["onnx", "folder", "out"], "SOURCE folder has no config.json"),
-        (["onnx", "model.pt", "out"], "export onnx takes no fairseq model; allowed"),
+        (
+            ["onnx", "model.pt", "out"],
+            "takes no checkpoint of fairseq model.pt; allowed for it: export ctranslate2 or",
+        ),
         (["ctranslate2", "model.pt:model.pt", "out"], "is an ensemble"),
         (["stock", "model.pt", "folder"], "OUT folder exists already"),
-        (["ctranslate2", "model.pt", "out", "--max-source-tokens", "0"], "--max-source-tokens"),
+        (["ctranslate2", "model.pt", "out", "--max-source-tokens", "1"], "--max-source-tokens"),
+        (["ctranslate2", "model.pt", "model.pt/out"], "OUT model.pt/out cannot be made"),
         (["ctranslate2", "model.pt", "out", "--quantization", "int3"], "invalid choice: 'int3'"),
         (
             ["stock", "model.pt", "out", "--max-tokens", "5", "--image-size", "8", "8"],
@@ -47,7 +51,7 @@ def test_folder_is_complete_or_not_there(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    assert list(target.parent.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []  # nor the folder above, which was not there
     with complete_folder(target) as folder:
         (folder / "file").touch()
         assert not target.exists()

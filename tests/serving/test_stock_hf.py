@@ -234,6 +234,7 @@ def refusal(source, capsys, *options):
         ("bert", {"type": "cape", "mean_normalize": True}, (), "texts of other lengths"),
         ("bert", {"type": "randpos", "random_evaluation": True}, (), "random positions"),
         ("vit", {"type": "cape"}, ("--max-tokens", 9), "no table of tokens"),
+        ("llama", {"type": "rope"}, ("--max-tokens", 9), "computes its positions"),
         ("bert", {"type": "cape"}, ("--image-size", 8, 8), "reads no images"),
         ("vit", {"type": "cape"}, ("--image-size", 4, 8), "smaller than a patch"),
         ("beit", {"type": "cape"}, ("--image-size", 48, 48), "Leave --image-size out"),
