@@ -169,7 +169,7 @@ def keep_pages() -> None:
 # ---- machine -------------------------------------------------------------------------------------
 
 
-def facts(setup: Setup, command: str) -> dict[str, str]:
+def facts(setup: Setup, command: str, in_parentheses: str) -> dict[str, str]:
     """What a reader needs to judge and repeat the numbers."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     threads = torch.get_num_threads()
@@ -177,11 +177,11 @@ def facts(setup: Setup, command: str) -> dict[str, str]:
         command,
         PACKAGES,
         setup.device,
-        memory=f"{memory:.0f} GiB; {threads} threads",
+        memory=f"{memory:.0f} GiB; {threads} thread{'s' if threads > 1 else ''}",
         numbers=f"{str(setup.dtype).removeprefix('torch.')}; medians of {setup.clock} time over "
         "rounds in which all variants take turns. Ratios are to the mean of two runs of the "
         "reference (the first row); its own ratio is that of these two runs, the noise. In "
-        "parentheses: 95 % bootstrap interval"
+        f"parentheses: {in_parentheses}"
         + (". **Quick run: the numbers mean nothing**" if setup.quick else ""),
         date=time.strftime("%Y-%m-%d", time.gmtime()),
     )

@@ -23,6 +23,7 @@ class Report:
         rows: Every number, a dict for each row; rows may differ in their keys.
         tables: Markdown by heading.
         plot: Draws on an empty figure.
+        in_parentheses: What tables have in parentheses.
     """
 
     title: str
@@ -30,6 +31,7 @@ class Report:
     rows: list[dict[str, object]] = field(default_factory=list)
     tables: dict[str, list[str]] = field(default_factory=dict)
     plot: Callable | None = None
+    in_parentheses: str = "95 % bootstrap interval"
 
     def add(self, columns: Mapping[str, object], timings: Mapping[str, Timing]) -> None:
         """Adds a row for each variant."""

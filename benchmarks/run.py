@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         begin = time.monotonic()
         torch.manual_seed(0)
         result = pkgutil.resolve_name(f"benchmarks.{BENCHMARKS[name]}")(setup)
-        facts = measure.facts(setup, shown_command(name, args))
+        facts = measure.facts(setup, shown_command(name, args), result.in_parentheses)
         path = report.write(result, name, setup, facts, args.output)
         print(f"{name}: {time.monotonic() - begin:.0f} s, {path}", flush=True)
 

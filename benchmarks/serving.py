@@ -61,7 +61,8 @@ CTranslate2 and ONNX Runtime do not import torch.""",
 
 def run(setup: Setup) -> Report:
     """Times all translators in all cases, and measures the memory of each."""
-    report = Report("Serving a translation model", TEXT)
+    shown = "speed as a multiple of the reference's; the .csv has the intervals of times"
+    report = Report("Serving a translation model", TEXT, in_parentheses=shown)
     threads = torch.get_num_threads()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
