@@ -79,6 +79,9 @@ class Sinusoid(nn.Module):
         ValueError: for an odd or too small `dim`, unknown frequencies or an unknown layout.
     """
 
+    # key and rows; neither saved nor copied
+    _kept: tuple[object, Tensor | None] = (None, None)
+
     def __init__(
         self,
         dim: int,
@@ -100,11 +103,10 @@ class Sinusoid(nn.Module):
         self.dim = dim
         self.frequencies = frequencies
         self.interleaved = layout == "cos_sin_interleaved"
-        self._kept: tuple[object, Tensor | None] = (None, None)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the rows that are kept, which copies and pickles make anew."""
-        return {**super().__getstate__(), "_kept": (None, None)}
+        return {name: value for name, value in vars(self).items() if name != "_kept"}
 
     def extra_repr(self) -> str:
         """Shown by ``print(module)``."""
@@ -162,11 +164,12 @@ class Sinusoid(nn.Module):
         Returns:
             ``[T, K]`` float32, which the caller may change.
         """
+        # a program has no values to keep; frequencies of a caller may be learned, or change
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
-        if traced or type(numbers) is not Tensor or not isinstance(first, int):
-            return self.grid(start + numbers * step)  # a program has no values to keep
-        end = first + numbers.shape[0]
-        if end > KEPT_ROWS:
+        fixed = type(self) is Sinusoid and isinstance(self.frequencies, str)
+        plain = fixed and not traced and type(numbers) is Tensor and isinstance(first, int)
+        end = first + numbers.shape[0] if plain else 0
+        if not plain or end > KEPT_ROWS:
             return self.grid(start + numbers * step)
         kept_key, rows = self._kept
         key = start, step, numbers.device

@@ -368,6 +368,19 @@ def test_kept_rows_are_used_and_belong_to_the_encoding():
     assert not encode.state_dict()
 
 
+def test_learned_frequencies_keep_no_rows():
+    """Rows would be those of earlier weights."""
+    weights = nn.Parameter(torch.rand(1, 8))
+    encode = Sinusoid(16, lambda dim, device: weights)
+    before = counted(encode, 0, 5)
+    with torch.no_grad():
+        weights.mul_(2)
+    assert not torch.equal(counted(encode, 0, 5), before)
+    assert torch.equal(counted(encode, 0, 5), exactly(encode, 0, 5))
+    counted(encode, 0, 5).sum().backward()
+    assert weights.grad is not None
+
+
 def test_rows_kept_in_inference_mode_serve_training():
     encode, content = Sinusoid(16), torch.ones(5, 16, requires_grad=True)
     with torch.inference_mode():
