@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from cape_plugins.config import applies, parse_option
 from cape_plugins.families import find_family
 from cape_plugins.options import COUNTED
 from cape_plugins.registry import DEFAULT_TYPE, ENCODINGS, ROTARY_TYPES, TYPES, types_of
+from cape_plugins.serving.output import complete_folder
 from hf_models.counting import count_texts
 from hf_models.export import make_self_contained
 from hf_models.feature_extraction import choose_extractor
@@ -73,30 +73,19 @@ def convert(
         ValueError: if `source` is of an unknown family or cannot be read, if a setting is wrong,
             or if the stock model, or with `neutral` the new one, would not give the same output.
     """
-    target = Path(target)
-    if target.exists():
-        raise ValueError(f"{target} exists already; give a new folder, or remove this one first.")
     if not os.path.exists(source) and (source[:1] in "./~" or source.count("/") > 1):
         raise ValueError(f"{source}: no such folder; check the path.")
-    with clear_errors(source):
-        config = AutoConfig.from_pretrained(source)
-        own = own_class(source, config)
-        if settings is None:
-            model = _stock_model(source, own, config)
-        else:
-            model = _cape_model(source, own, config, settings, neutral)
-    # complete or not at all
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        copy_other_files(source, partial)
-        choose_extractor(partial, getattr(model.config, "at_natural_length", False))
-        model.save_pretrained(partial)
-        partial.chmod(0o755)
-        partial.rename(target)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+    with complete_folder(Path(target), "DST") as folder:
+        with clear_errors(source):
+            config = AutoConfig.from_pretrained(source)
+            own = own_class(source, config)
+            if settings is None:
+                model = _stock_model(source, own, config)
+            else:
+                model = _cape_model(source, own, config, settings, neutral)
+        copy_other_files(source, folder)
+        choose_extractor(folder, getattr(model.config, "at_natural_length", False))
+        model.save_pretrained(folder)
     return model
 
 

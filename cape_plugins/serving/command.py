@@ -31,50 +31,57 @@ Exporter = Callable[[Path, Path, argparse.Namespace], Exported]
 def add_export_args(parser: argparse.ArgumentParser) -> None:
     """Adds a subcommand for each engine."""
     engines = parser.add_subparsers(dest="engine", required=True)
+    for name, add_args, text in (
+        ("ctranslate2", _add_ctranslate2_args, "translation, language models of fairseq, Whisper"),
+        ("onnx", _add_onnx_args, "graphs of images, speech, and translation with a cache"),
+        ("stock", _add_stock_args, "a checkpoint of the stock class, without this package"),
+    ):
+        add_args(engines.add_parser(name, help=text, description=text))
+    parser.set_defaults(run=run_export)
 
-    text = "a model for ctranslate2: translation, language models of fairseq, Whisper"
-    ctranslate2 = engines.add_parser("ctranslate2", help=text, description=text)
-    _add_paths(ctranslate2, SOURCES)
-    _add_data(ctranslate2)
+
+def _add_ctranslate2_args(parser: argparse.ArgumentParser) -> None:
+    _add_paths(parser, SOURCES)
+    _add_data(parser)
     for side in ("source", "target"):
-        ctranslate2.add_argument(
+        parser.add_argument(
             f"--max-{side}-tokens",
             type=partial(whole, least=2),
             default=1024,
             metavar="N",
             help=f"rows of the table of {side} positions, BOS and EOS included (default: 1024)",
         )
-    ctranslate2.add_argument(
+    parser.add_argument(
         "--quantization",
         choices=QUANTIZATIONS,
         help="precision of the weights (default: as they are)",
     )
-    ctranslate2.add_argument(
+    parser.add_argument(
         "--check",
         metavar="FILE",
         type=Path,
         help="translate the first sentences of this text by both, and compare",
     )
 
-    text = "graphs for ONNX Runtime: images, speech, translation with a cache"
-    onnx = engines.add_parser("onnx", help=text, description=text)
-    _add_paths(onnx, "folder of a Hugging Face model")
-    onnx.add_argument("--opset", type=int, default=20, metavar="N", help="18 to 23 (default: 20)")
-    onnx.add_argument(
+
+def _add_onnx_args(parser: argparse.ArgumentParser) -> None:
+    _add_paths(parser, "folder of a Hugging Face model")
+    parser.add_argument("--opset", type=int, default=20, metavar="N", help="18 to 23 (default: 20)")
+    parser.add_argument(
         "--check", action="store_true", help="run both on inputs of other sizes, and compare"
     )
 
-    text = "a checkpoint of the stock class, which needs nothing of this package"
-    stock = engines.add_parser("stock", help=text, description=text)
-    _add_paths(stock, SOURCES)
-    _add_data(stock)
-    stock.add_argument(
+
+def _add_stock_args(parser: argparse.ArgumentParser) -> None:
+    _add_paths(parser, SOURCES)
+    _add_data(parser)
+    parser.add_argument(
         "--to",
         choices=(FAIRSEQ, HUGGING_FACE.replace("_", "-")),
         help="host of the stock model; a translation model of fairseq can become BART, Blenderbot "
         "or Marian of Hugging Face, as its layers are (default: the host of SOURCE)",
     )
-    size = stock.add_mutually_exclusive_group()
+    size = parser.add_mutually_exclusive_group()
     size.add_argument(
         "--max-tokens",
         type=_table_length,
@@ -88,7 +95,6 @@ def add_export_args(parser: argparse.ArgumentParser) -> None:
         metavar=("H", "W"),
         help="size in pixels of the images that a table is for (default: that of the model)",
     )
-    parser.set_defaults(run=run_export)
 
 
 def _table_length(text: str) -> int:
@@ -128,22 +134,22 @@ def run_export(args: argparse.Namespace) -> str:
 
 
 def _exporter(args: argparse.Namespace) -> Exporter:
-    name = f"{_host(args.source)}-{args.engine}"
-    (entry,) = entry_points(group=GROUP, name=name) or (None,)
-    if entry is None:
-        host = f"{_host(args.source)}-"
-        points = entry_points(group=GROUP)
-        engines = sorted(point.name.removeprefix(host) for point in points if host in point.name)
+    host = _host(args.source)
+    points = {point.name: point for point in entry_points(group=GROUP)}
+    point = points.get(f"{host}-{args.engine}")
+    if point is None:
+        of_host = (name for name in sorted(points) if name.startswith(f"{host}-"))
+        engines = " or ".join(f"export {name.removeprefix(f'{host}-')}" for name in of_host)
         raise ValueError(
-            f"export {args.engine} takes no {_NAMES[_host(args.source)]} {args.source}; allowed "
-            f"for it: export {' or export '.join(engines)}."
+            f"export {args.engine} takes no {_NAMES[host]} {args.source}; allowed for it: "
+            f"{engines or 'none, because the package cape-plugins is not installed'}."
         )
     try:
-        return entry.load()
+        return point.load()
     except ImportError as error:
         raise ImportError(
-            f"export {args.engine} of a {_NAMES[_host(args.source)]} needs a package that cannot "
-            f"be imported ({error}); install it: pip install 'cape-plugins[serve]'"
+            f"export {args.engine} of a {_NAMES[host]} needs a package that cannot be imported "
+            f"({error}); install it: pip install 'cape-plugins[serve]'"
         ) from None
 
 

@@ -1,5 +1,6 @@
-"""What both hosts say and check of a folder for ctranslate2: the README, and the comparison of its
-translations with those of the host. Takes objects of ctranslate2 and does not import it.
+"""What the exporters of both hosts for ctranslate2 share: relative positions as its attention has
+them, the README of a folder, and the comparison of its translations with those of the host. Takes
+objects of ctranslate2 and does not import it.
 
 Facts about the engine: ctranslate2 4.8.5, tried; see the decisions on serving.
 """
@@ -11,11 +12,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import Tensor
+from torch.nn import functional as F
+
 BEAM = 5
 CHECKED = 200  # sentences that a check takes at most
 # Per token, natural logarithm. Rounding gives 1e-6; a wrong position, norm or token 1e-2 and more.
 TOLERANCE = 1e-4
 EXACT = (None, "float32")  # precisions that keep the weights
+
+
+def relative_rows(table: Tensor, clip: bool) -> Tensor:
+    """``[2 C + 1, d]`` of a table ``[1, 2 C + 1, d]`` that heads share. The engine clips distances;
+    where those beyond C count nothing, a row of zeros at either end does that: ``[2 C + 3, d]``."""
+    rows = table.detach()[0]
+    return rows.contiguous() if clip else F.pad(rows, (0, 0, 1, 1))
 
 
 class Hypothesis(NamedTuple):
@@ -138,6 +149,20 @@ def compare(
         )
     refuse_difference(largest, report, quantization)
     return report
+
+
+def check_length(side: str, longest: int, limits: Mapping[str, int | None]) -> None:
+    """Refuses sentences of a check that are longer than the table of a side.
+
+    Raises:
+        ValueError: naming the length that is needed.
+    """
+    limit = limits[side]
+    if limit is not None and longest > limit:
+        raise ValueError(
+            f"--check: a sentence has {longest} tokens, BOS and EOS included, and the table "
+            f"{limit}; give --max-{side}-tokens {longest} or more, or shorter sentences."
+        )
 
 
 def largest_of(differences: Iterable[float]) -> float:

@@ -27,26 +27,30 @@ class Exported:
 
 
 @contextmanager
-def complete_folder(target: Path) -> Iterator[Path]:
+def complete_folder(target: Path, argument: str = "OUT") -> Iterator[Path]:
     """An empty folder to write into, which becomes `target` when the block ends and is removed if
     it fails.
 
+    Args:
+        target: The new folder.
+        argument: Its name on the command line.
+
     Raises:
-        ValueError: if there is something at `target` already.
+        ValueError: if there is something at `target` already, or if it cannot be made.
     """
     if target.exists():
         raise ValueError(
-            f"OUT {target} exists already; give a new folder, or remove this one first."
+            f"{argument} {target} exists already; give a new folder, or remove this one first."
         )
     missing = [folder for folder in target.parents if not folder.exists()]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     except OSError as error:
         raise ValueError(
-            f"OUT {target} cannot be made ({error.strerror}: {error.filename}); give a folder that "
-            "can be written."
+            f"{argument} {target} cannot be made ({error.strerror}: {error.filename}); give a "
+            "folder that can be written."
         ) from error
-    partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         yield partial
         partial.chmod(0o755)

@@ -1,7 +1,7 @@
 """Models of fairseq as folders for ctranslate2: ``cape-plugins export ctranslate2 CHECKPOINT``.
 
 ctranslate2's own converter for fairseq sets the weights of stock layers, and is called for that.
-What it refuses or leaves out is here and in plain.py: tables of positions, the BOS hint, ADMIN,
+What it refuses or leaves out is here and in folding.py: tables of positions, the BOS hint, ADMIN,
 relative attention.
 """
 
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import ctranslate2
-import numpy as np
 import torch
 from ctranslate2.converters import fairseq as stock
 from ctranslate2.converters.converter import Converter
@@ -22,14 +21,16 @@ from ctranslate2.specs import model_spec, transformer_spec
 from ctranslate2.specs.attention_spec import MultiHeadAttentionSpec
 from fairseq.data import Dictionary
 from fairseq.tokenizer import tokenize_line
-from torch import Tensor, nn
+from torch import nn
 
 from cape_plugins import RelativePositions
 from cape_plugins.serving.ctranslate2_notes import (
+    check_length,
     compare,
     largest_of,
     read_sentences,
     refuse_difference,
+    relative_rows,
     translate,
 )
 from cape_plugins.serving.output import Exported
@@ -256,20 +257,13 @@ def _set_relative(layer_spec: Any, tables: RelativePositions) -> None:
     plain = layer_spec.self_attention
     attention = MultiHeadAttentionSpec(self_attention=True, relative_position=True)
     attention.layer_norm, attention.linear = plain.layer_norm, plain.linear
-    attention.relative_position_keys = _relative_table(tables.keys, tables.clip)
+    attention.relative_position_keys = relative_rows(tables.keys, tables.clip).numpy()
     attention.relative_position_values = (
         model_spec.OPTIONAL
         if tables.values is None
-        else _relative_table(tables.values, tables.clip)
+        else relative_rows(tables.values, tables.clip).numpy()
     )
     layer_spec.self_attention = attention
-
-
-def _relative_table(table: Tensor, clip: bool) -> np.ndarray:
-    """``[2 C + 1, d]`` of ``[1, 2 C + 1, d]``. The engine clips distances: where those beyond C
-    count nothing, a row of zeros at either end does that."""
-    rows = table[0].numpy()
-    return rows if clip else np.pad(rows, ((1, 1), (0, 0)))
 
 
 def _vocabulary(dictionary: Dictionary) -> list[str]:
@@ -299,7 +293,7 @@ def check_translations(
     tokens = [tokenize_line(sentence) for sentence in sentences]
     added = 1 + source.model.encoder.position_config.source_bos
     longest = max(map(len, tokens)) + added
-    _check_length("source", longest, limits)
+    check_length("source", longest, limits)
     cap = min(limits["target"] or longest + _LONGEST, max(_LONGEST, 2 * longest))
     translator = ctranslate2.Translator(str(folder), device="cpu")
     eos = source.task.target_dictionary.eos_word
@@ -321,7 +315,7 @@ def check_scores(
     """
     ends = [start_of(source)], [source.task.target_dictionary.eos_word]
     texts = [[*ends[0], *tokenize_line(sentence), *ends[1]] for sentence in sentences]
-    _check_length("target", max(map(len, texts)) - 1, limits)
+    check_length("target", max(map(len, texts)) - 1, limits)
     generator = ctranslate2.Generator(str(folder), device="cpu")
     results = generator.score_batch(texts, max_batch_size=32, max_input_length=0)
     largest = largest_of(
@@ -335,15 +329,6 @@ def check_scores(
     )
     refuse_difference(largest, report, quantization)
     return report
-
-
-def _check_length(side: str, longest: int, limits: dict[str, int | None]) -> None:
-    limit = limits[side]
-    if limit is not None and longest > limit:
-        raise SettingsError(
-            f"--check: a sentence has {longest} tokens, BOS and EOS included, and the table "
-            f"{limit}; give --max-{side}-tokens {longest} or more, or shorter sentences."
-        )
 
 
 def _size(folder: Path) -> str:

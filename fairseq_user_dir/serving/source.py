@@ -87,9 +87,21 @@ def load_source(path: Path, data: str | None = None) -> Source:
             f"own way; allowed: {', '.join(TASKS)}. Serve it by fairseq-generate."
         )
     del state
+    model, _, task = load_trained(path, data)
+    source = Source(model, task)
+    check_model(source.model)
+    return source
+
+
+def load_trained(path: Path, data: str | None) -> tuple[Any, Any, Any]:
+    """The model of a checkpoint in evaluation mode, its configuration and its task.
+
+    Raises:
+        SettingsError: for missing dictionaries.
+    """
     overrides = {} if data is None else {"data": data}
     try:
-        models, _, task = load_model_ensemble_and_task([str(path)], overrides)
+        (model,), cfg, task = load_model_ensemble_and_task([str(path)], overrides)
     except Exception as error:  # fairseq has none of its own for a folder without dictionaries
         if type(error) not in (FileNotFoundError, Exception):
             raise
@@ -97,9 +109,7 @@ def load_source(path: Path, data: str | None = None) -> Source:
             f"{path} needs the dictionaries of its training ({error}); give --data DIR, a folder "
             "with its dict.*.txt."
         ) from error
-    source = Source(models[0].eval(), task)
-    check_model(source.model)
-    return source
+    return model.eval(), cfg, task
 
 
 def check_model(model: nn.Module) -> None:

@@ -25,6 +25,7 @@ from fairseq_user_dir.models import CLASSES
 from fairseq_user_dir.options import ALLOW_ARG
 from fairseq_user_dir.serving.folding import folded
 from fairseq_user_dir.serving.layouts import write_hugging_face
+from fairseq_user_dir.serving.source import load_trained
 
 FILE = "model.pt"
 CLOSE = 1e-3  # of logits, more than float32 loses in many layers
@@ -60,8 +61,8 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
         args: Of ``cape-plugins export stock``.
 
     Raises:
-        ValueError: for a model that has no stock form, with the reason and the way that works.
-        FileNotFoundError: for missing dictionaries.
+        ValueError: for a model that has no stock form, with the reason and the way that works, and
+            for missing dictionaries.
     """
     if args.image_size:
         raise ValueError(
@@ -101,20 +102,10 @@ def load(source: Path, data: str | None) -> Trained:
     """Loads a checkpoint whose model has a stock form.
 
     Raises:
-        ValueError: if it has none.
-        FileNotFoundError: for missing dictionaries.
+        ValueError: if it has none, and for missing dictionaries.
     """
     read_checkpoint(str(source))
-    try:
-        (model,), cfg, task = load_model_ensemble_and_task(
-            [str(source)], None if data is None else {"data": data}
-        )
-    except Exception as error:  # fairseq has none of its own for a folder without dictionaries
-        if type(error) not in (FileNotFoundError, Exception):
-            raise
-        raise FileNotFoundError(
-            f"{error}; give the folder with the dictionaries of the training by --data DIR."
-        ) from None
+    model, cfg, task = load_trained(source, data)
     stock = next((name for name, own in CLASSES.items() if type(model) is own), None)
     config = position_config(model)
     if stock is None and config is None:
@@ -141,7 +132,7 @@ def load(source: Path, data: str | None) -> Trained:
         name: _with_attributes(vars(part)) if isinstance(part, argparse.Namespace) else part
         for name, part in container.items()
     }
-    return Trained(model.eval(), sections, task, stock, data_folder)
+    return Trained(model, sections, task, stock, data_folder)
 
 
 def table_rows(trained: Trained, limit: int | None) -> dict[str, int]:

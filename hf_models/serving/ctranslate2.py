@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 import hf_models
 from cape_plugins.serving.ctranslate2_notes import (
     Hypothesis,
+    check_length,
     compare,
     read_sentences,
     readme,
@@ -220,11 +221,7 @@ def check(
     model, tokenizer = translation
     ids = [tokenizer(sentence)["input_ids"] for sentence in sentences]
     longest = max(map(len, ids)) + model.get_encoder().has_hint
-    if limits["source"] is not None and longest > limits["source"]:
-        raise ValueError(
-            f"--check: a sentence has {longest} tokens, BOS and EOS included, and the table "
-            f"{limits['source']}; give --max-source-tokens {longest} or more, or shorter sentences."
-        )
+    check_length("source", longest, limits)
     cap = min(limits["target"] or _LONGEST, _LONGEST)
     translator = ctranslate2.Translator(str(folder), device="cpu")
     options = _options(translation)

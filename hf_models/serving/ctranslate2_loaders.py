@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from ctranslate2.converters import transformers as stock
 from ctranslate2.specs import attention_spec, model_spec
-from torch import Tensor
-from torch.nn import functional as F
 
 from cape_plugins import token_positions
+from cape_plugins.serving.ctranslate2_notes import relative_rows
 from hf_models.convert import copy_other_files
 from hf_models.natural_length import STRIDE, NaturalLengthEncoder
 from hf_models.speech import Frames, add_positions
@@ -139,13 +138,6 @@ def make_room(spec: Any, stack: Any) -> None:
             layer_spec.self_attention = attention_spec.MultiHeadAttentionSpec(
                 self_attention=True, relative_position=True
             )
-
-
-def relative_rows(table: Tensor, clip: bool) -> Tensor:
-    """``[2 C + 1, d]`` of a table ``[1, 2 C + 1, d]`` that heads share. Distances beyond it take
-    the outermost row, which is one more row of zeros unless the model clips them."""
-    rows = table.detach()[0]
-    return rows.contiguous() if clip else F.pad(rows, (0, 0, 1, 1))
 
 
 def banned_tokens(generation: Any) -> list[int]:
