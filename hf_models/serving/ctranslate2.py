@@ -171,7 +171,7 @@ def _tokenizer(source: Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = " ".join(str(error).split())
         raise ValueError(
             f"the tokenizer of {source} cannot be loaded ({reason}); the engine needs the names of "
             "the tokens. Save it there: tokenizer.save_pretrained(SOURCE)."

@@ -52,7 +52,7 @@ def export_recognition(
         tokenizer = AutoTokenizer.from_pretrained(source)
         extractor = AutoFeatureExtractor.from_pretrained(source)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = " ".join(str(error).split())
         raise ValueError(
             f"the processor of {source} cannot be loaded ({reason}); the engine needs the names of "
             "the tokens and the kind of features. Save it there: processor.save_pretrained(SOURCE)."

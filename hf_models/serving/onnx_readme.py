@@ -85,9 +85,10 @@ def _one_graph(model: Any, file: Described) -> tuple[str, str]:
     if "pixel_values" in file.names:
         (_, _, (_, channels, _, _)), *_ = file.inputs
         notes = (
-            "Images are floats, scaled and normalised as preprocessor_config.json says. What is "
-            "left over at the right and at the bottom beyond whole patches is not seen. The "
-            f"program takes a file of numpy with an image [{channels}, height, width]."
+            "Images are floats, scaled and normalised as in training; preprocessor_config.json "
+            "says how, if the image processor was saved beside the model. What is left over at the "
+            "right and at the bottom beyond whole patches is not seen. The program takes a file of "
+            f"numpy with an image [{channels}, height, width]."
         )
         lines = f"""
 image = np.load(sys.argv[1]) if sys.argv[1:] else np.zeros(({channels}, 96, 128))
@@ -119,7 +120,8 @@ def _frames(model: Any, output: str) -> tuple[str, str]:
     blank = model.config.pad_token_id
     notes = (
         "Frames are log-mel features as cape_plugins.speech.features computes them, by the "
-        "settings of preprocessor_config.json; padding stands behind them, with 0 in "
+        "settings of training; preprocessor_config.json has them, if the feature extractor was "
+        "saved beside the model. Padding stands behind them, with 0 in "
         f"`attention_mask`. `hop_nanoseconds` is the distance of frames, {hop} in training. "
         "`lengths` counts the outputs of each recording that are no padding. There is neither BOS "
         f"nor EOS; class {blank} is the blank of CTC. The program takes a file of numpy with "
