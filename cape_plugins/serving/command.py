@@ -54,7 +54,7 @@ def _add_ctranslate2_args(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quantization",
         choices=QUANTIZATIONS,
-        help="precision of the weights (default: as they are)",
+        help="precision of the weights (default: float32)",
     )
     parser.add_argument(
         "--check",

@@ -231,7 +231,7 @@ def readme(
         packages: What the program imports besides ctranslate2.
     """
     needed = " and ".join(("ctranslate2", *packages))
-    weights = "as they are in the model" if quantization is None else quantization
+    weights = quantization or "float32"
     bullets = ["\n".join(f"* {line}" for line in part) for part in (conventions, options)]
     return f"""# {title}
 
@@ -256,15 +256,27 @@ Written by `cape-plugins export ctranslate2`, weights {weights}. The program nee
 """
 
 
-def translation_options(host: str, pad: str = "<blank>") -> list[str]:
+def translation_options(
+    host: str, pad: str = "<blank>", quantization: str | None = None
+) -> list[str]:
     """Sentences of the README on the options of ``translate_batch``.
 
     Args:
         host: How the host translates with the same result.
         pad: Name of padding.
+        quantization: Precision of the weights.
     """
+    given = f"`beam_size={BEAM}` and `min_decoding_length=0`"
+    if quantization in EXACT:
+        result = f"{given} give the tokens and scores of {host}."
+    else:
+        result = (
+            f"{given} search as {host} does, with rounded weights: most translations are the same, "
+            "scores are near. What a device cannot compute in, the engine converts when it loads "
+            "the folder, with a warning."
+        )
     return [
-        f"`beam_size={BEAM}` and `min_decoding_length=0` give the tokens and scores of {host}.",
+        result,
         "`max_decoding_length` is 256 by default and leaves longer translations open, without a "
         "word. There the host forces EOS.",
         "`min_decoding_length` is 1 by default: the same translations, scores off by up to 3e-4 "
@@ -272,5 +284,6 @@ def translation_options(host: str, pad: str = "<blank>") -> list[str]:
         "The host never chooses padding. The engine may, if the model is hardly trained: "
         f"`suppress_sequences=[['{pad}']]` forbids it, before the softmax.",
         "An empty source gives an empty translation. Attention (`return_attention=True`) is that "
-        "of the tokens given, without BOS and EOS.",
+        "of the tokens given, without BOS and EOS. With beam search it is right for one sentence "
+        "a call only: in a batch the engine mixes the sentences up.",
     ]

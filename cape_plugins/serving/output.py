@@ -3,6 +3,7 @@ what is in it."""
 
 from __future__ import annotations
 
+import errno
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -26,6 +27,9 @@ class Exported:
     report: str
 
 
+_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # disk, limit of files, quota
+
+
 @contextmanager
 def complete_folder(target: Path, argument: str = "OUT") -> Iterator[Path]:
     """An empty folder to write into, which becomes `target` when the block ends and is removed if
@@ -37,8 +41,9 @@ def complete_folder(target: Path, argument: str = "OUT") -> Iterator[Path]:
 
     Raises:
         ValueError: if there is something at `target` already, or if it cannot be made.
+        OSError: on a full disk.
     """
-    if target.exists():
+    if target.exists() or target.is_symlink():  # also one that leads nowhere
         raise ValueError(
             f"{argument} {target} exists already; give a new folder, or remove this one first."
         )
@@ -55,8 +60,13 @@ def complete_folder(target: Path, argument: str = "OUT") -> Iterator[Path]:
         yield partial
         partial.chmod(0o755)
         partial.rename(target)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
         for folder in missing:
             folder.rmdir()
+        if isinstance(error, OSError) and error.errno in _FULL:
+            raise OSError(
+                f"{argument} {target} cannot be written ({error.strerror}); make room, or give a "
+                "folder elsewhere."
+            ) from error
         raise

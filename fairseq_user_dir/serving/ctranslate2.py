@@ -291,6 +291,7 @@ def check_translations(
     """Translates by fairseq and by the folder; see
     :func:`~cape_plugins.serving.ctranslate2_notes.compare`."""
     tokens = [tokenize_line(sentence) for sentence in sentences]
+    _check_symbols(source.task.source_dictionary, tokens)
     added = 1 + source.model.encoder.position_config.source_bos
     longest = max(map(len, tokens)) + added
     check_length("source", longest, limits)
@@ -314,7 +315,9 @@ def check_scores(
         ValueError: if they differ by more than rounding, and the weights are as they were.
     """
     ends = [start_of(source)], [source.task.target_dictionary.eos_word]
-    texts = [[*ends[0], *tokenize_line(sentence), *ends[1]] for sentence in sentences]
+    tokens = [tokenize_line(sentence) for sentence in sentences]
+    _check_symbols(source.task.source_dictionary, tokens)
+    texts = [[*ends[0], *line, *ends[1]] for line in tokens]
     check_length("target", max(map(len, texts)) - 1, limits)
     generator = ctranslate2.Generator(str(folder), device="cpu")
     results = generator.score_batch(texts, max_batch_size=32, max_input_length=0)
@@ -329,6 +332,23 @@ def check_scores(
     )
     refuse_difference(largest, report, quantization)
     return report
+
+
+def _check_symbols(dictionary: Dictionary, lines: Sequence[Sequence[str]]) -> None:
+    """Refuses symbols that are no words: the engine reads them as what they stand for in its
+    vocabulary, fairseq by the names in its dictionary.
+
+    Raises:
+        SettingsError: naming the symbol.
+    """
+    special = {*dictionary.symbols[: dictionary.nspecial], _PAD} - {dictionary.unk_word}
+    for line in lines:
+        for word in line:
+            if word in special:
+                raise SettingsError(
+                    f"--check: a sentence has the symbol {word}, which host and engine may read as "
+                    f"different things; allowed: words. Leave {', '.join(sorted(special))} out."
+                )
 
 
 def _size(folder: Path) -> str:

@@ -38,7 +38,7 @@ for result in results:
 _TOKENS = (
     "A text is segmented as the training data were before fairseq-preprocess (words, BPE or "
     "SentencePiece) and split at spaces. Tokens that the dictionary does not have are read as "
-    "`{unk}`."
+    "`{unk}`; `<s>`, `</s>` and `<blank>`, padding, are the engine's own and never part of a text."
 )
 
 
@@ -71,10 +71,12 @@ def translation_readme(
         options=[
             *translation_options(
                 f"`fairseq-generate --beam 5 --min-len 0 --max-len-b {longest}` (which prints "
-                "scores with base 2 and, by default, never gives an empty translation)"
+                "scores with base 2 and, by default, never gives an empty translation)",
+                quantization=quantization,
             ),
-            "Length penalty, batch size and prefixes are those of fairseq: `length_penalty` for "
-            "`--lenpen`, `target_prefix` for `--prefix-size`.",
+            "`length_penalty` is fairseq's `--lenpen`, and batches of any size give the same. "
+            "`target_prefix` is not quite `--prefix-size`: its tokens count nothing in the score "
+            "here, in fairseq they do, so that beam search may end elsewhere.",
         ],
         quantization=quantization,
     )

@@ -97,12 +97,18 @@ def load_trained(path: Path, data: str | None) -> tuple[Any, Any, Any]:
     """The model of a checkpoint in evaluation mode, its configuration and its task.
 
     Raises:
-        SettingsError: for missing dictionaries.
+        SettingsError: for missing dictionaries, and for those of another training.
     """
     overrides = {} if data is None else {"data": data}
     try:
         (model,), cfg, task = load_model_ensemble_and_task([str(path)], overrides)
     except Exception as error:  # fairseq has none of its own for a folder without dictionaries
+        if type(error) is RuntimeError and "size mismatch" in str(error):
+            reason = str(error).partition("size mismatch")[2].splitlines()[0]
+            raise SettingsError(
+                f"{path} does not fit the dictionaries in {data or 'the folder of its training'} "
+                f"(size mismatch{reason}); give --data DIR, a folder with those of its training."
+            ) from error
         if type(error) not in (FileNotFoundError, Exception):
             raise
         raise SettingsError(

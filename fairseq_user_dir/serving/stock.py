@@ -74,9 +74,12 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
         return _to_hugging_face(trained, folder, args.max_tokens)
     rows = table_rows(trained, args.max_tokens)
     plain = folded(trained.model, *rows.values())
-    torch.save(_state(trained, plain, rows), folder / FILE)
     for file in sorted(trained.data.glob("dict*.txt")):
         shutil.copy(file, folder)
+    try:
+        torch.save(_state(trained, plain, rows), folder / FILE)
+    except RuntimeError as error:  # torch raises it on a full disk
+        raise OSError(f"OUT {args.out} cannot be written; disk full? ({error})") from error
     difference = _compare(trained, folder)
     report = (
         f"{FILE}: {trained.stock} of fairseq, logits on random tokens within {difference:.1e} of "
@@ -132,6 +135,14 @@ def load(source: Path, data: str | None) -> Trained:
         name: _with_attributes(vars(part)) if isinstance(part, argparse.Namespace) else part
         for name, part in container.items()
     }
+    # those that were found out from the names of the binarised texts are in the task alone
+    languages = {
+        name: getattr(task.cfg, name)
+        for name in ("source_lang", "target_lang")
+        if hasattr(task.cfg, name)
+    }
+    for name in ("task", "model"):
+        sections[name] = _changed(sections[name], languages)
     return Trained(model, sections, task, stock, data_folder)
 
 
@@ -210,14 +221,13 @@ def _sharing(plain: nn.Module) -> dict[str, bool]:
 
 @torch.no_grad()
 def _compare(trained: Trained, folder: Path) -> float:
-    """Largest difference of the logits of both models on random tokens.
+    """Largest difference of the logits of both models on random tokens, the stock one loaded as
+    those who get the folder load it.
 
     Raises:
         ValueError: if the stock model computes otherwise.
     """
-    (stock,), _, _ = load_model_ensemble_and_task(
-        [str(folder / FILE)], {"data": str(trained.data)}, trained.task
-    )
+    (stock,), _, _ = load_model_ensemble_and_task([str(folder / FILE)], {"data": str(folder)})
     words = trained.task.target_dictionary
     first = words.nspecial
     generator = torch.Generator().manual_seed(1)

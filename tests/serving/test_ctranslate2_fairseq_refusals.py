@@ -122,6 +122,9 @@ def test_sentences_to_check_fit_the_table(models, tmp_path, capsys):
     text.write_text("w1 w2\nw1 w2 w3 w4\n", encoding="utf-8")
     more = ("--check", text, "--max-source-tokens", 5)
     assert "a sentence has 6 tokens" in refusal(capsys, checkpoint, tmp_path / "out", *more)
+    text.write_text("w1 <blank>\n", encoding="utf-8")
+    more = ("--check", text)
+    assert "has the symbol <blank>" in refusal(capsys, checkpoint, tmp_path / "out", *more)
     more = ("--check", tmp_path / "missing")
     assert "cannot be read" in refusal(capsys, checkpoint, tmp_path / "out", *more)
 

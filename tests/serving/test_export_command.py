@@ -19,6 +19,7 @@ from tests.support.engines import engine_python, run_program
         ),
         (["ctranslate2", "model.pt:model.pt", "out"], "is an ensemble"),
         (["stock", "model.pt", "folder"], "OUT folder exists already"),
+        (["stock", "model.pt", "dangling"], "OUT dangling exists already"),
         (["ctranslate2", "model.pt", "out", "--max-source-tokens", "1"], "--max-source-tokens"),
         (["ctranslate2", "model.pt", "model.pt/out"], "OUT model.pt/out cannot be made"),
         (["ctranslate2", "model.pt", "out", "--quantization", "int3"], "invalid choice: 'int3'"),
@@ -32,13 +33,14 @@ def test_bad_arguments_are_refused_in_one_line(arguments, told, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "model.pt").write_bytes(b"no checkpoint")
+    (tmp_path / "dangling").symlink_to("nowhere")
     with pytest.raises(SystemExit, match="2"):
         main(["export", *arguments])
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert error.count("\n") == 1
     assert told in error
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "model.pt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "folder", "model.pt"]
 
 
 def test_folder_is_complete_or_not_there(tmp_path):
