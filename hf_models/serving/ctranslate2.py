@@ -106,7 +106,7 @@ def write_model(
         translation: The model and its tokenizer.
         folder: Empty.
         rows: Side ("source", "target") to positions of its table.
-        quantization: Precision of the weights; None for that of the model.
+        quantization: Precision of the weights; None for float32.
 
     Returns:
         Rows of each side that the model has; None without a table and a limit.
@@ -130,7 +130,8 @@ def write_model(
 
 
 def _load(source: Path) -> PreTrainedModel:
-    """The model of a folder, of a class that the engine has.
+    """The model of a folder, of a class that the engine has, in float32: the engine computes with
+    half precision on some devices only, and the folder shall compute the same on all.
 
     Raises:
         ValueError: naming these classes, and the way for others.
@@ -158,7 +159,7 @@ def _load(source: Path) -> PreTrainedModel:
             f"SOURCE {source} lacks weights of its positions, {', '.join(new)}; its config.json is "
             "of another model. Take both from one model."
         )
-    return model.eval()
+    return model.float().eval()
 
 
 def _allowed() -> list[str]:

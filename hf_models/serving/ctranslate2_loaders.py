@@ -65,12 +65,13 @@ class TablesInPlace:
         layer has relative keys."""
         if not has_table(stack):
             return model_spec.OPTIONAL
-        rows, words = self.rows[side], stack.embed_tokens.weight
+        rows = self.rows[side]
         ids = torch.zeros(1, rows, dtype=torch.long)
         positions = token_positions(torch.ones(1, rows, dtype=torch.bool))
         addend = stack.embedding(positions, ids, rows, None)
-        table = words.new_zeros(rows, words.shape[1]) if addend is None else addend[0]
-        return table.to(words.dtype).contiguous()
+        if addend is None:
+            return torch.zeros(rows, stack.embed_tokens.embedding_dim)
+        return addend[0].contiguous()
 
 
 class TranslationLoader(TablesInPlace, stock.BartLoader):
@@ -90,7 +91,7 @@ class TranslationLoader(TablesInPlace, stock.BartLoader):
             if getattr(model, "final_logits_bias", None) is not None:
                 bias += model.final_logits_bias.flatten().to(bias)
             bias[never] += NEVER
-            spec.decoder.projection.bias = bias.to(model.lm_head.weight.dtype)
+            spec.decoder.projection.bias = bias
         return spec
 
     def set_config(self, config: Any, model: Any, tokenizer: Any) -> None:
@@ -123,11 +124,11 @@ class RecognitionLoader(TablesInPlace, stock.WhisperLoader):
         """``[rows, C]``; positions of the encoder stand in time."""
         if not isinstance(stack, NaturalLengthEncoder):
             return super().table(stack, side)
-        rows, like = self.rows[side], stack.conv2.weight
+        rows = self.rows[side]
         lengths = torch.tensor([rows])
         frames = Frames(lengths, stack.config.hop_seconds, None, None)
-        empty = torch.zeros(1, rows, like.shape[0])
-        return add_positions(stack.positions, empty, frames, STRIDE)[0].to(like.dtype).contiguous()
+        empty = torch.zeros(1, rows, stack.conv2.out_channels)
+        return add_positions(stack.positions, empty, frames, STRIDE)[0].contiguous()
 
 
 def make_room(spec: Any, stack: Any) -> None:

@@ -89,7 +89,7 @@ def write_recognition(
         recognition: The model and its tokenizer.
         folder: Empty.
         rows: Side ("source", "target") to positions of its table; of the source, 20 ms each.
-        quantization: Precision of the weights; None for that of the model.
+        quantization: Precision of the weights; None for float32.
     """
     model, tokenizer = recognition
     refuse_unfit(model.get_encoder(), beside=True)  # the engine has both there

@@ -306,6 +306,21 @@ def test_conversion_to_int8_leaves_the_model_as_it_was(marian, tmp_path):
     assert all(weight.requires_grad for weight in translation.model.parameters())
 
 
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_models_in_half_precision_become_folders_in_float32(precision, marian, tmp_path, capsys):
+    """Which the engine has everywhere; the host would translate otherwise in half precision."""
+    source = tmp_path / "model"
+    shutil.copytree(marian[0], source)
+    loaded(source).model.to(getattr(torch, precision)).save_pretrained(source)
+    (tmp_path / "text").write_text("\n".join(sentences(20)), "utf-8")
+    out = export(source, tmp_path / "out", "--check", str(tmp_path / "text"))
+    report = re.search(r"check: (\d+) of (\d+) translations", capsys.readouterr().out)
+    assert report[1] == report[2]
+    assert int(report[1]) >= 35
+    sizes = [(folder / "model.bin").stat().st_size for folder in (out, marian[1])]
+    assert sizes[0] > 0.99 * sizes[1]
+
+
 def test_quantization_is_checked_but_not_refused(marian, tmp_path, capsys):
     source, out = marian
     files = {path: hashlib.sha256(path.read_bytes()).digest() for path in source.iterdir()}
