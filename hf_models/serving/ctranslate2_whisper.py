@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoFeatureExtractor, AutoTokenizer, PreTrainedModel
 
-from cape_plugins.serving.ctranslate2_notes import readme, refuse_difference
+from cape_plugins.serving.ctranslate2_notes import largest_of, readme, refuse_difference
 from cape_plugins.serving.output import Exported
 from cape_plugins.speech.audio import read_audio
 from hf_models.natural_length import STRIDE
@@ -122,7 +122,9 @@ def _fitted(features: Tensor, model: PreTrainedModel, rows: int) -> Tensor:
 def check(
     recognition: Recognition, folder: Path, features: Tensor, quantization: str | None = None
 ) -> str:
-    """Encodes a recording and writes its text, token by token, by the model and by the folder.
+    """Encodes a recording and writes its text, token by token, by the model and by the folder. Each
+    token of the folder's text is compared with what the model says behind the tokens before it: how
+    likely the token is, and how likely the one that the model would choose.
 
     Args:
         recognition: The model and its tokenizer.
@@ -131,28 +133,58 @@ def check(
         quantization: Precision of the weights.
 
     Raises:
-        ValueError: if states differ by more than rounding, and the weights are as they were.
+        ValueError: if states or log-probabilities differ by more than rounding, and the weights are
+            as they were.
     """
-    model, tokenizer = recognition
+    model = recognition.model
     engine = ctranslate2.models.Whisper(str(folder), device="cpu")
     given = ctranslate2.StorageView.from_array(np.ascontiguousarray(features.numpy()))
-    states = model.get_encoder()(features).last_hidden_state
-    encoded = torch.from_numpy(np.array(engine.encode(given)))
-    largest = (states - encoded).abs().max().item()
+    encoded, encoded_too = model.get_encoder()(features), engine.encode(given)
+    states = encoded.last_hidden_state - torch.from_numpy(np.array(encoded_too))
     prompt = prompt_of(recognition)
-    longest = len(prompt) + _CHECKED_TOKENS
-    result = engine.generate(
-        given, [prompt], beam_size=1, max_length=longest, suppress_blank=False, suppress_tokens=[]
+    longest = min(_CHECKED_TOKENS, _room(model, prompt))
+    by_engine, theirs = _text_by_engine(
+        engine, encoded_too, prompt, longest, recognition.tokenizer.eos_token_id
     )
-    (by_engine,) = result[0].sequences_ids
-    by_host = _greedy(model, features, prompt, tokenizer.eos_token_id)
-    same = sum(ours == theirs for ours, theirs in zip(by_host, by_engine, strict=False))
+    ids = torch.tensor([[*prompt, *by_engine[:-1]]])
+    logits = model(encoder_outputs=encoded, decoder_input_ids=ids).logits[0, len(prompt) - 1 :]
+    ours = logits.log_softmax(-1)
+    by_host = ours.argmax(-1)
+    same = int(by_host.eq(torch.tensor(by_engine)).sum())
+    chosen = torch.stack((torch.tensor(by_engine), by_host), dim=1)
+    of_states = states.abs().max().item()
+    of_tokens = (ours - theirs).gather(1, chosen).abs().max().item()
     report = (
-        f"check: {same} of {len(by_host)} tokens of the recording are the same, states of the "
-        f"encoder differ by at most {largest:.1e}"
+        f"check: {same} of {len(by_engine)} tokens of the recording are the same, "
+        f"log-probabilities differ by at most {of_tokens:.1e}, states of the encoder by "
+        f"{of_states:.1e}"
     )
-    refuse_difference(largest, report, quantization)
+    refuse_difference(largest_of((of_states, of_tokens)), report, quantization)
     return report
+
+
+def _text_by_engine(
+    engine: Any, encoded: Any, prompt: list[int], longest: int, eos: int
+) -> tuple[list[int], Tensor]:
+    """N tokens of the most likely text, EOS included if it ends by itself, with every token
+    allowed; and ``[N, V]`` log-probabilities of all tokens at each of them."""
+    (result,) = engine.generate(
+        encoded,
+        [prompt],
+        beam_size=1,
+        max_length=2 * longest,  # the engine writes half as many
+        suppress_blank=False,
+        suppress_tokens=[],
+        return_logits_vocab=True,
+    )
+    (tokens,), (steps,) = result.sequences_ids, result.logits
+    logits = torch.stack([torch.from_numpy(np.array(step)) for step in steps])
+    return [*tokens, eos][: len(steps)], logits.log_softmax(-1)
+
+
+def _room(model: PreTrainedModel, prompt: list[int]) -> int:
+    """Tokens of the longest text that the model writes, EOS included."""
+    return model.config.max_target_positions - len(prompt)
 
 
 def prompt_of(recognition: Recognition) -> list[int]:
@@ -162,19 +194,6 @@ def prompt_of(recognition: Recognition) -> list[int]:
     languages = sorted((getattr(model.generation_config, "lang_to_id", None) or {}).values())
     numbers = [start, *languages[:1], *rest]
     return [number for number in numbers if number not in (None, tokenizer.unk_token_id)]
-
-
-def _greedy(model: PreTrainedModel, features: Tensor, prompt: list[int], eos: int) -> list[int]:
-    """The most likely token at each step, without EOS, with every token allowed."""
-    ids = torch.tensor([prompt])
-    encoded = model.get_encoder()(features)
-    for _ in range(_CHECKED_TOKENS):
-        logits = model(encoder_outputs=encoded, decoder_input_ids=ids).logits
-        token = logits[:, -1:].argmax(-1)
-        if token.item() == eos:
-            break
-        ids = torch.cat((ids, token), dim=1)
-    return ids[0, len(prompt) :].tolist()
 
 
 # ---- README --------------------------------------------------------------------------------------
@@ -202,7 +221,8 @@ audio = decode_audio(recording)
 frames = min(len(audio) // 320 * 2, {frames})  # of 10 ms, an even number
 features = model.feature_extractor(audio, padding=400)[None, :, :frames].copy()
 given = ctranslate2.StorageView.from_array(features)
-result = model.model.generate(given, [{prompt}], beam_size=5, max_length={length})[0]
+length = 2 * {room}  # a text ends at half of max_length, so that it may have {room} tokens
+result = model.model.generate(given, [{prompt}], beam_size=5, max_length=length)[0]
 print(model.hf_tokenizer.decode(result.sequences_ids[0]).strip())
 """
 
@@ -216,9 +236,7 @@ def _readme(
     prompt = prompt_of(recognition)
     natural = model.config.at_natural_length and not is_centred(model)
     if natural:
-        program = _NATURAL.format(
-            frames=frames, prompt=prompt, length=model.config.max_target_positions
-        )
+        program = _NATURAL.format(frames=frames, prompt=prompt, room=_room(model, prompt))
     else:
         program = _SEGMENTS
     lengths = (
@@ -248,6 +266,9 @@ def _readme(
             "faster-whisper pads and cuts to segments of 30 s, as stock Whisper does; a model "
             "trained at natural length has not seen that silence. "
             "`model.model.generate(features, ...)` takes the frames as they are.",
+            "`max_length` of `generate` is 448 by default, and a text ends at half of it, 224 "
+            "tokens, without a word; so does each segment of faster-whisper, as of Whisper itself, "
+            "and with its `max_new_tokens=N` at (N + tokens before the text) / 2.",
             "Greedy and beam search are those of the host; `suppress_tokens=[-1]`, the default, "
             "are those of its generation_config.",
         ],

@@ -2,6 +2,7 @@
 faster-whisper and by the engine alone."""
 
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -79,6 +80,22 @@ def exported(trained):
     return export(trained, trained.parent / "out", "--max-source-tokens", ROWS)
 
 
+@pytest.fixture(scope="module")
+def endless(stock):
+    """An untrained cape_whisper whose texts never end."""
+    place = stock.parent / "endless"
+    model = convert(str(stock), place, NATURAL["cape"])
+    model.generation_config.suppress_tokens = [model.config.eos_token_id]
+    model.generation_config.save_pretrained(place)
+    return place
+
+
+def checked(capsys):
+    """Tokens that are the same, and tokens, in the report on a check."""
+    report = re.search(r"check: (\d+) of (\d+) tokens of the recording", capsys.readouterr().out)
+    return int(report[1]), int(report[2])
+
+
 def export(source, out, *options):
     assert main(["export", "ctranslate2", str(source), str(out), *map(str, options)]) in (0, None)
     return out
@@ -146,15 +163,32 @@ def test_texts_are_those_of_generate(trained, exported):
     assert len(texts) >= 4
 
 
+def greedy(model, features, prompt, eos):
+    """The most likely token at each step, without EOS, with every token allowed."""
+    ids = torch.tensor([prompt])
+    encoded = model.get_encoder()(features)
+    for _ in range(64):
+        logits = model(encoder_outputs=encoded, decoder_input_ids=ids).logits
+        token = logits[:, -1:].argmax(-1)
+        if token.item() == eos:
+            break
+        ids = torch.cat((ids, token), dim=1)
+    return ids[0, len(prompt) :].tolist()
+
+
+def program_of(folder):
+    return re.search(r"```python\n(.*?)```", (folder / "README.md").read_text("utf-8"), re.S)[1]
+
+
 @pytest.mark.slow
 def test_the_program_of_the_readme_runs_with_the_engine_alone(trained, exported, run_cli, tmp_path):
     out = tmp_path / "out"
     run_cli("python", "-m", "cape_plugins", "export", "ctranslate2", trained, out, fresh=True)
     python = engine_python(tmp_path / "python", "faster-whisper")
-    program = re.search(r"```python\n(.*?)```", (out / "README.md").read_text("utf-8"), re.S)
+    program = program_of(out)
     for number in (1, 4):
         soundfile.write(tmp_path / "recording.wav", recording(number), 16000)
-        told = run_program(python, program[1], out, tmp_path / "recording.wav")
+        told = run_program(python, program, out, tmp_path / "recording.wav")
         assert told.strip() == read(trained, number)[1].strip()
 
 
@@ -172,7 +206,7 @@ def test_faster_whisper_transcribes_what_the_model_would(trained, exported):
         features = torch.from_numpy(model.feature_extractor(audio)[None, :, :-1])
         padded = torch.nn.functional.pad(features, (0, 3000 - features.shape[-1]))
         with torch.no_grad():
-            expected = exporter._greedy(loaded, padded, prompt, tokenizer.eos_token_id)
+            expected = greedy(loaded, padded, prompt, tokenizer.eos_token_id)
         # without what stands behind a timestamp
         assert segment.tokens == expected[: len(segment.tokens)]
         assert len(segment.tokens) > 2
@@ -195,9 +229,8 @@ def test_check_reads_a_recording(trained, tmp_path, capsys, monkeypatch):
     soundfile.write(tmp_path / "recording.wav", recording(1), 16000)
     check = ("--check", tmp_path / "recording.wav")
     export(trained, tmp_path / "out", *check)
-    report = re.search(r"check: (\d+) of (\d+) tokens of the recording", capsys.readouterr().out)
-    assert report[1] == report[2]
-    assert int(report[1]) > 1
+    same, tokens = checked(capsys)
+    assert same == tokens > 1
     table = exporter.RecognitionLoader.table
     monkeypatch.setattr(
         exporter.RecognitionLoader, "table", lambda *arguments: table(*arguments).roll(1, dims=0)
@@ -206,6 +239,49 @@ def test_check_reads_a_recording(trained, tmp_path, capsys, monkeypatch):
         main(["export", "ctranslate2", str(trained), str(tmp_path / "other"), *map(str, check)])
     assert "has not been written" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_models_in_half_precision_become_folders_in_float32(precision, trained, tmp_path, capsys):
+    source = tmp_path / "model"
+    shutil.copytree(trained, source)
+    model = hf_models.CapeWhisperForConditionalGeneration.from_pretrained(trained)
+    model.to(getattr(torch, precision)).save_pretrained(source)
+    soundfile.write(tmp_path / "recording.wav", recording(1), 16000)
+    export(source, tmp_path / "out", "--check", tmp_path / "recording.wav")
+    same, tokens = checked(capsys)
+    assert same == tokens > 1
+
+
+def test_check_compares_a_text_that_does_not_end(endless, tmp_path, capsys):
+    soundfile.write(tmp_path / "recording.wav", recording(1), 16000)
+    export(endless, tmp_path / "out", "--check", tmp_path / "recording.wav")
+    assert checked(capsys) == (64, 64)
+
+
+def test_check_refuses_a_decoder_with_other_positions(trained, tmp_path, capsys, monkeypatch):
+    """Though the encoder is right."""
+    table = exporter.RecognitionLoader.table
+
+    def one_row_off(loader, stack, side):
+        return table(loader, stack, side).roll(int(side == "decoder"), dims=0)
+
+    monkeypatch.setattr(exporter.RecognitionLoader, "table", one_row_off)
+    soundfile.write(tmp_path / "recording.wav", recording(1), 16000)
+    check = ("--check", str(tmp_path / "recording.wav"))
+    with pytest.raises(SystemExit, match="2"):
+        main(["export", "ctranslate2", str(trained), str(tmp_path / "out"), *check])
+    assert "has not been written" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_program_writes_texts_as_long_as_the_model_does(endless, tmp_path, monkeypatch):
+    out = export(endless, tmp_path / "out", "--max-target-tokens", 448)
+    soundfile.write(tmp_path / "recording.wav", recording(1), 16000)
+    monkeypatch.setattr("sys.argv", ["program", str(out), str(tmp_path / "recording.wav")])
+    names = {}
+    exec(program_of(out), names)
+    assert len(names["result"].sequences_ids[0]) == 448 - 4  # tokens before the text
 
 
 def test_conversion_to_int8_leaves_the_model_as_it_was(trained, tmp_path):
