@@ -57,7 +57,10 @@ MODELS = {
         "BartForConditionalGeneration",
     ),
     "sinpos, both norms": (
-        ("--position-embedding", "sinpos", *PRE_NORM, "--layernorm-embedding"),
+        (
+            *("--position-embedding", "sinpos", *PRE_NORM, "--layernorm-embedding"),
+            *("--no-scale-embedding", "--activation-fn", "gelu", "--decoder-attention-heads", "4"),
+        ),
         "MBartForConditionalGeneration",
     ),
     # 12 rows, and begun anew after the last
@@ -321,14 +324,13 @@ def test_a_stock_checkpoint_is_refused(corpus, tmp_path):
 
 
 def test_separate_dictionaries_are_no_hugging_face_folder(corpus, tmp_path):
-    data = shutil.copytree(corpus / "binary", tmp_path / "data")
-    with open(data / "dict.de.txt", "a", encoding="utf-8") as file:
+    shutil.copytree(corpus / "binary", tmp_path / "binary")
+    with open(tmp_path / "binary" / "dict.de.txt", "a", encoding="utf-8") as file:
         file.write("another 1\n")
-    place = tmp_path / "place"
-    place.mkdir()
-    shutil.copytree(data, place / "binary")
-    path = save_fairseq(corpus, tmp_path / "checkpoint.pt", *CAPE)
-    assert "dictionar" in refusal(path, tmp_path, "--to", "hugging-face", "--data", str(data))
+    path = save_fairseq(tmp_path, tmp_path / "checkpoint.pt", *CAPE, shared=False)
+    error = refusal(path, tmp_path, "--to", "hugging-face")
+    assert "no stock class for two dictionaries" in error
+    export(path, tmp_path / "out", "--max-tokens", 8)  # of fairseq there is one
 
 
 @pytest.mark.parametrize("name", ["cape", "abspos", "nopos", "relpos", "shape", "rfs"])
