@@ -1,6 +1,8 @@
 """The command ``cape-plugins export``: what it refuses, and a folder that is complete or not
 there."""
 
+from importlib.metadata import EntryPoint
+
 import pytest
 
 from cape_plugins.cli import main
@@ -41,6 +43,19 @@ def test_bad_arguments_are_refused_in_one_line(arguments, told, tmp_path, monkey
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "model.pt"]
 
 
+def test_missing_engine_is_named_with_the_way_to_install_it(tmp_path, monkeypatch, capsys):
+    def load(point):
+        raise ImportError("No module named 'ctranslate2'")
+
+    monkeypatch.setattr(EntryPoint, "load", load)
+    (tmp_path / "model.pt").touch()
+    with pytest.raises(SystemExit, match="2"):
+        main(["export", "ctranslate2", str(tmp_path / "model.pt"), str(tmp_path / "out")])
+    error = capsys.readouterr().err
+    assert "(No module named 'ctranslate2'); install it: pip install 'cape-plugins[serve]'" in error
+    assert error.count("\n") == 1
+
+
 def test_folder_is_complete_or_not_there(tmp_path):
     target = tmp_path / "new" / "out"
 
@@ -56,6 +71,7 @@ def test_folder_is_complete_or_not_there(tmp_path):
         (folder / "file").touch()
         assert not target.exists()
     assert [path.name for path in target.iterdir()] == ["file"]
+    assert target.stat().st_mode & 0o055 == 0o055  # a server may be another user
     assert [path.name for path in target.parent.iterdir()] == ["out"]
 
 
