@@ -13,8 +13,8 @@ from recipes.lab.subwords import SentencePiece
 from tests.support.served import Corpus
 
 pytest.importorskip("ctranslate2")
-from hf_models.serving.ctranslate2_loaders import write_tokenizer  # noqa: E402
-from hf_models.serving.ctranslate2_programs import program  # noqa: E402
+from hf_models.serving.ctranslate2_loaders import write_tokenizer
+from hf_models.serving.ctranslate2_programs import program
 
 TEXTS = ["forty-one, three, seventy-seven.", "seventeen."]
 ANSWER = "einundvierzig, drei."

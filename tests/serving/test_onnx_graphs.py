@@ -1,6 +1,5 @@
-"""Parts of models as ``cape-plugins export onnx`` traces them, and the READMEs of graphs, without an
-export, which takes seconds: a check compares a graph with its part, and these the part with the
-model."""
+"""Parts of models as ``cape-plugins export onnx`` traces them, and READMEs of graphs, without an
+export: its check compares a graph with its part, and these the part with the model."""
 
 import json
 import sys
@@ -15,9 +14,9 @@ from tests.support.onnx_graphs import assert_close, program, small
 from tests.support.whisper import switched
 
 pytest.importorskip("onnxruntime")
-from hf_models.serving import onnx  # noqa: E402
-from hf_models.serving.onnx_graphs import draw  # noqa: E402
-from hf_models.serving.onnx_readme import Described, readme  # noqa: E402
+from hf_models.serving import onnx
+from hf_models.serving.onnx_graphs import draw
+from hf_models.serving.onnx_readme import Described, readme
 
 MODELS = {
     "marian": lambda: small("marian", "cape"),

@@ -46,6 +46,7 @@ LONGEST = 8  # tokens of a source in training
 WORDS = range(FIRST_WORD, 12)
 PRE_NORM = ("--encoder-normalize-before", "--decoder-normalize-before")
 CAPE = ("--position-embedding", "cape", "--position-source-scale", "1.25")
+NO_END, TIED = "--no-decoder-final-norm", "--share-decoder-input-output-embed"
 ADMIN = "admin"
 TABLE = 40  # rows of the tables that are written, below the 1024 of the models
 # flags, and whether it can become a folder of Hugging Face
@@ -309,10 +310,13 @@ def refusal(source, folder, *options):
         ((), ("--data", "nowhere"), "--data DIR"),
         (("--activation-fn", "linear"), ("--to", "hugging-face"), "activation function is linear"),
         (("--encoder-normalize-before",), ("--to", "hugging-face"), "norms in other places"),
+        ((*PRE_NORM, NO_END), ("--to", "hugging-face"), "no norm behind its last layer"),
+        ((TIED,), ("--to", "hugging-face"), "source, target and output are not one"),
     ],
 )
 def test_refusals(flags, options, told, corpus, tmp_path):
-    path = save_fairseq(corpus, tmp_path / "checkpoint.pt", *CAPE, *flags)
+    path = tmp_path / "checkpoint.pt"
+    save_fairseq(corpus, path, *CAPE, *flags, shared=TIED not in flags)
     error = refusal(path, tmp_path, *options)
     assert error.startswith("error: ")
     assert told in error
@@ -385,6 +389,7 @@ def test_the_file_holds_only_what_torch_loads_by_default(corpus, tmp_path):
         {**state["cfg"], "criterion": argparse.Namespace(_name="legacy")},
         flags={"allow_objects": True},
     )
+    state["cfg"].checkpoint.save_dir = str(tmp_path / "run")
     torch.save(state, path)
     assert b"Namespace" in path.read_bytes()
     out = export(path, tmp_path / "out", "--max-tokens", 8)
