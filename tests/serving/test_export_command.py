@@ -68,10 +68,11 @@ def test_folder_is_complete_or_not_there(tmp_path):
         interrupted()
     assert list(tmp_path.iterdir()) == []  # nor the folder above, which was not there
     with complete_folder(target) as folder:
-        (folder / "file").touch()
+        (folder / "file").touch(mode=0o600)
         assert not target.exists()
     assert [path.name for path in target.iterdir()] == ["file"]
     assert target.stat().st_mode & 0o055 == 0o055  # a server may be another user
+    assert (target / "file").stat().st_mode & 0o044 == 0o044
     assert [path.name for path in target.parent.iterdir()] == ["out"]
 
 
