@@ -57,6 +57,20 @@ def test_texts_with_types_of_tokens_have_the_scores_of_the_model():
         assert_close(graph.module(*values)[0], model(**given).logits)
 
 
+def test_check_sees_a_graph_that_is_right_without_padding_only():
+    (graph,) = onnx.graphs(small("bert", "cape").eval())
+
+    class Session:
+        def run(self, names, given):
+            values = {name: torch.from_numpy(value) for name, value in given.items()}
+            values["attention_mask"] = torch.ones_like(values["attention_mask"])
+            with torch.no_grad():
+                return [output.numpy() for output in graph.module(*values.values())]
+
+    with pytest.raises(ValueError, match="padding left, gives a logits that differs"):
+        onnx.compared(graph, Session(), [graph.sample])
+
+
 def test_half_precision_becomes_float32(tmp_path):
     """ONNX Runtime has not all operators of bfloat16."""
     small("bert", "cape").bfloat16().save_pretrained(tmp_path)
