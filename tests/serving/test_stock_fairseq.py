@@ -219,6 +219,8 @@ def test_hugging_face_folder_translates_the_same_without_this_package(name, expo
     result = exported[name]
     config = (result.outs["hugging-face"] / "config.json").read_text()
     assert MODELS[name][1] in config
+    generation = json.loads((result.outs["hugging-face"] / "generation_config.json").read_text())
+    assert (generation["suppress_tokens"], generation["min_new_tokens"]) == ([PAD], 1)
     assert result.printed["hugging-face"] == result.expected
 
 
