@@ -253,7 +253,7 @@ def _figure(rows: Rows, task: Task) -> Any:
         axes.fill_between(places, low, high, alpha=0.15, color=style["color"], linewidth=0)
     axes.axhline(CHANCE, color="0.6", lw=0.8, ls=":")
     axes.annotate("a guess", (places[-1], CHANCE), fontsize="small", ha="right", va="bottom")
-    axes.axvline(places[0], color="0.9", lw=8, zorder=0, label="length of training")
+    axes.axvline(task.shown(task.train), color="0.9", lw=8, zorder=0, label="size of training")
     axes.set(xscale="log", xlabel=task.axis, ylabel="wrong labels (%)", ylim=(-3, None))
     axes.set_xticks(places, [f"{place:g}" for place in places])
     axes.minorticks_off()

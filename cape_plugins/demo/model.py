@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +23,7 @@ BATCH = 16
 UPDATES = 600
 LEARNING_RATE = 3e-3
 TEST_SEED = 2**31  # of the inputs of tests, the same for all models
-TEST_PLACES = 5120  # frames or tokens of a test, at least
+TEST_PLACES = 5120  # frames, tokens or patches of a test, at least
 
 
 class Layer(nn.Module):
@@ -37,14 +37,14 @@ class Layer(nn.Module):
         relative = number < config.relative_depth(LAYERS)
         self.relative = build_relative_positions(config, DIM // HEADS, HEADS) if relative else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """``[B, T, DIM]`` to the same."""
+    def forward(self, x: Tensor, patches: Sequence[int] | None) -> Tensor:
+        """``[B, T, DIM]`` to the same; `patches` are (height, width) of images."""
         parts = self.project(self.norms[0](x)).chunk(3, -1)
         query, key, value = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in parts)
         if self.relative is None:
             heads = F.scaled_dot_product_attention(query, key, value)
         else:
-            heads, _ = relative_attention(query, key, value, self.relative)
+            heads, _ = relative_attention(query, key, value, self.relative, patches=patches)
         x = x + self.out(heads.transpose(1, 2).flatten(2))
         return x + self.feed(self.norms[1](x))
 
@@ -52,7 +52,7 @@ class Layer(nn.Module):
 class Labeller(nn.Module):
     """A Transformer encoder that gives each place of its input a label."""
 
-    def __init__(self, config: PositionConfig, table_size: int) -> None:
+    def __init__(self, config: PositionConfig, table_size: int | tuple[int, ...]) -> None:
         super().__init__()
         self.embed = nn.Embedding(SYMBOLS, DIM)
         self.encode = build_position_encoder(config, DIM, table_size=table_size)
@@ -64,7 +64,7 @@ class Labeller(nn.Module):
         draw = self.encode.draw(len(symbols), symbols.device)
         x = combine(self.embed(symbols), self.encode(positions, draw))
         for layer in self.layers:
-            x = layer(x)
+            x = layer(x, positions.patches)
         return self.head(self.norm(x))
 
 
@@ -108,7 +108,8 @@ def train_and_test(job: Job) -> dict[str, Any]:
 def _train_and_test(job: Job) -> dict[str, Any]:
     task, start = TASKS[job.domain], time.process_time()
     config = PositionConfig.from_dict(job.settings, job.domain)
-    model = Labeller(config, task.train).to(job.device)
+    table_size = task.positions(1, task.train, job.device).patches or task.train
+    model = Labeller(config, table_size).to(job.device)
     train(model, task, job)
     seconds = time.process_time() - start
     errors = {size: percent_wrong(model.eval(), task, size, job.device) for size in task.tests}

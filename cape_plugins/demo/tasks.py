@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cape_plugins.positions import Positions, frame_positions, token_positions
+from cape_plugins.positions import Positions, frame_positions, patch_positions, token_positions
 
 SYMBOLS = 4  # equally frequent
 CHANCE = 100 * (1 - 1 / SYMBOLS)  # errors of a guess, in percent
@@ -20,7 +20,7 @@ class Batch(NamedTuple):
     """Inputs with their labels.
 
     Attributes:
-        symbols: ``[B, T]`` int64.
+        symbols: ``[B, T]`` int64; T counts the patches of an image.
         labels: ``[B, T]`` int64.
         scored: ``[T]`` bool, False where the offset leads out of the input.
     """
@@ -35,8 +35,8 @@ class Task(NamedTuple):
 
     Attributes:
         summary: What is asked, for people.
-        train: Size of inputs in training: frames or tokens.
-        tests: Sizes of inputs in tests, the size of training first.
+        train: Size of inputs in training: frames, tokens, or patches on a side of an image.
+        tests: Sizes of inputs in tests, in order.
         batch: Makes inputs: called with their number, their size and a generator.
         positions: Positions of inputs, of their number, their size and a device.
         shown: Size to the number that tables and pictures show.
@@ -57,6 +57,7 @@ class Task(NamedTuple):
 
 FRAME_SECONDS = 0.1
 LAG = 3  # frames or tokens
+CELLS = 4  # on a side of an image
 
 
 def lagged(count: int, length: int, generator: torch.Generator) -> Batch:
@@ -73,6 +74,22 @@ def frames(count: int, length: int, device: torch.device) -> Positions:
 def tokens(count: int, length: int, device: torch.device) -> Positions:
     """Tokens without padding."""
     return token_positions(torch.ones(count, length, dtype=torch.bool, device=device))
+
+
+def mosaics(count: int, side: int, generator: torch.Generator) -> Batch:
+    """Square images of CELLS x CELLS symbols, each as many patches as the size of the image gives
+    it, row by row; the label is the symbol of the cell above and to the left."""
+    cells = torch.randint(SYMBOLS, (count, CELLS, CELLS), generator=generator)
+    width = side // CELLS
+    images = cells.repeat_interleave(width, 1).repeat_interleave(width, 2)
+    inside = torch.arange(side) >= width
+    labels = images.roll((width, width), (1, 2))
+    return Batch(images.flatten(1), labels.flatten(1), (inside[:, None] & inside).flatten())
+
+
+def grids(count: int, side: int, device: torch.device) -> Positions:
+    """Patches of square images, the same for all."""
+    return patch_positions(side, side, device=device)
 
 
 TASKS: dict[str, Task] = {
@@ -95,5 +112,15 @@ TASKS: dict[str, Task] = {
         float,
         "length (tokens)",
         {"max_global_shift": 280.0, "max_offset": 280, "max_position": 320, "relative_context": 16},
+    ),
+    "image": Task(
+        f"the symbol 1/{CELLS} of the image up and 1/{CELLS} to the left",
+        8,
+        (4, 8, 12, 16, 24, 32),
+        mosaics,
+        grids,
+        float,
+        "side (patches)",
+        {"max_offset": 8, "relative_context": 8},
     ),
 }

@@ -14,7 +14,7 @@ from cape_plugins.cli import main
 from cape_plugins.config import PositionConfig
 from cape_plugins.demo import command
 from cape_plugins.demo.model import Labeller
-from cape_plugins.demo.tasks import LAG, TASKS
+from cape_plugins.demo.tasks import CELLS, LAG, TASKS
 
 
 def demo(folder, *words):
@@ -34,6 +34,14 @@ def test_augmented_positions_reach_beyond_training_and_others_do_not(tmp_path):
     short, long = (f"{task.shown(size):g}" for size in (task.train, 4 * task.train))
     assert max(errors[name, "1", short] for name in ("sinpos", "cape")) < 20
     assert errors["sinpos", "1", long] > 2 * errors["cape", "1", long]
+
+
+def test_augmented_positions_carry_over_to_other_sizes_of_images(tmp_path):
+    words = ("--domain", "image", "--types", "sinpos", "cape", "--seeds", 1, "--updates", 400)
+    errors = demo(tmp_path, *words)
+    assert max(errors[name, "1", "8"] for name in ("sinpos", "cape")) < 10
+    for size in ("4", "16"):
+        assert errors["sinpos", "1", size] > 1.5 * errors["cape", "1", size]
 
 
 @pytest.mark.parametrize("domain", TASKS)
@@ -58,6 +66,22 @@ def test_label_is_the_symbol_at_a_lag(domain):
     for row in range(3):
         for place in range(LAG, 9):
             assert labels[row, place] == symbols[row, place - LAG]
+
+
+@pytest.mark.parametrize("side", [4, 12])
+def test_label_of_a_patch_is_the_symbol_of_the_cell_up_and_left(side):
+    symbols, labels, scored = (
+        part.unflatten(-1, (side, side))
+        for part in TASKS["image"].batch(3, side, torch.Generator().manual_seed(1))
+    )
+    width = side // CELLS
+    for row in range(side):
+        for column in range(side):
+            assert scored[row, column] == (min(row, column) >= width)
+            cell = symbols[:, row // width * width, column // width * width]
+            assert torch.equal(symbols[:, row, column], cell)
+            if scored[row, column]:
+                assert torch.equal(labels[:, row, column], symbols[:, row - width, column - width])
 
 
 @pytest.mark.parametrize("domain", TASKS)
@@ -130,7 +154,7 @@ def test_processes_compute_the_same(run_cli, tmp_path, domain):
         (("--types", "cape:max_offset=1"), ("position embedding cape:max_offset=1", "no effect")),
         (("--types", "cape", "--position-max-global-shift", "1"), ("leave it out to train one",)),
         (("--position-gamma", "2", "--position-embedding", "cape"), ("--position-gamma 2.0",)),
-        (("--domain", "image"), ("--domain", "'image'", "audio")),
+        (("--domain", "video"), ("--domain", "'video'", "audio")),
         (("--seeds", "0"), ("--seeds", "'0'", "at least 1")),
         (("--updates", "none"), ("--updates", "'none'")),
         (("--device", "nonsense"), ("--device nonsense", "give cpu")),
