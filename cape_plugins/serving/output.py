@@ -58,6 +58,8 @@ def complete_folder(target: Path, argument: str = "OUT") -> Iterator[Path]:
         ) from error
     try:
         yield partial
+        for file in (path for path in partial.rglob("*") if path.is_file()):
+            file.chmod(file.stat().st_mode | 0o444)  # safetensors lets nobody else read its files
         partial.chmod(0o755)
         partial.rename(target)
     except BaseException as error:
