@@ -4,6 +4,7 @@ what is in it."""
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -58,7 +59,11 @@ def complete_folder(target: Path, argument: str = "OUT") -> Iterator[Path]:
         ) from error
     try:
         yield partial
-        partial.chmod(0o755)
+        # mkdtemp and safetensors let nobody else read what they make
+        os.umask(umask := os.umask(0))
+        partial.chmod(0o777 & ~umask)
+        for path in partial.rglob("*"):
+            path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
         partial.rename(target)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)

@@ -91,7 +91,6 @@ def write_hugging_face(
     config = _config(layout, plain, arguments, words, rows)
     weights = _weights(layout, plain, rows)
     save_file(weights, folder / WEIGHTS, {"format": "pt"})
-    (folder / WEIGHTS).chmod(0o644)  # safetensors lets nobody else read it
     hint = plain.position_config.source_bos
     for name, content in (
         ("config.json", config),

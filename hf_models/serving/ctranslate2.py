@@ -46,10 +46,11 @@ _LONGEST = 256  # tokens of a translation in a check, EOS included
 _OPTIONS = {
     "length_penalty": "length_penalty",
     "no_repeat_ngram_size": "no_repeat_ngram_size",
-    "repetition_penalty": "repetition_penalty",
 }
-# Settings of generation that no option does.
+# Settings of generation that no option does: the engine's own repetition_penalty acts before the
+# softmax, that of beam search in the host behind it.
 _WITHOUT_OPTION = (
+    "repetition_penalty",
     *("begin_suppress_tokens", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty"),
     *("exponential_decay_length_penalty", "diversity_penalty", "sequence_bias"),
 )
@@ -266,6 +267,7 @@ def translate_by_host(
             max_new_tokens=max_tokens,
             return_dict_in_generate=True,
             output_scores=True,
+            **dict.fromkeys(_WITHOUT_OPTION),  # they say nothing about the folder
         )
         for row, score in zip(output.sequences.tolist(), output.sequences_scores, strict=True):
             row = row[1:]  # without the start

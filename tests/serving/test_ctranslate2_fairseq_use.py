@@ -1,6 +1,7 @@
 """A folder for ctranslate2 in use: without torch, at and beyond its limits, in int8; language
 models of fairseq."""
 
+import json
 import random
 import re
 
@@ -11,7 +12,7 @@ from sacrebleu.metrics import BLEU
 from cape_plugins import TYPES
 from cape_plugins.cli import main
 from tests.support.engines import engine_python, run_program
-from tests.support.fairseq_models import USER_DIR, encode, forced_scores, lines, load
+from tests.support.fairseq_models import PAD, USER_DIR, encode, forced_scores, lines, load
 from tests.support.served_fairseq import (
     TYPE_FLAGS,
     draw,
@@ -123,6 +124,32 @@ def test_engine_cuts_a_source_at_1024_tokens_unless_told_not_to(models, tmp_path
     assert "max_input_length=0" in program_of(tmp_path / "out")
 
 
+def test_padding_has_the_name_that_the_readme_forbids(models, tmp_path):
+    checkpoint = models.save("padding", "post-LN", *TYPE_FLAGS["nopos"])
+    exported(checkpoint, tmp_path / "out")
+    names = json.loads((tmp_path / "out" / "shared_vocabulary.json").read_text("utf-8"))
+    readme = (tmp_path / "out" / "README.md").read_text("utf-8")
+    assert f"`suppress_sequences=[['{names[PAD]}']]` forbids it" in readme
+
+
+@pytest.mark.parametrize("more", [(), ("--position-relative-context", 3)])
+def test_attention_is_that_of_the_layer_and_heads_that_were_aligned(more, models, tmp_path):
+    aligned = ("--arch", "cape_transformer_align", "--alignment-layer", 0, "--alignment-heads", 1)
+    checkpoint = models.save("attention", "pre-LN", *TYPE_FLAGS["cape"], *aligned, *more)
+    translator = ctranslate2.Translator(exported(checkpoint, tmp_path / "out"))
+    source = words(6)
+    (result,) = translator.translate_batch([source], return_attention=True, max_decoding_length=5)
+    model, task = load(checkpoint, models.data / "binary")
+    tokens = encode(task.source_dictionary, " ".join(source))[None]
+    target = encode(task.target_dictionary, " ".join(result.hypotheses[0]))
+    previous = torch.cat((target[-1:], target[:-1]))[None]
+    with torch.no_grad():
+        _, more = model(tokens, torch.tensor([tokens.shape[1]]), previous)
+    wanted = more["attn"][0][0, : len(target) - 1, :-1]  # without EOS, and BOS is not there
+    got = torch.tensor(result.attention[0])
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-5)
+
+
 def test_int8_leaves_the_model_as_it_is(models, tmp_path):
     from fairseq_user_dir.serving.ctranslate2 import write_model
     from fairseq_user_dir.serving.source import load_source
@@ -189,7 +216,10 @@ def test_language_models_score_as_in_fairseq(name, models, tmp_path, capsys):
     torch.testing.assert_close(torch.tensor(scored.log_probs), wanted, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("more", [(), ("--add-bos-token",)])
+WITHOUT_FINAL_NORM = ("--decoder-normalize-before", "--no-decoder-final-norm")
+
+
+@pytest.mark.parametrize("more", [(), ("--add-bos-token",), WITHOUT_FINAL_NORM])
 def test_language_model_continues_as_in_fairseq(more, models, tmp_path):
     flags = (*lm_flags("cape"), *more)
     checkpoint = save_language_model(models.lm_data, tmp_path / "lm.pt", *flags)
@@ -202,7 +232,7 @@ def test_language_model_continues_as_in_fairseq(more, models, tmp_path):
     model, task = load(checkpoint, models.lm_data)
     symbols, wanted = task.source_dictionary, []
     for line in ("w1 w2 w3", "w7"):
-        start = symbols.bos() if more else symbols.eos()
+        start = symbols.bos() if "--add-bos-token" in more else symbols.eos()
         tokens = [start, *encode(symbols, line)[:-1].tolist()]
         while len(tokens) <= 30:  # the start has no part in the length
             with torch.no_grad():

@@ -135,12 +135,15 @@ def test_settings_of_generation_are_options_in_the_readme(trained, tmp_path):
     settings = json.loads(path.read_text("utf-8"))
     settings |= {"forced_bos_token_id": german, "no_repeat_ngram_size": 2, "length_penalty": 0.6}
     settings |= {"bad_words_ids": [[hyphen], [1, hyphen]], "min_length": 9}
+    settings |= {"repetition_penalty": 1.2}
     path.write_text(json.dumps(settings), "utf-8")
     (tmp_path / "text").write_text("\n".join(sentences(20)), "utf-8")
     out = export(source, tmp_path / "out", "--check", str(tmp_path / "text"))
     readme = (out / "README.md").read_text("utf-8")
     for option in ("no_repeat_ngram_size=2", "length_penalty=0.6", "min_decoding_length=8"):
         assert option in readme
+    assert "`repetition_penalty=1.2` of the host has no counterpart" in readme
+    assert readme.count("repetition_penalty") == 1
     assert "target_prefix=[['__de__']] * len(sentences)" in readme
     assert "suppress_sequences=[['<pad>', '▁f']]" in readme
 

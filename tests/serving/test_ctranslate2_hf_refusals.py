@@ -1,5 +1,7 @@
 """Models of Hugging Face that CTranslate2 has no engine for, or none that takes their positions."""
 
+import json
+
 import pytest
 
 from tests.support.hf import FAMILIES, TEXT
@@ -25,6 +27,19 @@ def test_positions_that_do_not_fit_are_refused(settings, told, tmp_path, capsys)
     error = refusal(capsys, tmp_path / "model", tmp_path / "out")
     assert told in error
     assert "allowed" in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_configuration_of_another_model_is_refused(tmp_path, capsys):
+    """Whose table no file has: it would be drawn."""
+    tokenizer = Corpus(tmp_path).tokenizer("marian")
+    build("marian", tokenizer, TEXT["cape"]).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    config = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps({**config, "position_embedding": TEXT["abspos"]}), "utf-8")
+    error = refusal(capsys, tmp_path / "model", tmp_path / "out")
+    assert "lacks weights of its positions, model." in error
     assert not (tmp_path / "out").exists()
 
 

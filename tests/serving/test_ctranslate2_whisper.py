@@ -1,6 +1,7 @@
 """Whisper as a folder for CTranslate2: the same states and texts, at natural length, by
 faster-whisper and by the engine alone."""
 
+import json
 import re
 import shutil
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from transformers import AutoProcessor
+from transformers import AutoProcessor, WhisperForConditionalGeneration
 
 import hf_models
 from cape_plugins.cli import main
@@ -212,6 +213,13 @@ def test_faster_whisper_transcribes_what_the_model_would(trained, exported):
         assert len(segment.tokens) > 2
 
 
+def test_folder_has_the_kind_of_features_for_faster_whisper(exported):
+    """In the file that it reads, which newer processors do not write."""
+    settings = json.loads((exported / "preprocessor_config.json").read_text("utf-8"))
+    assert settings["feature_size"] == 80
+    assert settings["hop_length"] == 160
+
+
 def test_centred_positions_fit_recordings_of_one_length(stock, tmp_path):
     recognition = with_positions(stock, tmp_path / "model", {"type": "cape"})
     out = export(tmp_path / "model", tmp_path / "out")
@@ -309,6 +317,21 @@ def test_positions_that_do_not_fit_are_refused(settings, told, stock, tmp_path, 
         main(["export", "ctranslate2", str(tmp_path / "model"), str(tmp_path / "out")])
     assert told in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_decoder_whose_positions_the_engine_would_leave_out_is_refused(stock, tmp_path, capsys):
+    settings = {"type": "sinpos"}
+    model = hf_models.switch(
+        WhisperForConditionalGeneration.from_pretrained(stock),
+        settings,
+        decoder_position_embedding={**settings, "relative_context": 2},
+    )
+    model.save_pretrained(tmp_path / "model")
+    AutoProcessor.from_pretrained(stock).save_pretrained(tmp_path / "model")
+    with pytest.raises(SystemExit, match="2"):
+        main(["export", "ctranslate2", str(tmp_path / "model"), str(tmp_path / "out")])
+    *_, error = capsys.readouterr().err.splitlines()
+    assert "relative-context 2 beside position embedding 'sinpos' is not allowed" in error
 
 
 def test_classifiers_and_models_without_processor_are_refused(trained, tmp_path, capsys):

@@ -1,6 +1,8 @@
 """The command ``cape-plugins export``: what it refuses, and a folder that is complete or not
 there."""
 
+from importlib.metadata import EntryPoint
+
 import pytest
 
 from cape_plugins.cli import main
@@ -43,6 +45,19 @@ def test_bad_arguments_are_refused_in_one_line(arguments, told, tmp_path, monkey
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "folder", "model.pt"]
 
 
+def test_missing_engine_is_named_with_the_way_to_install_it(tmp_path, monkeypatch, capsys):
+    def load(point):
+        raise ImportError("No module named 'ctranslate2'")
+
+    monkeypatch.setattr(EntryPoint, "load", load)
+    (tmp_path / "model.pt").touch()
+    with pytest.raises(SystemExit, match="2"):
+        main(["export", "ctranslate2", str(tmp_path / "model.pt"), str(tmp_path / "out")])
+    error = capsys.readouterr().err
+    assert "(No module named 'ctranslate2'); install it: pip install 'cape-plugins[serve]'" in error
+    assert error.count("\n") == 1
+
+
 def test_folder_is_complete_or_not_there(tmp_path):
     target = tmp_path / "new" / "out"
 
@@ -55,9 +70,11 @@ def test_folder_is_complete_or_not_there(tmp_path):
         interrupted()
     assert list(tmp_path.iterdir()) == []  # nor the folder above, which was not there
     with complete_folder(target) as folder:
-        (folder / "file").touch()
+        (folder / "file").touch(mode=0o600)
         assert not target.exists()
     assert [path.name for path in target.iterdir()] == ["file"]
+    assert target.stat().st_mode & 0o055 == 0o055  # a server may be another user
+    assert (target / "file").stat().st_mode & 0o044 == 0o044
     assert [path.name for path in target.parent.iterdir()] == ["out"]
 
 

@@ -46,6 +46,7 @@ LONGEST = 8  # tokens of a source in training
 WORDS = range(FIRST_WORD, 12)
 PRE_NORM = ("--encoder-normalize-before", "--decoder-normalize-before")
 CAPE = ("--position-embedding", "cape", "--position-source-scale", "1.25")
+NO_END, TIED = "--no-decoder-final-norm", "--share-decoder-input-output-embed"
 ADMIN = "admin"
 TABLE = 40  # rows of the tables that are written, below the 1024 of the models
 # flags, and whether it can become a folder of Hugging Face
@@ -57,7 +58,10 @@ MODELS = {
         "BartForConditionalGeneration",
     ),
     "sinpos, both norms": (
-        ("--position-embedding", "sinpos", *PRE_NORM, "--layernorm-embedding"),
+        (
+            *("--position-embedding", "sinpos", *PRE_NORM, "--layernorm-embedding"),
+            *("--no-scale-embedding", "--activation-fn", "gelu", "--decoder-attention-heads", "4"),
+        ),
         "MBartForConditionalGeneration",
     ),
     # 12 rows, and begun anew after the last
@@ -215,6 +219,8 @@ def test_hugging_face_folder_translates_the_same_without_this_package(name, expo
     result = exported[name]
     config = (result.outs["hugging-face"] / "config.json").read_text()
     assert MODELS[name][1] in config
+    generation = json.loads((result.outs["hugging-face"] / "generation_config.json").read_text())
+    assert (generation["suppress_tokens"], generation["min_new_tokens"]) == ([PAD], 1)
     assert result.printed["hugging-face"] == result.expected
 
 
@@ -306,10 +312,13 @@ def refusal(source, folder, *options):
         ((), ("--data", "nowhere"), "--data DIR"),
         (("--activation-fn", "linear"), ("--to", "hugging-face"), "activation function is linear"),
         (("--encoder-normalize-before",), ("--to", "hugging-face"), "norms in other places"),
+        ((*PRE_NORM, NO_END), ("--to", "hugging-face"), "no norm behind its last layer"),
+        ((TIED,), ("--to", "hugging-face"), "source, target and output are not one"),
     ],
 )
 def test_refusals(flags, options, told, corpus, tmp_path):
-    path = save_fairseq(corpus, tmp_path / "checkpoint.pt", *CAPE, *flags)
+    path = tmp_path / "checkpoint.pt"
+    save_fairseq(corpus, path, *CAPE, *flags, shared=TIED not in flags)
     error = refusal(path, tmp_path, *options)
     assert error.startswith("error: ")
     assert told in error
@@ -321,14 +330,13 @@ def test_a_stock_checkpoint_is_refused(corpus, tmp_path):
 
 
 def test_separate_dictionaries_are_no_hugging_face_folder(corpus, tmp_path):
-    data = shutil.copytree(corpus / "binary", tmp_path / "data")
-    with open(data / "dict.de.txt", "a", encoding="utf-8") as file:
+    shutil.copytree(corpus / "binary", tmp_path / "binary")
+    with open(tmp_path / "binary" / "dict.de.txt", "a", encoding="utf-8") as file:
         file.write("another 1\n")
-    place = tmp_path / "place"
-    place.mkdir()
-    shutil.copytree(data, place / "binary")
-    path = save_fairseq(corpus, tmp_path / "checkpoint.pt", *CAPE)
-    assert "dictionar" in refusal(path, tmp_path, "--to", "hugging-face", "--data", str(data))
+    path = save_fairseq(tmp_path, tmp_path / "checkpoint.pt", *CAPE, shared=False)
+    error = refusal(path, tmp_path, "--to", "hugging-face")
+    assert "no stock class for two dictionaries" in error
+    export(path, tmp_path / "out", "--max-tokens", 8)  # of fairseq there is one
 
 
 @pytest.mark.parametrize("name", ["cape", "abspos", "nopos", "relpos", "shape", "rfs"])
@@ -383,6 +391,7 @@ def test_the_file_holds_only_what_torch_loads_by_default(corpus, tmp_path):
         {**state["cfg"], "criterion": argparse.Namespace(_name="legacy")},
         flags={"allow_objects": True},
     )
+    state["cfg"].checkpoint.save_dir = str(tmp_path / "run")
     torch.save(state, path)
     assert b"Namespace" in path.read_bytes()
     out = export(path, tmp_path / "out", "--max-tokens", 8)

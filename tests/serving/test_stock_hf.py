@@ -1,13 +1,18 @@
 """``cape-plugins export stock`` of Hugging Face models: the stock class, loaded from the folder in
 a process in which this package cannot be imported, gives the same."""
 
+import io
 import json
 import shutil
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import MarianMTModel
 
 import hf_models
@@ -180,11 +185,44 @@ def test_a_longer_table_and_its_end(tmp_path):
 def test_image_processor_makes_images_of_the_new_size(tmp_path):
     folder = tmp_path / "model"
     FAMILIES["vit"].build({"type": "cape"}).save_pretrained(folder)
-    settings = {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}}
+    square = {"height": 32, "width": 32}
+    settings = {"image_processor_type": "ViTImageProcessor", "size": square, "crop_size": square}
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     out = export(folder, tmp_path / "out", "--image-size", 16, 24)
     saved = json.loads((out / "preprocessor_config.json").read_text())
-    assert saved == {**settings, "size": {"height": 16, "width": 24}}
+    size = {"height": 16, "width": 24}
+    assert saved == {**settings, "size": size, "crop_size": size}
+
+
+def test_feature_extractor_is_the_stock_one(tmp_path):
+    switched("cape", "cape").save_pretrained(tmp_path / "model")
+    settings = {"feature_extractor_type": "CapeWhisperFeatureExtractor", "feature_size": 8}
+    (tmp_path / "model" / "preprocessor_config.json").write_text(json.dumps(settings))
+    out = export(tmp_path / "model", tmp_path / "out")
+    extractor = transformers.AutoFeatureExtractor.from_pretrained(out)
+    assert type(extractor) is transformers.WhisperFeatureExtractor
+
+
+def test_program_goes_on_with_prompts_of_several_lengths(tmp_path, monkeypatch, capsys):
+    """As the model goes on with each of them alone."""
+    model = FAMILIES["llama"].build({"type": "cape"}).eval()
+    model.generation_config.update(max_new_tokens=6, max_length=None, do_sample=False)
+    model.save_pretrained(tmp_path / "model")
+    words = Tokenizer(WordLevel({f"{n}": n for n in range(model.config.vocab_size)}, "3"))
+    words.pre_tokenizer = WhitespaceSplit()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="0")
+    tokenizer.save_pretrained(tmp_path / "model")
+    lines = ["5 6 7 8 9 10 11 12", "13", "14 15 16"]
+    with torch.no_grad():
+        alone = [model.generate(**tokenizer(line, return_tensors="pt"))[0] for line in lines]
+    out = export(tmp_path / "model", tmp_path / "out")
+    capsys.readouterr()
+    monkeypatch.chdir(out)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines)))
+    exec(program_of(out), {})
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == tokenizer.batch_decode(alone, skip_special_tokens=True)
+    assert len(set(printed)) == 3
 
 
 def test_half_precision_stays(tmp_path):

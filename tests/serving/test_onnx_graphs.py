@@ -1,0 +1,134 @@
+"""Parts of models as ``cape-plugins export onnx`` traces them, and READMEs of graphs, without an
+export: its check compares a graph with its part, and these the part with the model."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.hf import EOS, PAD
+from tests.support.onnx_graphs import assert_close, program, small
+from tests.support.whisper import switched
+
+pytest.importorskip("onnxruntime")
+from hf_models.serving import onnx
+from hf_models.serving.onnx_graphs import draw
+from hf_models.serving.onnx_readme import Described, readme
+
+MODELS = {
+    "marian": lambda: small("marian", "cape"),
+    "speech_to_text": lambda: small("speech_to_text", "cape"),
+    "whisper": lambda: switched("cape"),
+    "whisper of segments": lambda: switched("cape", natural_length=False),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_encoder_and_decoder_have_the_scores_of_the_model(name):
+    model = MODELS[name]().eval()
+    if name == "marian":
+        model.final_logits_bias.normal_()
+    encoder, decoder = onnx.graphs(model)
+    for padding in encoder.paddings:
+        values = draw(encoder.inputs, encoder.sample, padding)
+        tokens = torch.randint(3, 20, (2, 4))
+        with torch.no_grad():
+            mask, *cross = encoder.module(*values)
+            assert mask.dtype == torch.int64
+            past = [keys[:, :, :0] for keys in cross]
+            logits, *_ = decoder.module(tokens, mask, *cross, *past)
+            given = dict(zip(encoder.inputs, values, strict=True))
+            expected = model(**given, decoder_input_ids=tokens).logits
+        assert_close(logits, expected)
+        assert mask.shape == (2, cross[0].shape[2])
+        assert bool((mask == 0).any()) == (padding is not None)
+
+
+def test_texts_with_types_of_tokens_have_the_scores_of_the_model():
+    model = small("bert", "cape").eval()
+    (graph,) = onnx.graphs(model)
+    values = draw(graph.inputs, graph.sample, "right")
+    given = dict(zip(graph.inputs, values, strict=True))
+    assert given["token_type_ids"].unique().numel() > 1
+    with torch.no_grad():
+        assert_close(graph.module(*values)[0], model(**given).logits)
+
+
+def test_check_sees_a_graph_that_is_right_without_padding_only():
+    (graph,) = onnx.graphs(small("bert", "cape").eval())
+
+    class Session:
+        def run(self, names, given):
+            values = {name: torch.from_numpy(value) for name, value in given.items()}
+            values["attention_mask"] = torch.ones_like(values["attention_mask"])
+            with torch.no_grad():
+                return [output.numpy() for output in graph.module(*values.values())]
+
+    with pytest.raises(ValueError, match="padding left, gives a logits that differs"):
+        onnx.compared(graph, Session(), [graph.sample])
+
+
+def test_half_precision_becomes_float32(tmp_path):
+    """ONNX Runtime has not all operators of bfloat16."""
+    small("bert", "cape").bfloat16().save_pretrained(tmp_path)
+    assert {weight.dtype for weight in onnx.load(tmp_path).parameters()} == {torch.float32}
+
+
+def test_extractor_of_this_package_becomes_the_stock_one(tmp_path):
+    source, out = tmp_path / "source", tmp_path / "out"
+    source.mkdir()
+    out.mkdir()
+    settings = {"feature_extractor_type": "CapeWhisperFeatureExtractor", "feature_size": 8}
+    for name in ("preprocessor_config.json", "config.json"):
+        (source / name).write_text(json.dumps(settings), "utf-8")
+    onnx._copy_other_files(source, out)
+    assert [path.name for path in out.iterdir()] == ["preprocessor_config.json"]
+    saved = json.loads((out / "preprocessor_config.json").read_text("utf-8"))
+    assert saved["feature_extractor_type"] == "WhisperFeatureExtractor"
+
+
+def test_program_of_the_readme_follows_the_settings_of_generation(tmp_path, monkeypatch, capsys):
+    """With an engine that wants the tokens 7, 8, 9 and the end, in this order."""
+    model = small("marian", "cape")
+    model.generation_config.update(
+        forced_bos_token_id=5, begin_suppress_tokens=[8], bad_words_ids=[[7], [9, 9]]
+    )
+    inputs = [("input_ids", "", []), ("past_0_key", "", ["batch", 4, "past", 8])]
+    files = [Described("encoder.onnx", [("input_ids", "", [])], []), Described("d", inputs, [])]
+    (tmp_path / "README.md").write_text(readme(model, files, 20), "utf-8")
+    calls = []
+
+    class Session:
+        def __init__(self, file):
+            self.names = [name for name, *_ in inputs] if file == "d" else []
+
+        def get_inputs(self):
+            return [SimpleNamespace(name=name) for name in self.names]
+
+        def get_outputs(self):
+            return []
+
+        def run(self, names, given):
+            calls.append(given["input_ids"].tolist())
+            logits = np.zeros((1, len(calls[-1][0]), 20), np.float32)
+            logits[..., 7], logits[..., 8], logits[..., 9] = 3, 2, 1
+            logits[..., EOS] = 5 * (len(calls) > 3)
+            return logits, np.zeros((1, 4, len(calls), 8), np.float32)
+
+    monkeypatch.setitem(sys.modules, "onnxruntime", SimpleNamespace(InferenceSession=Session))
+    monkeypatch.setattr(sys, "argv", ["program"])
+    exec(program(tmp_path), {})
+    assert calls[1:] == [[[PAD, 5]], [[9]], [[8]]]
+    assert capsys.readouterr().out.split() == ["9", "8", str(EOS)]
+
+
+def test_settings_that_the_program_does_not_have_are_told():
+    model = small("marian", "cape")
+    model.generation_config.update(num_beams=4, no_repeat_ngram_size=3)
+    inputs = [("input_ids", "", []), ("past_0_key", "", ["batch", 4, "past", 8])]
+    text = readme(model, [Described("e", inputs[:1], []), Described("d", inputs, [])], 20)
+    told = "except that generation_config.json has num_beams=4, no_repeat_ngram_size=3, which it"
+    assert told in " ".join(text.split())
