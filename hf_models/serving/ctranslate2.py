@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import ctranslate2
 import torch
 from torch import Tensor
+from tqdm import tqdm
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
 import hf_models
@@ -39,6 +40,7 @@ from hf_models.serving.ctranslate2_loaders import (
 )
 from hf_models.serving.ctranslate2_programs import program
 from hf_models.serving.ctranslate2_whisper import export_recognition
+from hf_models.serving.source import refuse_data, saved_beside
 from hf_models.text import Generates
 
 _LONGEST = 256  # tokens of a translation in a check, EOS included
@@ -80,12 +82,14 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
         ValueError: for models that do not fit, with the reason and the way that works, and if a
             check finds a difference.
     """
+    refuse_data(args)
     with clear_errors(str(source)):
         model = _load(source)
     if isinstance(model.get_encoder(), NaturalLengthEncoder):
         return export_recognition(model, source, folder, args)
     sentences = [] if args.check is None else read_sentences(args.check)
-    translation = Translation(model, _tokenizer(source))
+    with saved_beside(source, "tokenizer", "the names of the tokens"):
+        translation = Translation(model, AutoTokenizer.from_pretrained(source))
     rows = {"source": args.max_source_tokens, "target": args.max_target_tokens}
     limits = write_model(translation, folder, rows, args.quantization)
     write_tokenizer(source, folder, translation.tokenizer)
@@ -122,11 +126,7 @@ def write_model(
     model.config.encoder_layers = len(sides["source"].layers)
     model.config.decoder_layers = len(sides["target"].layers)
     loader = TranslationLoader(rows["source"], rows["target"])
-    with torch.no_grad():
-        spec = loader(model, translation.tokenizer)
-    spec.validate()
-    spec.optimize(quantization=quantization)
-    spec.save(str(folder))
+    loader.write(model, translation.tokenizer, folder, quantization)
     return limits
 
 
@@ -167,17 +167,6 @@ def _allowed() -> list[str]:
     """Names of the classes that are exported."""
     known = (Generates, CapeWhisperForConditionalGeneration)
     return sorted(name for name, model in hf_models.MODELS.items() if issubclass(model, known))
-
-
-def _tokenizer(source: Path) -> Any:
-    try:
-        return AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(
-            f"the tokenizer of {source} cannot be loaded ({reason}); the engine needs the names of "
-            "the tokens. Save it there: tokenizer.save_pretrained(SOURCE)."
-        ) from None
 
 
 def _described(model: PreTrainedModel) -> str:
@@ -255,7 +244,8 @@ def translate_by_host(
     _, names = translation.names
     eos = names.index(tokenizer.eos_token)
     hypotheses = []
-    for first in range(0, len(ids), batch):
+    steps = range(0, len(ids), batch)
+    for first in tqdm(steps, "check by the host", unit="batch", leave=False, disable=None):
         sources, mask = _padded(ids[first : first + batch], model.config.pad_token_id)
         output = model.generate(
             sources,

@@ -16,6 +16,7 @@ from cape_plugins import token_positions
 from cape_plugins.serving.ctranslate2_notes import relative_rows
 from hf_models.convert import copy_other_files
 from hf_models.natural_length import STRIDE, NaturalLengthEncoder
+from hf_models.serving.source import banned_tokens
 from hf_models.speech import Frames, add_positions
 
 # As good as minus infinity before a softmax, and a number in half precision, too.
@@ -32,6 +33,21 @@ class TablesInPlace:
 
     def __init__(self, source_rows: int, target_rows: int) -> None:
         self.rows = {"encoder": source_rows, "decoder": target_rows}
+
+    def write(self, model: Any, tokenizer: Any, folder: Path, quantization: str | None) -> None:
+        """Writes a folder for the engine.
+
+        Args:
+            model: Without gradients, and a copy: conversion to int8 writes into its tensors.
+            tokenizer: Its tokenizer.
+            folder: Empty.
+            quantization: Precision of the weights; None for that of the model.
+        """
+        with torch.no_grad():
+            spec = self(model, tokenizer)
+        spec.validate()
+        spec.optimize(quantization=quantization)
+        spec.save(str(folder))
 
     def set_encoder(self, spec: Any, encoder: Any) -> None:
         """See CTranslate2."""
@@ -85,7 +101,7 @@ class TranslationLoader(TablesInPlace, stock.BartLoader):
         model.config.normalize_embedding = hasattr(stack, "layernorm_embedding")
         spec = super().get_model_spec(model)
         spec.decoder.num_heads = np.int16(model.config.decoder_attention_heads)
-        never = banned_tokens(model.generation_config)
+        never, _ = banned_tokens(model.generation_config)
         if never:
             bias = torch.zeros(model.lm_head.out_features)
             if getattr(model, "final_logits_bias", None) is not None:
@@ -139,13 +155,6 @@ def make_room(spec: Any, stack: Any) -> None:
             layer_spec.self_attention = attention_spec.MultiHeadAttentionSpec(
                 self_attention=True, relative_position=True
             )
-
-
-def banned_tokens(generation: Any) -> list[int]:
-    """Tokens that generation never chooses."""
-    sequences = generation.bad_words_ids or []
-    single = [sequence[0] for sequence in sequences if len(sequence) == 1]
-    return sorted({*single, *(generation.suppress_tokens or [])})
 
 
 def vocabularies(model: Any, tokenizer: Any) -> tuple[list[str], list[str]]:

@@ -23,6 +23,7 @@ from hf_models.serving.ctranslate2_loaders import (
     refuse_unfit,
     write_tokenizer,
 )
+from hf_models.serving.source import saved_beside
 
 _CHECKED_TOKENS = 64  # at most, of a recording in a check
 _PROMPT = ("<|startoftranscript|>", "<|transcribe|>", "<|notimestamps|>")
@@ -48,15 +49,9 @@ def export_recognition(
     Raises:
         ValueError: for positions that do not fit, and if a check finds a difference.
     """
-    try:
+    with saved_beside(source, "processor", "the names of the tokens and the kind of features"):
         tokenizer = AutoTokenizer.from_pretrained(source)
         extractor = AutoFeatureExtractor.from_pretrained(source)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(
-            f"the processor of {source} cannot be loaded ({reason}); the engine needs the names of "
-            "the tokens and the kind of features. Save it there: processor.save_pretrained(SOURCE)."
-        ) from None
     recognition = Recognition(model, tokenizer)
     rows = {
         "source": max(args.max_source_tokens, model.config.max_source_positions),
@@ -95,11 +90,7 @@ def write_recognition(
     refuse_unfit(model.get_encoder(), beside=True)  # the engine has both there
     refuse_unfit(model.get_decoder(), beside=False)
     loader = RecognitionLoader(rows["source"], rows["target"])
-    with torch.no_grad():
-        spec = loader(copy.deepcopy(model).requires_grad_(False), tokenizer)
-    spec.validate()
-    spec.optimize(quantization=quantization)
-    spec.save(str(folder))
+    loader.write(copy.deepcopy(model).requires_grad_(False), tokenizer, folder, quantization)
 
 
 def is_centred(model: PreTrainedModel) -> bool:

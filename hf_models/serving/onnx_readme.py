@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from hf_models.natural_length import NaturalLengthEncoder
+from hf_models.serving.source import banned_tokens, listed
 
 LONGEST = 256  # tokens that the program generates at most
 Puts = Sequence[tuple[str, str, Sequence[Any]]]
@@ -194,7 +195,7 @@ def _search(settings: Any, decoder: Described, session: str, prompt: str, given:
     never, not_first = banned_tokens(settings)
     later = f"\n    logits[0, -1, {never}] = -np.inf" * bool(never)
     later += f"\n    if not tokens:\n        logits[0, -1, {not_first}] = -np.inf" * bool(not_first)
-    ends = ", ".join(map(str, _listed(settings.eos_token_id)))
+    ends = ", ".join(map(str, listed(settings.eos_token_id)))
     return f"""
 past = [put.name for put in {session}.get_inputs() if put.name.startswith("past")]
 cache = [np.zeros((1, {heads}, 0, {width}), np.float32)] * len(past)
@@ -210,7 +211,7 @@ print(*tokens)
 
 def _about_search(settings: Any) -> str:
     return (
-        f"A text ends with {_listed(settings.eos_token_id)}. The cache begins empty, with 0 on the "
+        f"A text ends with {listed(settings.eos_token_id)}. The cache begins empty, with 0 on the "
         "axis `past`, and a call may bring several tokens. Search is the caller's; the program is "
         f"greedy and ends after {LONGEST} tokens, as generate(num_beams=1, do_sample=False, "
         f"max_new_tokens={LONGEST}) of the model{_left_out(settings)}. At its limit of length a "
@@ -222,7 +223,7 @@ def _source(model: Any, encoder: Described) -> tuple[str, str]:
     """What the encoder takes, in words, and lines that make its inputs."""
     config = model.config
     if "input_ids" in encoder.names:
-        (end, *_) = _listed(config.eos_token_id)
+        (end, *_) = listed(config.eos_token_id)
         hint = getattr(model.get_encoder(), "has_hint", False)
         bos = "BOS, which this model reads before the source, is put there by the graph. " * hint
         notes = (
@@ -266,8 +267,8 @@ def first_tokens(model: Any) -> list[int]:
     """What a target begins with: the start, and what generation is told of language and task."""
     settings = model.generation_config
     starts = (settings.decoder_start_token_id, model.config.decoder_start_token_id)
-    (start, *_) = _listed(next(token for token in starts if token is not None))
-    tokens = [start, *_listed(settings.forced_bos_token_id)]
+    (start, *_) = listed(next(token for token in starts if token is not None))
+    tokens = [start, *listed(settings.forced_bos_token_id)]
     languages = getattr(settings, "lang_to_id", None)
     if languages and getattr(settings, "is_multilingual", False):
         asked = getattr(settings, "language", None)
@@ -275,19 +276,7 @@ def first_tokens(model: Any) -> list[int]:
         usual = min(languages.values())
         tokens.append(next((token for token in known if token is not None), usual))
         tokens.append(settings.task_to_id[getattr(settings, "task", None) or "transcribe"])
-    return [*tokens, *_listed(getattr(settings, "no_timestamps_token_id", None))]
-
-
-def banned_tokens(settings: Any) -> tuple[list[int], list[int]]:
-    """Tokens that generation never chooses, and those that it does not choose first."""
-    single = (words[0] for words in settings.bad_words_ids or () if len(words) == 1)
-    never = {*single, *_listed(settings.suppress_tokens)}
-    return sorted(never), sorted(_listed(settings.begin_suppress_tokens))
-
-
-def _listed(tokens: Any) -> list[int]:
-    """Numbers of tokens that may be one number, several or none."""
-    return [tokens] if isinstance(tokens, int) else [*(tokens or ())]
+    return [*tokens, *listed(getattr(settings, "no_timestamps_token_id", None))]
 
 
 # Settings that change what comes out and that a greedy program of ten lines does not have.

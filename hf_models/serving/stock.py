@@ -22,6 +22,7 @@ from hf_models.feature_extraction import choose_extractor
 from hf_models.images import ImageModel
 from hf_models.loading import clear_errors, load_whole
 from hf_models.natural_length import STRIDE, NaturalLengthEncoder
+from hf_models.serving.source import refuse_data
 from hf_models.serving.stock_model import Part, build_stock, fill_table, parts_of
 from hf_models.switching import stock_class
 
@@ -68,7 +69,7 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
     tables = ", ".join(part.table for part in parts if part.table) or "none"
     report = (
         f"{stock_type.__name__} of transformers, tables: {tables}; outputs on random inputs within "
-        f"{difference:.1e} of {source.name}"
+        f"{difference:.1e} of {source.resolve().name}"
     )
     return Exported(_Readme(cape, stock, parts, limit).text(folder), report)
 
@@ -80,11 +81,7 @@ def _check_arguments(args: argparse.Namespace) -> None:
             f"--to {args.to} is not allowed for a Hugging Face model; allowed: {host}, the "
             "default. Leave it out."
         )
-    if args.data:
-        raise ValueError(
-            f"--data {args.data} is not allowed for a Hugging Face model, whose folder has all it "
-            "needs. Leave it out."
-        )
+    refuse_data(args)
 
 
 def _load(source: Path) -> tuple[PreTrainedModel, Any]:

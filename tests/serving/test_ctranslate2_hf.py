@@ -337,6 +337,13 @@ def test_quantization_is_checked_but_not_refused(marian, tmp_path, capsys):
     assert files == {p: hashlib.sha256(p.read_bytes()).digest() for p in source.iterdir()}
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_check_shows_how_far_it_is_on_terminals(terminal, marian, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+    both(*marian, sentences(10))
+    assert ("check by the host: 100%" in capsys.readouterr().err) == terminal
+
+
 # ---- refusals ------------------------------------------------------------------------------------
 
 

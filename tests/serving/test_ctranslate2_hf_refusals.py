@@ -30,6 +30,15 @@ def test_positions_that_do_not_fit_are_refused(settings, told, tmp_path, capsys)
     assert not (tmp_path / "out").exists()
 
 
+def test_dictionaries_of_fairseq_are_refused(tmp_path, capsys):
+    tokenizer = Corpus(tmp_path).tokenizer("marian")
+    build("marian", tokenizer, TEXT["cape"]).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    error = refusal(capsys, tmp_path / "model", tmp_path / "out", "--data", "bin")
+    assert "--data bin is not allowed" in error
+    assert not (tmp_path / "out").exists()
+
+
 def test_configuration_of_another_model_is_refused(tmp_path, capsys):
     """Whose table no file has: it would be drawn."""
     tokenizer = Corpus(tmp_path).tokenizer("marian")

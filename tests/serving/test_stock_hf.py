@@ -3,6 +3,7 @@ a process in which this package cannot be imported, gives the same."""
 
 import io
 import json
+import re
 import shutil
 import sys
 from types import SimpleNamespace
@@ -243,12 +244,15 @@ def test_half_precision_stays(tmp_path):
         ("vit", "ViTModel", "cape"),
     ],
 )
-def test_other_heads_are_exported(family, head, name, tmp_path, capsys):
+def test_other_heads_are_exported(family, head, name, tmp_path, capsys, monkeypatch):
     row = FAMILIES[family]
     config = row.config(**row.sizes, position_embedding=settings_of(family, name))
     getattr(hf_models, f"Cape{head}")(config).save_pretrained(tmp_path / "model")
-    out = export(tmp_path / "model", tmp_path / "out")
-    assert f"{head} of transformers, tables: " in capsys.readouterr().out
+    monkeypatch.chdir(tmp_path / "model")
+    out = export(".", tmp_path / "out")
+    report = capsys.readouterr().out
+    assert f"{head} of transformers, tables: " in report
+    assert re.search(r"within \S+ of model\n", report)
     assert json.loads((out / "config.json").read_text())["architectures"] == [head]
 
 

@@ -1,0 +1,62 @@
+"""What exporters of Hugging Face models ask of their SOURCE besides the model: files of tokenizers,
+and what its settings of generation forbid."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+def refuse_data(args: Namespace) -> None:
+    """Refuses ``--data``, which is for checkpoints of fairseq.
+
+    Raises:
+        ValueError: if it is given.
+    """
+    if args.data:
+        raise ValueError(
+            f"--data {args.data} is not allowed for a Hugging Face model, whose folder has all it "
+            "needs. Leave it out."
+        )
+
+
+@contextmanager
+def saved_beside(source: Path, name: str, needed: str) -> Iterator[None]:
+    """Turns what transformers raises where files beside a model are missing or damaged into an
+    error that says how to write them.
+
+    Args:
+        source: Folder of the model.
+        name: What is loaded, such as "tokenizer".
+        needed: What the engine needs of it.
+
+    Raises:
+        ValueError: with the reason, and the call that writes the files.
+    """
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"the {name} of {source} cannot be loaded ({reason}); the engine needs {needed}. Save "
+            f"it there: {name}.save_pretrained(SOURCE)."
+        ) from None
+
+
+def banned_tokens(generation: Any) -> tuple[list[int], list[int]]:
+    """Tokens that generation never chooses, and those that it does not choose first.
+
+    Args:
+        generation: Settings of generation.
+    """
+    single = (words[0] for words in generation.bad_words_ids or () if len(words) == 1)
+    never = {*single, *listed(generation.suppress_tokens)}
+    return sorted(never), sorted(listed(generation.begin_suppress_tokens))
+
+
+def listed(tokens: Any) -> list[int]:
+    """Numbers of tokens that may be one number, several or none."""
+    return [tokens] if isinstance(tokens, int) else [*(tokens or ())]
