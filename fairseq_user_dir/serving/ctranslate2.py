@@ -8,13 +8,11 @@ relative attention.
 from __future__ import annotations
 
 import argparse
-import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import ctranslate2
-import torch
 from ctranslate2.converters import fairseq as stock
 from ctranslate2.converters.converter import Converter
 from ctranslate2.specs import model_spec, transformer_spec
@@ -27,7 +25,10 @@ from cape_plugins import RelativePositions
 from cape_plugins.serving.ctranslate2_notes import (
     check_length,
     compare,
+    has_table,
     largest_of,
+    needs_identity,
+    put_identity_first,
     read_sentences,
     refuse_difference,
     relative_rows,
@@ -45,7 +46,6 @@ from fairseq_user_dir.serving.source import Source, load_source, score, start_of
 from fairseq_user_dir.serving.source import translate as translate_by_fairseq
 
 _PAD = "<blank>"  # ctranslate2's name of padding
-_IDENTITY_WIDTH = 8  # a multiple of what kernels for int8 take at once
 _LONGEST = 200  # fairseq-generate's --max-len-b
 
 
@@ -101,28 +101,11 @@ def _fit(stack: nn.Module, rows: int) -> int | None:
     """Gives a plain stack what the engine needs besides, and tells how many rows of its table
     count."""
     config = stack.position_config
-    if config.encoding.adds:
-        if config.relative_context:
-            # the engine adds no table to the content if the first layer has relative keys
-            _put_identity_first(stack)
-        return rows
-    # without a table the engine would add sinusoids of its own, but for relative keys
-    stack.embed_positions = empty_table(stack, 1 if config.relative_context else rows)
-    return None if config.relative_context else rows
-
-
-@torch.no_grad()
-def _put_identity_first(stack: nn.Module) -> None:
-    """Puts a layer before the first that adds zero to the residual stream, and has plain
-    attention; for pre-LN stacks, whose layers only add."""
-    layer = copy.deepcopy(stack.layers[0])
-    if hasattr(layer.self_attn, "relative"):
-        del layer.self_attn.relative
-    layer.fc1 = nn.Linear(layer.embed_dim, _IDENTITY_WIDTH)
-    layer.fc2 = nn.Linear(_IDENTITY_WIDTH, layer.embed_dim)
-    for name, parameter in layer.named_parameters():
-        parameter.requires_grad_(False).fill_(float("norm.weight" in name))
-    stack.layers.insert(0, layer)
+    if needs_identity(config):
+        put_identity_first(stack.layers)
+    if not config.encoding.adds:
+        stack.embed_positions = empty_table(stack, rows if has_table(config) else 1)
+    return rows if has_table(config) else None
 
 
 def _check_relative(side: str, stack: nn.Module) -> None:

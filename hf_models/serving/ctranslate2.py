@@ -19,6 +19,9 @@ from cape_plugins.serving.ctranslate2_notes import (
     Hypothesis,
     check_length,
     compare,
+    has_table,
+    needs_identity,
+    put_identity_first,
     read_sentences,
     readme,
     search_options,
@@ -31,9 +34,6 @@ from hf_models.loading import clear_errors, load_whole
 from hf_models.natural_length import NaturalLengthEncoder
 from hf_models.serving.ctranslate2_loaders import (
     TranslationLoader,
-    has_table,
-    needs_identity,
-    put_identity_first,
     refuse_unfit,
     vocabularies,
     write_tokenizer,
@@ -118,11 +118,14 @@ def write_model(
     """
     model = copy.deepcopy(translation.model).requires_grad_(False)
     sides = {"source": model.get_encoder(), "target": model.get_decoder()}
-    limits = {side: rows[side] if has_table(stack) else None for side, stack in sides.items()}
+    limits = {
+        side: rows[side] if has_table(stack.positions.config) else None
+        for side, stack in sides.items()
+    }
     for stack in sides.values():
         refuse_unfit(stack, beside=hasattr(stack, "layer_norm"))
-        if needs_identity(stack):
-            put_identity_first(stack)
+        if needs_identity(stack.positions.config):
+            put_identity_first(stack.layers)
     model.config.encoder_layers = len(sides["source"].layers)
     model.config.decoder_layers = len(sides["target"].layers)
     loader = TranslationLoader(rows["source"], rows["target"])

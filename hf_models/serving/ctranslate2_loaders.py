@@ -3,7 +3,6 @@ of stock ones: tables, and relative keys in attention."""
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from ctranslate2.converters import transformers as stock
 from ctranslate2.specs import attention_spec, model_spec
 
 from cape_plugins import token_positions
-from cape_plugins.serving.ctranslate2_notes import relative_rows
+from cape_plugins.serving.ctranslate2_notes import has_table, needs_identity, relative_rows
 from hf_models.convert import copy_other_files
 from hf_models.natural_length import STRIDE, NaturalLengthEncoder
 from hf_models.serving.source import banned_tokens
@@ -79,7 +78,7 @@ class TablesInPlace:
         """``[rows, C]``, what a stack adds to its content in evaluation; zeros where it adds
         nothing, because without a table CTranslate2 adds sinusoids of its own, unless the first
         layer has relative keys."""
-        if not has_table(stack):
+        if not has_table(stack.positions.config):
             return model_spec.OPTIONAL
         rows = self.rows[side]
         ids = torch.zeros(1, rows, dtype=torch.long)
@@ -196,30 +195,6 @@ def write_tokenizer(source: Path, folder: Path, tokenizer: Any) -> None:
         tokenizer.backend_tokenizer.save(str(path))
 
 
-def has_table(stack: Any) -> bool:
-    """Whether positions of a stack are rows of a table, which ends; relative keys do not."""
-    config = stack.positions.config
-    return config.encoding.adds or not config.relative_context
-
-
-def needs_identity(stack: Any) -> bool:
-    """Whether a stack adds positions to its content beside relative keys in its first layer, where
-    CTranslate2 leaves them out."""
-    config = stack.positions.config
-    return bool(config.encoding.adds and config.relative_context)
-
-
-@torch.no_grad()
-def put_identity_first(stack: Any) -> None:
-    """Puts a layer with norms in front and weights of zero before the first of such layers: it adds
-    nothing to what passes it, and has no relative keys."""
-    layer = copy.deepcopy(stack.layers[0])
-    del layer.self_attn.relative
-    for weight in layer.parameters():
-        weight.zero_()
-    stack.layers.insert(0, layer)
-
-
 def refuse_unfit(stack: Any, beside: bool) -> None:
     """Raises for positions that neither a table nor relative keys of CTranslate2 can hold.
 
@@ -244,7 +219,7 @@ def refuse_unfit(stack: Any, beside: bool) -> None:
             f"relative_heads={config.relative_heads!r} is not allowed for ctranslate2, whose heads "
             f"share one table; allowed: 'shared'. Train with it, or {remedy}."
         )
-    if needs_identity(stack) and not beside:
+    if needs_identity(config) and not beside:
         raise ValueError(
             f"relative_context={config.relative_context} beside position embedding "
             f"{config.type!r} is not allowed for ctranslate2, which adds nothing to the content "
