@@ -65,7 +65,7 @@ def place(tmp_path_factory):
     shutil.copy(corpus.spm, folder / "sentencepiece.model")
     save_dictionaries(corpus, folder / "binary")
     save_translation(corpus, folder / "checkpoint_best.pt")
-    save_language_model(folder / "binary", folder / "language_model.pt")
+    save_language_model(corpus, folder / "binary", folder / "language_model.pt")
     shutil.copytree(folder / "binary", folder / "data-bin")
     (folder / "input.en").write_text("\n".join(SENTENCES) + "\n", encoding="utf-8")
     pieces = SentencePiece(corpus.spm)
@@ -102,6 +102,20 @@ def save_dictionaries(corpus, folder):
         dictionary.save(str(folder / name))
 
 
+def shifted(rows):
+    """What a decoder reads before each token."""
+    return collate_tokens(rows, PAD, EOS, move_eos_to_beginning=True)
+
+
+def teach(model, loss):
+    """Trains for seconds on batches of 32 rows."""
+    optimizer = torch.optim.Adam(model.train().parameters(), 4e-3)
+    for step in range(80):
+        optimizer.zero_grad()
+        loss(range(32 * step, 32 * step + 32)).backward()
+        optimizer.step()
+
+
 def save_translation(corpus, path):
     """Trains for seconds, so that translations end."""
     flags = ("--position-embedding", "cape", "--position-source-scale", "1.25", "--dropout", 0)
@@ -112,27 +126,38 @@ def save_translation(corpus, path):
         [encode(task.source_dictionary, pieces.encode(text)) for text in pair]
         for pair in corpus.train
     ]
-    optimizer = torch.optim.Adam(model.train().parameters(), 4e-3)
-    for step in range(80):
-        batch = [rows[(32 * step + i) % len(rows)] for i in range(32)]
+
+    def loss(numbers):
+        batch = [rows[number % len(rows)] for number in numbers]
         source = collate_tokens([row for row, _ in batch], PAD, left_pad=True)
         target = collate_tokens([row for _, row in batch], PAD)
-        before = collate_tokens([row for _, row in batch], PAD, EOS, move_eos_to_beginning=True)
+        before = shifted([row for _, row in batch])
         logits, _ = model(source, source.ne(PAD).sum(1), before)
-        optimizer.zero_grad()
-        F.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=PAD).backward()
-        optimizer.step()
+        return F.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=PAD)
+
+    teach(model, loss)
     state = torch.load(path, weights_only=True)
     torch.save({**state, "model": model.state_dict()}, path)
 
 
-def save_language_model(data, path):
+def save_language_model(corpus, data, path):
+    """Trains for seconds, so that no text has padding or another symbol that is no token."""
     sizes = [f"--decoder-{name}={value}" for name, value in SIZES.items()]
     argv = [str(data), "--arch", "cape_transformer_lm", "--position-embedding", "shape", *sizes]
     parser = options.get_training_parser("language_modeling")
     words = options.parse_args_and_arch(parser, [*argv, "--max-tokens", "100"])
     cfg = convert_namespace_to_omegaconf(words)
-    model = tasks.setup_task(cfg.task).build_model(cfg.model)
+    task = tasks.setup_task(cfg.task)
+    model, pieces = task.build_model(cfg.model), SentencePiece(corpus.spm)
+    rows = [encode(task.dictionary, pieces.encode(text)) for _, text in corpus.train]
+
+    def loss(numbers):
+        batch = [rows[number % len(rows)] for number in numbers]
+        target = collate_tokens(batch, PAD)
+        logits, _ = model(shifted(batch))
+        return F.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=PAD)
+
+    teach(model, loss)
     history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}}
     state = {"args": None, "cfg": cfg, "model": model.state_dict()}
     state["optimizer_history"] = [{**history, "num_updates": 1}]
