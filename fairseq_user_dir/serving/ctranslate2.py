@@ -25,14 +25,16 @@ from cape_plugins import RelativePositions
 from cape_plugins.serving.ctranslate2_notes import (
     check_length,
     compare,
-    has_table,
     largest_of,
-    needs_identity,
-    put_identity_first,
     read_sentences,
     refuse_difference,
-    relative_rows,
     translate,
+)
+from cape_plugins.serving.ctranslate2_tables import (
+    has_table,
+    needs_identity,
+    put_identity_first,
+    relative_rows,
 )
 from cape_plugins.serving.output import Exported
 from fairseq_user_dir.errors import SettingsError

@@ -19,14 +19,16 @@ from cape_plugins.serving.ctranslate2_notes import (
     Hypothesis,
     check_length,
     compare,
-    has_table,
-    needs_identity,
-    put_identity_first,
     read_sentences,
     readme,
     search_options,
     translate,
     translation_options,
+)
+from cape_plugins.serving.ctranslate2_tables import (
+    has_table,
+    needs_identity,
+    put_identity_first,
 )
 from cape_plugins.serving.output import Exported
 from hf_models.families.whisper import CapeWhisperForConditionalGeneration

@@ -12,7 +12,11 @@ from ctranslate2.converters import transformers as stock
 from ctranslate2.specs import attention_spec, model_spec
 
 from cape_plugins import token_positions
-from cape_plugins.serving.ctranslate2_notes import has_table, needs_identity, relative_rows
+from cape_plugins.serving.ctranslate2_tables import (
+    has_table,
+    needs_identity,
+    relative_rows,
+)
 from hf_models.convert import copy_other_files
 from hf_models.natural_length import STRIDE, NaturalLengthEncoder
 from hf_models.serving.source import banned_tokens
