@@ -1,6 +1,6 @@
 """Tasks whose label at a place is the symbol that stood at a fixed offset from it, one row for each
 domain. Symbols are independent, so that nothing but positions leads to the label: a model without
-them cannot do better than chance."""
+them can only prefer the symbol that is the most frequent in its input."""
 
 from __future__ import annotations
 

@@ -221,6 +221,13 @@ def readme(
     """
     needed = " and ".join(("ctranslate2", *packages))
     weights = quantization or "float32"
+    if quantization not in EXACT:
+        rounded = (
+            f"Weights are rounded to {quantization}, with which the following gives most of the "
+            "same results and scores that are near. What a device cannot compute in, the engine "
+            "converts when it loads the folder, with a warning."
+        )
+        options = [rounded, *options]
     bullets = ["\n".join(f"* {line}" for line in part) for part in (conventions, options)]
     return f"""# {title}
 
@@ -245,27 +252,15 @@ Written by `cape-plugins export ctranslate2`, weights {weights}. The program nee
 """
 
 
-def translation_options(
-    host: str, pad: str = "<blank>", quantization: str | None = None
-) -> list[str]:
+def translation_options(host: str, pad: str = "<blank>") -> list[str]:
     """Sentences of the README on the options of ``translate_batch``.
 
     Args:
         host: How the host translates with the same result.
         pad: Name of padding.
-        quantization: Precision of the weights.
     """
-    given = f"`beam_size={BEAM}` and `min_decoding_length=0`"
-    if quantization in EXACT:
-        result = f"{given} give the tokens and scores of {host}."
-    else:
-        result = (
-            f"{given} search as {host} does, with rounded weights: most translations are the same, "
-            "scores are near. What a device cannot compute in, the engine converts when it loads "
-            "the folder, with a warning."
-        )
     return [
-        result,
+        f"`beam_size={BEAM}` and `min_decoding_length=0` give the tokens and scores of {host}.",
         "`max_decoding_length` is 256 by default and leaves longer translations open, without a "
         "word. There the host forces EOS.",
         "`min_decoding_length` is 1 by default: the same translations, scores off by up to 3e-4 "

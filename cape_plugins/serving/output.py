@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,7 +68,8 @@ def complete_folder(target: Path, argument: str = "OUT") -> Iterator[Path]:
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
         for folder in missing:
-            folder.rmdir()
+            with suppress(OSError):  # another process has put something there
+                folder.rmdir()
         if isinstance(error, OSError) and error.errno in _FULL:
             raise OSError(
                 f"{argument} {target} cannot be written ({error.strerror}); make room, or give a "

@@ -71,8 +71,7 @@ def translation_readme(
         options=[
             *translation_options(
                 f"`fairseq-generate --beam 5 --min-len 0 --max-len-b {longest}` (which prints "
-                "scores with base 2 and, by default, never gives an empty translation)",
-                quantization=quantization,
+                "scores with base 2 and, by default, never gives an empty translation)"
             ),
             "`length_penalty` is fairseq's `--lenpen`, and batches of any size give the same. "
             "`target_prefix` is not quite `--prefix-size`: its tokens count nothing in the score "

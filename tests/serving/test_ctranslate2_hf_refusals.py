@@ -10,6 +10,13 @@ from tests.support.served import Corpus, build, refusal
 pytest.importorskip("ctranslate2")
 
 
+def save(folder, settings):
+    """A translation model with its tokenizer."""
+    tokenizer = Corpus(folder.parent).tokenizer("marian")
+    build("marian", tokenizer, settings).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
@@ -21,9 +28,7 @@ pytest.importorskip("ctranslate2")
     ],
 )
 def test_positions_that_do_not_fit_are_refused(settings, told, tmp_path, capsys):
-    tokenizer = Corpus(tmp_path).tokenizer("marian")
-    build("marian", tokenizer, settings).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    save(tmp_path / "model", settings)
     error = refusal(capsys, tmp_path / "model", tmp_path / "out")
     assert told in error
     assert "allowed" in error
@@ -31,9 +36,7 @@ def test_positions_that_do_not_fit_are_refused(settings, told, tmp_path, capsys)
 
 
 def test_dictionaries_of_fairseq_are_refused(tmp_path, capsys):
-    tokenizer = Corpus(tmp_path).tokenizer("marian")
-    build("marian", tokenizer, TEXT["cape"]).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    save(tmp_path / "model", TEXT["cape"])
     error = refusal(capsys, tmp_path / "model", tmp_path / "out", "--data", "bin")
     assert "--data bin is not allowed" in error
     assert not (tmp_path / "out").exists()
@@ -41,9 +44,7 @@ def test_dictionaries_of_fairseq_are_refused(tmp_path, capsys):
 
 def test_configuration_of_another_model_is_refused(tmp_path, capsys):
     """Whose table no file has: it would be drawn."""
-    tokenizer = Corpus(tmp_path).tokenizer("marian")
-    build("marian", tokenizer, TEXT["cape"]).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    save(tmp_path / "model", TEXT["cape"])
     path = tmp_path / "model" / "config.json"
     config = json.loads(path.read_text("utf-8"))
     path.write_text(json.dumps({**config, "position_embedding": TEXT["abspos"]}), "utf-8")

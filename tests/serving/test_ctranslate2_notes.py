@@ -2,7 +2,7 @@
 
 import pytest
 
-from cape_plugins.serving.ctranslate2_notes import Hypothesis, compare, read_sentences
+from cape_plugins.serving.ctranslate2_notes import Hypothesis, compare, read_sentences, readme
 
 HOST = [Hypothesis(("a", "b"), -0.5, True), Hypothesis(("c",), -0.25, True)]
 
@@ -58,3 +58,12 @@ def test_a_check_of_nothing_is_refused():
     open_end = Hypothesis(("a",), -1.0, False)
     with pytest.raises(ValueError, match="of 2 none did"):
         compare([open_end, open_end], [open_end, Hypothesis(("a",), -1.0, True)], "int8")
+
+
+@pytest.mark.parametrize("quantization", [None, "float32", "int8", "float16"])
+def test_readme_tells_what_rounding_changes(quantization):
+    text = readme(
+        "A model", program="", conventions=["c"], rows={}, options=["o"], quantization=quantization
+    )
+    assert f"weights {quantization or 'float32'}." in text
+    assert ("Weights are rounded" in text) == (quantization in ("int8", "float16"))
