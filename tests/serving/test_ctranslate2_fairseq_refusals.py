@@ -154,3 +154,11 @@ def test_language_model_that_computes_something_else(models, tmp_path, capsys, m
     checkpoint = save_language_model(models.lm_data, tmp_path / "lm.pt", *TYPE_FLAGS["sinpos"])
     error = refusal(capsys, checkpoint, tmp_path / "out", "--check", models.text)
     assert "computes something else than the model" in error
+
+
+def test_text_to_check_a_language_model_has_words_alone(models, tmp_path, capsys):
+    checkpoint = save_language_model(models.lm_data, tmp_path / "lm.pt", *TYPE_FLAGS["sinpos"])
+    text = tmp_path / "text"
+    text.write_text("w1 <blank>\n", encoding="utf-8")
+    error = refusal(capsys, checkpoint, tmp_path / "out", "--check", text)
+    assert "has the symbol <blank>" in error

@@ -60,15 +60,22 @@ def test_missing_engine_is_named_with_the_way_to_install_it(tmp_path, monkeypatc
 
 def test_folder_is_complete_or_not_there(tmp_path):
     target = tmp_path / "new" / "out"
+    other = tmp_path / "new" / "of another process"
 
-    def interrupted():
+    def interrupted(*others):
         with complete_folder(target) as folder:
             (folder / "half").touch()
+            for path in others:
+                path.touch()
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert list(tmp_path.iterdir()) == []  # nor the folder above, which was not there
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(other)
+    assert list(target.parent.iterdir()) == [other]
+    other.unlink()
     with complete_folder(target) as folder:
         (folder / "file").touch(mode=0o600)
         assert not target.exists()

@@ -1,6 +1,7 @@
 """``cape-plugins export stock`` of models trained in fairseq: the folder stands alone, whatever the
 training was told on its command line, and failures leave nothing behind."""
 
+import errno
 import os
 
 import pytest
@@ -54,14 +55,15 @@ def test_dictionaries_of_another_training(corpus, tmp_path, capsys):
     assert not out.exists()
 
 
-@pytest.mark.parametrize("fails", ["torch", "disk"])
+@pytest.mark.parametrize("fails", ["torch", "ENOSPC", "EFBIG", "EDQUOT"])
 def test_full_disk_leaves_nothing(fails, corpus, tmp_path, capsys, monkeypatch):
     checkpoint = save_fairseq(corpus, tmp_path / "model.pt", *CAPE)
 
     def full(*_):
         if fails == "torch":
             raise RuntimeError("enforce fail: unexpected pos")  # what torch makes of it
-        raise OSError(28, os.strerror(28))
+        code = getattr(errno, fails)
+        raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(torch, "save", full)
     line = refusal(capsys, checkpoint, tmp_path / "new" / "out")
