@@ -82,9 +82,9 @@ _HELP = {
 }
 
 
-def add_encoder_args(parser: ArgumentParser) -> None:
-    """Adds sizes, dropout and the position flags."""
-    add_sizes(parser, PAPER, _HELP)
+def add_encoder_args(parser: ArgumentParser, paper: dict[str, Any] = PAPER) -> None:
+    """Adds sizes, dropout and the position flags; `paper` has the values of the paper."""
+    add_sizes(parser, paper, _HELP)
     parser.add_argument(
         "--encoder-normalize-before",
         action="store_true",
@@ -151,7 +151,7 @@ class AcousticEncoder(TimedEncoder, FairseqEncoder):
         hop_nanoseconds: Tensor | None,
         frame_nanoseconds: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, Draw | None]:
-        """States of all layers' end.
+        """States after the last layer.
 
         Args:
             features: ``[B, T, bins]``, padded on the right.
