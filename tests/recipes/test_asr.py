@@ -12,15 +12,12 @@ import soundfile
 import torch
 from safetensors.torch import load_file
 
-from cape_plugins import PositionConfig
 from cape_plugins.speech.manifest import Utterance
-from hf_models import CapeSpeechConfig
 from recipes.asr import corpora
 from recipes.asr import data as asr_data
 from recipes.asr import finetune_hf as asr
 from recipes.asr.data import Labelled, Recordings, given, synthetic
 from recipes.asr.manifest import usable
-from recipes.lab.hf_checkpoints import make_config
 from recipes.lab.steps import CommandError
 from tests.support.plots import assert_lines
 from tests.support.tables import read_scores
@@ -324,29 +321,6 @@ def test_two_processes_share_the_evaluation(run_cli, repo_root, tmp_path, folder
     assert len(together.splitlines()) == 6
     run_cli("python", program, *options, cwd=tmp_path)  # finds the training finished
     assert (tmp_path / "out/cape/hypotheses.tsv").read_text() == together
-
-
-@pytest.mark.parametrize(("preset", "rate", "scale"), [("wsj", 0.4, 1.1), ("tedlium3", 0.1, 2.0)])
-def test_preset_is_the_model_of_appendix_c2(preset, rate, scale, tmp_path, monkeypatch):
-    """Sizes, dropout, table and positions, but for what `--model-config` changes."""
-    built = []
-
-    def stop(path, settings, sizes, tokenizer, seq2seq):
-        built.append((make_config(CapeSpeechConfig, sizes), settings))
-        raise CommandError("enough")
-
-    monkeypatch.setattr(asr, "build_model", stop)
-    data = Recordings([Utterance("0", None, "a", 1.0)])
-    monkeypatch.setattr(asr, "synthetic", lambda: {"train": data, "test": data})
-    words = ["--preset", preset, "--model-config", '{"encoder_layers": 30}', "--compare", "cape"]
-    with pytest.raises(CommandError, match="enough"):
-        asr.main([*words, "--output", str(tmp_path / "out")])
-    ((config, settings),) = built
-    assert (config.encoder_layers, config.d_model, config.encoder_ffn_dim) == (30, 768, 3072)
-    assert (config.attention_dropout, config.activation_dropout, config.dropout) == (rate, rate, 0)
-    assert (config.encoder_layerdrop, config.max_position_embeddings) == (rate, 460)
-    positions = PositionConfig.from_dict(settings, "audio")
-    assert (positions.max_global_scale, positions.max_global_shift) == (scale, 30)
 
 
 BAD = [
