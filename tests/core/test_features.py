@@ -122,6 +122,21 @@ def test_spec_augment_masks_bands_and_stretches():
     assert heights == set(range(1, 11))  # 5 % of 200 frames, although 30 are allowed
 
 
+def test_spec_augment_is_that_of_appendix_c2():
+    """CAPE: 2 bands of at most 30 bins, 10 stretches of at most 50 frames and a tenth of all."""
+    for frames, longest in ((300, 30), (2000, 50)):
+        features, stretches = torch.ones(frames, 200), set()
+        for _ in range(200):
+            gone = spec_augment(features) == 0
+            bands, parts = masked_runs(gone.all(0)), masked_runs(gone.all(1))
+            assert len(bands) <= 2
+            assert sum(bands) <= 60
+            assert len(parts) <= 10
+            assert sum(parts) <= 10 * longest
+            stretches.update(parts)
+        assert longest in stretches
+
+
 def test_spec_augment_reaches_both_ends():
     first = last = 0
     for _ in range(300):
