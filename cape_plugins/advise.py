@@ -107,7 +107,8 @@ def advice(args: argparse.Namespace) -> str:
     """
     domain = DOMAINS[args.domain]
     corpus = _read_text(args, domain) if args.train_text else _read_lengths(args, domain)
-    if args.rotary and (args.domain != "text" or corpus.counts):
+    other = domain.grid or domain.spacing is not None  # than tokens
+    if args.rotary and (other or corpus.counts):
         has = "source and target" if corpus.counts else f"--domain {args.domain}"
         raise ValueError(f"--rotary is for language models, here with {has}; leave one out.")
     settings = recommended(corpus, args.domain, args.rotary)
