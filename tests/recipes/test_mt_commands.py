@@ -15,6 +15,8 @@ import torch
 
 from benchmarks import hosts, measure, relative
 from benchmarks import run as benchmark
+from cape_plugins import TYPES
+from cape_plugins.registry import types_of
 from recipes.mt import analyze, experiment
 from recipes.mt import run as recipe
 from recipes.mt.experiment import Experiment
@@ -147,3 +149,50 @@ def test_a_result_names_the_rounds_that_were_asked_for():
     shown = benchmark.shown_command("relative", benchmark.parse_arguments(words))
     assert shown.endswith("python -m benchmarks.run relative --rounds 100 --warm-up 10")
     assert benchmark.shown_command("speech", benchmark.parse_arguments([])).endswith("run speech")
+
+
+# ---- the study of Multi30k -----------------------------------------------------------------------
+
+SHIFTS = {5, 10, 20, 50}
+SHARES = {(5, 0.5), (20, 0.5), (50, 0.25), (50, 0.5), (50, 0.75)}  # shift, augment_probability
+
+
+@pytest.fixture(scope="module")
+def study(repo_root):
+    """What the commands of the section on Multi30k ask for, by recipe."""
+    page = (repo_root / "recipes/mt/README.md").read_text("utf-8").replace("\\\n", " ")
+    section = page.partition("\n## Multi30k\n")[2].partition("\n## ")[0]
+    commands = re.findall(r"^ {4}python -m recipes\.mt\.run (.*)", section, re.MULTILINE)
+    parsed = [recipe.parse_arguments(shlex.split(command)) for command in commands]
+    assert all(extra == [] for _, extra in parsed)  # nothing goes to fairseq-train
+    assert len(parsed) == 2
+    return {args.recipe: args for args, _ in parsed}
+
+
+def test_study_compares_all_types_shifts_and_shares(study):
+    compared = study["multi30k_study"].compared.values()
+    assert {settings["type"] for settings in compared} == {*types_of("seq2seq", "text")}
+    cape = [settings for settings in compared if settings["type"] == "cape"]
+    shares = {(s["max_global_shift"], s.get("augment_probability", 1)) for s in cape}
+    assert shares == SHARES | {(shift, 1) for shift in SHIFTS}
+    assert len(compared) == len(TYPES) - 1 + len(cape)
+
+
+def test_study_of_joined_captions_compares_all_types(study):
+    args = study["multi30k_study_interpolate"]
+    assert {settings["type"] for settings in args.compared.values()} == {*TYPES}
+    assert args.settled.join == 3
+    shifts = {settings.get("max_global_shift") for settings in args.compared.values()}
+    assert shifts == {None, 5, 20, 50}
+
+
+@pytest.mark.parametrize("name", ["multi30k_study", "multi30k_study_interpolate"])
+def test_study_trains_and_selects_as_its_section_says(study, name):
+    """4800 updates; the last five checkpoints, one every 200 updates, are averaged."""
+    args = study[name]
+    assert args.seeds == [1, 2, 3]
+    curve = ["curve"] * (name == "multi30k_study")
+    assert args.stages == ["prepare", "train", "select", *curve, "analyze"]
+    settled = args.settled
+    assert (settled.updates, settled.save_every) == (4800, 200)
+    assert (settled.select, settled.average) == ("average", 5)
