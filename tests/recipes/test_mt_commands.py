@@ -115,12 +115,14 @@ def test_figure_2_goes_from_no_offset_to_the_largest_of_training(words_of, row):
     assert args.compared["shape"]["max_offset"] == 500
 
 
-def test_table_9_has_the_sizes_and_rounds_of_the_paper(words_of, monkeypatch):
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_table_9_has_the_sizes_and_rounds_of_the_paper(words_of, monkeypatch, dtype):
     """Batches of 50, 768 in 8 heads, 6 layers; 100 updates after 10 of warm-up."""
-    run, calls, shapes = relative.run, Counter(), {}
+    run, calls, shapes, precisions = relative.run, Counter(), {}, set()
 
     def make_model(task, context, shape, setup):
         shapes[context] = shape
+        precisions.add(setup.dtype)
         return context
 
     def make_step(context, part, batch, length, setup):
@@ -134,9 +136,10 @@ def test_table_9_has_the_sizes_and_rounds_of_the_paper(words_of, monkeypatch):
     monkeypatch.setattr(relative, "make_step", make_step)
     monkeypatch.setattr(relative, "peak_memory", lambda *_: 1.0)
     monkeypatch.setattr(relative, "run", lambda setup: stop(run(setup)))
-    _, of_the_paper = words_of("A Table 9", "benchmarks.run")
+    _, single, half = words_of("A Table 9", "benchmarks.run")
     with pytest.raises(Reached):
-        benchmark.main(of_the_paper)
+        benchmark.main({"float32": single, "float16": half}[dtype])
+    assert precisions == {getattr(torch, dtype)}
     assert shapes == dict.fromkeys((0, 100, 1000), (768, 8, 6))
     sizes = [(p, 50, t) for p in ("layer", "encoder", "decoder") for t in (10, 100, 1000)]
     expected = {(context, *size): 10 + 100 for context in (100, 1000) for size in sizes}
