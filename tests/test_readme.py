@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
 from pathlib import Path
 from urllib.parse import urldefrag
 
@@ -89,6 +90,21 @@ def test_every_document_is_reached_from_the_readme() -> None:
 
 def test_readme_has_at_most_150_lines() -> None:
     assert read(ROOT / "README.md").count("\n") <= 150
+
+
+def test_the_control_comes_first() -> None:
+    """Its picture in the README, and `make quickstart` where nothing else is asked for."""
+    pictures = re.findall(r"!\[[^]]*\]\(([^)]*)\)", read(ROOT / "README.md"))
+    assert pictures[0] == "docs/results/demo/scores.png"
+    command = ["make", "--dry-run", "quickstart"]
+    plain, given = (
+        subprocess.run([*command, *words], cwd=ROOT, capture_output=True, text=True, check=True)
+        for words in ((), ("ARGS=--sample",))
+    )
+    places = [plain.stdout.find(name) for name in ("cape-plugins demo", "recipes.mt.quickstart")]
+    assert -1 not in places
+    assert places == sorted(places)
+    assert "cape-plugins demo" not in given.stdout
 
 
 def test_readme_has_its_sections_in_order() -> None:
