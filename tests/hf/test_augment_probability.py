@@ -1,22 +1,26 @@
 """Samples that training leaves as they are, in models of transformers: encoder and decoder alike,
 nothing at probability 0, stored with the model, resumed bit for bit."""
 
+import itertools
 import json
 import math
+import socket
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import Trainer, TrainingArguments
 
 import hf_models
 from cape_plugins import PositionEncoder
-from tests.hf.test_hosts import RANKS, Samples, on_two_ranks
+from tests.hf.test_hosts import Samples, on_two_ranks
 from tests.support.hf import ALPHA, FAMILIES, OF_FAMILY, STACKS, VARIANTS, batch, loss, seam
 from tests.support.whisper import LABELS, MASK, RAGGED, make_stock
 
 HALF = {"augment_probability": 0.5}
 RANDOM_TYPES = ("shape", "cape", "randpos", "rfs")
 RANDOM = [(family, name) for family in STACKS for name in VARIANTS[family] if name in RANDOM_TYPES]
+RESUMED = ("marian", "vit")
 # The decoder of speech has settings of its own, and draws by them.
 OF_ONE_SETTING = [(family, name) for family, name in RANDOM if family != "speech_to_text"]
 WITH_DECODER = [
@@ -126,7 +130,7 @@ def test_probability_is_stored_where_it_was_given(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["marian", "vit"])
+@pytest.mark.parametrize("family", RESUMED)
 def test_trainer_resumes_bit_for_bit(family, tmp_path, drawn):
     settings = {**OF_FAMILY[family]["cape"], **HALF}
 
@@ -150,12 +154,115 @@ def test_trainer_resumes_bit_for_bit(family, tmp_path, drawn):
         assert torch.equal(resumed[name], value), name
 
 
+KILLED = """
+import json, os, signal, sys, torch
+from transformers import Trainer, TrainerCallback, TrainingArguments
+from cape_plugins import PositionEncoder
+from tests.hf.test_hosts import Samples
+from tests.support.hf import FAMILIES, OF_FAMILY
+
+chances, common = [], []
+stock = PositionEncoder.draw
+
+def noted(*args, **kwargs):
+    draw = stock(*args, **kwargs)
+    chances.append(draw.chance.flatten().tolist())
+    return draw
+
+class Notes(TrainerCallback):
+    def on_step_end(self, arguments, state, *args, **kwargs):
+        common.append(torch.get_rng_state().sum().item())
+        with open(f"{note}.{arguments.process_index}", "w") as file:
+            json.dump({"chances": chances, "common": common}, file)
+        if note.endswith("killed") and state.global_step == 3:
+            torch.distributed.barrier()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+def train(family, folder, resume):
+    training = TrainingArguments(
+        folder, max_steps=4, save_steps=2, use_cpu=True, report_to="none", disable_tqdm=True,
+        per_device_train_batch_size=3, learning_rate=1e-3,
+    )
+    model = FAMILIES[family].build({**OF_FAMILY[family]["cape"], "augment_probability": 0.5})
+    trainer = Trainer(model, training, train_dataset=Samples(family), callbacks=[Notes()])
+    trainer.train(resume_from_checkpoint=resume)
+    trainer.accelerator.end_training()
+    os._exit(0)  # on a busy machine threads of gloo may outlive the interpreter, which aborts it
+
+PositionEncoder.draw = noted
+# each training in processes of its own, which are forks: imports take longest
+for family, name, port in map(str.split, sys.argv[1:]):
+    # ranks meet at a place of their own, not where those of the last training met
+    os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_PORT": port}
+    child = os.fork()
+    if not child:
+        note, folder = f"{family}.{name}", family + (".whole" if name == "whole" else ".again")
+        train(family, folder, resume=name == "resumed")
+    _, status = os.waitpid(child, 0)
+    assert status == 0 or name == "killed", (family, name, status)
+"""
+
+
+@pytest.fixture(scope="module")
+def trained_on_ranks(run_cli, tmp_path_factory):
+    """A folder with trainings on two ranks, of each family one that was left alone and one that was
+    killed after its checkpoint and started again, and what each rank drew."""
+    folder = tmp_path_factory.mktemp("ranks")
+    trainings = itertools.product(RESUMED, ("whole", "killed", "resumed"))
+    words = [f"{family} {name} {free_port()}" for family, name in trainings]
+    on_two_ranks(run_cli, folder, KILLED, *words, cwd=folder)
+    return folder
+
+
+def free_port():
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
+
+
+def notes(trained, family, name):
+    """What each rank noted."""
+    files = [trained / f"{family}.{name}.{rank}" for rank in (0, 1)]
+    return [json.loads(file.read_text()) for file in files]
+
+
 @pytest.mark.slow
-def test_ranks_leave_out_samples_of_their_own(run_cli, tmp_path):
-    on_two_ranks(run_cli, tmp_path, RANKS, tmp_path, "vit@0.5", env={"ACCELERATE_USE_CPU": "true"})
-    files = (tmp_path / f"vit@0.5.{rank}" for rank in (0, 1))
-    first, second = (json.loads(file.read_text()) for file in files)
-    assert first["common"] == second["common"]  # both hosts seed all ranks alike
-    kept = [[bool(x) for shift in rank["shifts"] for x in shift] for rank in (first, second)]
+@pytest.mark.parametrize("family", RESUMED)
+def test_ranks_leave_out_samples_of_their_own(family, trained_on_ranks):
+    first, second = notes(trained_on_ranks, family, "whole")
+    assert first["common"] == second["common"]  # the Trainer seeds all ranks alike
+    kept = [[chance < 1 for step in rank["chances"] for chance in step] for rank in (first, second)]
     assert kept[0] != kept[1]
     assert all(any(choice) and not all(choice) for choice in kept)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", RESUMED)
+def test_ranks_that_were_killed_resume_bit_for_bit(family, trained_on_ranks):
+    """Draws of each rank; then the model, its optimizer and the random numbers to come."""
+    names = ("whole", "killed", "resumed")
+    of_ranks = zip(*(notes(trained_on_ranks, family, name) for name in names), strict=True)
+    for whole, before, after in of_ranks:
+        assert len(whole["chances"]) == len(whole["common"]) == 4
+        assert before == {name: steps[:3] for name, steps in whole.items()}  # the third was lost
+        assert after == {name: steps[2:] for name, steps in whole.items()}
+    ends = (("again", 2), ("again", 4), ("whole", 4))
+    begun, actual, expected = (
+        end_of(trained_on_ranks / f"{family}.{name}" / f"checkpoint-{step}") for name, step in ends
+    )
+    assert len(expected) == len(actual) > 50
+    for name, value in expected.items():
+        assert torch.equal(actual[name], value), name
+    assert any(not torch.equal(begun[name], value) for name, value in expected.items())
+
+
+def end_of(checkpoint):
+    """All tensors of a checkpoint: parameters, moments, states of the ranks' random numbers."""
+    tensors = load_file(checkpoint / "model.safetensors")
+    optimizer = torch.load(checkpoint / "optimizer.pt", weights_only=True)["state"]
+    for number, moments in optimizer.items():
+        tensors |= {f"{number} {name}": value for name, value in moments.items()}
+    for rank in (0, 1):
+        states = torch.load(checkpoint / f"rng_state_{rank}.pth", weights_only=False)
+        tensors[f"rank {rank}"] = states["cpu"]
+    return tensors
