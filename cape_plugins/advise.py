@@ -11,6 +11,9 @@ The rule. Let T be the length that one training input in twenty reaches, N the l
   tokens, of 8 and more with 30.
 * Images span [-1, 1] at any size, so that no shift covers a larger one: the paper's 0.5 (CAPE
   section 5.1).
+* Rotary models: `rope` if N <= T. Else `cape` without a shift, which does nothing where only
+  distances count, and with the scale N / T, so that training sees the distances of N
+  (docs/results.md, language models: with 2 the loss stays up to three times T, with 4 up to four).
 * Global scale: the paper's of the domain (1 for text, 1.1 for seconds, that of WSJ; TED-LIUM has
   2; 1.4 for images); 1 where training mixes image sizes, as UniViT does (CAPE section 5.1).
 * Local shift: 0.5 steps, the most that keeps the order (CAPE section 5.2 and Appendix D.1).
@@ -33,10 +36,11 @@ from cape_plugins.arguments import PREFIX, TYPE_ARG, flag
 from cape_plugins.config import PositionConfig
 from cape_plugins.domains import DOMAINS, Domain
 from cape_plugins.encodings import Sinusoid
-from cape_plugins.registry import DEFAULT_TYPE
+from cape_plugins.registry import DEFAULT_TYPE, ROTARY
 
 REACHED = 0.05  # share of the training inputs that reach T
 WIDE = 2  # shifts of more times the median length need a longer training
+MEASURED_SCALE = 4  # the largest of rotary models in docs/results.md
 COARSE = 0.25  # share of channels that alias, above which a grid is called coarse
 
 
@@ -81,6 +85,12 @@ def add_advise_args(parser: argparse.ArgumentParser) -> None:
         "source and target for a translation, which also gives alpha; .gz is read",
     )
     parser.add_argument(
+        "--rotary",
+        action="store_true",
+        help="the model turns queries and keys by their positions, as llama, qwen2 and modernbert "
+        "do",
+    )
+    parser.add_argument(
         "--longest",
         required=True,
         metavar="N",
@@ -97,8 +107,11 @@ def advice(args: argparse.Namespace) -> str:
     """
     domain = DOMAINS[args.domain]
     corpus = _read_text(args, domain) if args.train_text else _read_lengths(args, domain)
-    settings = recommended(corpus, args.domain)
-    architecture = "seq2seq" if corpus.counts else "encoder"
+    if args.rotary and (args.domain != "text" or corpus.counts):
+        has = "source and target" if corpus.counts else f"--domain {args.domain}"
+        raise ValueError(f"--rotary is for language models, here with {has}; leave one out.")
+    settings = recommended(corpus, args.domain, args.rotary)
+    architecture = ROTARY if args.rotary else "seq2seq" if corpus.counts else "encoder"
     config = PositionConfig.from_dict(settings, args.domain, architecture)
     unit = domain.steps if domain.grid or not domain.symbol else domain.symbol
     flags = " ".join(
@@ -115,12 +128,15 @@ def advice(args: argparse.Namespace) -> str:
     return "\n".join([*lines, *(f"note:     {note}" for note in notes(corpus, config, unit))])
 
 
-def recommended(corpus: Corpus, domain_name: str) -> dict[str, Any]:
+def recommended(corpus: Corpus, domain_name: str, rotary: bool = False) -> dict[str, Any]:
     """``{"type": ..., option: value}`` by the rule above."""
     counted = {"source_scale": str(corpus.counts)} if corpus.counts else {}
     missing = corpus.longest - corpus.reached
     if missing <= 0:
-        return {"type": "sinpos"}
+        return {"type": "rope" if rotary else "sinpos"}
+    if rotary:
+        times = math.ceil(corpus.longest / corpus.reached)
+        return {"type": DEFAULT_TYPE, "max_global_scale": float(times)}
     domain = DOMAINS[domain_name]
     default = PositionConfig(DEFAULT_TYPE, domain_name)
     scale = default.max_global_scale
@@ -148,10 +164,16 @@ def notes(corpus: Corpus, config: PositionConfig, unit: str) -> list[str]:
         ]
     if domain.grid:
         return _notes_on_grids(corpus, config)
+    if config.architecture == ROTARY:
+        return _notes_on_scales(corpus, config)
     reach = f"{corpus.reached:g} to {corpus.longest:g} {unit}"
     if config.mean_normalize:
         reach = f"±{corpus.reached / 2:g} to ±{corpus.longest / 2:g} {unit}"
-    lines = [f"a shift of ±{shift:g} takes the positions of training from {reach}."]
+    lines = [
+        f"a shift of ±{shift:g} takes the positions of training from {reach}.",
+        "an augment_probability of 0.75 reached as far as 1 on number lists and cost less at the "
+        "lengths of training on phones (docs/choosing.md, Probability): compare it.",
+    ]
     if shift > WIDE * median(corpus.lengths):
         times = shift / median(corpus.lengths)
         lines.append(
@@ -164,6 +186,21 @@ def notes(corpus: Corpus, config: PositionConfig, unit: str) -> list[str]:
         lines.append(
             "warning: CTC on words whose order is local needs no positions: on digits nopos was "
             "ahead of cape on long audio (docs/results.md, Speech)."
+        )
+    return lines
+
+
+def _notes_on_scales(corpus: Corpus, config: PositionConfig) -> list[str]:
+    scale = config.max_global_scale
+    lines = [
+        f"a scale of {scale:g} shows training distances up to {scale * corpus.reached:g} tokens; "
+        "on captions a scale of 2 cost 0.05 nats within the length of training and one of 4 0.12 "
+        "(docs/choosing.md, Scale)."
+    ]
+    if scale > MEASURED_SCALE:
+        lines.append(
+            f"warning: scales above {MEASURED_SCALE} have not been measured. Compare nopos, "
+            "randpos and rfs, whose loss hardly grows with position (docs/choosing.md)."
         )
     return lines
 

@@ -278,18 +278,25 @@ def _convolutions(settings: Settings) -> float:
 
 
 _SUBSAMPLE = ("encoder.subsample.",)
+_ACOUSTIC = _fairseq_audio(
+    start=WINDOW_SECONDS / 2, spacing=lambda settings: HOP_SECONDS * settings["conv_stride"]
+)
 # The first that has the same sides and parts.
 FAIRSEQ_FAMILIES = (
     Family(
         "ctc_transformer",
-        {
-            "encoder": _fairseq_audio(
-                start=WINDOW_SECONDS / 2,
-                spacing=lambda settings: HOP_SECONDS * settings["conv_stride"],
-            )
-        },
+        {"encoder": _ACOUSTIC},
         _stock_type,
         _SUBSAMPLE,
+    ),
+    Family(
+        "seq2seq_transformer",
+        {
+            "encoder": _ACOUSTIC,
+            "decoder": _fairseq_text("decoder", "decoder", DECODER_FIELD),
+        },
+        _stock_type,
+        (*_SUBSAMPLE, "encoder.layers."),
     ),
     Family(
         "s2t_transformer",

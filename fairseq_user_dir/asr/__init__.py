@@ -1,6 +1,6 @@
 """Speech recognition in fairseq: task, models, criterion, decoding and error rates; importing it
 registers them."""
 
-from fairseq_user_dir.asr import criterion, ctc_model, s2t_model, scoring, task
+from fairseq_user_dir.asr import criterion, ctc_model, s2t_model, scoring, seq2seq_model, task
 
-__all__ = ["criterion", "ctc_model", "s2t_model", "scoring", "task"]
+__all__ = ["criterion", "ctc_model", "s2t_model", "scoring", "seq2seq_model", "task"]

@@ -32,18 +32,20 @@ from cape_plugins.speech.ctc import outputs_needed
 from cape_plugins.speech.ctc_decoder import build_decoder
 from cape_plugins.speech.manifest import LeftOut, Unusable, Utterance
 from hf_models import CapeSpeech2TextConfig, CapeSpeechConfig, CapeSpeechForCTC, CapeWhisperConfig
+from hf_models.families.speech_ctc import CORPORA
 from recipes.asr.data import Collator, Labelled, Recordings, SpeechTrainer, given, synthetic
 from recipes.asr.manifest import report_left_out
 from recipes.asr.report import METRICS, Text, by_duration, in_training
 from recipes.lab.data import add_data_args, fingerprint, has_data
 from recipes.lab.hf_checkpoints import load_model, make_config, read_beside, read_config
 from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
-from recipes.lab.options import add_shared, number, positive, settings_to_compare
+from recipes.lab.options import add_shared, number, of_papers, positive, settings_to_compare
 from recipes.lab.steps import CommandError, reason, run_main, step, write_lines, writing
 from recipes.lab.subwords import SentencePiece
 from recipes.lab.tables import Row
 
 COMPARED = ("abspos", "sinpos", "cape")
+POSITIONS = "position_embedding"  # field of a configuration
 DIGIT_MODEL = {
     "d_model": 96,
     "encoder_layers": 3,
@@ -63,6 +65,9 @@ SECONDS = (1, 2, 4, 8, 16, 32, 64)  # upper ends of bins of durations
 def is_seq2seq(args: argparse.Namespace) -> bool:
     """True for models with a decoder, False for CTC; decided by checkpoint or sizes."""
     if args.model:
+        if args.preset:
+            why = "has no effect on the checkpoint of --model; leave one of them out"
+            raise CommandError(f"--preset {args.preset} {why}")
         config = read_config(args.model, CapeSpeechConfig, CapeSpeech2TextConfig, CapeWhisperConfig)
         return not isinstance(config, CapeSpeechConfig)
     model_type = (args.model_config or {}).get("model_type", CapeSpeechConfig.model_type)
@@ -71,6 +76,24 @@ def is_seq2seq(args: argparse.Namespace) -> bool:
         why = f"model_type {model_type!r} is not allowed; allowed: {', '.join(seq2seq)}"
         raise CommandError(f"--model-config: {why}")
     return seq2seq[model_type]
+
+
+def model_sizes(args: argparse.Namespace, builtin: bool, seq2seq: bool) -> dict[str, Any]:
+    """Fields of the configuration of a model from scratch."""
+    if args.preset and seq2seq:
+        raise CommandError(f"--preset {args.preset} is for CTC models; leave it out")
+    sizes = DIGIT_MODEL if builtin and not seq2seq else {}
+    if args.preset:
+        paper = CORPORA[args.preset]
+        sizes = {name: paper[name] for name in paper if name != POSITIONS}
+    return {**sizes, **(args.model_config or {})}
+
+
+def positions_of_paper(preset: str | None) -> dict[str, Any]:
+    """Settings of the types for a corpus of the paper."""
+    if not preset:
+        return {}
+    return {**of_papers("relpos_wsj"), "cape": CORPORA[preset][POSITIONS]}
 
 
 def make_processor(
@@ -241,6 +264,13 @@ def make_options() -> argparse.ArgumentParser:
     add("--ctc-lm", metavar="FILE", help=text)
     add("--ctc-lexicon", metavar="FILE", help="lines with a word and its units")
     add("--ctc-lm-weight", type=number(-1e6, 1e6), metavar="X", default=1.0, help="(default: 1.0)")
+    text = (
+        "a CTC model from scratch as in CAPE Appendix C.2: 36 layers with the dropout, layer drop "
+    )
+    text += (
+        "and learned table for this corpus, and its scale of cape; --model-config changes fields"
+    )
+    add("--preset", choices=CORPORA, help=text)
     text = "distance of frames in the test, by CTC; longer is faster (default: that of the model)"
     add("--hop-seconds", type=number(0.001, 0.1), metavar="SECONDS", help=text)
     text = "of the speech, for a Whisper of many languages (default: that of its tokenizer)"
@@ -268,7 +298,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         torch.set_num_threads(1)  # so small a model gains nothing by more
     seq2seq = is_seq2seq(args)
     check_flags(args, seq2seq)
-    compared = settings_to_compare(args, "audio", COMPARED)
+    sizes = model_sizes(args, builtin, seq2seq)
+    compared = settings_to_compare(args, "audio", COMPARED, positions_of_paper(args.preset))
     if args.model:
         processor = read_beside(transformers.AutoProcessor, args.model)
         if isinstance(processor, WhisperProcessor):
@@ -281,7 +312,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise CommandError(f"--max-seconds {args.max_seconds}: {why}")
         splits["train"].items = kept
     texts = [item.text for item in splits["train"].items]
-    sizes = dict(DIGIT_MODEL if builtin and not seq2seq else {}) | dict(args.model_config or {})
     if not args.model:
         folder = args.output / "processor"
         with training.main_process_first():  # it writes files, the others read them

@@ -12,6 +12,8 @@ from cape_plugins.advise import aliasing
 from cape_plugins.arguments import Parser, add_position_args, given_settings
 from cape_plugins.cli import main
 
+ROTARY_CORPUS = ("--train-lengths", "lengths", "--rotary")
+
 
 @pytest.fixture
 def advise(tmp_path, capsys, monkeypatch):
@@ -65,6 +67,27 @@ def test_nothing_is_augmented_where_no_position_is_new(advise, domain, sizes):
     text = advise(domain, sizes, 10)
     assert settings_of(text) == {"type": "sinpos"}
     assert "nothing in use is longer" in text
+
+
+def test_rotary_models_get_a_scale_and_no_shift(advise):
+    """No shift changes a distance."""
+    settings = settings_of(text := advise("text", [100] * 20, 250, *ROTARY_CORPUS))
+    assert settings == {"type": "cape", "max_global_scale": 3}
+    assert PositionConfig.from_dict(settings, "text", "rotary").max_global_scale == 3
+    assert "up to 300 tokens" in text
+    assert "warning" not in text
+    assert "scales above 4" in advise("text", [100] * 20, 450, *ROTARY_CORPUS)
+    assert settings_of(advise("text", [100] * 20, 100, *ROTARY_CORPUS)) == {"type": "rope"}
+
+
+def test_rotary_models_are_language_models(advise, capsys, tmp_path):
+    with pytest.raises(SystemExit, match="2"):
+        advise("audio", [3.0], 5, *ROTARY_CORPUS)
+    assert "--rotary is for language models, here with --domain audio" in capsys.readouterr().err
+    (tmp_path / "text").write_text("a b\n")
+    with pytest.raises(SystemExit, match="2"):
+        advise("text", [3], 5, "--train-text", "text", "text", "--rotary")
+    assert "here with source and target" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("domain", DOMAINS)

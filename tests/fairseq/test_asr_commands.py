@@ -199,11 +199,17 @@ def test_hop_beam_and_language_model_change_what_is_decoded(run_cli, folder, che
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["cape_asr", "speech_to_text"])
-def test_encoder_and_decoder_train_and_decode(run_cli, folder, tmp_path, task):
+@pytest.mark.parametrize(
+    ("task", "arch", "sizes"),
+    [
+        ("cape_asr", "cape_s2t_transformer_xs", DECODER),
+        ("cape_asr", "cape_seq2seq_transformer_tiny", ("--position-decoder-embedding", "relpos")),
+        ("speech_to_text", "cape_s2t_transformer_xs", DECODER),
+    ],
+)
+def test_encoder_and_decoder_train_and_decode(run_cli, folder, tmp_path, task, arch, sizes):
     """Uses our task, and the stock task on features, whose recipe changes by one flag."""
-    arch = "cape_s2t_transformer_xs"
-    flags = (*DECODER, "--position-embedding", "cape", "--max-update", 3)
+    flags = (*sizes, "--position-embedding", "cape", "--max-update", 3)
     if task == "cape_asr":
         train(run_cli, folder, tmp_path, *flags, "--padding-free", arch=arch)
         output = generate(

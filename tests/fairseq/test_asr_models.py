@@ -16,6 +16,7 @@ from fairseq_user_dir.options import decoder_config_from_args
 from tests.support.fairseq_speech import (
     CTC,
     S2T,
+    SEQ2SEQ,
     SIZES,
     TYPES,
     durations,
@@ -41,7 +42,7 @@ def batch(folder, *words):
 
 
 @pytest.mark.parametrize("mode", [(), ("--padding-free",)], ids=["padded", "padding-free"])
-@pytest.mark.parametrize("arch", [CTC, S2T])
+@pytest.mark.parametrize("arch", [CTC, S2T, SEQ2SEQ])
 @pytest.mark.parametrize("name", TYPES)
 def test_batch_equals_its_samples(folder, name, arch, mode):
     """Outputs and, by CTC, the loss."""
@@ -51,7 +52,7 @@ def test_batch_equals_its_samples(folder, name, arch, mode):
         together = model(**sample["net_input"])
         rows = [part(sample, row) for row in range(4)]
         alone = [model(**row["net_input"]) for row in rows]
-    if arch == S2T:
+    if arch != CTC:
         for row, output in enumerate(alone):
             units = output[0].shape[1]
             torch.testing.assert_close(together[0][row, :units], output[0][0], atol=2e-5, rtol=1e-4)
@@ -152,14 +153,14 @@ def test_half_precision_keeps_times(folder, dtype):
     torch.testing.assert_close(seen_coordinates(model.to(dtype), inputs), expected)
 
 
-@pytest.mark.parametrize("arch", [CTC, S2T])
+@pytest.mark.parametrize("arch", [CTC, S2T, SEQ2SEQ])
 def test_augmentation_is_in_training_only(folder, arch):
     task, sample = batch(folder)
     model = make_model(task, arch, "cape")
 
     def output():
         out = model.encoder(**{k: v for k, v in sample["net_input"].items() if "prev" not in k})
-        return out["encoder_out"][0] if arch == S2T else out["encoder_out"]
+        return out["encoder_out"] if arch == CTC else out["encoder_out"][0]
 
     assert not torch.allclose(output(), output())
     torch.manual_seed(5)
@@ -196,12 +197,13 @@ def decoder_of(model):
     return {name: value for name, value in model.state_dict().items() if "decoder." in name}
 
 
+@pytest.mark.parametrize("arch", [S2T, SEQ2SEQ])
 @pytest.mark.parametrize("name", TYPES)
-def test_one_decoder_goes_with_every_encoder(folder, name):
+def test_one_decoder_goes_with_every_encoder(folder, name, arch):
     """CAPE Appendix C.5: nothing but the encoder differs."""
     task, sample = batch(folder)
     own = {"position_decoder_embedding": "relpos", "position_decoder_relative_context": 2}
-    model, other = (make_model(task, S2T, encoder, **own) for encoder in (name, "nopos"))
+    model, other = (make_model(task, arch, encoder, **own) for encoder in (name, "nopos"))
     assert decoder_of(model).keys() == decoder_of(other).keys()
     config = model.decoder.position_config
     assert (config.type, config.relative_context, config.architecture) == ("relpos", 2, "decoder")
@@ -212,6 +214,22 @@ def test_one_decoder_goes_with_every_encoder(folder, name):
     loss = model(**sample["net_input"])[0].sum()
     loss.backward()
     assert all(model.get_parameter(key).grad.abs().sum() > 0 for key in tables)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_ctc_and_decoder_read_the_same_encoder(folder, name):
+    """CAPE Appendix C.5: "exactly the same encoder"; also where samples are padded."""
+    task, sample = batch(folder)
+    model = make_model(task, SEQ2SEQ, name, position_decoder_embedding="relpos").eval()
+    ctc = make_model(task, CTC, name, encoder_normalize_before=True).eval()
+    missing, left = ctc.load_state_dict(model.encoder.state_dict(prefix="encoder."), strict=False)
+    assert [*missing, *left] == ["encoder.classifier.weight", "encoder.classifier.bias"]
+    ctc.encoder.classifier = torch.nn.Identity()
+    inputs = {key: x for key, x in sample["net_input"].items() if "prev" not in key}
+    with torch.no_grad():
+        expected, states = ctc(**inputs), model.encoder(**inputs)
+    assert torch.equal(states["encoder_out"][0], expected["encoder_out"])
+    assert torch.equal(states["encoder_padding_mask"][0], expected["encoder_padding_mask"])
 
 
 def test_decoder_without_settings_has_the_type_of_its_encoder(folder):
@@ -249,6 +267,10 @@ def test_sizes_are_those_of_the_paper_and_smaller():
     assert sizes[CTC] == (36, 768, False)
     assert sizes[f"{CTC}_tiny"] == (3, 96, True)
     assert all(arch in ARCH_MODEL_REGISTRY for arch in sizes)
+    args = argparse.Namespace(arch="cape_seq2seq_transformer")
+    ARCH_CONFIG_REGISTRY[args.arch](args)
+    assert (args.encoder_layers, args.encoder_embed_dim, args.encoder_layerdrop) == (36, 768, 0.2)
+    assert (args.decoder_layers, args.decoder_embed_dim, args.decoder_layerdrop) == (6, 256, 0.2)
 
 
 def test_ensemble_is_the_mean_of_probabilities(folder):

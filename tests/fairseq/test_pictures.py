@@ -11,7 +11,7 @@ from cape_plugins.cli import main
 from cape_plugins.pictures.checkpoint import read_stack
 from cape_plugins.pictures.views import relative_views
 from tests.support.fairseq_models import FIRST_WORD, START, build, load, make_dictionary
-from tests.support.fairseq_speech import CTC, S2T, SIZES, TYPES, make_model
+from tests.support.fairseq_speech import CTC, S2T, SEQ2SEQ, SIZES, TYPES, make_model
 
 pytest.importorskip("matplotlib")
 from PIL import Image
@@ -82,7 +82,7 @@ def test_relative_embeddings_are_those_of_the_layers(tmp_path):
     assert read_stack(path, "decoder").name == f"{tmp_path.name}/x.pt, decoder"
 
 
-@pytest.mark.parametrize("arch", [CTC, S2T])
+@pytest.mark.parametrize("arch", [CTC, S2T, SEQ2SEQ])
 @pytest.mark.parametrize("name", ["abspos", "sinpos", "shape", "cape"])
 def test_speech_models_are_read_in_seconds_or_steps(arch, name, tmp_path):
     """Frames in seconds, whether the encoder counts seconds or steps."""
@@ -108,8 +108,8 @@ def test_speech_models_are_read_in_seconds_or_steps(arch, name, tmp_path):
         rows = rows_of(read_stack(path, side), len(expected))
         assert torch.allclose(rows, expected, atol=1e-5), side
     stack = read_stack(path)
-    assert len(outputs["encoder"]) == {CTC: 20, S2T: 15}[arch]
-    assert stack.spacing == pytest.approx(HOP * {CTC: 3, S2T: 4}[arch])
+    assert len(outputs["encoder"]) == {CTC: 20, S2T: 15, SEQ2SEQ: 20}[arch]
+    assert stack.spacing == pytest.approx(HOP * {CTC: 3, S2T: 4, SEQ2SEQ: 3}[arch])
     assert stack.config.domain == "audio"
 
 

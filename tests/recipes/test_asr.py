@@ -330,6 +330,14 @@ BAD = [
     (["--padding-free", "9", "--model-config", '{"model_type": "speech_to_text"}'], "by CTC"),
     (["--max-seconds", "0.01"], "--max-seconds 0.01"),
     (["--model-config", '{"hiden_size": 1}'], "CapeSpeechConfig has no hiden_size"),
+    (
+        ["--preset", "wsj", "--model", "x"],
+        "--preset wsj has no effect on the checkpoint of --model",
+    ),
+    (
+        ["--preset", "wsj", "--model-config", '{"model_type": "speech_to_text"}'],
+        "is for CTC models",
+    ),
     (["--model-config", "nope.json"], "--model-config nope.json: No such file"),
     (["--model-config", "[1]"], "--model-config [1]"),
     (["--model", "/nope"], "--model /nope: no such folder"),

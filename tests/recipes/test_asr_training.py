@@ -1,16 +1,22 @@
-"""Batches of recordings for the Trainer: padded ones of similar duration, and without padding."""
+"""Batches of recordings for the Trainer: padded ones of similar duration, and without padding; the
+models of the paper."""
 
 import numpy as np
 import pytest
 
+pytest.importorskip("soundfile")
 pytest.importorskip("transformers")
 import torch
 
+from cape_plugins import PositionConfig
 from cape_plugins.speech.batching import PaddingFreeBatches
 from cape_plugins.speech.features import log_mel
 from cape_plugins.speech.manifest import Utterance
-from hf_models import CapeSpeechFeatureExtractor
+from hf_models import CapeSpeechConfig, CapeSpeechFeatureExtractor
+from recipes.asr import finetune_hf as asr
 from recipes.asr.data import Collator, DurationSampler, Labelled, Recordings
+from recipes.lab.hf_checkpoints import make_config
+from recipes.lab.steps import CommandError
 
 
 def test_batches_hold_similar_durations_in_another_order_each_epoch():
@@ -54,3 +60,26 @@ def test_batch_without_padding_has_the_frames_of_each_recording():
         torch.testing.assert_close(features[row], alone[kept])
     again = collate([data[hop] for hop in hops])
     assert torch.equal(again["frame_nanoseconds"], times)
+
+
+@pytest.mark.parametrize(("preset", "rate", "scale"), [("wsj", 0.4, 1.1), ("tedlium3", 0.1, 2.0)])
+def test_preset_is_the_model_of_appendix_c2(preset, rate, scale, tmp_path, monkeypatch):
+    """Sizes, dropout, table and positions, but for what `--model-config` changes."""
+    built = []
+
+    def stop(path, settings, sizes, tokenizer, seq2seq):
+        built.append((make_config(CapeSpeechConfig, sizes), settings))
+        raise CommandError("enough")
+
+    monkeypatch.setattr(asr, "build_model", stop)
+    data = Recordings([Utterance("0", None, "a", 1.0)])
+    monkeypatch.setattr(asr, "synthetic", lambda: {"train": data, "test": data})
+    words = ["--preset", preset, "--model-config", '{"encoder_layers": 30}', "--compare", "cape"]
+    with pytest.raises(CommandError, match="enough"):
+        asr.main([*words, "--output", str(tmp_path / "out")])
+    ((config, settings),) = built
+    assert (config.encoder_layers, config.d_model, config.encoder_ffn_dim) == (30, 768, 3072)
+    assert (config.attention_dropout, config.activation_dropout, config.dropout) == (rate, rate, 0)
+    assert (config.encoder_layerdrop, config.max_position_embeddings) == (rate, 460)
+    positions = PositionConfig.from_dict(settings, "audio")
+    assert (positions.max_global_scale, positions.max_global_shift) == (scale, 30)

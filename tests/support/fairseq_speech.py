@@ -43,6 +43,7 @@ TYPES = {
     "rfs": {"position_embedding": "rfs"},
 }
 CTC, S2T = "cape_ctc_transformer", "cape_s2t_transformer_xs"
+SEQ2SEQ = "cape_seq2seq_transformer_tiny"
 
 
 def write_manifest(folder: Path, split: str, seconds: list[float], seed: int = 0) -> Path:
