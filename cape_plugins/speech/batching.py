@@ -23,7 +23,7 @@ from torch.utils.data import Sampler
 
 from cape_plugins.speech.features import HOP_SECONDS, WINDOW_SECONDS
 
-PERTURBATION = 0.15  # durations are multiplied by U(1 - 0.15, 1 + 0.15) before they are sorted
+FACTORS = (0.85, 1.15)  # durations are multiplied by U(0.85, 1.15) before they are sorted
 # Shortest and longest hop as factors of the target; the papers' code has hops from 1 to 12 ms, the
 # lowest of which come from ragged batches.
 HOP_RANGE = (0.5, 2.0)
@@ -118,7 +118,7 @@ class PaddingFreeBatches(Sampler[list[Hop]]):
         rng = np.random.default_rng((self.seed, epoch))
         factors = np.ones(len(self.seconds))
         if self.shuffle:
-            factors = rng.uniform(1 - PERTURBATION, 1 + PERTURBATION, len(self.seconds))
+            factors = rng.uniform(*FACTORS, len(self.seconds))
         order = np.argsort(-self.seconds * factors, kind="stable")
         self.batches = list(self._cut(order))
         count = len(self.batches)

@@ -13,7 +13,13 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import Trainer
 
 from cape_plugins.speech.audio import TolerantReader, read_audio, resample
-from cape_plugins.speech.batching import Hop, PaddingFreeBatches, equal_length, frame_nanoseconds
+from cape_plugins.speech.batching import (
+    FACTORS,
+    Hop,
+    PaddingFreeBatches,
+    equal_length,
+    frame_nanoseconds,
+)
 from cape_plugins.speech.features import SAMPLING_RATE, spec_augment
 from cape_plugins.speech.manifest import Utterance, measured
 from recipes.asr.corpora import TEST_WORDS, TRAIN_STRINGS, TRAIN_WORDS, recordings_in, split_folder
@@ -138,7 +144,7 @@ class DurationSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         rng = np.random.default_rng((self.seed, self.epoch))
-        order = np.argsort(self.seconds * rng.uniform(0.85, 1.15, len(self.seconds)))
+        order = np.argsort(self.seconds * rng.uniform(*FACTORS, len(self.seconds)))
         whole = len(order) // self.batch_size * self.batch_size
         # Any recording may be left over, not always the longest.
         left = rng.choice(len(order), len(order) - whole, replace=False)

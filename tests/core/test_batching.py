@@ -67,6 +67,18 @@ def test_a_recording_longer_than_a_batch_stands_alone():
     assert sorted(len(batch) for batch in batches) == [1, 2]
 
 
+@pytest.mark.parametrize(("ratio", "mixed"), [(1.36, False), (1.3, True)])
+def test_durations_are_perturbed_by_15_percent(ratio, mixed):
+    """CAPE Appendix C.3: the factors are U(0.85, 1.15), which lets durations change places that
+    differ by less than 1.15 / 0.85 = 1.353."""
+    batches = PaddingFreeBatches([1.0, 1.0, ratio, ratio], max_recordings=2)
+    pairs = set()
+    for epoch in range(1000):
+        batches.set_epoch(epoch)
+        pairs |= {frozenset(batch.tolist()) for batch in batches.batches}
+    assert (pairs != {frozenset((0, 1)), frozenset((2, 3))}) == mixed
+
+
 def test_order_depends_on_seed_and_epoch_alone(seconds):
     first, second = PaddingFreeBatches(seconds, 60, seed=1), PaddingFreeBatches(seconds, 60, seed=1)
     second.set_epoch(7)

@@ -122,6 +122,24 @@ def test_spec_augment_masks_bands_and_stretches():
     assert heights == set(range(1, 11))  # 5 % of 200 frames, although 30 are allowed
 
 
+def test_spec_augment_is_that_of_appendix_c2():
+    """CAPE: 2 bands of at most 30 bins, 10 stretches of at most 50 frames and a tenth of all."""
+
+    def runs(frames, **numbers):
+        rng = torch.Generator().manual_seed(1)
+        masked = [
+            spec_augment(torch.ones(frames, 400), **numbers, generator=rng) for _ in range(300)
+        ]
+        bands, stretches = ([masked_runs((x == 0).all(dim)) for x in masked] for dim in (0, 1))
+        return bands, stretches
+
+    bands, stretches = runs(2000)
+    assert (max(map(len, bands)), max(map(len, stretches))) == (2, 10)
+    for frames, longest in ((300, 30), (2000, 50)):
+        bands, stretches = runs(frames, frequency_masks=1, time_masks=1)
+        assert (max(max(bands)), max(max(stretches))) == (30, longest)
+
+
 def test_spec_augment_reaches_both_ends():
     first = last = 0
     for _ in range(300):

@@ -63,6 +63,11 @@ def test_hops_are_those_of_batches_without_padding(manifests, tmp_path):
     assert seconds.max() / seconds.min() > 2
 
 
+def test_batches_are_those_of_the_paper():
+    """CAPE Figure 14: 240 seconds on each GPU."""
+    assert describe.make_parser().parse_args(["train.tsv"]).batch_seconds == 240
+
+
 def test_a_manifest_given_twice_is_refused(manifests, tmp_path):
     with pytest.raises(CommandError, match="give each manifest once"):
         run([manifests[0], manifests[0]], tmp_path / "out")

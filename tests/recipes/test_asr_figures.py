@@ -85,8 +85,10 @@ def test_sizes_are_those_of_appendix_c2_and_training_of_the_released_runs(figure
 
 
 @pytest.mark.parametrize(("recipe", "scale"), CORPORA.items())
-def test_figures_5_and_6(figure, recipe, scale):
+def test_figures_5_and_6(figure, recipe, scale, folder):
     """WSJ and TED-LIUM 3 by type."""
+    words = ["--data", str(folder), "--recipe", recipe]
+    assert run.parse_arguments(words).bins == (10, 15, 20)  # seconds
     models = figure(recipe, "types")
     assert_cape(models["cape"], scale=scale)
     assert_relpos(positions(models["relpos"]), 919)

@@ -19,6 +19,17 @@ from recipes.lab.hf_checkpoints import make_config
 from recipes.lab.steps import CommandError
 
 
+@pytest.mark.parametrize(("ratio", "mixed"), [(1.36, False), (1.3, True)])
+def test_durations_are_perturbed_by_15_percent(ratio, mixed):
+    """As in CAPE Appendix C.3, by U(0.85, 1.15)."""
+    sampler, pairs = DurationSampler([1.0, 1.0, ratio, ratio], 2, seed=0), set()
+    for epoch in range(1000):
+        sampler.set_epoch(epoch)
+        order = list(sampler)
+        pairs |= {frozenset(order[:2]), frozenset(order[2:])}
+    assert (pairs != {frozenset((0, 1)), frozenset((2, 3))}) == mixed
+
+
 def test_batches_hold_similar_durations_in_another_order_each_epoch():
     seconds = np.random.default_rng(0).uniform(0.5, 20, 203)
     sampler = DurationSampler(seconds, 8, seed=3)
