@@ -30,6 +30,7 @@ from recipes.lab.tables import how_made
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 PACKAGES = ("torch", "fairseq-fixed", "transformers", "numpy", "ctranslate2", "onnxruntime")
 MIN_ROUNDS, MAX_ROUNDS = 5, 500
+WARM_UP = 2  # rounds: memory allocators and libraries settle in the first
 
 Step = Callable[[], object]
 
@@ -42,6 +43,8 @@ class Setup:
     dtype: torch.dtype  # of parameters and activations
     quick: bool = False  # small models, few rounds: shows that the programs run, not what they cost
     clock: str = "wall"  # or "cpu" (seconds of all threads) on a machine that does other work
+    rounds: int | None = None  # instead of as many as a benchmark has time for
+    warm_up: int = WARM_UP  # rounds before those
 
     def seconds(self, full: float) -> float:
         """Time to spend on a group of variants: `full`, or next to nothing."""
@@ -69,16 +72,16 @@ def interleave(
 ) -> dict[str, Timing]:
     """Times variants in turns; see the module docstring. The first of the `steps` is the reference,
     which takes part twice; its own ratio is that of its two runs. The `seconds` to spend give the
-    number of rounds (5 to 500, 3 if quick)."""
+    number of rounds (5 to 500, 3 if quick), where `setup` does not."""
     reference, again = next(iter(steps)), object()
     steps = {again: steps[reference], **steps}
-    # twice: memory allocators and libraries settle in the first pass
-    for _ in range(2):
+    for _ in range(setup.warm_up):
         begin = time.perf_counter()
         for step in steps.values():
             _time(step, setup)
         round_seconds = time.perf_counter() - begin
-    rounds = 3 if setup.quick else max(MIN_ROUNDS, min(MAX_ROUNDS, int(seconds / round_seconds)))
+    affordable = max(MIN_ROUNDS, min(MAX_ROUNDS, int(seconds / round_seconds)))
+    rounds = setup.rounds or (3 if setup.quick else affordable)
     times: dict[object, list[float]] = {name: [] for name in steps}
     order, shuffle = list(steps), random.Random(0).shuffle
     gc.collect()

@@ -1,6 +1,9 @@
 """Relative attention against attention without positions: Table 9 of the CAPE appendix, and memory.
 
 Measured are a Transformer layer, the encoder and the decoder (six layers), forward and backward.
+The paper's batches of 50, 10 updates of warm-up and 100 timed ones (appendix D.2):
+
+    python -m benchmarks.run relative --device cuda --warm-up 10 --rounds 100
 """
 
 from functools import partial
@@ -18,7 +21,7 @@ DIM, HEADS, LAYERS = 768, 8, 6
 PARTS = ("layer", "encoder", "decoder")
 LENGTHS, CONTEXTS = (10, 100, 1000), (100, 1000)
 MEMORY_LENGTHS, MEMORY_CONTEXTS = (1000, 2000), (0, 10, 100, 250, 500, 1000)
-# B by T: the papers' 50 fits a GPU; on a CPU, as many tokens as a few seconds allow
+# B by T: the paper's 50 fits a GPU; on a CPU, as many tokens as a few seconds allow
 BATCHES = {"cpu": {10: 50, 100: 10, 1000: 1}, "cuda": dict.fromkeys(LENGTHS, 50)}
 SECONDS = {"layer": 8.0, "encoder": 15.0, "decoder": 15.0}
 LIMIT = 1.5

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import measure, report
-from recipes.lab.options import add_shared, new_parser
+from recipes.lab.options import add_shared, new_parser, positive
 
 BENCHMARKS = {
     "embedding": "embedding:run",
@@ -41,6 +41,11 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add("--quick", action="store_true", help="tiny models, to see that everything runs")
     text = "cpu: CPU seconds, if a machine does other work (with OMP_NUM_THREADS=1); default: wall"
     add("--clock", choices=tuple(measure.CLOCKS), default="wall", help=text)
+    text = "timed rounds, in each of which all variants take a turn (default: as many as fit in the"
+    text += " time that a benchmark has)"
+    add("--rounds", type=positive, metavar="N", help=text)
+    text = f"rounds before those (default: {measure.WARM_UP})"
+    add("--warm-up", type=positive, default=measure.WARM_UP, metavar="N", help=text)
     add_shared(parser, "output", shown="benchmarks/results")
     args = parser.parse_args(argv)
     for name in args.names:
@@ -63,9 +68,10 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 def shown_command(name: str, args: argparse.Namespace) -> str:
     """The command that makes a result again, without folders of this machine."""
     words = ["python", "-m", "benchmarks.run", name]
-    for option, default in (("device", "cpu"), ("dtype", "float32"), ("clock", "wall")):
+    defaults = {"device": "cpu", "dtype": "float32", "clock": "wall"}
+    for option, default in {**defaults, "rounds": None, "warm_up": measure.WARM_UP}.items():
         if getattr(args, option) != default:
-            words += [f"--{option}", getattr(args, option)]
+            words += [f"--{option.replace('_', '-')}", str(getattr(args, option))]
     if args.quick:
         words.append("--quick")
     threads = os.environ.get("OMP_NUM_THREADS")
@@ -75,7 +81,8 @@ def shown_command(name: str, args: argparse.Namespace) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_arguments(sys.argv[1:] if argv is None else argv)
     logging.disable(logging.INFO)  # fairseq logs all it builds
-    setup = measure.Setup(torch.device(args.device), DTYPES[args.dtype], args.quick, args.clock)
+    device, dtype = torch.device(args.device), DTYPES[args.dtype]
+    setup = measure.Setup(device, dtype, args.quick, args.clock, args.rounds, args.warm_up)
     for name in args.names:
         begin = time.monotonic()
         torch.manual_seed(0)

@@ -118,6 +118,7 @@ DIFFERING = {
     "--max-tokens": "frames or subwords of a batch",
     "--model": "of an analysis several; of a training or a picture one, without a name",
     "--output": "where results are written: a folder, one picture, or a file for each side",
+    "--preset": "models of the papers, of images or of speech",
     "--recipe": "each recipe has rows of its own",
     "--seed": "plot names its range in its own error",
     "--sizes": "plot takes units of any domain",

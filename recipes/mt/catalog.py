@@ -69,7 +69,8 @@ class Recipe(Text):
     first_epoch: int = 1  # "best" considers epochs from this one on
     keep: str = "epoch"  # checkpoints saved for selection: at each "epoch" or every n-th "update"
     save_every: int = 5000  # the n of "update"
-    stacked_length: int = 300  # target subwords, for the stage stack
+    stacked_length: int = 300  # target subwords, for the stage stack (CAPE figure 8)
+    swapped_lines: int = 10_000  # of training text, for the stage swap (SHAPE table 1)
     max_length: str = "--max-len-a 2 --max-len-b 200"  # of hypotheses; room for joined sentences
 
 

@@ -30,7 +30,6 @@ SCORES = ("test set", "sentences", "sacreBLEU", "tokenised BLEU")
 PAGES = {"test": "scores.md", "valid": "valid.md"}
 VALID_MEAN = "validation mean"
 SELECTED = "checkpoint_selected.pt"
-SWAPPED_SENTENCES = 10_000
 GPU_FLAGS = ["--fp16", "--fp16-scale-window", "256"]
 GPU_TRAIN_FLAGS = ["--threshold-loss-scale", "0.03125"]
 
@@ -285,7 +284,7 @@ class Experiment:
             remedy = "choose the recipe wmt16_en_de_interpolate"
             raise CommandError(f"the stage swap needs joined sentences; {remedy}")
         files = [self.work / "subwords" / f"train.{language}" for language in recipe.languages]
-        pairs = islice(read_pairs(*files, "--train"), SWAPPED_SENTENCES)
+        pairs = islice(read_pairs(*files, "--train"), recipe.swapped_lines)
         sources, targets = zip(*pairs, strict=True)
         model, metric = self.open_selected(), BLEU(lowercase=recipe.lowercase)
         _, share, _, more = recipe.max_length.split()

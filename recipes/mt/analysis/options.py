@@ -49,10 +49,13 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_decoding_options(parser: argparse.ArgumentParser) -> None:
-    """Beam search; the defaults are SHAPE's."""
+    """Beam search. The beam is SHAPE's and that of most recipes; the penalty is fairseq's default,
+    and that of the recipes of Multi30k. SHAPE's has to be given: the paper and its code name none,
+    and the default of OpenNMT-py, on which it runs, is none."""
     group = parser.add_argument_group("beam search")
     add_shared(group, "beam", default=4)
-    add_shared(group, "length-penalty", default=1.0)
+    note = "0, none, as in SHAPE's recipes; 0.6 and 0.8 in CAPE's"
+    add_shared(group, "length-penalty", default=1.0, note=note)
     text = "longest hypothesis: A x source tokens + B (default: 2 20)"
     pair = {"nargs": 2, "type": number(0, 1e6), "metavar": ("A", "B")}
     group.add_argument("--max-length", **pair, default=(2.0, 20.0), help=text)

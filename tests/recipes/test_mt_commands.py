@@ -1,0 +1,201 @@
+"""Commands of docs/paper_map.md and recipes/mt/README.md that translate, as a reader types them.
+
+The numbers are typed off the papers:
+    CAPE: figure 8 (section 5.3), table 9 and appendix D.2.
+    SHAPE: section 3.2 (table 1), table 4; its figure 2 names no offset that could be read.
+"""
+
+import re
+import shlex
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from benchmarks import hosts, measure, relative
+from benchmarks import run as benchmark
+from cape_plugins import TYPES
+from cape_plugins.registry import types_of
+from recipes.mt import analyze, experiment
+from recipes.mt import run as recipe
+from recipes.mt.experiment import Experiment
+
+
+class Reached(Exception):
+    """The work of a command would begin, with what the exception holds."""
+
+
+def stop(*given, **more):
+    raise Reached(*given)
+
+
+@pytest.fixture
+def words_of(repo_root):
+    """Words after ``python -m PROGRAM`` of the commands in a row of the map, by its first cell."""
+    page = (repo_root / "docs/paper_map.md").read_text("utf-8")
+
+    def words_of(row, program):
+        (line,) = re.findall(rf"^\| {re.escape(row)} \|.*", page, re.MULTILINE)
+        return [shlex.split(rest) for rest in re.findall(f"`python -m {program} ([^`]*)`", line)]
+
+    return words_of
+
+
+def reached(words, folder):
+    """What the work of a translation recipe would begin with."""
+    with pytest.raises(Reached) as caught:
+        recipe.main([*words, "--work", str(folder), "--device", "cpu"])
+    return caught.value.args
+
+
+def write_lines(folder, split, count, text):
+    folder.mkdir()
+    for language in ("en", "de"):
+        (folder / f"{split}.{language}").write_text(f"{text}\n" * count, encoding="utf-8")
+
+
+# ---- figures and tables --------------------------------------------------------------------------
+
+
+def test_figure_8_is_stacked_to_300_tokens(words_of, tmp_path, monkeypatch):
+    write_lines(tmp_path / "tokenised", "test", 700, "x")
+    monkeypatch.setattr(Experiment, "subwords", SimpleNamespace(encode=str))
+    model = SimpleNamespace(log_probabilities=stop)
+    monkeypatch.setattr(Experiment, "open_selected", lambda self: model)
+    (words,) = words_of("P Fig. 8", "recipes.mt.run")
+    (stacked,) = reached(words, tmp_path)
+    assert [len(target.split()) for _, target in stacked] == [300, 300]
+    texts = ["--model", "m", "--test", "a.en", "a.de"]
+    assert analyze.make_parser().parse_args(["stack", *texts]).target_tokens == 300
+
+
+@pytest.fixture
+def swap(words_of, tmp_path, monkeypatch):
+    """What SHAPE's swap test gives to the function that translates and scores."""
+    write_lines(tmp_path / "subwords", "train", 10_001, "x <sep> y")
+    monkeypatch.setattr(Experiment, "open_selected", lambda self: SimpleNamespace(plain=str))
+    monkeypatch.setattr(Experiment, "detokenise", lambda self, lines: lines)
+    monkeypatch.setattr(experiment, "swap_bleu", stop)
+    (words,) = words_of("SH Table 1", "recipes.mt.run")
+    return reached(words, tmp_path)
+
+
+def test_table_1_swaps_ten_thousand_training_lines(swap):
+    _, sources, references, *_ = swap
+    assert len(sources) == len(references) == 10_000
+
+
+def test_beam_search_of_shapes_rows_has_its_length_penalty(words_of, swap):
+    """Four hypotheses (table 4), and no penalty: the paper names none, OpenNMT-py has none."""
+    decoding = swap[0].args[1]
+    assert (decoding.beam, decoding.length_penalty) == (4, 0)
+    for row in ("SH Fig. 3", "SH Fig. 7"):
+        (words,) = words_of(row, "recipes.mt.analyze")
+        args = analyze.make_parser().parse_args(words)
+        assert (args.command, args.beam, args.length_penalty) == ("length", 4, 0)
+
+
+def test_commands_of_the_committed_tables_of_multi30k_keep_their_penalty(repo_root):
+    """They name none: the default is that of the recipe, with which they were made."""
+    for name in ("length", "long-length", "swap"):
+        (page,) = (repo_root / f"docs/results/multi30k-{name}").glob("*.md")
+        (words,) = re.findall(r"`python -m recipes\.mt\.analyze (.*)`", page.read_text("utf-8"))
+        assert analyze.make_parser().parse_args(shlex.split(words)).length_penalty == 1
+    for name in ("multi30k_small", "multi30k_study"):
+        assert recipe.parse_arguments([name, "analyze"])[0].settled.length_penalty == 1
+
+
+@pytest.mark.parametrize("row", ["SH Fig. 2", "SH Fig. 6"])
+def test_figure_2_goes_from_no_offset_to_the_largest_of_training(words_of, row):
+    """500 (table 4); those between are of no paper."""
+    (words,) = words_of(row, "recipes.mt.analyze")
+    assert [*analyze.make_parser().parse_args(words).offsets] == [0, 100, 250, 500]
+    args, _ = recipe.parse_arguments(["wmt16_en_de_interpolate", "train", "--device", "cpu"])
+    assert args.compared["shape"]["max_offset"] == 500
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_table_9_has_the_sizes_and_rounds_of_the_paper(words_of, monkeypatch, dtype):
+    """Batches of 50, 768 in 8 heads, 6 layers; 100 updates after 10 of warm-up."""
+    run, calls, shapes, precisions = relative.run, Counter(), {}, set()
+
+    def make_model(task, context, shape, setup):
+        shapes[context] = shape
+        precisions.add(setup.dtype)
+        return context
+
+    def make_step(context, part, batch, length, setup):
+        return lambda: calls.update([(context, part, batch, length)])
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(measure.Setup, "synchronize", lambda setup: None)
+    monkeypatch.setattr(measure.gc, "collect", lambda: None)
+    monkeypatch.setattr(hosts, "share_parameters", list)
+    monkeypatch.setattr(relative, "make_model", make_model)
+    monkeypatch.setattr(relative, "make_step", make_step)
+    monkeypatch.setattr(relative, "peak_memory", lambda *_: 1.0)
+    monkeypatch.setattr(relative, "run", lambda setup: stop(run(setup)))
+    _, single, half = words_of("A Table 9", "benchmarks.run")
+    with pytest.raises(Reached):
+        benchmark.main({"float32": single, "float16": half}[dtype])
+    assert precisions == {getattr(torch, dtype)}
+    assert shapes == dict.fromkeys((0, 100, 1000), (768, 8, 6))
+    sizes = [(p, 50, t) for p in ("layer", "encoder", "decoder") for t in (10, 100, 1000)]
+    expected = {(context, *size): 10 + 100 for context in (100, 1000) for size in sizes}
+    twice = {(0, *size): 2 * (10 + 100) for size in sizes}  # the reference takes part twice
+    assert calls == expected | twice
+
+
+def test_a_result_names_the_rounds_that_were_asked_for():
+    words = ["relative", "--warm-up", "10", "--rounds", "100"]
+    shown = benchmark.shown_command("relative", benchmark.parse_arguments(words))
+    assert shown.endswith("python -m benchmarks.run relative --rounds 100 --warm-up 10")
+    assert benchmark.shown_command("speech", benchmark.parse_arguments([])).endswith("run speech")
+
+
+# ---- the study of Multi30k -----------------------------------------------------------------------
+
+SHIFTS = {5, 10, 20, 50}
+SHARES = {(5, 0.5), (20, 0.5), (50, 0.25), (50, 0.5), (50, 0.75)}  # shift, augment_probability
+
+
+@pytest.fixture(scope="module")
+def study(repo_root):
+    """What the commands of the section on Multi30k ask for, by recipe."""
+    page = (repo_root / "recipes/mt/README.md").read_text("utf-8").replace("\\\n", " ")
+    section = page.partition("\n## Multi30k\n")[2].partition("\n## ")[0]
+    commands = re.findall(r"^ {4}python -m recipes\.mt\.run (.*)", section, re.MULTILINE)
+    parsed = [recipe.parse_arguments(shlex.split(command)) for command in commands]
+    assert all(extra == [] for _, extra in parsed)  # nothing goes to fairseq-train
+    assert len(parsed) == 2
+    return {args.recipe: args for args, _ in parsed}
+
+
+def test_study_compares_all_types_shifts_and_shares(study):
+    compared = study["multi30k_study"].compared.values()
+    assert {settings["type"] for settings in compared} == {*types_of("seq2seq", "text")}
+    cape = [settings for settings in compared if settings["type"] == "cape"]
+    shares = {(s["max_global_shift"], s.get("augment_probability", 1)) for s in cape}
+    assert shares == SHARES | {(shift, 1) for shift in SHIFTS}
+    assert len(compared) == len(TYPES) - 1 + len(cape)
+
+
+def test_study_of_joined_captions_compares_all_types(study):
+    args = study["multi30k_study_interpolate"]
+    assert {settings["type"] for settings in args.compared.values()} == {*TYPES}
+    assert args.settled.join == 3
+    shifts = {settings.get("max_global_shift") for settings in args.compared.values()}
+    assert shifts == {None, 5, 20, 50}
+
+
+@pytest.mark.parametrize("name", ["multi30k_study", "multi30k_study_interpolate"])
+def test_study_trains_and_selects_as_its_section_says(study, name):
+    """4800 updates; the last five checkpoints, one every 200 updates, are averaged."""
+    args = study[name]
+    assert args.seeds == [1, 2, 3]
+    curve = ["curve"] * (name == "multi30k_study")
+    assert args.stages == ["prepare", "train", "select", *curve, "analyze"]
+    settled = args.settled
+    assert (settled.updates, settled.save_every) == (4800, 200)
+    assert (settled.select, settled.average) == ("average", 5)
