@@ -8,8 +8,10 @@ import pytest
 
 pytest.importorskip("soundfile")
 import torch
+from torch.nn import functional as F
 
 from cape_plugins import PositionEncoder
+from fairseq_user_dir.asr.criterion import CapeCtcCriterion
 from fairseq_user_dir.errors import SettingsError
 from tests.fairseq.test_draws import coordinates
 from tests.fairseq.test_identities import after_training
@@ -22,14 +24,30 @@ from tests.support.fairseq_models import (
     build_variant,
     decoder_input,
     differences,
+    flags,
+    loss_of,
     record,
     train,
 )
-from tests.support.fairseq_speech import S2T, durations, make_model, make_task, write_manifest
+from tests.support.fairseq_speech import CTC, S2T, durations, make_model, make_task, write_manifest
 
 RANDOM = [name for name in VARIANTS if build_variant(name).position_config.random]
 SINUSOIDS = [name for name in RANDOM if "+" not in name]
 HALF = {"position_augment_probability": 0.5}
+NONE = {"position_augment_probability": 0}
+# dropout notices a random number more
+SPEECH = {"dropout": 0.1, "feature_dropout": 0.1, "attention_dropout": 0.1}
+
+
+@pytest.fixture(scope="module")
+def speech(tmp_path_factory):
+    """A task and a batch of recordings of different lengths."""
+    folder = tmp_path_factory.mktemp("speech")
+    write_manifest(folder, "train", durations(8))
+    task = make_task(folder)
+    task.load_dataset("train")
+    data = task.dataset("train")
+    return task, data.collater([data[index] for index in range(8)])
 
 
 def moved(coords, expected):
@@ -67,12 +85,84 @@ def test_probability_0_equals_sinpos_after_updates(name):
     results = [
         after_training(build(position_embedding=type_name, **options, **more))
         for type_name, more in (
-            ("sinpos", {}), (name, {"position_augment_probability": 0}), (name, {}),
+            ("sinpos", {}), (name, NONE), (name, {}),
         )
     ]  # fmt: skip
     for plain, ours, augmented in zip(*results, strict=True):
         assert differences(ours, plain) == []
         assert differences(augmented, plain)
+
+
+def outcome(model, loss):
+    """Loss and gradients of a batch in training."""
+    torch.manual_seed(3)
+    value = loss(model.train())
+    value.backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {"loss": value.detach(), **gradients}
+
+
+def assert_only_augmentation_differs(plain, ours, augmented):
+    """Two outcomes are equal bit for bit; the third is not."""
+    assert len(plain) > 10
+    assert all(value.any() for name, value in plain.items() if "k_proj.bias" not in name)
+    assert differences(ours, plain) == []
+    assert "loss" in differences(augmented, plain)
+
+
+@pytest.mark.parametrize("name", SINUSOIDS)
+def test_probability_0_equals_sinpos_in_a_language_model(name):
+    """It has neither alpha nor BOS hint."""
+    settings = (("sinpos", {}), (name, NONE), (name, {}))
+    assert_only_augmentation_differs(
+        *(
+            outcome(
+                build_lm(*flags({"position_embedding": type_name, **more, "dropout": 0.1})),
+                lambda model: loss_of(model, 0),
+            )
+            for type_name, more in settings
+        )
+    )
+
+
+# Cape subtracts the mean of the times in evaluation, too: that is no augmentation.
+NO_MEAN = {"cape": {"position_mean_normalize": False}}
+
+
+@pytest.mark.parametrize("name", SINUSOIDS)
+def test_probability_0_equals_sinpos_in_recognition_by_ctc(name, speech):
+    task, sample = speech
+    ours, criterion = NO_MEAN.get(name, {}), CapeCtcCriterion(task)
+    settings = (("sinpos", {}), (name, {**ours, **NONE}), (name, ours))
+    assert_only_augmentation_differs(
+        *(
+            outcome(
+                make_model(task, CTC, type_name, **SPEECH, **more),
+                lambda model: criterion(model, sample)[0],
+            )
+            for type_name, more in settings
+        )
+    )
+
+
+@pytest.mark.parametrize("name", SINUSOIDS)
+def test_probability_0_equals_sinpos_in_speech_to_text(name, speech):
+    """Encoder and decoder have settings of their own, and each its probability."""
+    task, sample = speech
+    ours, none = NO_MEAN.get(name, {}), {**NONE, "position_decoder_augment_probability": 0}
+
+    def loss(model):
+        logits, _ = model(**sample["net_input"])
+        padding = task.target_dictionary.pad()
+        return F.cross_entropy(logits.transpose(1, 2), sample["target"], ignore_index=padding)
+
+    settings = (("sinpos", {}), (name, {**ours, **none}), (name, ours))
+    assert_only_augmentation_differs(
+        *(
+            outcome(make_model(task, S2T, type_name, **SPEECH, **more), loss)
+            for type_name, more in settings
+        )
+    )
 
 
 @pytest.mark.parametrize("name", SINUSOIDS)
@@ -86,13 +176,9 @@ def test_probability_1_is_the_default_after_updates(name):
     assert differences(results[0], results[2])
 
 
-def test_encoder_and_decoder_of_speech_are_augmented_alike(tmp_path, monkeypatch):
+def test_encoder_and_decoder_of_speech_are_augmented_alike(speech, monkeypatch):
     """They have settings of their own: seconds and tokens."""
-    write_manifest(tmp_path, "train", durations(8))
-    task = make_task(tmp_path)
-    task.load_dataset("train")
-    data = task.dataset("train")
-    sample = data.collater([data[index] for index in range(8)])
+    task, sample = speech
     model, drawn = make_model(task, S2T, "cape", **HALF).train(), []
     draw = PositionEncoder.draw
 

@@ -223,18 +223,16 @@ def noted(self, *args, **kwargs):
     shifts.append(numbers.flatten().tolist())
     return draw
 modeling.PositionEncoder.draw = noted
-for word in sys.argv[2:]:
+for family in sys.argv[2:]:
     set_seed(0)
-    family, _, probability = word.partition("@")
     settings = OF_FAMILY[family]["cape+scale" if family == "llama" else "cape"]
-    settings = {**settings, "augment_probability": float(probability or 1)}
     model = FAMILIES[family].build(settings).train()
     common = torch.rand(()).item()
     model = accelerator.prepare(model)
     shifts.clear()
     for _ in range(2):
         accelerator.backward(model(**batch(family)).loss)
-    with open(f"{sys.argv[1]}/{word}.{accelerator.process_index}", "w") as file:
+    with open(f"{sys.argv[1]}/{family}.{accelerator.process_index}", "w") as file:
         json.dump({"ranks": accelerator.num_processes, "shifts": shifts, "common": common}, file)
 accelerator.end_training()
 """
