@@ -19,6 +19,7 @@ from cape_plugins.registry import DEFAULT_TYPE, ROTARY, types_of
 # Words for a ratio that is counted in the training data: do end-of-sentence tokens count? fairseq's
 # preprocess.log counts them, the notebook behind appendix D.1 of the CAPE paper does not.
 COUNTED = {"auto": True, "auto-no-eos": False}
+AUGMENT_PROBABILITY = "augment_probability"  # a decoder takes that of its encoder
 
 
 def option_field(

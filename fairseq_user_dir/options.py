@@ -16,6 +16,7 @@ from cape_plugins import arguments
 from cape_plugins.arguments import PREFIX, TYPE_ARG, given_settings, option_help, type_help
 from cape_plugins.config import PositionConfig, options
 from cape_plugins.families import DECODER_FIELD
+from cape_plugins.options import AUGMENT_PROBABILITY, applies
 from cape_plugins.registry import DEFAULT_TYPE
 from fairseq_user_dir.errors import SettingsError, named_by_flags
 
@@ -136,9 +137,9 @@ def config_from_args(args: Any, architecture: str, domain: str = "text") -> Posi
 
 
 def decoder_config_from_args(args: Any) -> PositionConfig:
-    """The complete configuration of a text decoder, by default of the type of its encoder. Settings
-    of a checkpoint hold where no flag says otherwise; all are written into `args`, which fairseq
-    stores, the type only if it is the decoder's own.
+    """The complete configuration of a text decoder, by default of the type of its encoder, with as
+    many of the samples augmented. Settings of a checkpoint hold where no flag says otherwise; all
+    are written into `args`, which fairseq stores, the type only if it is the decoder's own.
 
     Args:
         args: Namespace with the flags of :func:`add_decoder_args` as attributes.
@@ -153,14 +154,19 @@ def decoder_config_from_args(args: Any) -> PositionConfig:
         stored = {}  # of another type
     names = [option.name for option in options("text")]
     given = {name: getattr(args, _decoder_arg(PREFIX + name), None) for name in names}
+    own = AUGMENT_PROBABILITY in stored or given[AUGMENT_PROBABILITY] is not None
+    if not own and applies(AUGMENT_PROBABILITY, chosen or shared, "decoder"):
+        given[AUGMENT_PROBABILITY] = getattr(args, PREFIX + AUGMENT_PROBABILITY, None)
     given = {name: value for name, value in given.items() if value is not None}
     try:
         with named_by_flags():
             config = PositionConfig(chosen or shared, "text", "decoder", **{**stored, **given})
     except SettingsError as error:
         raise SettingsError(decoder_flags(str(error))) from None
-    own = {"type": chosen} if chosen else {}
-    set_args(args, **{DECODER_FIELD: {**own, **{name: getattr(config, name) for name in names}}})
+    own_type = {"type": chosen} if chosen else {}
+    set_args(
+        args, **{DECODER_FIELD: {**own_type, **{name: getattr(config, name) for name in names}}}
+    )
     return config
 
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from cape_plugins import PositionConfig
 from cape_plugins.config import applies, options
 from cape_plugins.families import FAMILY_ROWS, OWN_PREFIX, find_family
+from cape_plugins.options import AUGMENT_PROBABILITY
 from hf_models.settings import FIELD, CheckedSettings, refuse_misplaced
 
 # transformers looks for the weights in the file that this key of config.json names
@@ -65,10 +66,8 @@ class PositionEmbeddingMixin:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.position_fields:
-            if value is None and name != FIELD:
-                sides = find_family(self.model_type).sides.values()
-                default = next(side.default for side in sides if side.field == name)
-                value = {"type": default or self.position_embedding["type"]}
+            if name != FIELD:
+                value = self._of_decoder(name, value)
             value = self._complete(name, value)
             if getattr(self, "_in_use", False) and value != getattr(self, name):
                 raise ValueError(
@@ -78,6 +77,19 @@ class PositionEmbeddingMixin:
                     f"from_pretrained(..., {name}=...)."
                 )
         super().__setattr__(name, value)
+
+    def _of_decoder(self, field: str, settings: Any) -> Any:
+        """Settings of a decoder beside an encoder with its own: by default the type of the encoder,
+        and as many of the samples augmented."""
+        if settings is None:
+            sides = find_family(self.model_type).sides.values()
+            default = next(side.default for side in sides if side.field == field)
+            settings = {"type": default or self.position_embedding["type"]}
+        config = self._parse(field, settings)
+        share = self.position_embedding.get(AUGMENT_PROBABILITY)
+        if share is None or not applies(AUGMENT_PROBABILITY, config.type, config.architecture):
+            return settings
+        return {AUGMENT_PROBABILITY: share, **settings}
 
     def __getstate__(self) -> dict[str, Any]:  # a copy is not in use
         return self.__dict__.copy()

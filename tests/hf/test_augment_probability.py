@@ -78,9 +78,9 @@ def test_every_stack_leaves_its_share(family, name, drawn):
     assert abs(every.mean() - 0.5) < 4 * math.sqrt(0.25 / (30 * 3))
 
 
-def outcome(family, settings, **fields):
+def outcome(family, settings):
     """Loss and gradients of a forward in training."""
-    model, inputs = FAMILIES[family].build(settings, **fields).train(), batch(family)
+    model, inputs = FAMILIES[family].build(settings).train(), batch(family)
     torch.manual_seed(3)
     value = loss(model(**inputs))
     value.backward()
@@ -92,8 +92,6 @@ def test_probability_0_is_the_model_without_augmentation(family, name):
     """Loss and gradients, bit for bit; those of probability 1 are others."""
     plain = {"type": "rope" if "rope" in OF_FAMILY[family] else "sinpos"}
     options, ours, none = {}, {"type": name}, {"augment_probability": 0}
-    # the decoder of speech has settings of its own
-    fields = {"decoder_position_embedding": {**ours, **none}} if family == "speech_to_text" else {}
     if family == "marian":
         options = {"source_scale": ALPHA, "source_bos": True}
     if name == "cape" and "speech" in family:
@@ -101,11 +99,26 @@ def test_probability_0_is_the_model_without_augmentation(family, name):
     if name == "cape" and "rope" in OF_FAMILY[family]:
         ours["max_global_scale"] = 2.0
     expected = outcome(family, {**plain, **options})
-    actual = outcome(family, {**ours, **options, **none}, **fields)
+    actual = outcome(family, {**ours, **options, **none})
     augmented = outcome(family, {**ours, **options})
     assert len(actual) == len(expected) > 5
     assert all(map(torch.equal, actual, expected))
     assert not torch.equal(augmented[0], expected[0])
+
+
+def test_a_decoder_with_settings_of_its_own_follows_its_encoder():
+    """The text side of speech, until it is given a probability."""
+    config = hf_models.CapeSpeech2TextConfig(
+        position_embedding={"type": "cape", "augment_probability": 0}
+    )
+    assert config.decoder_position_config.augment_probability == 0
+    for own, expected in (({"max_global_shift": 9.0}, 0), ({"augment_probability": 1}, 1)):
+        config.decoder_position_embedding = {"type": "cape", **own}
+        assert config.decoder_position_config.augment_probability == expected
+        copy = hf_models.CapeSpeech2TextConfig.from_dict(config.to_dict())
+        assert copy.decoder_position_config == config.decoder_position_config
+    config.decoder_position_embedding = {"type": "sinpos"}  # is never augmented
+    assert "augment_probability" not in config.decoder_position_embedding
 
 
 @pytest.mark.parametrize(("family", "name"), RANDOM)
