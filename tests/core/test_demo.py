@@ -28,9 +28,10 @@ def demo(folder, *words):
 # ---- the result ----------------------------------------------------------------------------------
 
 
-def test_augmented_positions_reach_beyond_training_and_others_do_not(tmp_path):
-    errors = demo(tmp_path, "--types", "sinpos", "cape", "--seeds", 1, "--updates", 400)
-    task = TASKS["audio"]
+@pytest.mark.parametrize(("domain", "updates"), [("audio", 400), ("text", 600)])
+def test_augmented_positions_reach_beyond_training_and_others_do_not(domain, updates, tmp_path):
+    words = ("--domain", domain, "--types", "sinpos", "cape", "--seeds", 1, "--updates", updates)
+    errors, task = demo(tmp_path, *words), TASKS[domain]
     short, long = (f"{task.shown(size):g}" for size in (task.train, 4 * task.train))
     assert max(errors[name, "1", short] for name in ("sinpos", "cape")) < 20
     assert errors["sinpos", "1", long] > 2 * errors["cape", "1", long]
