@@ -102,7 +102,11 @@ def wrong_status(row: Row) -> str:
             return f"{target} is not there"
         place = target.relative_to(ROOT).as_posix()
         if place.startswith(RESULTS):
-            return ""
+            made, named = (
+                {Path(program_and_words(command)[0]).parent for command in commands}
+                for commands in (made_by(target), filter(is_command, quoted(row.how)))
+            )
+            return "" if not (made and named) or made & named else f"{place} is of {made}"
         tests = [name for name in quoted(row.how) if name.startswith("test_")]
         defined = re.findall(r"^def (test_\w+)", target.read_text(encoding="utf-8"), re.MULTILINE)
         return "" if {*tests} & {*defined} else f"{place} has none of the tests that are named"
@@ -112,6 +116,13 @@ def wrong_status(row: Row) -> str:
         reason = re.sub(r"`[^`]*`", "", row.how)
         return "" if len(reason.split()) >= 2 else "no reason"
     return "allowed: [measured here](PAGE), recipe only, absent"
+
+
+def made_by(page: Path) -> list[str]:
+    """The commands that a page of results says it was made by."""
+    if page.suffix != ".md":
+        return []
+    return [text for text in quoted(page.read_text(encoding="utf-8")) if is_command(text)]
 
 
 def test_status_is_one_of_three_and_shown() -> None:
@@ -127,6 +138,7 @@ def test_status_is_one_of_three_and_shown() -> None:
         ("[measured here](results/gone.md)", "", "is not there"),
         ("[measured here](../tests/test_readme.py)", "`test_rows`", "none of the tests"),
         ("[measured here](../README.md)", "", "none of the tests"),
+        ("[measured here](results/demo/scores.md)", "`python -m recipes.mt.quickstart`", "is of"),
         ("recipe only", "`run.py`", "no command"),
         ("absent", "`run.py`", "no reason"),
     ],

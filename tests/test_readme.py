@@ -107,6 +107,17 @@ def test_the_control_comes_first() -> None:
     assert "cape-plugins demo" not in given.stdout
 
 
+PAGES_OF_RESULTS = sorted((ROOT / "docs/results").glob("*/*.md"))
+
+
+@pytest.mark.parametrize("page", PAGES_OF_RESULTS, ids=name_of)
+def test_pages_of_results_say_how_they_were_made(page: Path) -> None:
+    """By which command, on which machine, with which versions."""
+    assert re.search(r"`(python|cape-plugins) [^`]+`", read(page))
+    assert re.search(r"AMD|Intel|x86_64|NVIDIA", read(page))
+    assert re.search(r"Python 3\.\d+\.\d+", read(page))
+
+
 def test_readme_has_its_sections_in_order() -> None:
     assert re.findall(r"^## (.*)$", read(ROOT / "README.md"), re.MULTILINE) == SECTIONS
 
