@@ -118,6 +118,18 @@ def test_pages_of_results_say_how_they_were_made(page: Path) -> None:
     assert re.search(r"Python 3\.\d+\.\d+", read(page))
 
 
+def test_advice_on_choosing_names_what_carries_it() -> None:
+    """Each row and each point: a table of results, or a table of a paper."""
+    page = read(ROOT / "docs/choosing.md")
+    rows = re.findall(r"^\| (?!task).*", page, re.MULTILINE)
+    points = re.findall(r"^\* .*?(?=^\* |^$|\Z)", page, re.MULTILINE | re.DOTALL)
+    assert min(len(rows), len(points)) > 12
+    carried = re.compile(
+        r"\]\((\.\./benchmarks/)?results/|(CAPE|SHAPE)( A)? (Table|section)|first table"
+    )
+    assert [text for text in rows + points if not carried.search(text)] == []
+
+
 def test_readme_has_its_sections_in_order() -> None:
     assert re.findall(r"^## (.*)$", read(ROOT / "README.md"), re.MULTILINE) == SECTIONS
 
