@@ -23,6 +23,7 @@ import torch
 from cape_plugins.arguments import add_position_args, positive, settings_to_compare
 from cape_plugins.demo.model import BATCH, LAYERS, UPDATES, Job, train_and_test
 from cape_plugins.demo.tasks import CHANCE, SYMBOLS, TASKS, Task
+from cape_plugins.machine import available_cores, describe_processor
 from cape_plugins.pictures.command import markdown_table, new_folder
 from cape_plugins.pictures.plot import new_figure, save
 from cape_plugins.registry import types_of
@@ -45,9 +46,9 @@ def add_demo_args(parser: argparse.ArgumentParser) -> None:
     text = "each type is trained with each of these seeds (default: 1 2 3)"
     add("--seeds", **numbers, nargs="+", default=[1, 2, 3], help=text)
     add("--updates", **numbers, default=UPDATES, help=f"training steps (default: {UPDATES})")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = available_cores()
     text = f"trainings side by side (default: {cores})"
-    add("--jobs", **numbers, default=cores or 1, help=text)
+    add("--jobs", **numbers, default=cores, help=text)
     text = "such as cpu or cuda:1 (default: cpu)"
     add("--device", default="cpu", metavar="DEVICE", help=text)
     add(
@@ -227,8 +228,8 @@ def _how_made(args: argparse.Namespace, compared: dict[str, dict[str, Any]]) -> 
         "## How it was made",
         "",
         f"- **Command**: `{shlex.join(['cape-plugins', *args.argv])}`",
-        f"- **Machine**: {platform.processor() or platform.machine()}; {args.jobs} trainings side "
-        "by side, one thread each",
+        f"- **Machine**: {describe_processor()}; {args.jobs} trainings side by side, one thread "
+        "each",
         f"- **Versions**: Python {platform.python_version()}, torch {torch.__version__}",
         f"- **Model**: {LAYERS} pre-norm layers, {SYMBOLS} symbols; {args.updates} updates of "
         f"{BATCH} inputs, AdamW with one cycle of the learning rate",

@@ -76,6 +76,7 @@ _HELP = {
     "decoder_attention_heads": "heads of each of them",
     "decoder_layerdrop": "probability of dropping one of them",
 }
+_DIMS = ("decoder_input_dim", "decoder_output_dim")  # of the embeddings on both ends
 
 
 @register_model(NAME)
@@ -120,9 +121,6 @@ class CapeSeq2SeqTransformerModel(PositionalModel, FairseqEncoderDecoderModel):
         :meth:`~fairseq_user_dir.asr.acoustic_encoder.AcousticEncoder.encode`."""
         encoder_out = self.encoder(src_tokens, src_lengths, **times)
         return self.decoder(prev_output_tokens=prev_output_tokens, encoder_out=encoder_out)
-
-
-_DIMS = ("decoder_input_dim", "decoder_output_dim")  # of the embeddings on both ends
 
 
 class CapeSeq2SeqEncoder(AcousticEncoder):

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from cape_plugins.machine import available_cores
 from fairseq_user_dir.asr.manifest import read_manifest
 from fairseq_user_dir.checkpoints import read_checkpoint
 from recipes.asr import prepare
@@ -290,7 +291,7 @@ def make_parser() -> argparse.ArgumentParser:
     text = "upper ends of the bins of durations (default: those of the recipe)"
     add("--bins", nargs="+", type=SECONDS, metavar="SECONDS", help=text)
     options.add_shared(parser, "hops", note="by the models of the first seed")
-    options.add_shared(parser, "jobs", default=options.available_cores())
+    options.add_shared(parser, "jobs", default=available_cores())
     options.add_shared(parser, "threads", default=1)
     options.add_shared(parser, "work", shown="build/asr/STUDY")
     options.add_shared(parser, "output", shown="results/asr/STUDY")

@@ -100,13 +100,6 @@ def usable_folder(path: Path, option: str) -> None:
         raise CommandError(why)
 
 
-def available_cores() -> int:
-    """Number of CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 _COUNT, _FOLDER = {"type": positive, "metavar": "N"}, {"type": Path, "metavar": "FOLDER"}
 # What argparse is told of each shared option. The help of a program adds its default, and what it
 # alone takes.

@@ -4,7 +4,6 @@ mean ± sample standard deviation, which the head of the table says."""
 import contextlib
 import csv
 import platform
-import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -14,7 +13,7 @@ from typing import Any
 
 import torch
 
-from recipes.lab.options import available_cores
+from cape_plugins.machine import describe_processor
 from recipes.lab.steps import write_lines, writing
 
 Row = Mapping[str, Any]
@@ -114,11 +113,7 @@ def how_made(
     command: str, packages: Sequence[str], device: torch.device | None = None, **more: str
 ) -> dict[str, str]:
     """Facts to repeat and to judge numbers: command, machine, versions, and `more` by name."""
-    model = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError):  # not Linux
-        described = Path("/proc/cpuinfo").read_text("utf-8")
-        model = next(iter(re.findall(r"model name\s*: (.*\S)", described)), model)
-    where = f"{model}, {available_cores()} cores"
+    where = describe_processor()
     if device is not None and device.type == "cuda":
         where = f"{torch.cuda.get_device_name(device)}; {where}"
     versions = [f"Python {platform.python_version()}"]

@@ -28,6 +28,7 @@ from typing import NamedTuple
 if __name__ == "__main__":  # also as a script, whose path has its own folder only
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from cape_plugins.machine import available_cores
 from recipes.lab import options, runs
 from recipes.lab.scores import write_scores
 from recipes.lab.steps import CommandError, folder_name, read_written, run_main, step, write_lines
@@ -254,7 +255,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--ablations", action="store_true", help=f"also train {', '.join(ABLATIONS)}")
     shared(parser, "seeds", default=[1])
     shared(parser, "updates", default=2000)
-    shared(parser, "jobs", default=options.available_cores())
+    shared(parser, "jobs", default=available_cores())
     shared(parser, "threads", default=1)
     shared(parser, "work", default=Path("build/quickstart"))
     shared(parser, "output", default=Path("results/quickstart"))

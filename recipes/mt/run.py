@@ -30,6 +30,7 @@ from functools import partial
 from itertools import chain, product
 from pathlib import Path
 
+from cape_plugins.machine import available_cores
 from recipes.lab import options, runs, steps, tables
 from recipes.lab.options import add_shared, positive
 from recipes.lab.steps import CommandError
@@ -82,7 +83,7 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
     add("--select", choices=("best", "average"), help=text)
     add("--first-epoch", type=positive, help="consider epochs from this one on for --select best")
     add("--average", type=positive, help="number of checkpoints for --select average")
-    cores = options.available_cores()
+    cores = available_cores()
     add_shared(parser, "threads", default=cores)
     text = f"processes for preparation (default: {cores})"
     add("--workers", type=positive, default=cores, metavar="N", help=text)

@@ -24,6 +24,7 @@ if __name__ == "__main__":  # as a script, like finetune_hf.py
 
 import torch
 
+from cape_plugins.machine import available_cores
 from recipes.lab import options, tables
 from recipes.lab.data import fingerprint
 from recipes.lab.figures import Panel, new_figure, widen, write_figure, write_lines_figure
@@ -105,7 +106,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     args = make_options().parse_args(argv)
     options.check_shared(args)
     cpu = args.device.type == "cpu"
-    args.workers = args.workers or (1 if cpu else min(16, options.available_cores()))
+    args.workers = args.workers or (1 if cpu else min(16, available_cores()))
     for name, needed in NEEDED.items():
         if getattr(args, name) and not getattr(args, needed):
             raise CommandError(f"--{name.replace('_', '-')} has no effect without --{needed}")
