@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from cape_plugins.machine import available_cores
 from cape_plugins.registry import types_of
 from fairseq_user_dir.serving.source import load_trained
 from recipes.lab import options
@@ -195,7 +196,7 @@ def make_parser() -> argparse.ArgumentParser:
     options.add_shared(parser, "seeds", default=[1])
     options.add_shared(parser, "updates", default=UPDATES)
     options.add_shared(parser, "device")
-    options.add_shared(parser, "jobs", default=options.available_cores())
+    options.add_shared(parser, "jobs", default=available_cores())
     options.add_shared(parser, "threads", default=1)
     options.add_shared(parser, "work", shown="build/lm/FILE")
     options.add_shared(parser, "output", default=Path("results/lm/fairseq"))
