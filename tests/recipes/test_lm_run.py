@@ -122,6 +122,7 @@ def test_each_byte_has_a_symbol_that_fairseq_reads_as_itself():
     assert not own & {*run.SYMBOLS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["", "\n"])
 def test_binarised_text_is_the_stream_of_its_bytes(end, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.executable", warm_fairseq())
