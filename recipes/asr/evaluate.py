@@ -7,7 +7,6 @@ Models are compared, not averaged. Tables (CSV, Markdown) and plots (PNG) go to 
 """
 
 import argparse
-import logging
 import re
 import sys
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from cape_plugins.speech.manifest import Utterance
 from fairseq_user_dir.asr.manifest import read_config, read_manifest
 from recipes.asr.report import SPEED, Text, by_duration, rates, write_report
 from recipes.lab import options, steps
-from recipes.lab.runs import USER_DIR, child_environment, device_flags
+from recipes.lab.runs import USER_DIR, calm_logging, child_environment, device_flags
 from recipes.lab.steps import ChildError, CommandError, run_main, run_module, write_lines
 from recipes.lab.tables import Row, how_made, shown_command
 
@@ -104,11 +103,6 @@ def measure(
         shown = {"model": columns["model"], "hop_ms": int(hop) if hop.is_integer() else hop}
         curve.append({**shown, "wer": rates(texts)["wer"], SPEED: speed})
     return rows, curve
-
-
-def calm_logging() -> None:
-    """Importing fairseq makes every library log all it does."""
-    logging.getLogger().setLevel(logging.WARNING)
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -26,11 +26,11 @@ from cape_plugins.machine import available_cores
 from fairseq_user_dir.asr.manifest import read_manifest
 from fairseq_user_dir.checkpoints import read_checkpoint
 from recipes.asr import prepare
-from recipes.asr.evaluate import PACKAGES, SECONDS, calm_logging, decode, measure
+from recipes.asr.evaluate import PACKAGES, SECONDS, decode, measure
 from recipes.asr.report import METRICS, rates, write_report
 from recipes.lab import options
 from recipes.lab.options import position_flags
-from recipes.lab.runs import SEED_STEP, run_all, train
+from recipes.lab.runs import SEED_STEP, calm_logging, run_all, train
 from recipes.lab.scores import write_scores
 from recipes.lab.steps import CommandError, digest, folder_name, run_main, writing
 from recipes.lab.tables import Row, how_made, shown_command

@@ -3,6 +3,7 @@ type, in child processes with the same interpreter."""
 
 import argparse
 import json
+import logging
 import os
 import re
 import time
@@ -46,6 +47,11 @@ def device_flags(device: torch.device) -> list[str]:
         remedy = f"give cuda, with CUDA_VISIBLE_DEVICES={device.index} before the command"
         raise steps.CommandError(f"--device {device}: fairseq takes all GPUs it sees; {remedy}")
     return ["--cpu"] if device.type == "cpu" else []
+
+
+def calm_logging() -> None:
+    """Importing fairseq makes every library log all it does."""
+    logging.getLogger().setLevel(logging.WARNING)
 
 
 def child_environment(threads: int) -> dict[str, str]:

@@ -144,9 +144,8 @@ def _read(path: Path) -> str:
         raise CommandError(f"{path}: {error.strerror}; give files of text") from None
 
 
-def blocks(text: str, tokenizer: Any, length: int, split: str) -> list[list[int]]:
+def blocks(tokens: Sequence[Any], length: int, split: str) -> list[Sequence[Any]]:
     """Tokens of a text in blocks of one length, without what is left over."""
-    tokens = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     if len(tokens) < length:
         raise CommandError(
             f"the {split} text has {len(tokens)} tokens, a block has {length}; give more text, or "

@@ -35,6 +35,7 @@ from recipes.lab.options import add_shared, check_increasing, positive, settings
 from recipes.lab.steps import CommandError, run_main
 from recipes.lab.tables import Row
 from recipes.lm.data import IGNORED, TASKS, Task, blocks, encode, exercises, read_texts
+from recipes.lm.measure import LOSS, by_position, stretches, trained_ranges
 
 COMPARED = ("rope", "nopos", "cape", "randpos", "rfs")
 MODEL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4}
@@ -49,7 +50,7 @@ TRAINING = (
 METRICS = {
     "exact_match": "Answers that are right as a whole",
     "token_accuracy": "Tokens that are right after right ones",
-    "loss": "Loss in nats per token",
+    **LOSS,
 }
 
 
@@ -138,23 +139,6 @@ def losses(model: Any, stretches: Sequence[list[int]], batch_size: int) -> Tenso
     return torch.stack(share(work, run, "read", len(stretches)))
 
 
-def ranges(ends: Sequence[int]) -> list[str]:
-    """Labels of the ranges of positions, from 0, with these ends.
-
-    >>> ranges([64, 128])
-    ['0-63', '64-127']
-    """
-    return [f"{low}-{end - 1}" for low, end in zip((0, *ends), ends, strict=False)]
-
-
-def by_position(values: Tensor, ends: Sequence[int]) -> dict[str, float]:
-    """Means of losses ``[stretches, T - 1]`` over :func:`ranges`; the first token, at position 0,
-    is not predicted."""
-    sizes = [end - low for low, end in zip((1, *ends), ends, strict=False)]
-    parts = values[:, : ends[-1] - 1].split(sizes, dim=1)
-    return {label: part.mean().item() for label, part in zip(ranges(ends), parts, strict=True)}
-
-
 class Exam(NamedTuple):
     """Training data of a model, and its test.
 
@@ -195,19 +179,21 @@ def exam_of_exercises(args: argparse.Namespace, task: Task, tokenizer: Any, size
 def exam_of_texts(args: argparse.Namespace, tokenizer: Any, size: int) -> Exam:
     length, ends = args.train_length, args.test_lengths
     texts = read_texts({"train": args.train_file, "test": args.validation_file})
-    stretches = blocks(texts["test"], tokenizer, max(ends), "validation")
-    stretches = stretches[:: -(-len(stretches) // args.limit)]  # evenly spread
+
+    def tokens(split: str) -> list[int]:
+        return tokenizer(texts[split], add_special_tokens=False, verbose=False)["input_ids"]
+
+    tested = stretches(tokens("test"), max(ends), args.limit)
 
     def measure(model: Any) -> Iterator[Row]:
-        for label, value in by_position(losses(model, stretches, size), ends).items():
+        for label, value in by_position(losses(model, tested, size), ends).items():
             yield {"position": label, "loss": value}
 
     def make_train_set() -> Sequence[Mapping[str, list[int]]]:
-        train_blocks = blocks(texts["train"], tokenizer, length, "training")
+        train_blocks = blocks(tokens("train"), length, "training")
         return [{"input_ids": ids, "labels": ids} for ids in train_blocks]
 
-    trained = [label for label, end in zip(ranges(ends), ends, strict=True) if end <= length]
-    return Exam(make_train_set, max(length, *ends), trained, measure)
+    return Exam(make_train_set, max(length, *ends), trained_ranges(ends, length), measure)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

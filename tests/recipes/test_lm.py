@@ -18,6 +18,7 @@ from cape_plugins.registry import ROTARY, types_of
 from recipes.lab.steps import CommandError
 from recipes.lm import data
 from recipes.lm import finetune_hf as lm
+from recipes.lm.measure import by_position
 from tests.support.tables import read_csv, read_scores
 
 SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
@@ -66,7 +67,7 @@ def test_only_answers_and_their_ends_are_predicted():
 
 def test_means_by_position_add_up():
     values = torch.randn(5, 11, generator=torch.Generator().manual_seed(0))
-    means = lm.by_position(values, [3, 6, 12])
+    means = by_position(values, [3, 6, 12])
     assert list(means) == ["0-2", "3-5", "6-11"]
     # tokens 1 and 2, 3 to 5, 6 to 11: the first token is not predicted
     assert means["0-2"] == pytest.approx(values[:, :2].mean().item())
@@ -83,7 +84,8 @@ def make_model(settings, **more):
 def test_losses_are_those_of_the_model():
     """Token by token, one text at a time."""
     model = make_model({"type": "rope"})
-    stretches = data.blocks("to be or not to be", TOKENIZER, 6, "test")
+    tokens = TOKENIZER("to be or not to be", add_special_tokens=False)["input_ids"]
+    stretches = data.blocks(tokens, 6, "test")
     assert list(map(len, stretches)) == [6, 6, 6]
     losses = lm.losses(model, stretches, 2)
     for ids, row in zip(stretches, losses, strict=True):

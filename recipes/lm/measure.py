@@ -1,0 +1,38 @@
+"""What the language models of both hosts measure on texts: loss by position."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from recipes.lm.data import blocks
+
+LOSS = {"loss": "Loss in nats per token"}
+
+
+def ranges(ends: Sequence[int]) -> list[str]:
+    """Labels of the ranges of positions, from 0, with these ends.
+
+    >>> ranges([64, 128])
+    ['0-63', '64-127']
+    """
+    return [f"{low}-{end - 1}" for low, end in zip((0, *ends), ends, strict=False)]
+
+
+def trained_ranges(ends: Sequence[int], length: int) -> list[str]:
+    """Labels of the ranges that training on blocks of this length sees as a whole."""
+    return [label for label, end in zip(ranges(ends), ends, strict=True) if end <= length]
+
+
+def stretches(tokens: Sequence[Any], length: int, limit: int) -> list[Sequence[Any]]:
+    """Contiguous stretches of a validation text, at most `limit`, evenly spread."""
+    whole = blocks(tokens, length, "validation")
+    return whole[:: -(-len(whole) // limit)]
+
+
+def by_position(values: Tensor, ends: Sequence[int]) -> dict[str, float]:
+    """Means of losses ``[stretches, T - 1]`` over :func:`ranges`; the first token, at position 0,
+    is not predicted."""
+    sizes = [end - low for low, end in zip((1, *ends), ends, strict=False)]
+    parts = values[:, : ends[-1] - 1].split(sizes, dim=1)
+    return {label: part.mean().item() for label, part in zip(ranges(ends), parts, strict=True)}

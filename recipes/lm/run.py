@@ -1,0 +1,299 @@
+"""Trains language models of fairseq that differ in their positions, and tests them beyond.
+
+    python -m recipes.lm.run                                 # made-up words; all types
+    python -m recipes.lm.run --train-file train.en.gz --validation-file val.en.gz \\
+        --train-length 128 --test-lengths 64 128 192 256 384 512 768 1024 --seeds 1 2 3
+    python -m recipes.lm.run --compare cape cape:max_global_shift=256 -- --decoder-layers 6
+
+Models read bytes in blocks of --train-length, and are measured by loss by position, as by
+`recipes/lm/finetune_hf.py --task text`, whose models turn queries and keys. Shifts, offsets and
+drawn positions reach as far as the longest of --test-lengths. All models share every other
+setting. Finished work in --work is reused.
+"""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cape_plugins.machine import available_cores
+from cape_plugins.registry import types_of
+from fairseq_user_dir.serving.source import load_trained
+from recipes.lab import options
+from recipes.lab.data import fingerprint
+from recipes.lab.runs import SEED_STEP, calm_logging, device_flags, run_all, train
+from recipes.lab.scores import write_scores
+from recipes.lab.steps import (
+    CommandError,
+    folder_name,
+    progress,
+    run_main,
+    run_module,
+    step,
+    write_lines,
+)
+from recipes.lab.tables import Row, grouped, how_made, markdown, shown_command
+from recipes.lm.data import TASKS, blocks, read_texts
+from recipes.lm.measure import LOSS, by_position, stretches, trained_ranges
+
+PACKAGES = ("torch", "fairseq-fixed")
+ARCHITECTURE = "decoder"
+COMPARED = tuple(types_of(ARCHITECTURE, "text"))
+CONTEXT = 16  # of relative positions, as in SHAPE
+
+# Size, optimiser and rate of recipes/lm/finetune_hf.py, whose Llama has other layers of these sizes
+MODEL = """--arch cape_transformer_lm --decoder-layers 4 --decoder-attention-heads 4
+    --decoder-embed-dim 64 --decoder-ffn-embed-dim 128 --share-decoder-input-output-embed
+    --dropout 0"""
+OPTIMISATION = """--task language_modeling --sample-break-mode none --criterion cross_entropy
+    --batch-size 8 --optimizer adam --adam-betas (0.9,0.95) --clip-norm 1
+    --lr 0.003 --lr-scheduler cosine
+    --disable-validation --no-epoch-checkpoints --save-interval-updates 200
+    --keep-interval-updates 1 --num-workers 0"""
+UPDATES, WARMUP = 600, 100
+TEST_TOKENS = 8192  # of a batch
+
+LINE_END = "</s>"  # fairseq ends each line of a text by its own sign
+
+
+def symbol(byte: int) -> str:
+    """How a byte is written in the text that fairseq reads: printable ones as they are.
+
+    >>> symbol(65), symbol(32), symbol(10)
+    ('A', '<0x20>', '</s>')
+    """
+    if byte == ord("\n"):
+        return LINE_END
+    return chr(byte) if ord(" ") < byte <= ord("~") else f"<0x{byte:02X}>"
+
+
+SYMBOLS = tuple(map(symbol, range(256)))
+
+
+def symbols(text: str) -> list[str]:
+    """The bytes of a text as they are written for fairseq."""
+    return [SYMBOLS[byte] for byte in text.encode()]
+
+
+class Data(NamedTuple):
+    train: str
+    test: Sequence[Sequence[str]]  # stretches of symbols, each as long as the longest test
+
+
+def read_data(args: argparse.Namespace) -> Data:
+    """The text of training, and the stretches of the test; refuses too short ones."""
+    texts = read_texts({"train": args.train_file, "test": args.validation_file})
+    blocks(symbols(texts["train"]), args.train_length, "training")
+    tested = stretches(symbols(texts["test"]), args.test_lengths[-1], args.limit)
+    return Data(texts["train"], tested)
+
+
+def binarise(folder: Path, text: str) -> Path:
+    """A step: a stream of bytes, in which the sign of fairseq at the end of a line is the line
+    feed. All bytes are in the dictionary, whatever the text."""
+
+    def make(folder: Path) -> None:
+        signs = (sign for sign in SYMBOLS if sign != LINE_END)  # which fairseq adds itself
+        write_lines(folder / "symbols.txt", (f"{sign} 1" for sign in signs))
+        lines = text.removesuffix("\n").split("\n")
+        write_lines(folder / "train", (" ".join(symbols(line)) for line in lines))
+        run_module(
+            "fairseq_cli.preprocess",
+            *("--only-source", "--srcdict", folder / "symbols.txt"),
+            *("--trainpref", folder / "train", "--destdir", folder / "binary"),
+            log=folder / "preprocess.log",
+        )
+
+    return step(folder, {"text": fingerprint([text])}, make) / "binary"
+
+
+def settings_of_types(train_length: int, longest: int) -> dict[str, dict[str, Any]]:
+    """Settings that follow from the lengths, of each type that has them: positions of training
+    reach the end of the longest test."""
+    beyond = max(0, longest - train_length)
+    follow = {
+        "max_offset": beyond,
+        "max_global_shift": float(beyond),
+        "max_position": max(train_length, longest),
+        "relative_context": CONTEXT,
+    }
+    return {
+        name: {option: value for option, value in follow.items() if option in row.options}
+        for name, row in types_of(ARCHITECTURE, "text").items()
+    }
+
+
+class Model(NamedTuple):
+    name: str  # in tables
+    flags: str  # of its positions
+    seed: int
+
+
+def models(args: argparse.Namespace) -> list[Model]:
+    rows = settings_of_types(args.train_length, args.test_lengths[-1])
+    compared = options.settings_to_compare(args, "text", COMPARED, rows, ARCHITECTURE)
+    flags = {name: options.position_flags(settings) for name, settings in compared.items()}
+    return [Model(name, flags[name], seed) for name in flags for seed in args.seeds]
+
+
+def training_flags(args: argparse.Namespace, model: Model) -> list[str]:
+    """Flags of fairseq-train for a model, but for those of folders and logs."""
+    warmup = min(WARMUP, args.updates // 2)
+    schedule = f"--max-update {args.updates} --warmup-updates {warmup}"
+    lengths = f"--tokens-per-sample {args.train_length} --seed {model.seed * SEED_STEP}"
+    flags = shlex.split(f"{MODEL} {OPTIMISATION} {schedule} {lengths} {model.flags}")
+    return [*flags, *device_flags(args.device), *args.fairseq]
+
+
+def run_folder(args: argparse.Namespace, model: Model) -> Path:
+    return args.work / "runs" / f"{folder_name(model.name)}-seed{model.seed}"
+
+
+def losses(model: Any, ids: Tensor) -> Tensor:
+    """Negative log likelihood ``[B, T - 1]`` float32, nats, of tokens ``[B, T]`` but the first,
+    which is read and not predicted."""
+    logits, _ = model(ids[:, :-1])
+    return F.cross_entropy(logits.float().mT, ids[:, 1:], reduction="none")
+
+
+@torch.no_grad()
+def score(args: argparse.Namespace, model: Model, data: Path, test: Sequence) -> dict[str, float]:
+    """Loss by range of positions of a model that is trained, on stretches of symbols."""
+    trained, _, task = load_trained(run_folder(args, model) / "checkpoint_last.pt", str(data))
+    trained.to(args.device)
+    index = task.source_dictionary.index
+    ids = torch.tensor([list(map(index, stretch)) for stretch in test], device=args.device)
+    batches = ids.split(max(1, TEST_TOKENS // ids.shape[1]))
+    title = f"{model.name} seed {model.seed}: test"
+    values = torch.cat([losses(trained, batch).cpu() for batch in progress(batches, title)])
+    return by_position(values, args.test_lengths)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    epilog = "Flags behind -- go to fairseq-train."
+    parser = options.new_parser(__doc__, epilog=epilog)
+    add, task = parser.add_argument, TASKS["text"]
+    files = {"nargs": "+", "type": Path, "metavar": "FILE"}
+    add("--train-file", **files, help="files of text (default: made-up words)")
+    text = "files of text (default: the last tenth of the training text)"
+    add("--validation-file", **files, help=text)
+    length = {"type": options.positive, "metavar": "N"}
+    text = f"bytes of a block of training (default: {task.train_length})"
+    add("--train-length", **length, default=task.train_length, help=text)
+    ends = [round(times * task.train_length) for times in task.times]
+    text = f"ends of ranges of positions (default: {' '.join(map(str, ends))})"
+    add("--test-lengths", **length, nargs="+", default=ends, help=text)
+    options.add_shared(parser, "limit", note="here stretches of text", default=200)
+    options.add_compared(parser, "text", COMPARED, architecture=ARCHITECTURE)
+    options.add_shared(parser, "seeds", default=[1])
+    options.add_shared(parser, "updates", default=UPDATES)
+    options.add_shared(parser, "device")
+    options.add_shared(parser, "jobs", default=available_cores())
+    options.add_shared(parser, "threads", default=1)
+    options.add_shared(parser, "work", shown="build/lm/FILE")
+    options.add_shared(parser, "output", default=Path("results/lm/fairseq"))
+    return parser
+
+
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    place = [*argv, "--"].index("--")
+    args = make_parser().parse_args(argv[:place])
+    args.fairseq = argv[place + 1 :]
+    options.check_increasing(args.test_lengths, "--test-lengths")
+    if (least := min(args.train_length, *args.test_lengths)) < 2:
+        raise CommandError(f"length {least} has no token to predict; allowed: >= 2")
+    if args.validation_file and not args.train_file:
+        raise CommandError("--validation-file needs --train-file")
+    name = args.train_file[0].name.removesuffix(".gz") if args.train_file else "made-up"
+    args.work = args.work or Path("build/lm") / name
+    args.models = models(args)
+    options.check_shared(args)
+    device_flags(args.device)
+    return args
+
+
+def sections(args: argparse.Namespace, rows: Sequence[Row]) -> dict[str, Sequence[str]]:
+    """What the page has after its table: flags and time of each variant."""
+    flags = {model.name: model.flags for model in args.models}
+    lines = [
+        [name, f"`{flags[name]}`", f"{mean(row['train_seconds'] for row in own):.0f}"]
+        for name, own in grouped(rows, "variant").items()
+    ]
+    return {"Variants": markdown(["variant", "flags", "training time (s, mean)"], lines)}
+
+
+def positions_are(length: int, longest: int) -> str:
+    """Says which settings follow from the lengths, and what a table does beyond them."""
+    follow = [
+        f"{name} {' '.join(f'{option} {value:g}' for option, value in row.items())}"
+        for name, row in settings_of_types(length, longest).items()
+        if row
+    ]
+    return (
+        f"shift and offset are the longest test less the block of training, max_position is the "
+        f"longest test ({', '.join(follow)}), where a variant says nothing else; the learned table "
+        f"has {length} rows and begins anew after them"
+    )
+
+
+def facts_of(args: argparse.Namespace, argv: Sequence[str], data: Data) -> dict[str, str]:
+    length, longest = args.train_length, args.test_lengths[-1]
+    return how_made(
+        shown_command("python -m recipes.lm.run", argv),
+        PACKAGES,
+        args.device,
+        trainings=f"{args.jobs} at a time, threads {args.threads}",
+        text=f"{len(data.train.encode())} bytes, trained in blocks of {length}; tested on "
+        f"{len(data.test)} stretches of {longest} bytes",
+        positions=positions_are(length, longest),
+        model=f"`{' '.join(MODEL.split())}`",
+        training=f"{args.updates} updates; `{' '.join(OPTIMISATION.split())}`",
+    )
+
+
+def train_all(args: argparse.Namespace, binary: Path, text: str) -> list[float]:
+    """Trains the models that are not finished. Returns the seconds of each."""
+    made_of = {"text": fingerprint([text])}
+    jobs = [
+        partial(
+            train,
+            *(binary, run_folder(args, model), training_flags(args, model), made_of),
+            threads=args.threads,
+            title=f"{model.name} seed {model.seed}",
+        )
+        for model in args.models
+    ]
+    count, side_by_side = len(jobs), f"{args.jobs} side by side"
+    print(f"{count} trainings of {args.updates} updates, {side_by_side}", flush=True)
+    return run_all(jobs, args.jobs)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    calm_logging()
+    argv = sys.argv[1:] if argv is None else argv
+    args = parse_arguments(argv)
+    data = read_data(args)
+    binary = binarise(args.work / "data", data.train)
+    seconds = train_all(args, binary, data.train)
+    torch.set_num_threads(args.threads)
+    rows: list[Row] = []
+    for model, taken in zip(args.models, seconds, strict=True):
+        columns = {"variant": model.name, "seed": model.seed}
+        for label, loss in score(args, model, binary, data.test).items():
+            rows.append({**columns, "position": label, "loss": loss, "train_seconds": taken})
+    trained = trained_ranges(args.test_lengths, args.train_length)
+    facts = facts_of(args, argv, data)
+    how = {"trained": trained, "more": sections(args, rows)}
+    write_scores(args.output, "Language model of fairseq", rows, "position", LOSS, facts, **how)
+
+
+if __name__ == "__main__":
+    run_main(main, "interrupted; the same command goes on from what is done")

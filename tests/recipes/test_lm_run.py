@@ -1,0 +1,285 @@
+"""The recipe of language models of fairseq: settings, symbols and losses, and its command line."""
+
+import re
+import shlex
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("fairseq")
+from fairseq import options
+from fairseq.criterions.cross_entropy import CrossEntropyCriterion
+from fairseq.data import Dictionary, data_utils
+from torch.nn import functional as F
+
+from cape_plugins import TYPES, PositionConfig
+from cape_plugins.arguments import TYPE_ARG, given_settings
+from recipes.lab.steps import CommandError
+from recipes.lm import run
+from recipes.lm.data import TASKS
+from recipes.lm.measure import by_position
+from tests.support import fairseq_models
+from tests.support.command_lines import warm_fairseq
+from tests.support.plots import assert_lines
+from tests.support.tables import read_csv
+
+LENGTHS = ("--train-length", "128", "--test-lengths", "64", "128", "512", "1024")
+# what follows from 128 and 1024: 1024 - 128 = 896
+FOLLOWING = {
+    "nopos": {},
+    "sinpos": {},
+    "abspos": {},
+    "relpos": {"relative_context": 16},
+    "shape": {"max_offset": 896},
+    "cape": {"max_global_shift": 896.0},
+    "randpos": {"max_position": 1024},
+    "rfs": {"max_position": 1024},
+}
+
+
+def parsed(*words):
+    """What fairseq-train understands of the flags of each model."""
+    args = run.parse_arguments(["--device", "cpu", *words])
+    known = {}
+    for model in args.models:
+        parser = options.get_training_parser()
+        argv = ["data", *run.training_flags(args, model)]
+        known[model.name, model.seed] = options.parse_args_and_arch(parser, argv)
+    return known
+
+
+def config(args):
+    settings = {"type": getattr(args, TYPE_ARG), **given_settings(args, "text")}
+    return PositionConfig.from_dict(settings, "text", "decoder")
+
+
+def test_settings_follow_from_the_lengths():
+    known = parsed(*LENGTHS)
+    assert [name for name, _ in known] == [*TYPES]
+    for (name, seed), args in known.items():
+        expected = PositionConfig(name, "text", "decoder", **FOLLOWING[name])
+        assert (config(args), seed) == (expected, 1)
+        assert not getattr(expected, "mean_normalize", False), "shifts cover half as much then"
+
+
+def test_a_variant_has_settings_of_its_own_beside_those_that_follow():
+    names = ("cape:max_global_shift=256", "cape:max_global_scale=2", "relpos:relative_context=4")
+    known = parsed(*LENGTHS, "--compare", *names)
+    shifted, scaled, narrow = map(config, known.values())
+    assert shifted.max_global_shift == 256
+    assert (scaled.max_global_shift, scaled.max_global_scale) == (896, 2)
+    assert narrow.relative_context == 4
+    (alone,) = map(config, parsed(*LENGTHS, "--position-max-local-shift", "0").values())
+    assert (alone.type, alone.max_global_shift, alone.max_local_shift) == ("cape", 896, 0)
+
+
+def test_nothing_is_shifted_where_the_test_is_no_longer():
+    (cape, shape, rfs) = map(
+        config,
+        parsed(
+            *("--train-length", "128", "--test-lengths", "64", "96"),
+            *("--compare", "cape", "shape", "rfs"),
+        ).values(),
+    )
+    assert (cape.max_global_shift, shape.max_offset, rfs.max_position) == (0, 0, 128)
+
+
+def test_trainings_are_those_of_the_hugging_face_recipe():
+    """Blocks, updates and schedule, read off the options of the Trainer."""
+    finetune_hf = pytest.importorskip("recipes.lm.finetune_hf")
+    trainer = dict(re.findall(r"--(\w+) (\S+)", f"{finetune_hf.TRAINING} {TASKS['text'].training}"))
+    known = parsed(*LENGTHS, "--compare", "sinpos", "--seeds", "1", "2")
+    first, second = known.values()
+    assert first.seed != second.seed
+    assert (first.tokens_per_sample, first.sample_break_mode) == (128, "none")
+    assert first.batch_size == int(trainer["per_device_train_batch_size"])
+    assert first.max_update == int(trainer["max_steps"])
+    assert first.lr == [float(trainer["learning_rate"])]
+    assert first.lr_scheduler == trainer["lr_scheduler_type"]
+    assert first.warmup_updates == int(trainer["warmup_steps"])
+    assert first.adam_betas == f"(0.9,{trainer['adam_beta2']})"
+    assert first.decoder_layers == finetune_hf.MODEL["num_hidden_layers"]
+    assert first.decoder_embed_dim == finetune_hf.MODEL["hidden_size"]
+    assert first.decoder_ffn_embed_dim == finetune_hf.MODEL["intermediate_size"]
+    assert first.decoder_attention_heads == finetune_hf.MODEL["num_attention_heads"]
+    assert first.dropout == 0
+
+
+def test_flags_behind_two_hyphens_go_to_fairseq():
+    (args,) = parsed("--compare", "nopos", "--", "--decoder-layers", "2").values()
+    assert args.decoder_layers == 2
+
+
+# ---- text ----------------------------------------------------------------------------------------
+
+
+def test_each_byte_has_a_symbol_that_fairseq_reads_as_itself():
+    assert len({*run.SYMBOLS}) == 256
+    assert all(re.fullmatch(r"[!-~]+", symbol) for symbol in run.SYMBOLS)
+    assert run.symbols("a b\né") == ["a", "<0x20>", "b", "</s>", "<0xC3>", "<0xA9>"]
+    own = {Dictionary().symbols[index] for index in (0, 1, 3)}  # all but the end of a line
+    assert not own & {*run.SYMBOLS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_binarised_text_is_the_stream_of_its_bytes(end, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.executable", warm_fairseq())
+    text = f"one  <pad> </s>\n\n\ttwö\r\nthree\u2028#fairseq:overwrite{end}"
+    folder = run.binarise(tmp_path / "data", text)
+    dictionary = Dictionary.load(str(folder / "dict.txt"))
+    assert len(dictionary) == 256 + 3  # beginning, padding, unknown
+    lines = data_utils.load_indexed_dataset(str(folder / "train"), dictionary)
+    stream = np.concatenate([lines[index].numpy() for index in range(len(lines))])
+    assert [dictionary[index] for index in stream] == run.symbols(text.removesuffix("\n") + "\n")
+
+
+# ---- losses --------------------------------------------------------------------------------------
+
+
+def language_model(name):
+    settings = {**run.settings_of_types(8, 24)[name], "embedding": name}
+    words = [(f"--position-{key.replace('_', '-')}", value) for key, value in settings.items()]
+    model = fairseq_models.build_lm(*(word for pair in words for word in pair))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)  # sharp enough for losses to differ
+    return model.eval()
+
+
+def tokens(count, length):
+    generator = torch.Generator().manual_seed(0)
+    first, end = fairseq_models.FIRST_WORD, fairseq_models.VOCABULARY
+    return torch.randint(first, end, (count, length), generator=generator)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_losses_are_those_of_each_token_after_the_ones_before_it(name):
+    model, ids = language_model(name), tokens(2, 24)
+    with torch.no_grad():
+        values = run.losses(model, ids)
+        assert values.shape == (2, 23)
+        for place in range(1, 24):
+            logits, _ = model(ids[:, :place])
+            expected = -logits[:, -1].log_softmax(-1).gather(1, ids[:, place, None])[:, 0]
+            torch.testing.assert_close(values[:, place - 1], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_mean_loss_is_that_of_fairseqs_criterion():
+    model, ids = language_model("sinpos"), tokens(3, 24)
+    criterion = CrossEntropyCriterion(fairseq_models.Task(), sentence_avg=False)
+    target = ids[:, 1:].contiguous()
+    net_input = {"src_tokens": ids[:, :-1], "src_lengths": torch.full((3,), 23)}
+    sample = {"net_input": net_input, "target": target, "ntokens": target.numel()}
+    with torch.no_grad():
+        loss, size, _ = criterion(model, sample)
+        means = by_position(run.losses(model, ids), [4, 24])
+    assert list(means) == ["0-3", "4-23"]
+    assert means["0-3"] != pytest.approx(means["4-23"], rel=1e-3)
+    whole = (3 * means["0-3"] + 20 * means["4-23"]) / 23
+    assert whole == pytest.approx((loss / size).item(), rel=1e-5)
+
+
+# ---- commands ------------------------------------------------------------------------------------
+
+TINY = ["--", "--decoder-layers", "1", "--decoder-embed-dim", "16", "--decoder-ffn-embed-dim", "16"]
+
+
+@pytest.mark.slow
+def test_own_text_from_training_to_figure(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.executable", warm_fairseq())
+    monkeypatch.chdir(tmp_path)
+    text = "all work and no play\n" * 60
+    (tmp_path / "my text.txt").write_text(text)
+    command = ["--train-file", "my text.txt", "--train-length", "8", "--test-lengths", "8", "24"]
+    command += ["--compare", "sinpos", "cape:max_global_shift=5", "--updates", "40", "--limit", "2"]
+    command += ["--seeds", "1", "2", "--device", "cpu", *TINY, "--lr", "0.02"]
+    run.main(command)
+    out, work = tmp_path / "results/lm/fairseq", tmp_path / "build/lm/my text.txt"
+    rows = read_csv(out / "scores.csv")
+    names = ("sinpos", "cape:max_global_shift=5")
+    assert [(row["variant"], row["seed"], row["position"]) for row in rows] == [
+        (name, seed, label) for name in names for seed in "12" for label in ("0-7", "8-23")
+    ]
+    # the loss is that of the checkpoint on the last tenth of the text, 126 bytes: five stretches,
+    # of which two are evenly spread
+    held_out = text[-126:]
+    chosen = [run.symbols(held_out[start : start + 24]) for start in (0, 3 * 24)]
+    for run_name, own in (
+        ("sinpos-seed2", rows[2:4]),
+        ("cape-max_global_shift-5-seed1", rows[4:6]),
+    ):
+        checkpoint = work / f"runs/{run_name}/checkpoint_last.pt"
+        model, task = fairseq_models.load(checkpoint, work / "data/binary")
+        ids = torch.tensor([list(map(task.source_dictionary.index, part)) for part in chosen])
+        with torch.no_grad():
+            logits, _ = model(ids)
+        values = F.cross_entropy(logits[:, :-1].mT, ids[:, 1:], reduction="none")
+        expected = [values[:, :7].mean().item(), values[:, 7:].mean().item()]
+        assert [float(row["loss"]) for row in own] == pytest.approx(expected, abs=2e-4)
+        assert float(own[0]["loss"]) < 5.55 - 2, "a guess is log(259)"
+    page = (out / "scores.md").read_text()
+    assert "mean ± sample standard deviation of 2 seeds" in page
+    for fact in ("`--position-embedding cape --position-max-global-shift 5`", "40 updates", "0-7"):
+        assert fact in page
+    assert "shape max_offset 16, cape max_global_shift 16" in page
+    assert str(tmp_path) not in page
+    assert_lines(out / "scores.png")
+    # all is reused; what would be made otherwise is refused
+    before = {path: path.stat().st_mtime_ns for path in work.rglob("*") if path.is_file()}
+    assert sum(path.name == "checkpoint_last.pt" for path in before) == 4
+    run.main(command)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert read_csv(out / "scores.csv") == rows
+    command[command.index("--updates") + 1] = "41"
+    with pytest.raises(CommandError, match="made with other settings.* give another --work folder"):
+        run.main(command)
+
+
+@pytest.mark.slow
+def test_mistakes_end_the_command_with_one_line(run_cli, tmp_path):
+    command = ("python", "-m", "recipes.lm.run", "--train-file", "gone.txt")
+    done = run_cli(*command, cwd=tmp_path, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "error: gone.txt: No such file or directory; give files of text"
+    ]
+
+
+def test_commands_of_the_page_are_understood(repo_root):
+    page = (repo_root / "recipes/lm/README.md").read_text().replace("\\\n", " ")
+    commands = re.findall(r"^ +python -m recipes\.lm\.run([^#\n]*)", page, re.MULTILINE)
+    assert commands
+    for command in commands:
+        args = run.parse_arguments(shlex.split(command))
+        assert args.test_lengths[-1] >= 4 * args.train_length, command
+        assert len(args.models) >= len(TYPES), command
+
+
+OF_THIS_FILE = ["--train-file", __file__, "--train-length", "900000"]
+BAD = [
+    (["--compare", "rope"], "--compare rope is unknown; allowed: nopos, sinpos"),
+    (["--compare", "cape:colour=1"], "'colour=1' is no option=value"),
+    (["--compare", "sinpos:max_offset=1"], "position embedding sinpos:max_offset=1"),
+    (["--test-lengths", "8", "4"], "--test-lengths 8 4: the numbers must increase"),
+    (["--test-lengths", "1", "4"], "length 1 has no token to predict"),
+    (["--train-length", "1"], "length 1 has no token to predict"),
+    (["--train-length", "0"], "--train-length: '0' is not a whole number of at least 1"),
+    (["--validation-file", "a.txt"], "--validation-file needs --train-file"),
+    (["--train-file", "gone.txt"], "gone.txt: No such file"),
+    ([*OF_THIS_FILE, "--test-lengths", "64"], "the training text has"),
+    ([*OF_THIS_FILE, "--test-lengths", "900000"], "the training text has"),
+    (["--train-file", __file__, "--test-lengths", "900000"], "the validation text has"),
+    (["--device", "cuda:99"], "--device cuda:99: "),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), BAD, ids=lambda value: str(value)[-40:])
+def test_bad_input_is_refused(words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((CommandError, SystemExit)) as refused:
+        run.main(words)
+    said = str(refused.value) + capsys.readouterr().err
+    assert message in said
+    assert "\n" not in said.strip().removeprefix("2")
+    assert not any(tmp_path.iterdir())
