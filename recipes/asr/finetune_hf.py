@@ -264,12 +264,8 @@ def make_options() -> argparse.ArgumentParser:
     add("--ctc-lm", metavar="FILE", help=text)
     add("--ctc-lexicon", metavar="FILE", help="lines with a word and its units")
     add("--ctc-lm-weight", type=number(-1e6, 1e6), metavar="X", default=1.0, help="(default: 1.0)")
-    text = (
-        "a CTC model from scratch as in CAPE Appendix C.2: 36 layers with the dropout, layer drop "
-    )
-    text += (
-        "and learned table for this corpus, and its scale of cape; --model-config changes fields"
-    )
+    text = "a CTC model from scratch as in CAPE Appendix C.2: 36 layers, dropout, layer drop and "
+    text += "learned table of this corpus, and its scale of cape; --model-config changes fields"
     add("--preset", choices=CORPORA, help=text)
     text = "distance of frames in the test, by CTC; longer is faster (default: that of the model)"
     add("--hop-seconds", type=number(0.001, 0.1), metavar="SECONDS", help=text)
