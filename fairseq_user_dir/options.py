@@ -154,19 +154,18 @@ def decoder_config_from_args(args: Any) -> PositionConfig:
         stored = {}  # of another type
     names = [option.name for option in options("text")]
     given = {name: getattr(args, _decoder_arg(PREFIX + name), None) for name in names}
-    own = AUGMENT_PROBABILITY in stored or given[AUGMENT_PROBABILITY] is not None
-    if not own and applies(AUGMENT_PROBABILITY, chosen or shared, "decoder"):
-        given[AUGMENT_PROBABILITY] = getattr(args, PREFIX + AUGMENT_PROBABILITY, None)
+    if applies(AUGMENT_PROBABILITY, chosen or shared, "decoder"):
+        of_encoder = getattr(args, PREFIX + AUGMENT_PROBABILITY, None)
+        if of_encoder is not None:
+            stored.setdefault(AUGMENT_PROBABILITY, of_encoder)
     given = {name: value for name, value in given.items() if value is not None}
     try:
         with named_by_flags():
             config = PositionConfig(chosen or shared, "text", "decoder", **{**stored, **given})
     except SettingsError as error:
         raise SettingsError(decoder_flags(str(error))) from None
-    own_type = {"type": chosen} if chosen else {}
-    set_args(
-        args, **{DECODER_FIELD: {**own_type, **{name: getattr(config, name) for name in names}}}
-    )
+    own = {"type": chosen} if chosen else {}
+    set_args(args, **{DECODER_FIELD: {**own, **{name: getattr(config, name) for name in names}}})
     return config
 
 
