@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from cape_plugins import Draw, PositionConfig, build_position_encoder
 from cape_plugins.domains import WINDOW_SECONDS
-from cape_plugins.speech.subsampling import ConvSubsampler, subsampled_positions
+from cape_plugins.speech.subsampling import ConvSubsampler
 from fairseq_user_dir.asr.positions import TimedEncoder
 from fairseq_user_dir.attention import add_relative_positions
 from fairseq_user_dir.options import add_position_args, set_missing
@@ -70,6 +70,7 @@ _HELP = {
     "encoder_ffn_embed_dim": "hidden channels of the feed-forward blocks",
     "encoder_layers": "number of layers",
     "encoder_attention_heads": "heads of each layer",
+    "encoder_normalize_before": "layer norm before each block; the paper's is after",
     "encoder_layerdrop": "probability of dropping a layer",
     "dropout": "dropout on the output of each block",
     "attention_dropout": "dropout on attention weights",
@@ -85,12 +86,6 @@ _HELP = {
 def add_encoder_args(parser: ArgumentParser, paper: dict[str, Any] = PAPER) -> None:
     """Adds sizes, dropout and the position flags; `paper` has the values of the paper."""
     add_sizes(parser, paper, _HELP)
-    parser.add_argument(
-        "--encoder-normalize-before",
-        action="store_true",
-        default=None,
-        help="layer norm before each block; the paper's is after",
-    )
     names = utils.get_available_activation_fns()
     parser.add_argument(
         "--activation-fn",
@@ -103,8 +98,11 @@ def add_encoder_args(parser: ArgumentParser, paper: dict[str, Any] = PAPER) -> N
 def add_sizes(parser: ArgumentParser, paper: dict[str, Any], helps: dict[str, str]) -> None:
     """Adds a flag for each name in `helps`, whose default is that of the paper."""
     for name, text in helps.items():
-        flag = "--" + name.replace("_", "-")
-        parser.add_argument(flag, type=type(paper[name]), help=f"{text} (default: {paper[name]})")
+        flag, default = "--" + name.replace("_", "-"), paper[name]
+        if isinstance(default, bool):
+            parser.add_argument(flag, action="store_true", default=None, help=text)
+        else:
+            parser.add_argument(flag, type=type(default), help=f"{text} (default: {default})")
 
 
 def architecture(sizes: dict[str, Any]) -> Any:
@@ -165,14 +163,7 @@ class AcousticEncoder(TimedEncoder, FairseqEncoder):
         """
         hidden, lengths = self.subsample.subsample(features, lengths)
         hidden = F.dropout(hidden, self.feature_dropout, self.training)
-        positions = subsampled_positions(
-            lengths,
-            hidden.shape[1],
-            self.subsample.stride,
-            self.hop_seconds(hop_nanoseconds),
-            frame_nanoseconds,
-        )
-        hidden, draw = self.add_positions(hidden, positions)
+        hidden, draw = self.add_times(hidden, lengths, hop_nanoseconds, frame_nanoseconds)
         padding = torch.arange(hidden.shape[1], device=hidden.device) >= lengths[:, None]
         mask = padding if padding.any() else None
         hidden = hidden.transpose(0, 1)

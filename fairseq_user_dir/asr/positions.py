@@ -1,13 +1,16 @@
-"""Shared by the speech encoders: the distance of frames, and positions that are added to them."""
+"""Shared by the speech models: the times of frames, which are added to them, and the output of an
+encoder that a decoder reads."""
 
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from torch import Tensor
 
-from cape_plugins import Draw, PositionEncoder, Positions
+from cape_plugins import Draw, PositionEncoder
 from cape_plugins.speech.features import HOP_SECONDS
+from cape_plugins.speech.subsampling import ConvSubsampler, subsampled_positions
 from fairseq_user_dir.embedding import rank_generator
 
 
@@ -16,17 +19,72 @@ class TimedEncoder:
 
     Attributes:
         positions: Position encoder.
+        subsample: Convolutions before it.
     """
 
     positions: PositionEncoder
+    subsample: ConvSubsampler
 
-    def hop_seconds(self, hop_nanoseconds: Tensor | None) -> Tensor | float:
-        """Distance of frames; 10 ms where the task does not say."""
-        return HOP_SECONDS if hop_nanoseconds is None else hop_nanoseconds.float() * 1e-9
+    def add_times(
+        self,
+        hidden: Tensor,
+        lengths: Tensor,
+        hop_nanoseconds: Tensor | None,
+        frame_nanoseconds: Tensor | None,
+    ) -> tuple[Tensor, Draw | None]:
+        """Adds the embedding of the times of subsampled frames.
 
-    def add_positions(self, hidden: Tensor, positions: Positions) -> tuple[Tensor, Draw | None]:
-        """``[B, T, C]``, and the draw of this forward in training, different on each rank."""
+        Args:
+            hidden: ``[B, T', C]``, the output of `subsample`.
+            lengths: ``[B]`` of them.
+            hop_nanoseconds: ``[B]`` distance of frames before `subsample`; default 10 ms.
+            frame_nanoseconds: ``[B, T]`` centre of each of these where some were skipped.
+
+        Returns:
+            ``[B, T', C]``, and the draw of this forward in training, different on each rank.
+        """
+        hop = HOP_SECONDS if hop_nanoseconds is None else hop_nanoseconds.float() * 1e-9
+        positions = subsampled_positions(
+            lengths, hidden.shape[1], self.subsample.stride, hop, frame_nanoseconds
+        )
         generator = functools.cache(rank_generator)  # one for the draw and the local shifts
         draw = self.positions.draw(hidden.shape[0], hidden.device, generator)
         embedding = self.positions(positions, draw, dtype=hidden.dtype, generator=generator)
         return hidden if embedding is None else hidden + embedding, draw
+
+
+class TimedModel:
+    """Hands the times of frames to the encoder; a mixin over a fairseq model with a decoder."""
+
+    encoder: Any
+    decoder: Any
+
+    def forward(
+        self, src_tokens: Tensor, src_lengths: Tensor, prev_output_tokens: Tensor, **times: Tensor
+    ) -> Any:
+        """See fairseq; `times` are the last two arguments of :meth:`TimedEncoder.add_times`."""
+        encoder_out = self.encoder(src_tokens=src_tokens, src_lengths=src_lengths, **times)
+        return self.decoder(prev_output_tokens=prev_output_tokens, encoder_out=encoder_out)
+
+
+def encoder_output(
+    hidden: Tensor, padding: Tensor, draw: Draw | None, states: list[Tensor] | None = None
+) -> dict[str, list[Any]]:
+    """What fairseq's decoders and beam search take of an encoder.
+
+    Args:
+        hidden: States ``[T, B, C]``.
+        padding: ``[B, T]``, True on padding.
+        draw: What the encoder has drawn.
+        states: Outputs of all layers, where someone asks for them.
+    """
+    return {
+        "encoder_out": [hidden],
+        "encoder_padding_mask": [padding] if padding.any() else [],
+        "encoder_embedding": [],
+        "encoder_states": states or [],
+        "src_tokens": [],
+        "src_lengths": [],
+        # the decoder augments the same samples
+        "position_draw": [] if draw is None else [draw],
+    }

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from cape_plugins import PositionConfig, build_position_encoder
 from cape_plugins.speech.features import HOP_SECONDS
-from cape_plugins.speech.subsampling import ConvSubsampler, subsampled_positions
-from fairseq_user_dir.asr.positions import TimedEncoder
+from cape_plugins.speech.subsampling import ConvSubsampler
+from fairseq_user_dir.asr.positions import TimedEncoder, TimedModel, encoder_output
 from fairseq_user_dir.attention import add_relative_positions
 from fairseq_user_dir.checkpoints import PositionalModel
 from fairseq_user_dir.models import check_stock_args, install, stock_values
@@ -47,7 +47,7 @@ ABSPOS_FRAMES = 1500
 
 
 @register_model(NAME)
-class CapeS2TTransformerModel(PositionalModel, S2TTransformerModel):
+class CapeS2TTransformerModel(TimedModel, PositionalModel, S2TTransformerModel):
     """Recognition or translation of speech by encoder and decoder."""
 
     @staticmethod
@@ -80,13 +80,6 @@ class CapeS2TTransformerModel(PositionalModel, S2TTransformerModel):
         encoder.__class__ = CapeS2TEncoder
         encoder.take_over(args, config_from_args(args, "encoder", "audio"))
         return encoder
-
-    def forward(
-        self, src_tokens: Tensor, src_lengths: Tensor, prev_output_tokens: Tensor, **times: Tensor
-    ) -> Any:
-        """See fairseq; `times` are those of :class:`CapeS2TEncoder`."""
-        encoder_out = self.encoder(src_tokens=src_tokens, src_lengths=src_lengths, **times)
-        return self.decoder(prev_output_tokens=prev_output_tokens, encoder_out=encoder_out)
 
 
 class CapeS2TEncoder(TimedEncoder, S2TTransformerEncoder):
@@ -151,14 +144,7 @@ class CapeS2TEncoder(TimedEncoder, S2TTransformerEncoder):
     ) -> dict[str, Any]:
         hidden, lengths = self.subsample.subsample(features, lengths)
         hidden = self.embed_scale * hidden
-        positions = subsampled_positions(
-            lengths,
-            hidden.shape[1],
-            self.subsample.stride,
-            self.hop_seconds(hop_nanoseconds),
-            frame_nanoseconds,
-        )
-        hidden, draw = self.add_positions(hidden, positions)
+        hidden, draw = self.add_times(hidden, lengths, hop_nanoseconds, frame_nanoseconds)
         hidden = self.dropout_module(hidden).transpose(0, 1)
         mask = lengths_to_padding_mask(lengths)
         states = []
@@ -168,16 +154,7 @@ class CapeS2TEncoder(TimedEncoder, S2TTransformerEncoder):
                 states.append(hidden)
         if self.layer_norm is not None:
             hidden = self.layer_norm(hidden)
-        return {
-            "encoder_out": [hidden],
-            "encoder_padding_mask": [mask] if mask.any() else [],
-            "encoder_embedding": [],
-            "encoder_states": states,
-            "src_tokens": [],
-            "src_lengths": [],
-            # the decoder augments the same samples
-            "position_draw": [] if draw is None else [draw],
-        }
+        return encoder_output(hidden, mask, draw, states)
 
 
 def _architecture(stock: Any) -> Any:

@@ -30,6 +30,7 @@ from fairseq_user_dir.asr.acoustic_encoder import (
     add_sizes,
     architecture,
 )
+from fairseq_user_dir.asr.positions import TimedModel, encoder_output
 from fairseq_user_dir.checkpoints import PositionalModel
 from fairseq_user_dir.models import install, stock_values
 from fairseq_user_dir.options import (
@@ -74,13 +75,14 @@ _HELP = {
     "decoder_ffn_embed_dim": "hidden channels of their feed-forward blocks",
     "decoder_layers": "number of these layers",
     "decoder_attention_heads": "heads of each of them",
+    "decoder_normalize_before": "layer norm before each block of the decoder (default: after)",
     "decoder_layerdrop": "probability of dropping one of them",
 }
 _DIMS = ("decoder_input_dim", "decoder_output_dim")  # of the embeddings on both ends
 
 
 @register_model(NAME)
-class CapeSeq2SeqTransformerModel(PositionalModel, FairseqEncoderDecoderModel):
+class CapeSeq2SeqTransformerModel(TimedModel, PositionalModel, FairseqEncoderDecoderModel):
     """Speech recognition by CAPE's acoustic encoder and a decoder."""
 
     @staticmethod
@@ -88,12 +90,6 @@ class CapeSeq2SeqTransformerModel(PositionalModel, FairseqEncoderDecoderModel):
         """Adds sizes, dropout and the position flags of both sides."""
         add_encoder_args(parser, PAPER)
         add_sizes(parser, PAPER, _HELP)
-        parser.add_argument(
-            "--decoder-normalize-before",
-            action="store_true",
-            default=None,
-            help="layer norm before each block of the decoder (default: after)",
-        )
         add_decoder_args(parser)
 
     @classmethod
@@ -114,14 +110,6 @@ class CapeSeq2SeqTransformerModel(PositionalModel, FairseqEncoderDecoderModel):
         model.position_config = config
         return model
 
-    def forward(
-        self, src_tokens: Tensor, src_lengths: Tensor, prev_output_tokens: Tensor, **times: Tensor
-    ) -> Any:
-        """See fairseq; `times` are those of
-        :meth:`~fairseq_user_dir.asr.acoustic_encoder.AcousticEncoder.encode`."""
-        encoder_out = self.encoder(src_tokens, src_lengths, **times)
-        return self.decoder(prev_output_tokens=prev_output_tokens, encoder_out=encoder_out)
-
 
 class CapeSeq2SeqEncoder(AcousticEncoder):
     """The acoustic encoder, whose output is that of fairseq's encoders."""
@@ -138,16 +126,7 @@ class CapeSeq2SeqEncoder(AcousticEncoder):
         hidden, _, padding, draw = self.encode(
             src_tokens, src_lengths, hop_nanoseconds, frame_nanoseconds
         )
-        return {
-            "encoder_out": [hidden],
-            "encoder_padding_mask": [padding] if padding.any() else [],
-            "encoder_embedding": [],
-            "encoder_states": [],
-            "src_tokens": [],
-            "src_lengths": [],
-            # the decoder augments the same samples
-            "position_draw": [] if draw is None else [draw],
-        }
+        return encoder_output(hidden, padding, draw)
 
     reorder_encoder_out = S2TTransformerEncoder.reorder_encoder_out
 
