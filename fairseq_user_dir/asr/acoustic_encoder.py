@@ -4,7 +4,7 @@ time, Transformer layers. CTC (:mod:`~fairseq_user_dir.asr.ctc_model`) and a dec
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
+from argparse import ArgumentParser, ArgumentTypeError
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cape_plugins import Draw, PositionConfig, build_position_encoder
+from cape_plugins.arguments import positive
 from cape_plugins.domains import WINDOW_SECONDS
 from cape_plugins.speech.subsampling import ConvSubsampler
 from fairseq_user_dir.asr.positions import TimedEncoder
@@ -102,7 +103,23 @@ def add_sizes(parser: ArgumentParser, paper: dict[str, Any], helps: dict[str, st
         if isinstance(default, bool):
             parser.add_argument(flag, action="store_true", default=None, help=text)
         else:
-            parser.add_argument(flag, type=type(default), help=f"{text} (default: {default})")
+            range_of = _odd if name == "conv_kernel_size" else _RANGES[type(default)]
+            parser.add_argument(flag, type=range_of, help=f"{text} (default: {default})")
+
+
+def _probability(text: str) -> float:
+    if not 0.0 <= (value := float(text)) <= 1.0:
+        raise ArgumentTypeError(f"{text} is not allowed; allowed: 0 to 1")
+    return value
+
+
+def _odd(text: str) -> int:
+    if (value := positive(text)) % 2 == 0:
+        raise ArgumentTypeError(f"{text} is not allowed; allowed: odd numbers, such as {value + 1}")
+    return value
+
+
+_RANGES: dict[type, Any] = {int: positive, float: _probability}
 
 
 def architecture(sizes: dict[str, Any]) -> Any:

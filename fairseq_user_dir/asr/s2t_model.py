@@ -8,10 +8,13 @@ defaults for text. CAPE (Appendix C.5) has one decoder of relative positions for
 
 from __future__ import annotations
 
+import logging
+import os
 from argparse import ArgumentParser
 from typing import Any
 
 import torch
+from fairseq import checkpoint_utils
 from fairseq.data.data_utils import lengths_to_padding_mask
 from fairseq.models import (
     ARCH_CONFIG_REGISTRY,
@@ -41,6 +44,8 @@ from fairseq_user_dir.options import (
     set_missing,
 )
 from fairseq_user_dir.stacks import DecoderPositions
+
+logger = logging.getLogger(__name__)
 
 NAME, STOCK = "cape_s2t_transformer", "s2t_transformer"
 ABSPOS_FRAMES = 1500
@@ -75,11 +80,18 @@ class CapeS2TTransformerModel(TimedModel, PositionalModel, S2TTransformerModel):
 
     @classmethod
     def build_encoder(cls, args: Any) -> S2TTransformerEncoder:
-        """The stock encoder, whose convolutions and layers are kept."""
-        encoder = super().build_encoder(args)
+        """The stock encoder, whose convolutions and layers are kept, with its positions; then
+        ``--load-pretrained-encoder-from`` is loaded, positions included."""
+        encoder = S2TTransformerEncoder(args)
         encoder.__class__ = CapeS2TEncoder
         encoder.take_over(args, config_from_args(args, "encoder", "audio"))
-        return encoder
+        path = getattr(args, "load_pretrained_encoder_from", None)
+        if path is None:
+            return encoder
+        if not os.path.exists(path):  # as when a trained model is loaded elsewhere
+            logger.warning("%s does not exist; the encoder is not initialised from it", path)
+            return encoder
+        return checkpoint_utils.load_pretrained_component_from_model(encoder, path)
 
 
 class CapeS2TEncoder(TimedEncoder, S2TTransformerEncoder):

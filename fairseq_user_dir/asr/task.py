@@ -7,13 +7,14 @@ import hashlib
 import itertools
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from fairseq.tasks import LegacyFairseqTask, register_task
 from torch import nn
 
+from cape_plugins.arguments import positive, whole
 from cape_plugins.speech.features import HOP_SECONDS, spec_augment
 from cape_plugins.speech.manifest import Utterance
 from fairseq_user_dir.asr.ctc_model import CapeCtcTransformerModel
@@ -46,15 +47,6 @@ def _hop(text: str) -> float:
     return value
 
 
-def _count(low: int) -> Any:
-    def parse(text: str) -> int:
-        if not text.isdecimal() or int(text) < low:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {low}")
-        return int(text)
-
-    return parse
-
-
 @register_task("cape_asr")
 class CapeAsrTask(LegacyFairseqTask):
     """Recordings and texts from manifests, in padded batches or without padding. In generation
@@ -80,23 +72,23 @@ class CapeAsrTask(LegacyFairseqTask):
             "for each recording, surplus frames skipped (CAPE App. C.3)")  # fmt: skip
         add("--hop-seconds", type=_hop, default=HOP_SECONDS, help="distance of frames; longer ones "
             "trade accuracy for speed in inference (default: 0.01)")  # fmt: skip
-        add("--max-source-positions", type=_count(1), default=10**6, metavar="N",
+        add("--max-source-positions", type=positive, default=10**6, metavar="N",
             help="leave out longer recordings, in frames (default: none)")  # fmt: skip
-        add("--max-target-positions", type=_count(1), default=4096, metavar="N",
+        add("--max-target-positions", type=positive, default=4096, metavar="N",
             help="leave out longer texts, in units (default: 4096)")  # fmt: skip
         add("--no-spec-augment", action="store_true", help="do not mask features in training")
-        add("--spec-augment-start", type=_count(0), default=0, metavar="UPDATE",
+        add("--spec-augment-start", type=whole, default=0, metavar="UPDATE",
             help="first update with masks (default: 0)")  # fmt: skip
-        add("--frequency-masks", type=_count(0), default=2, metavar="N",
+        add("--frequency-masks", type=whole, default=2, metavar="N",
             help="number of masks over frequencies (default: 2)")  # fmt: skip
-        add("--frequency-mask-width", type=_count(0), default=30, metavar="BINS",
+        add("--frequency-mask-width", type=whole, default=30, metavar="BINS",
             help="width of the widest (default: 30)")  # fmt: skip
-        add("--time-masks", type=_count(0), default=10, metavar="N",
+        add("--time-masks", type=whole, default=10, metavar="N",
             help="number of masks over time (default: 10)")  # fmt: skip
-        add("--time-mask-width", type=_count(0), default=50, metavar="FRAMES",
+        add("--time-mask-width", type=whole, default=50, metavar="FRAMES",
             help="length of the longest, at most a tenth of the recording "
             "(default: 50)")  # fmt: skip
-        add("--ctc-beam", type=_count(1), default=1, metavar="N",
+        add("--ctc-beam", type=positive, default=1, metavar="N",
             help="size of the beam of flashlight-text; 1 takes the best path "
             "(default: 1)")  # fmt: skip
         add("--ctc-lm", metavar="FILE", help="n-gram model, ARPA or binary of KenLM: of words with "
@@ -107,10 +99,11 @@ class CapeAsrTask(LegacyFairseqTask):
         add("--ctc-word-score", type=float, default=0.0,
             help="score added for each word of the lexicon (default: 0.0)")  # fmt: skip
 
-    def __init__(self, args: Any, dictionary: TextDictionary, targets: Targets) -> None:
+    def __init__(
+        self, args: Any, dictionary: TextDictionary, targets: Targets, config: Mapping[str, Any]
+    ) -> None:
         super().__init__(args)
-        self.dictionary, self.targets = dictionary, targets
-        self.config = read_config(args.data, args.config_yaml)
+        self.dictionary, self.targets, self.config = dictionary, targets, config
         self.needs_texts = False
         # One iterator for all epochs: processes that were forked while that of an earlier epoch is
         # garbage would end its processes, which are not theirs.
@@ -145,7 +138,7 @@ class CapeAsrTask(LegacyFairseqTask):
             logger.info("made %s", path)
         dictionary = TextDictionary.load(path)
         logger.info("dictionary: %d units", len(dictionary))
-        return cls(args, dictionary, targets)
+        return cls(args, dictionary, targets, config)
 
     def build_model(self, args: Any, from_checkpoint: bool = False) -> nn.Module:
         """See fairseq."""

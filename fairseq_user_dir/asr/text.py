@@ -68,7 +68,8 @@ class Targets:
 
     def encode(self, text: str, dictionary: Dictionary) -> Tensor:
         """``[U]`` int64, without EOS; units that the dictionary lacks are ``<unk>``."""
-        return torch.tensor([dictionary.index(unit) for unit in self.units(text)])
+        numbers = [dictionary.index(unit) for unit in self.units(text)]
+        return torch.tensor(numbers, dtype=torch.long)
 
     def dictionary(self, texts: Iterable[str]) -> TextDictionary:
         """All subwords of the model, or all letters of the texts, in sorted order."""

@@ -10,6 +10,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.models.speech_to_text.s2t_transformer import S2TTransformerModel
 
 from cape_plugins import PositionConfig
+from fairseq_user_dir.asr.acoustic_encoder import add_encoder_args
 from fairseq_user_dir.asr.criterion import CapeCtcCriterion
 from fairseq_user_dir.asr.decoding import CtcGenerator
 from fairseq_user_dir.options import decoder_config_from_args
@@ -232,6 +233,31 @@ def test_ctc_and_decoder_read_the_same_encoder(folder, name):
     assert torch.equal(states["encoder_padding_mask"][0], expected["encoder_padding_mask"])
 
 
+@pytest.mark.parametrize("name", TYPES)
+def test_pretrained_encoder_comes_with_its_positions(folder, name, tmp_path, caplog):
+    """As translation of speech begins with the encoder of recognition."""
+    task, _ = batch(folder)
+    pretrained, path = make_model(task, S2T, name), tmp_path / "asr.pt"
+    for value in pretrained.parameters():
+        torch.nn.init.normal_(value)
+    state = {"args": None, "cfg": {"model": {}}, "model": pretrained.state_dict()}
+    progress = {"epoch": 1, "iterations_in_epoch": 0}
+    torch.save(
+        {
+            **state,
+            "optimizer_history": [{"best_loss": None}],
+            "extra_state": {"train_iterator": progress},
+        },
+        path,
+    )
+    encoder = make_model(task, S2T, name, load_pretrained_encoder_from=str(path)).encoder
+    for key, value in encoder.state_dict().items():
+        assert torch.equal(value, pretrained.encoder.state_dict()[key]), key
+    path.unlink()
+    make_model(task, S2T, name, load_pretrained_encoder_from=str(path))
+    assert f"{path} does not exist" in caplog.text
+
+
 def test_decoder_without_settings_has_the_type_of_its_encoder(folder):
     """The same model, which stores the same, as before decoders had settings of their own."""
     task, _ = batch(folder)
@@ -306,6 +332,7 @@ BAD = [
     ({"position_embedding": "cape", "position_synchronize": "true"}, "synchronize"),
     ({"conv_kernel_size": 4}, "kernel size 4"),
 ]
+OUT_OF_RANGE = ["--conv-stride 0", "--conv-kernel-size 4", "--dropout 2", "--abspos-frames 0"]
 
 
 @pytest.mark.parametrize(("given", "message"), BAD, ids=[message for _, message in BAD])
@@ -313,6 +340,15 @@ def test_bad_settings_are_refused(folder, given, message):
     task = make_task(folder)
     with pytest.raises(ValueError, match=message):
         make_model(task, CTC, "", **given)
+
+
+@pytest.mark.parametrize("words", OUT_OF_RANGE)
+def test_sizes_out_of_range_are_refused_by_their_flags(words, capsys):
+    parser = argparse.ArgumentParser()
+    add_encoder_args(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(words.split())
+    assert f"argument {words.split()[0]}: " in capsys.readouterr().err
 
 
 def test_bad_settings_of_a_decoder_are_refused_by_its_flags(folder):
