@@ -126,6 +126,8 @@ def _own_defaults(path: str, overrides: dict[str, Any]) -> dict[str, Any]:
         for name in stored
         if name.startswith(PREFIX) and name != TYPE_ARG and not name.startswith(kept)
     )
+    if "no_token_positional_embeddings" in stored:  # what the stored type needed
+        unset["no_token_positional_embeddings"] = False
     return {**unset, **overrides}
 
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from fairseq import utils
 from fairseq.models import (
     ARCH_CONFIG_REGISTRY,
@@ -105,8 +106,21 @@ class _CapeSeq2Seq(_CapeModel):
         **kwargs: Any,
     ) -> Any:
         """See fairseq; the encoder, which draws for both sides, is told how long the target is."""
-        with self.encoder.using(prev_output_tokens.ne(self.decoder.padding_idx).sum(1)):
+        with self.encoder.using(self._target_lengths(prev_output_tokens, *args, **kwargs)):
             return super().forward(src_tokens, src_lengths, prev_output_tokens, *args, **kwargs)
+
+    def _target_lengths(self, prev_output_tokens: Tensor, *_: Any, **__: Any) -> Tensor:
+        """``[B]``, the most target tokens that the decoder reads in a forward."""
+        return prev_output_tokens.ne(self.decoder.padding_idx).sum(1)
+
+
+class _CapeNonautoregressive(_CapeSeq2Seq):
+    def _target_lengths(
+        self, prev_output_tokens: Tensor, tgt_tokens: Tensor, *_: Any, **__: Any
+    ) -> Tensor:
+        """Some decoders read the whole target, too, after a draft with tokens left out."""
+        lengths = super()._target_lengths
+        return torch.maximum(lengths(prev_output_tokens), lengths(tgt_tokens))
 
 
 class _CapeLanguageModel(_CapeModel):
@@ -260,7 +274,9 @@ def register_all() -> dict[str, type]:
     for name, stock in list(MODEL_REGISTRY.items()):
         if name in NOT_RUNNABLE or name.startswith(PREFIX):
             continue
-        if issubclass(stock, TransformerModel):
+        if issubclass(stock, FairseqNATModel):
+            classes[name] = _register(name, stock, _CapeNonautoregressive)
+        elif issubclass(stock, TransformerModel):
             classes[name] = _register(name, stock, _CapeSeq2Seq)
         elif issubclass(stock, TransformerLanguageModel):
             classes[name] = _register(name, stock, _CapeLanguageModel)

@@ -180,3 +180,19 @@ def test_language_model_arch_trains_and_equals_stock(arch):
     assert len(set(shift.tolist())) == len(shift)
     with random_numbers_untouched():
         assert torch.equal(model.eval()(previous)[0], model(previous)[0])
+
+
+@pytest.mark.parametrize("name", ["randpos", "rfs"])
+def test_target_longer_than_its_draft_shares_the_draw_of_the_source(name):
+    """Levenshtein's decoder reads a draft, with tokens left out, and then the whole target."""
+    settings = {"position_embedding": name, "position_source_scale": "1"}
+    model = build_seq2seq("cape_levenshtein_transformer", **settings)
+    source_side, target_side = record(model.encoder), record(model.decoder)
+    source = torch.tensor([[0, 5, 2], [0, 6, 2]])
+    target = torch.tensor([[0, 5, 6, 7, 8, 9, 10, 11, 2], [0, 9, 10, 11, 5, 6, 7, 8, 2]])
+    draft = target[:, [0, 3, 8]]
+    model(source, torch.tensor([3, 3]), draft, target)
+    (of_source,) = source_side.seen
+    assert [coords.shape[1] for coords in target_side.seen] == [3, 9, 9]
+    for coords in target_side.seen:
+        assert torch.equal(coords[:, :3], of_source)

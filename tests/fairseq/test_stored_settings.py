@@ -128,6 +128,11 @@ def test_another_type_begins_with_its_own_defaults(trained, test_data):
     )
     assert model.position_config.max_global_shift == 7.0
     assert model.position_config.source_bos
+    overrides = {"data": str(test_data), "position_embedding": "sinpos"}
+    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task(
+        [str(trained("nopos"))], overrides
+    )
+    assert model.encoder.position_seam is not None
 
 
 # ---------------------------------------------------------------------------------- resuming
