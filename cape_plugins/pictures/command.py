@@ -20,7 +20,7 @@ from cape_plugins.pictures.checkpoint import SOURCE_TARGET, choose_side, read_st
 from cape_plugins.pictures.plot import components_figure, save, similarities_figure
 from cape_plugins.pictures.plot_positions import augmentation_figure, coverage_figure
 from cape_plugins.pictures.views import Size, Stack, View, relative_views, views
-from cape_plugins.registry import DEFAULT_TYPE, types_of
+from cape_plugins.registry import DEFAULT_TYPE, ROTARY_TYPES, TYPES, types_of
 from cape_plugins.relative_tables import build_relative_positions
 
 MAX_POSITIONS = 3000  # in one input; the length of the thesis's similarity maps
@@ -134,7 +134,7 @@ def _add_model_args(parser: argparse.ArgumentParser) -> None:
         "--seconds-per-frame", type=float, metavar="S",
         help=f"distance of positions in time (default: {_spacings()})",
     )  # fmt: skip
-    add_position_args(settings, None)
+    add_position_args(settings, None, types={**TYPES, **ROTARY_TYPES})
 
 
 def _spacings() -> str:
@@ -244,7 +244,8 @@ def _configured(args: argparse.Namespace) -> Stack:
     config = PositionConfig(
         getattr(args, TYPE_ARG) or DEFAULT_TYPE, domain, architecture, **given_settings(args, None)
     )
-    sides = SIDES if architecture == "seq2seq" else (architecture,)
+    alone = "encoder" if architecture == "encoder" else "decoder"
+    sides = SIDES if architecture == "seq2seq" else (alone,)
     side = choose_side(args.side, sides, f"architecture {architecture}")
     row = DOMAINS[domain]
     dim = row.dim if args.dim is None else args.dim

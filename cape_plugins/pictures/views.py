@@ -83,6 +83,8 @@ def draw_positions(
     shifts ``[number, T, D]`` or None."""
     limit = encoder.max_local_shift
     draw = encoder.train().draw(number, generator=generator) or Draw()
+    if draw.order is not None:  # one number of positions for all draws, as a pair of sides has
+        draw = draw.covering(encoder.span(positions.valid).expand(number))
     if not limit:
         return draw, None
     rows, step = encoder.place(positions)
