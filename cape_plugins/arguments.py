@@ -170,7 +170,8 @@ def in_flags(message: str) -> str:
 
 
 _NAMES = re.compile(
-    rf"(?<![\w-])({TYPE_ARG}|{'|'.join(option.name for option in options())})\b"
+    # no part of a path, such as /data/gamma/train.de or gamma.txt
+    rf"(?<![\w./-])({TYPE_ARG}|{'|'.join(option.name for option in options())})\b(?!/|\.\w)"
     r"(?:=('[^']*'|[\w.+-]*\w))?"
 )
 

@@ -106,7 +106,17 @@ def draw_global(
             both sides of a sample are augmented or neither.
         device: Device of the positions.
         generator: Source of randomness; default the global one.
+
+    Raises:
+        ValueError: for an unknown way of sampling, or a scale below 1.
     """
+    if sampling and sampling not in SAMPLINGS:
+        names = ", ".join(map(repr, SAMPLINGS))
+        raise ValueError(f"sampling={sampling!r} is not allowed; allowed: {names}, or '' for none.")
+    if max_global_scale < 1.0:
+        raise ValueError(
+            f"max_global_scale={max_global_scale} is not allowed; allowed: >= 1; 1 is no scale."
+        )
     shift = scale = offset = None
     if max_global_shift:
         shift = _uniform((batch_size, 1, num_coords), max_global_shift, device, generator)

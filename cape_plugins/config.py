@@ -201,9 +201,10 @@ class PositionConfig(OptionFields):
         rows = (config.encoding for config in (self, other))
         here, there = (row if row.adds or row.turns else None for row in rows)
         changed = {"type": (self.type, other.type)} if here != there else {}
+        drawn = self.random_evaluation or other.random_evaluation  # in evaluation as in training
         for option in options():
             here, there = getattr(self, option.name), getattr(other, option.name)
-            if here != there and not option.metadata.get("training"):
+            if here != there and (drawn or not option.metadata.get("training")):
                 changed[option.name] = (here, there)
         return changed
 

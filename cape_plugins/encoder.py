@@ -206,8 +206,10 @@ class PositionEncoder(nn.Module):
                 training.
             dtype: Precision of the result.
             generator: Source of the local shift, as in :meth:`draw`.
-            random: Whether to augment; default in training. False is for hosts that generate text
-                with a model in training mode, where each step must see the same positions.
+            random: Whether a draw is required and local shifts are drawn; default in training. A
+                `draw` or `local_shift` that is given moves positions in any case. False is for
+                hosts that generate text with a model in training mode, where each step must see
+                the same positions.
 
         Returns:
             ``[B, T, K]`` (``[1, T, K]`` where the batch shares all), zero on padding; None if the

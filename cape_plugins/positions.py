@@ -118,7 +118,8 @@ def frame_positions(
         max_frames: T; default the largest of `num_frames` (which costs a device synchronisation).
 
     Raises:
-        ValueError: if a shape is wrong or a number is not positive.
+        ValueError: if a shape is wrong or a number is not positive; numbers in a tensor are not
+            looked at, which would wait for the device.
     """
     if (
         not isinstance(num_frames, Tensor)
@@ -159,7 +160,16 @@ def timed_frame_positions(
         times: ``[B, T]``, the centre of each frame in seconds, less the `start` of the encoder.
         num_frames: ``[B]`` integer, frames of each sample without padding (padding follows).
         seconds_per_frame: Step of a sample that has one frame only, a number or ``[B]``.
+
+    Raises:
+        ValueError: if a shape is wrong; the times themselves are not looked at, which would wait
+            for the device.
     """
+    if times.dim() != 2 or num_frames.shape != times.shape[:1]:
+        raise ValueError(
+            f"times has shape {tuple(times.shape)} and num_frames {tuple(num_frames.shape)}; "
+            "allowed: [batch, frames] times and [batch] numbers of frames."
+        )
     batch, length = times.shape
     index = torch.arange(1, length + 1, device=times.device)
     valid = index <= num_frames[:, None]

@@ -80,7 +80,7 @@ def relative_attention(
         patches = None
     query = query * query.shape[-1] ** -0.5
     batch, heads, length, _ = query.shape
-    block = max(1, BLOCK_ELEMENTS // (batch * heads * key.shape[2]))
+    block = max(1, BLOCK_ELEMENTS // max(1, batch * heads * key.shape[2]))
     arguments = (key, value, positions, patches, key_padding_mask, dropout)
     if need_weights or block >= length:
         output, weights = _attend(query, attn_mask, query_offset, *arguments)

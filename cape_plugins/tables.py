@@ -54,10 +54,10 @@ class PositionTable(nn.Module):
         """``[T, K]``, one row of the table for each row of `positions`.
 
         Raises:
-            ValueError: for positions that are neither counted nor a grid.
+            ValueError: for positions that are neither counted nor a grid, or a grid of other axes.
         """
-        if positions.patches is not None:
-            return self.resize(*positions.patches)
+        if positions.patches is not None or len(self.size) > 1:
+            return self.resize(*(positions.patches or ()))
         return counted_rows(self.weight, positions)
 
     def rows(self, length: int, first: int | Tensor = 0) -> Tensor:
@@ -71,7 +71,11 @@ class PositionTable(nn.Module):
             ValueError: if this is a table for sequences, or for grids of other axes.
         """
         if len(self.size) != len(size):
-            raise ValueError(f"a position table of size {self.size} is no grid and has no resize.")
+            raise ValueError(
+                f"a position table of size {self.size} has no rows for positions of size {size}; "
+                f"allowed: as many axes as the table. Use patch_positions for a table of a grid, "
+                "else token_positions or frame_positions."
+            )
         return resize_grid(self.weight, self.size, size)
 
 

@@ -68,7 +68,8 @@ class PaddingFreeBatches(Sampler[list[Hop]]):
         max_recordings: Number in a batch; default no limit.
 
     Raises:
-        ValueError: if a duration is not positive or a setting is out of range.
+        ValueError: if a duration is not positive, a setting is out of range, or there are fewer
+            batches than processes.
     """
 
     def __init__(
@@ -126,6 +127,12 @@ class PaddingFreeBatches(Sampler[list[Hop]]):
         if count and self.num_batches:
             places = np.resize(places, self.num_batches)
         whole = len(places) - len(places) % self.num_replicas
+        if count and not whole:
+            raise ValueError(
+                f"num_replicas={self.num_replicas} is not allowed with {len(places)} batches, of "
+                f"which each process needs one; allowed: 1 to {len(places)}. Use fewer processes, "
+                "or more and shorter batches (max_seconds, max_recordings)."
+            )
         self.batches = [self.batches[place] for place in places[:whole]]
 
     def _cut(self, order: np.ndarray) -> Iterator[np.ndarray]:

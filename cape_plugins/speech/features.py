@@ -82,7 +82,9 @@ def log_mel(
 
 def normalized(features: Tensor, dim: int | None = None) -> Tensor:
     """``[T, bins]`` with mean 0 and standard deviation 1, of all values or along `dim`."""
-    return (features - features.mean(dim)) / features.std(dim, correction=0).clamp(min=1e-5)
+    kept = dim is not None
+    deviation = features.std(dim, correction=0, keepdim=kept).clamp(min=1e-5)
+    return (features - features.mean(dim, keepdim=kept)) / deviation
 
 
 def spec_augment(
@@ -124,9 +126,8 @@ def spec_augment(
     }
     for name, value in settings.items():
         if value < 0 or (name == "time_share" and value > 1):
-            raise ValueError(
-                f"{name}={value} is not allowed; allowed: {'0 to 1' if value > 1 else '>= 0'}."
-            )
+            allowed = "0 to 1" if name == "time_share" else ">= 0"
+            raise ValueError(f"{name}={value} is not allowed; allowed: {allowed}.")
     length, bins = features.shape
     widest = min(time_width, int(time_share * length))
     device = features.device

@@ -166,7 +166,7 @@ def read_manifest(
         )
     utterances, left_out = [], LeftOut()
     for number, row in enumerate(progress(rows)):
-        text = " ".join((row.get(column) or "").split())
+        text = " ".join(((column and row.get(column)) or "").split())
         with left_out.counting(f"line {number + 2}: "):
             utterances.append(measured(_utterance(row, number, root, text), texts))
     if not utterances:

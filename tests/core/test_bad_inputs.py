@@ -17,8 +17,10 @@ from cape_plugins import (
     frame_positions,
     patch_positions,
     relative_attention,
+    timed_frame_positions,
     token_positions,
 )
+from cape_plugins.augmentation import draw_global
 from tests.support.core import make_encoder, make_positions, valid_mask
 
 FRAMES = torch.tensor([3, 2])
@@ -35,6 +37,11 @@ BAD = [
     ("valid of integers", lambda: token_positions(torch.ones(2, 3).long()), ["int64", "bool"]),
     ("valid of one row", lambda: token_positions(torch.ones(3).bool()), ["(3,)", "[batch"]),
     ("valid of floats", lambda: token_positions(torch.ones(2, 3)), ["float32", "padding_idx"]),
+    (
+        "times of another batch",
+        lambda: timed_frame_positions(torch.rand(3, 4), FRAMES, 0.1),
+        ["(3, 4)", "(2,)", "[batch, frames]"],
+    ),
     ("hop zero", lambda: frame_positions(FRAMES, 0), ["seconds_per_frame=0", "> 0"]),
     ("hop negative", lambda: frame_positions(FRAMES, -0.1), ["seconds_per_frame=-0.1", "> 0"]),
     ("hop nan", lambda: frame_positions(FRAMES, math.nan), ["seconds_per_frame=nan", "> 0"]),
@@ -96,7 +103,19 @@ BAD = [
     ),
     ("empty table", lambda: PositionTable(8, 0), ["size=0", ">= 1"]),
     ("empty image table", lambda: PositionTable(8, (4, 0)), ["size=(4, 0)", ">= 1"]),
-    ("resize of a sequence", lambda: PositionTable(8, 16).resize(4, 4), ["(16,)", "no grid"]),
+    (
+        "resize of a sequence",
+        lambda: PositionTable(8, 16).resize(4, 4),
+        ["size (16,)", "(4, 4)", "as many axes"],
+    ),
+    (
+        "tokens in a table of a grid",
+        lambda: PositionTable(8, (2, 3)).lookup(token_positions(valid_mask())),
+        ["(2, 3)", "patch_positions"],
+    ),
+    # ---- augmentation
+    ("unknown sampling", lambda: draw_global(2, sampling="x"), ["sampling='x'", "'subset'"]),
+    ("scale below 1", lambda: draw_global(2, max_global_scale=0.5), ["scale=0.5", ">= 1"]),
     # ---- relative attention
     ("context zero", lambda: RelativePositions(0, 4), ["context 0", ">= 1"]),
     ("head dimension zero", lambda: RelativePositions(4, 0), ["dimension 0", ">= 1"]),

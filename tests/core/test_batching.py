@@ -190,6 +190,8 @@ BAD = [
     (lambda: PaddingFreeBatches([1.0], target_hop=0.7), "target_hop=0.7"),
     (lambda: PaddingFreeBatches([1.0], hops=(0.0, 0.02)), "hops="),
     (lambda: PaddingFreeBatches([1.0], num_replicas=2, rank=2), "rank=2"),
+    (lambda: PaddingFreeBatches([1.0] * 3, num_replicas=4), "num_replicas=4 .* 1 batches"),
+    (lambda: PaddingFreeBatches([1.0], num_batches=2, num_replicas=3), "num_replicas=3 .* 2 batch"),
     (lambda: equal_length([]), "no recording"),
     (lambda: equal_length([torch.zeros(0, 4)]), "without frames"),
 ]

@@ -192,3 +192,10 @@ def test_replace_changes_what_it_names():
         config.replace(max_shift=1)
     with pytest.raises(ValueError, match="max_local_shift=0.7"):
         config.replace(max_local_shift=0.7)
+
+
+def test_changes_are_those_that_show_outside_of_training():
+    config = PositionConfig("randpos")
+    assert config.changes(config.replace(max_position=512, augment_probability=0.5)) == {}
+    drawn = config.replace(random_evaluation=True)
+    assert drawn.changes(drawn.replace(max_position=512)) == {"max_position": (2048, 512)}

@@ -71,3 +71,10 @@ def test_other_columns_are_ignored_and_missing_ones_have_defaults(recording):
     path = recording.parent.parent / "test.tsv"
     path.write_text("speaker\taudio\ttext\nann\twavs/1.wav\thello  you\n")
     assert read_manifest(path) == [Utterance("0", str(recording), "hello you", 0.5)]
+
+
+def test_recordings_without_texts_need_no_column_for_them(recording):
+    """Also where a line has a tab too many."""
+    path = recording.parent.parent / "audio.tsv"
+    path.write_text("id\taudio\na\twavs/1.wav\t\n")
+    assert read_manifest(path, texts=False) == [Utterance("a", str(recording), "", 0.5)]

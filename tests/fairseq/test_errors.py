@@ -28,6 +28,9 @@ NAMED = {
     "max_offset='' is not": "--position-max-offset '' is not",
     "position_embedding='capee' is unknown": "--position-embedding capee is unknown",
     "--position-source-scale auto, my_gamma": "--position-source-scale auto, my_gamma",
+    "/corpora/gamma/train.de, gamma/x and 'gamma.txt' are no files; leave gamma.": (
+        "/corpora/gamma/train.de, gamma/x and 'gamma.txt' are no files; leave --position-gamma."
+    ),
 }
 
 
