@@ -15,20 +15,16 @@ from __future__ import annotations
 
 import gzip
 import os
-import re
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 _MAX_COUNT = 2**63 - 1  # counts are stored in int64 tensors of checkpoints
-_COUNTS = re.compile(r"([0-9]+) */ *([0-9]+)")
-_DECIMAL = re.compile(r"[0-9.]+(?:[eE][-+]?[0-9]{1,2})?")
 _REMEDY = "or give the ratio yourself, for example --position-source-scale 1.05"
 
 
@@ -68,32 +64,6 @@ class TokenCounts:
 
     def __str__(self) -> str:
         return f"{self.target}/{self.source}"
-
-    @classmethod
-    def parse(cls, text: str) -> TokenCounts:
-        """Reads what :meth:`__str__` writes, or a positive decimal number.
-
-        Args:
-            text: ``"TARGET/SOURCE"``, kept as it is, or a decimal such as ``"1.05"``, which
-                becomes the exact reduced fraction (21 target tokens to 20 source tokens).
-
-        Raises:
-            ValueError: for anything else, and for numbers that are not positive.
-        """
-        text = str(text).strip()
-        try:
-            if counts := _COUNTS.fullmatch(text):
-                return cls(source=int(counts[2]), target=int(counts[1]))
-            if not _DECIMAL.fullmatch(text):
-                raise ValueError
-            ratio = Fraction(text)
-            return cls(source=ratio.denominator, target=ratio.numerator)
-        except ValueError:
-            raise ValueError(
-                f"source scale {text!r} is not allowed; allowed: TARGET/SOURCE token counts such "
-                "as 470049/454234, or a decimal number > 0 such as 1.05 (at most 18 digits). "
-                "`cape-plugins alpha` counts the training data."
-            ) from None
 
 
 class _Side(NamedTuple):

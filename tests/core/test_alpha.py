@@ -73,27 +73,8 @@ def test_alpha_is_target_over_source() -> None:
     counts = TokenCounts(source=454234, target=470049)
     assert counts.alpha == pytest.approx(1.03482, abs=1e-5)
     assert str(counts) == "470049/454234"
-    assert TokenCounts.parse(str(counts)) == counts
-
-
-@pytest.mark.parametrize(
-    ("text", "target", "source"),
-    [("1.05", 21, 20), ("1", 1, 1), (" 6 / 4 ", 6, 4), ("2.5e-1", 1, 4), (".5", 1, 2)],
-)
-def test_parse_is_exact(text: str, target: int, source: int) -> None:
-    assert TokenCounts.parse(text) == TokenCounts(source=source, target=target)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", ".", "auto", "0", "-1", "nan", "inf", "1_0", "1.2.3", "1e30", "1e999999999"),
-        *("1/0", "0/1", "-1/2", "1.5/2", "1/2/3", "9" * 5000),
-    ],
-)
-def test_parse_refuses_what_is_no_ratio(text: str) -> None:
-    with pytest.raises(ValueError, match="source scale .* is not allowed; allowed: TARGET/SOURCE"):
-        TokenCounts.parse(text)
+    config = PositionConfig("cape", architecture="seq2seq", source_scale=str(counts))
+    assert config.alpha == counts.alpha
 
 
 @pytest.mark.parametrize("count", [0, -3, 2**63, 1.5, True, None])
