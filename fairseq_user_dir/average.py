@@ -26,7 +26,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from cape_plugins.arguments import Parser
-from cape_plugins.pictures.checkpoint import DICTIONARIES, fairseq_arguments, fairseq_configs
+from cape_plugins.fairseq_files import DICTIONARIES, fairseq_arguments, fairseq_configs
 from fairseq_user_dir.compat import allow_fairseq_checkpoints
 
 _EPOCH_FILE = re.compile(r"checkpoint(\d+)\.pt")

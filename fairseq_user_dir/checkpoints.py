@@ -25,15 +25,15 @@ from torch import Tensor, nn
 from cape_plugins import PositionConfig
 from cape_plugins.arguments import PREFIX, TYPE_ARG, flag
 from cape_plugins.config import options
-from cape_plugins.families import DECODER_FIELD
-from cape_plugins.options import COUNTED
-from cape_plugins.pictures.checkpoint import (
+from cape_plugins.fairseq_files import (
     DICTIONARIES,
     fairseq_arguments,
     fairseq_config,
     load_fairseq,
     reason,
 )
+from cape_plugins.families import DECODER_FIELD
+from cape_plugins.options import COUNTED
 from fairseq_user_dir.compat import allow_fairseq_checkpoints
 from fairseq_user_dir.errors import SettingsError, named_by_flags
 from fairseq_user_dir.options import ALLOW_ARG, ALLOW_FLAG, decoder_flags, record

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from cape_plugins.pictures.checkpoint import allow_checkpoint_files
+from cape_plugins.fairseq_files import allow_checkpoint_files
 
 _FIRST_RESTRICTED_TORCH = (2, 6)
 

@@ -17,7 +17,7 @@ from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from fairseq.models.nat import FairseqNATModel
 from torch import nn
 
-from cape_plugins.pictures.checkpoint import fairseq_arguments
+from cape_plugins.fairseq_files import fairseq_arguments
 from cape_plugins.serving.ctranslate2_notes import BEAM, Hypothesis
 from fairseq_user_dir.checkpoints import read_checkpoint, task_name
 from fairseq_user_dir.errors import SettingsError

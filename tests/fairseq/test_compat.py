@@ -18,7 +18,7 @@ from fairseq.data import Dictionary, indexed_dataset
 from fairseq.distributed.utils import _TensorPlaceholder
 from omegaconf import OmegaConf
 
-from cape_plugins.pictures.checkpoint import NUMBERS
+from cape_plugins.fairseq_files import NUMBERS
 from fairseq_user_dir import compat
 from fairseq_user_dir.compat import allow_fairseq_checkpoints
 

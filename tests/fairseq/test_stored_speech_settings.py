@@ -5,7 +5,7 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 
-from cape_plugins.pictures.checkpoint import fairseq_config
+from cape_plugins.fairseq_files import fairseq_config
 from fairseq_user_dir.errors import SettingsError
 from tests.fairseq.test_stored_settings import settings
 from tests.support.fairseq_models import USER_DIR
