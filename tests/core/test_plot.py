@@ -242,21 +242,6 @@ def test_relative_embeddings_are_shown_over_their_distances(figures, tmp_path):
     assert by_distance.lines[0].get_ydata()[0] == pytest.approx(np.diag(matrix).mean())
 
 
-@pytest.mark.parametrize("picture", ["augmentation", "coverage", "components"])
-@pytest.mark.parametrize("name", ["randpos", "rfs"])
-def test_drawn_positions_of_a_source_and_target_are_shown(picture, name, figures, tmp_path):
-    """As many positions for all draws, as a pair of sides has."""
-    words = [*plot_words(picture, "text", name), "--architecture", "seq2seq"]
-    main([*words, "--position-source-scale", "1.5", "--output", str(tmp_path / "x.png")])
-    assert all(axis.has_data() for axis in figures[0].axes)
-
-
-def test_rotary_positions_are_shown(figures, tmp_path):
-    words = ["--architecture", "rotary", "--output", str(tmp_path / "x.png")]
-    main(["plot", "augmentation", "--position-max-global-scale", "2", *words])
-    assert "cape, text" in figures[0].get_suptitle()
-
-
 def test_steps_that_move_positions_alike_are_shown_on_distant_ones(figures, tmp_path):
     """Neighbours of 30 ms would be one point beside a shift of seconds."""
     path = str(tmp_path / "x.png")

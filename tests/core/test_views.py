@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from cape_plugins import Draw
+from cape_plugins.cli import main
 from cape_plugins.domains import DOMAINS
 from cape_plugins.pictures.views import (
     Stack,
@@ -108,3 +109,20 @@ def test_last_stage_is_what_training_encodes(name, domain):
     assert np.array_equal(covered, last.numpy())
     plain = stack.encoder.encoding(torch.from_numpy(evaluation_positions(stack, size))[None])[0]
     assert np.allclose(evaluation.embedding, plain, atol=1e-5)
+
+
+PAIR = "--architecture seq2seq --position-source-scale 1.5 --position-embedding"
+SHOWN = [
+    f"{picture} --dim 16 {more} {PAIR} {name}"
+    for picture, more in {"augmentation": "", "coverage": "", "components": "--channels 1"}.items()
+    for name in ("randpos", "rfs")
+]
+
+
+@pytest.mark.parametrize(
+    "words", [*SHOWN, "augmentation --architecture rotary --position-max-global-scale 2"]
+)
+def test_positions_of_every_architecture_are_shown(words, figures, tmp_path):
+    """Drawn ones of a source and target are as many in all draws."""
+    main(["plot", *words.split(), "--output", str(tmp_path / "x.png")])
+    assert all(axis.has_data() for axis in figures[0].axes)
