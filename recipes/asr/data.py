@@ -24,7 +24,13 @@ from cape_plugins.speech.features import SAMPLING_RATE, spec_augment
 from cape_plugins.speech.manifest import Utterance, measured
 from recipes.asr.corpora import TEST_WORDS, TRAIN_STRINGS, TRAIN_WORDS, recordings_in, split_folder
 from recipes.asr.manifest import usable
-from recipes.lab.data import check_columns, given_tables, open_dataset, train_and_test
+from recipes.lab.data import (
+    check_columns,
+    fingerprint,
+    given_tables,
+    open_dataset,
+    train_and_test,
+)
 from recipes.lab.hf_training import SetEpoch
 from recipes.lab.synthesis import make_speech
 
@@ -52,6 +58,10 @@ class Recordings(Dataset):
             samples = torch.as_tensor(np.asarray(source["array"], dtype=np.float32))
             return resample(samples, source["sampling_rate"], SAMPLING_RATE)
         return read_audio(source, SAMPLING_RATE)
+
+    def fingerprint(self) -> str:
+        """Fingerprint of texts and durations; no recording is read."""
+        return fingerprint([f"{item.seconds:.3f} {item.text}" for item in self.items])
 
 
 def _cell(value: Any) -> Any:

@@ -329,7 +329,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         return trainer
 
     test, rows = splits["test"].items, []
-    for columns, trainer in train_all(compared, args, training, make_trainer):
+    made_of = splits["train"].fingerprint()
+    for columns, trainer in train_all(compared, args, training, make_trainer, made_of):
         batch_size = training.per_device_eval_batch_size
         hypotheses = recognise(trainer.model, processor, splits["test"], batch_size, args)
         rows += [columns | row for row in scored(test, hypotheses)]

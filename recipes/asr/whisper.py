@@ -271,7 +271,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     rows: list[Row] = []
     models: dict[int, dict[str, Any]] = {}
-    for columns, trainer in train_all({**compared, PADDED: {}}, args, training, make_trainer):
+    made_of, compared = strings["train"].fingerprint(), {**compared, PADDED: {}}
+    for columns, trainer in train_all(compared, args, training, make_trainer, made_of):
         variant, seed = columns.values()
         learned = trainer.model, hearings[variant == PADDED]
         models.setdefault(seed, {})[variant] = learned

@@ -222,7 +222,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         return trainer
 
     rows = []
-    for columns, trainer in train_all(compared, args, training, make_trainer):
+    made_of = train_set.fingerprint()
+    for columns, trainer in train_all(compared, args, training, make_trainer, made_of):
         for side in tested:
             right = accuracy(trainer.model, test_set, side, normalised, training)
             rows.append({**columns, "image size": str(side), "accuracy": right})

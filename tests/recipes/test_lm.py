@@ -262,6 +262,32 @@ def test_exercises_from_the_command_line(run_cli, repo_root, tmp_path):
     assert settings["position_embedding"]["max_position"] == 27  # >abcdefghijkl= 12 letters, end
 
 
+def test_no_model_is_taken_for_other_training_text(tmp_path):
+    """Without --validation-file the test is the end of the training text, which a model has seen
+    that was trained with one; and a file may have changed."""
+    train, valid = (tmp_path / name for name in ("train.txt", "valid.txt"))
+    train.write_text("all work and no play\n" * 40)
+    valid.write_text("makes Jack a dull boy\n" * 20)
+    words = [*QUICK, "--task", "text", "--train-file", train, "--train-length", 8, "--test-lengths"]
+    words += [8, "--position-embedding", "nopos", "--output", tmp_path / "out"]
+    words = [str(word) for word in words]
+    lm.main([*words, "--validation-file", str(valid)])
+    weights = (tmp_path / "out/nopos/model.safetensors").stat().st_mtime_ns
+    with pytest.raises(CommandError, match=r"training_data '.*', now .*; give another --output"):
+        lm.main(words)
+    record = tmp_path / "out/nopos/settings.json"
+    settings = json.loads(record.read_text())
+    earlier = {key: value for key, value in settings.items() if key != "training_data"}
+    record.write_text(json.dumps(earlier))
+    valid.write_text("other text " * 20)
+    lm.main([*words, "--validation-file", str(valid)])  # nothing is known to differ
+    assert json.loads(record.read_text()) == settings
+    assert (tmp_path / "out/nopos/model.safetensors").stat().st_mtime_ns == weights
+    train.write_text(train.read_text().replace("play", "game", 1))
+    with pytest.raises(CommandError, match="training_data"):
+        lm.main([*words, "--validation-file", str(valid)])
+
+
 @pytest.mark.slow
 def test_own_text_from_a_checkpoint(run_cli, repo_root, tmp_path):
     """Trained from scratch, then finetuned with other types, from where the first ended."""
