@@ -174,7 +174,9 @@ class SpeechTrainer(Trainer):
 
     def _get_train_sampler(self, train_dataset: Any = None) -> DurationSampler:
         size = self.args.train_batch_size * self.args.world_size
-        return DurationSampler(self.train_dataset.seconds, size, self.args.seed)
+        sampler = DurationSampler(self.train_dataset.seconds, size, self.args.seed)
+        self.add_callback(SetEpoch(sampler))
+        return sampler
 
     def get_train_dataloader(self) -> DataLoader:
         """Padded batches of the Trainer; or those of PaddingFreeBatches, of which each process
