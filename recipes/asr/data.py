@@ -95,11 +95,9 @@ def given(args: argparse.Namespace) -> dict[str, Recordings]:
     data = open_dataset(args.dataset, args.dataset_config) if args.dataset else given_tables(args)
     parts = train_and_test(data, args.train_split, args.test_split)
     check_columns(args, parts["train"], "audio_column", "text_column")
-    table = Path(args.train_file or args.dataset)
-    base = table.parent if table.is_file() else Path()  # of the paths in a table
     audio, text = args.audio_column, args.text_column
 
-    def measure(numbered: tuple[int, Mapping[str, Any]]) -> Utterance:
+    def measure(base: Path, numbered: tuple[int, Mapping[str, Any]]) -> Utterance:
         index, row = numbered
         source, said, seconds = _cell(row[audio]), row[text], None
         if isinstance(source, str):
@@ -114,8 +112,17 @@ def given(args: argparse.Namespace) -> dict[str, Recordings]:
     for name, part in parts.items():
         if isinstance(part.features[audio], Audio):
             part = part.cast_column(audio, Audio(decode=False))  # read by soundfile instead
-        parts[name] = Recordings(usable(enumerate(part), len(part), name, measure), part, audio)
+        rows = usable(enumerate(part), len(part), name, partial(measure, folder_of(args, name)))
+        parts[name] = Recordings(rows, part, audio)
     return parts
+
+
+def folder_of(args: argparse.Namespace, split: str) -> Path:
+    """Where paths of a split begin: the folder of its table, that of training where the test is
+    split off it."""
+    own = args.test_file or args.validation_file if split == "test" else None
+    table = Path(own or args.train_file or args.dataset)
+    return table.parent if table.is_file() else Path()
 
 
 class Labelled(Dataset):
