@@ -188,7 +188,9 @@ class Comparison:
         flags = shlex.split(f"{MODEL} {OPTIMISATION} {schedule} {self.flags[variant]}")
         made_of = (folder / "binary", run, flags, {"corpus": self.data.settings})
         how = {"threads": self.args.threads, "title": f"{variant} seed {seed}"}
-        if n > 2 * FIRST_LOOK and not runs.is_finished(run):
+        # one that was interrupted after them has a checkpoint of more updates
+        begun = runs.is_finished(run) or (run / runs.FIRST_SECONDS).exists()
+        if n > 2 * FIRST_LOOK and not begun:
             seconds = runs.train(*made_of, **how, until=FIRST_LOOK)
             with TemporaryDirectory(dir=run) as temporary:
                 name = f"{variant} ({FIRST_LOOK} of {n} updates)"
