@@ -57,7 +57,7 @@ METRICS = {
 
 def read_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Any, Task]:
     """Options, those of the Trainer, and the task; lengths are completed by those of the task."""
-    parser = make_parser(__doc__, "text", COMPARED, "results/lm", ROTARY)
+    parser = make_parser(__doc__, "text", COMPARED, "results/lm/TASK", ROTARY)
     add = parser.add_argument
     text = "; ".join(f"{name}: {task.summary}" for name, task in TASKS.items())
     add("--task", choices=TASKS, default="copy", help=f"{text} (default: copy)")
