@@ -247,6 +247,13 @@ def test_script_for_causal_models_trains_a_converted_one(run_cli, tmp_path):
     assert config["position_embedding"]["max_global_scale"] == 2
 
 
+def test_help_names_the_folder_of_results(capsys):
+    with pytest.raises(SystemExit):
+        lm.main(["--help"])
+    assert "(default: results/lm/TASK)" in " ".join(capsys.readouterr().out.split())
+    assert str(lm.read_options(["--task", "copy"])[0].output) == "results/lm/copy"
+
+
 @pytest.mark.slow
 def test_exercises_from_the_command_line(run_cli, repo_root, tmp_path):
     command = ("python", repo_root / "recipes/lm/finetune_hf.py", "--output", "out", *QUICK)
