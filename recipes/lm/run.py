@@ -17,7 +17,6 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from statistics import mean
 from typing import Any, NamedTuple
 
 import torch
@@ -40,7 +39,7 @@ from recipes.lab.steps import (
     step,
     write_lines,
 )
-from recipes.lab.tables import Row, grouped, how_made, markdown, shown_command
+from recipes.lab.tables import Row, flags_and_times, how_made, shown_command
 from recipes.lm.data import TASKS, blocks, read_texts
 from recipes.lm.measure import LOSS, by_position, stretches, trained_ranges
 
@@ -220,16 +219,6 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-def sections(args: argparse.Namespace, rows: Sequence[Row]) -> dict[str, Sequence[str]]:
-    """What the page has after its table: flags and time of each variant."""
-    flags = {model.name: model.flags for model in args.models}
-    lines = [
-        [name, f"`{flags[name]}`", f"{mean(row['train_seconds'] for row in own):.0f}"]
-        for name, own in grouped(rows, "variant").items()
-    ]
-    return {"Variants": markdown(["variant", "flags", "training time (s, mean)"], lines)}
-
-
 def positions_are(length: int, longest: int) -> str:
     """Says which settings follow from the lengths, and what a table does beyond them."""
     follow = [
@@ -291,7 +280,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             rows.append({**columns, "position": label, "loss": loss, "train_seconds": taken})
     trained = trained_ranges(args.test_lengths, args.train_length)
     facts = facts_of(args, argv, data)
-    how = {"trained": trained, "more": sections(args, rows)}
+    flags = {model.name: model.flags for model in args.models}
+    how = {"trained": trained, "more": flags_and_times(rows, flags)}
     write_scores(args.output, "Language model of fairseq", rows, "position", LOSS, facts, **how)
 
 
