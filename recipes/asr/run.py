@@ -299,9 +299,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    place = [*argv, "--"].index("--")
-    args = make_parser().parse_args(argv[:place])
-    args.fairseq = argv[place + 1 :]
+    args = options.parse_with_fairseq(make_parser(), argv)
     recipe = RECIPES[args.recipe]
     args.bins, args.updates = args.bins or recipe.bins, args.updates or recipe.updates
     options.check_increasing(args.bins, "--bins")

@@ -203,9 +203,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    place = [*argv, "--"].index("--")
-    args = make_parser().parse_args(argv[:place])
-    args.fairseq = argv[place + 1 :]
+    args = options.parse_with_fairseq(make_parser(), argv)
     options.check_increasing(args.test_lengths, "--test-lengths")
     if (least := min(args.train_length, *args.test_lengths)) < 2:
         raise CommandError(f"length {least} has no token to predict; allowed: >= 2")
