@@ -28,7 +28,7 @@ from cape_plugins.registry import types_of
 from fairseq_user_dir.serving.source import load_trained
 from recipes.lab import options
 from recipes.lab.data import fingerprint
-from recipes.lab.runs import SEED_STEP, calm_logging, device_flags, run_all, train
+from recipes.lab.runs import SEED_STEP, calm_logging, device_flags, run_trainings, train
 from recipes.lab.scores import write_scores
 from recipes.lab.steps import (
     CommandError,
@@ -258,9 +258,7 @@ def train_all(args: argparse.Namespace, binary: Path, text: str) -> list[float]:
         )
         for model in args.models
     ]
-    count, side_by_side = len(jobs), f"{args.jobs} side by side"
-    print(f"{count} trainings of {args.updates} updates, {side_by_side}", flush=True)
-    return run_all(jobs, args.jobs)
+    return run_trainings(jobs, args.jobs, args.updates)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

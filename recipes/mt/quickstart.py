@@ -292,8 +292,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     comparison = Comparison(args, data, facts)
     variants = in_order_of_contrast(list(args.variants))
     jobs = [partial(comparison.run, name, seed) for seed in args.seeds for name in variants]
-    print(f"{len(jobs)} trainings of {args.updates} updates, {args.jobs} side by side", flush=True)
-    runs.run_all(jobs, args.jobs)
+    runs.run_trainings(jobs, args.jobs, args.updates)
     comparison.write(shown=True)
 
 
