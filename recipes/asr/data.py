@@ -25,6 +25,7 @@ from cape_plugins.speech.manifest import Utterance, measured
 from recipes.asr.corpora import TEST_WORDS, TRAIN_STRINGS, TRAIN_WORDS, recordings_in, split_folder
 from recipes.asr.manifest import usable
 from recipes.lab.data import (
+    add_data_args,
     check_columns,
     fingerprint,
     given_tables,
@@ -83,6 +84,13 @@ def synthetic() -> dict[str, Recordings]:
         )
         for split, speech in (("train", train), ("test", test))
     }
+
+
+def add_recording_args(parser: argparse.ArgumentParser) -> None:
+    """Options for recordings of the caller."""
+    add_data_args(parser)
+    parser.add_argument("--audio-column", default="audio", help="path or bytes (default: audio)")
+    parser.add_argument("--text-column", default="text", help="(default: text)")
 
 
 def given(args: argparse.Namespace) -> dict[str, Recordings]:
