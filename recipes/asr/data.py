@@ -24,7 +24,14 @@ from cape_plugins.speech.features import SAMPLING_RATE, spec_augment
 from cape_plugins.speech.manifest import Utterance, measured
 from recipes.asr.corpora import TEST_WORDS, TRAIN_STRINGS, TRAIN_WORDS, recordings_in, split_folder
 from recipes.asr.manifest import usable
-from recipes.lab.data import check_columns, given_tables, open_dataset, train_and_test
+from recipes.lab.data import (
+    add_data_args,
+    check_columns,
+    fingerprint,
+    given_tables,
+    open_dataset,
+    train_and_test,
+)
 from recipes.lab.hf_training import SetEpoch
 from recipes.lab.synthesis import make_speech
 
@@ -53,6 +60,10 @@ class Recordings(Dataset):
             return resample(samples, source["sampling_rate"], SAMPLING_RATE)
         return read_audio(source, SAMPLING_RATE)
 
+    def fingerprint(self) -> str:
+        """Fingerprint of texts and durations; no recording is read."""
+        return fingerprint([f"{item.seconds:.3f} {item.text}" for item in self.items])
+
 
 def _cell(value: Any) -> Any:
     """What a row holds: a path, bytes of a file, or samples with their rate."""
@@ -75,6 +86,13 @@ def synthetic() -> dict[str, Recordings]:
     }
 
 
+def add_recording_args(parser: argparse.ArgumentParser) -> None:
+    """Options for recordings of the caller."""
+    add_data_args(parser)
+    parser.add_argument("--audio-column", default="audio", help="path or bytes (default: audio)")
+    parser.add_argument("--text-column", default="text", help="(default: text)")
+
+
 def given(args: argparse.Namespace) -> dict[str, Recordings]:
     """The splits train and test of ``--dataset`` or ``--train-file``."""
     from datasets import Audio
@@ -85,11 +103,9 @@ def given(args: argparse.Namespace) -> dict[str, Recordings]:
     data = open_dataset(args.dataset, args.dataset_config) if args.dataset else given_tables(args)
     parts = train_and_test(data, args.train_split, args.test_split)
     check_columns(args, parts["train"], "audio_column", "text_column")
-    table = Path(args.train_file or args.dataset)
-    base = table.parent if table.is_file() else Path()  # of the paths in a table
     audio, text = args.audio_column, args.text_column
 
-    def measure(numbered: tuple[int, Mapping[str, Any]]) -> Utterance:
+    def measure(base: Path, numbered: tuple[int, Mapping[str, Any]]) -> Utterance:
         index, row = numbered
         source, said, seconds = _cell(row[audio]), row[text], None
         if isinstance(source, str):
@@ -104,8 +120,17 @@ def given(args: argparse.Namespace) -> dict[str, Recordings]:
     for name, part in parts.items():
         if isinstance(part.features[audio], Audio):
             part = part.cast_column(audio, Audio(decode=False))  # read by soundfile instead
-        parts[name] = Recordings(usable(enumerate(part), len(part), name, measure), part, audio)
+        rows = usable(enumerate(part), len(part), name, partial(measure, folder_of(args, name)))
+        parts[name] = Recordings(rows, part, audio)
     return parts
+
+
+def folder_of(args: argparse.Namespace, split: str) -> Path:
+    """Where paths of a split begin: the folder of its table, that of training where the test is
+    split off it."""
+    own = args.test_file or args.validation_file if split == "test" else None
+    table = Path(own or args.train_file or args.dataset)
+    return table.parent if table.is_file() else Path()
 
 
 class Labelled(Dataset):
@@ -164,7 +189,9 @@ class SpeechTrainer(Trainer):
 
     def _get_train_sampler(self, train_dataset: Any = None) -> DurationSampler:
         size = self.args.train_batch_size * self.args.world_size
-        return DurationSampler(self.train_dataset.seconds, size, self.args.seed)
+        sampler = DurationSampler(self.train_dataset.seconds, size, self.args.seed)
+        self.add_callback(SetEpoch(sampler))
+        return sampler
 
     def get_train_dataloader(self) -> DataLoader:
         """Padded batches of the Trainer; or those of PaddingFreeBatches, of which each process

@@ -33,10 +33,18 @@ from cape_plugins.speech.ctc_decoder import build_decoder
 from cape_plugins.speech.manifest import LeftOut, Unusable, Utterance
 from hf_models import CapeSpeech2TextConfig, CapeSpeechConfig, CapeSpeechForCTC, CapeWhisperConfig
 from hf_models.families.speech_ctc import CORPORA
-from recipes.asr.data import Collator, Labelled, Recordings, SpeechTrainer, given, synthetic
+from recipes.asr.data import (
+    Collator,
+    Labelled,
+    Recordings,
+    SpeechTrainer,
+    add_recording_args,
+    given,
+    synthetic,
+)
 from recipes.asr.manifest import report_left_out
 from recipes.asr.report import METRICS, Text, by_duration, in_training
-from recipes.lab.data import add_data_args, fingerprint, has_data
+from recipes.lab.data import fingerprint, has_data
 from recipes.lab.hf_checkpoints import load_model, make_config, read_beside, read_config
 from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
 from recipes.lab.options import add_shared, number, of_papers, positive, settings_to_compare
@@ -246,9 +254,7 @@ def scored(items: Sequence[Utterance], hypotheses: Sequence[str | None]) -> list
 def make_options() -> argparse.ArgumentParser:
     parser = make_parser(__doc__, "audio", COMPARED, "results/asr_hf")
     add = parser.add_argument
-    add_data_args(parser)
-    add("--audio-column", default="audio", help="path or bytes (default: audio)")
-    add("--text-column", default="text", help="(default: text)")
+    add_recording_args(parser)
     text = "leave longer recordings out of training"
     add("--max-seconds", type=number(0, 1e9), metavar="SECONDS", help=text)
     text = "subwords of a new sentencepiece model; default: letters for CTC, else 1000"
@@ -329,7 +335,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         return trainer
 
     test, rows = splits["test"].items, []
-    for columns, trainer in train_all(compared, args, training, make_trainer):
+    made_of = splits["train"].fingerprint()
+    for columns, trainer in train_all(compared, args, training, make_trainer, made_of):
         batch_size = training.per_device_eval_batch_size
         hypotheses = recognise(trainer.model, processor, splits["test"], batch_size, args)
         rows += [columns | row for row in scored(test, hypotheses)]

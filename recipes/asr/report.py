@@ -86,7 +86,8 @@ def write_report(
 
 def write_hops(output: Path, rows: Sequence[Row], facts: Mapping[str, str]) -> None:
     """Writes word error rate and throughput by hop as ``hops.csv``, ``hops.md`` and ``hops.png``,
-    a point for each hop (CAPE Figure 17), of rows with model, hop_ms, wer and :data:`SPEED`."""
+    a point for each hop, at its mean throughput (CAPE Figure 17), of rows with model, hop_ms, wer
+    and :data:`SPEED`."""
     wers, speeds = (pivot(rows, "model", "hop_ms", column) for column in ("wer", SPEED))
     tables = {
         METRICS["wer"]: seed_table(wers, "model by hop in ms"),
@@ -96,7 +97,11 @@ def write_hops(output: Path, rows: Sequence[Row], facts: Mapping[str, str]) -> N
     write_page(output / "hops.md", "Word error rate and throughput by hop", tables, facts)
     figure, ((left, right),) = new_figure(9, 4.4, columns=2)
     draw_lines(left, wers)
-    draw_lines(right, pivot(rows, "model", SPEED, "wer"))
+    at_speeds = {
+        name: {mean(speeds[name][hop]): values for hop, values in by_hop.items()}
+        for name, by_hop in wers.items()
+    }
+    draw_lines(right, at_speeds)
     left.set(xlabel="hop, ms", ylabel=METRICS["wer"])
     right.set(xlabel="throughput, seconds of audio per second")
     for axes in (left, right):

@@ -30,7 +30,7 @@ from recipes.asr.evaluate import PACKAGES, SECONDS, decode, measure
 from recipes.asr.report import METRICS, rates, write_report
 from recipes.lab import options
 from recipes.lab.options import position_flags
-from recipes.lab.runs import SEED_STEP, calm_logging, run_all, train
+from recipes.lab.runs import SEED_STEP, calm_logging, run_trainings, train
 from recipes.lab.scores import write_scores
 from recipes.lab.steps import CommandError, digest, folder_name, run_main, writing
 from recipes.lab.tables import Row, how_made, shown_command
@@ -299,9 +299,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    place = [*argv, "--"].index("--")
-    args = make_parser().parse_args(argv[:place])
-    args.fairseq = argv[place + 1 :]
+    args = options.parse_with_fairseq(make_parser(), argv)
     recipe = RECIPES[args.recipe]
     args.bins, args.updates = args.bins or recipe.bins, args.updates or recipe.updates
     options.check_increasing(args.bins, "--bins")
@@ -336,19 +334,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     calm_logging()
     argv = sys.argv[1:] if argv is None else argv
     args = parse_arguments(argv)
-    wanted, updates = args.models, f"{args.updates} updates"
-    print(f"{len(wanted)} trainings of {updates}, {args.jobs} side by side", flush=True)
     longest = max(line.seconds for line in read_manifest(str(args.data / "train.tsv")))
-    done = run_all([partial(run_model, args, model, longest) for model in wanted], args.jobs)
+    jobs = [partial(run_model, args, model, longest) for model in args.models]
+    done = run_trainings(jobs, args.jobs, args.updates)
     parts = [(rows, hops) for rows, hops, _ in done]
     facts = how_made(
         shown_command("python -m recipes.asr.run", argv),
         PACKAGES,
         side_by_side=f"{args.jobs} trainings, threads {args.threads}",
         corpus=f"{args.data.name}; training recordings up to {longest:.1f} s",
-        training=f"{updates}; {trained_by(args)}",
+        training=f"{args.updates} updates; {trained_by(args)}",
     )
-    flags = {model.name: model.flags for model in wanted}
+    flags = {model.name: model.flags for model in args.models}
     title = f"Speech recognition, study {args.study}"
     write_report(args.output, title, parts, flags, facts, args.bins, longest)
     rows, names = [row for _, _, curve in done for row in curve], list(flags)

@@ -26,10 +26,17 @@ from transformers import WhisperConfig, WhisperForConditionalGeneration, Whisper
 import hf_models
 from cape_plugins.speech.features import SAMPLING_RATE
 from cape_plugins.speech.manifest import Utterance
-from recipes.asr.data import Collator, Labelled, Recordings, SpeechTrainer, given
+from recipes.asr.data import (
+    Collator,
+    Labelled,
+    Recordings,
+    SpeechTrainer,
+    add_recording_args,
+    given,
+)
 from recipes.asr.finetune_hf import at_natural_length, labels_of
 from recipes.asr.report import METRICS, Text, rates
-from recipes.lab.data import add_data_args, fingerprint, has_data
+from recipes.lab.data import fingerprint, has_data
 from recipes.lab.figures import draw_bars, new_figure, write_figure
 from recipes.lab.hf_checkpoints import make_config, read_beside, read_config
 from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
@@ -225,9 +232,7 @@ def write_results(args: Any, rows: Sequence[Row], times: Sequence[Row], timed: J
 
 def make_options() -> argparse.ArgumentParser:
     parser = make_parser(__doc__, "audio", COMPARED, "results/whisper")
-    add_data_args(parser)
-    parser.add_argument("--audio-column", default="audio", help="path or bytes (default: audio)")
-    parser.add_argument("--text-column", default="text", help="(default: text)")
+    add_recording_args(parser)
     add_shared(parser, "limit", note="of each duration", default=TEST_STRINGS)
     text = "durations of training, to which recordings are joined (default: 0.5 3)"
     seconds = {"type": number(0.1, LONGEST), "nargs": 2, "metavar": ("LOW", "HIGH")}
@@ -271,7 +276,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     rows: list[Row] = []
     models: dict[int, dict[str, Any]] = {}
-    for columns, trainer in train_all({**compared, PADDED: {}}, args, training, make_trainer):
+    made_of, compared = strings["train"].fingerprint(), {**compared, PADDED: {}}
+    for columns, trainer in train_all(compared, args, training, make_trainer, made_of):
         variant, seed = columns.values()
         learned = trainer.model, hearings[variant == PADDED]
         models.setdefault(seed, {})[variant] = learned

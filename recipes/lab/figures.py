@@ -12,6 +12,7 @@ from recipes.lab.steps import writing
 from recipes.lab.tables import Cells, of_seeds
 
 LEAST_SPAN = 0.05  # of all, on the vertical axis: less would make noise look large
+DIGITS = 4  # of a number below an axis
 DASHES = ("-", "--", ":", "-.")
 
 
@@ -80,8 +81,15 @@ def draw_lines(axes: Any, cells: Cells, trained: Collection[Any] = ()) -> None:
             first = "occurs in training" if place == next(iter(trained)) else None
             axes.axvspan(at[place] - 0.5, at[place] + 0.5, color="0.92", zorder=0, label=first)
     if all(row.keys() == places.keys() for row in cells.values()):
-        turned = 45 if sum(len(str(place)) + 2 for place in places) > 60 else 0
-        axes.set_xticks(list(at.values()), list(map(str, places)), rotation=turned)
+        labels = list(map(_label, places))
+        turned = 45 if sum(len(label) + 2 for label in labels) > 60 else 0
+        axes.set_xticks(list(at.values()), labels, rotation=turned)
+
+
+def _label(place: Any) -> str:
+    if isinstance(place, float):
+        return np.format_float_positional(place, DIGITS, fractional=False, trim="-")
+    return str(place)
 
 
 def draw_band(

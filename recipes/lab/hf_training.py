@@ -31,7 +31,8 @@ TRAINER_DEFAULTS = (
 PACKAGES = ("torch", "transformers", "accelerate")
 
 # The record of a training holds all options but these, so that no other run takes it for its own.
-# Of the recipes: what is tested and where; types, presets and recipes are recorded by their values.
+# Of the recipes: what is tested and where; types, presets and recipes are recorded by their values,
+# as are the training data, which a test may be split off.
 UNRECORDED = """
     output compare seeds defaults recipe preset beam hop_seconds limit test_split test_file
     validation_file test_sizes test_lengths ctc_beam ctc_lm ctc_lexicon ctc_lm_weight
@@ -157,9 +158,14 @@ def train_all(
     args: argparse.Namespace,
     training: Seq2SeqTrainingArguments,
     make_trainer: Callable[[Mapping[str, Any], Seq2SeqTrainingArguments], Trainer],
+    data: str,
 ) -> Iterator[tuple[dict[str, Any], Trainer]]:
     """Trains each of the types that are compared, with each of ``--seeds``, goes on where one was
     interrupted, or takes what is finished.
+
+    Args:
+        data: Fingerprint of the training data: a model is taken for those alone that it was trained
+            on.
 
     Yields:
         The first columns of its scores: variant and seed; and the trainer. Its model is that of the
@@ -171,6 +177,7 @@ def train_all(
         own = dataclasses.replace(training, seed=seed, output_dir=str(folder))
         accelerate.utils.set_seed(seed)
         made_with, unset = recorded_options(settings, args, own)
+        made_with["training_data"] = unset["training_data"] = data
         matches(folder, made_with, "give another --output folder", unset)
         if own.process_index == 0:
             print(f"{name}: {json.dumps(dict(settings))}", flush=True)

@@ -154,6 +154,14 @@ def new_parser(description: str | None, **more: Any) -> Parser:
     return Parser(prog=started_as(), description=description, **more)
 
 
+def parse_with_fairseq(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
+    """Arguments, and in ``fairseq`` the flags behind ``--``, which go to fairseq-train."""
+    place = [*argv, "--"].index("--")
+    args = parser.parse_args(argv[:place])
+    args.fairseq = argv[place + 1 :]
+    return args
+
+
 def add_shared(parser: Any, name: str, *earlier: str, note: str = "", **more: Any) -> None:
     """Adds an option of :data:`SHARED`. Its help ends with a `note` and the default, in the words
     of ``shown`` where the program works it out. `more` goes to :func:`add_named`."""

@@ -151,6 +151,12 @@ def generate(
     return steps.read_written(folder / HYPOTHESES)
 
 
+def run_trainings(jobs: Sequence[Callable[[], Any]], workers: int, updates: int) -> list[Any]:
+    """Says what is going to be trained, and runs the jobs; see :func:`run_all`."""
+    print(f"{len(jobs)} trainings of {updates} updates, {workers} side by side", flush=True)
+    return run_all(jobs, workers)
+
+
 def run_all(jobs: Sequence[Callable[[], Any]], workers: int) -> list[Any]:
     """Run the jobs, `workers` at a time; the first failure stops all of them."""
     with ThreadPoolExecutor(workers) as pool:

@@ -97,6 +97,15 @@ def seed_table(cells: Cells, corner: str, digits: int = 2) -> list[str]:
     return markdown([corner if seeds == "one seed" else f"{corner} ({seeds})", *columns], rows)
 
 
+def flags_and_times(rows: Iterable[Row], flags: Mapping[str, str]) -> dict[str, list[str]]:
+    """A section of a page: the flags of each variant of the rows, and its seconds of training."""
+    lines = [
+        [name, f"`{flags[name]}`", f"{mean(row['train_seconds'] for row in own):.0f}"]
+        for name, own in grouped(rows, "variant").items()
+    ]
+    return {"Variants": markdown(["variant", "flags", "training time (s, mean)"], lines)}
+
+
 def write_page(
     path: Path, title: str, sections: Mapping[str, Sequence[str]], facts: Mapping[str, str]
 ) -> list[str]:

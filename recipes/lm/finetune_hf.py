@@ -29,6 +29,7 @@ from torch.nn import functional as F
 
 from cape_plugins.registry import ROTARY, types_of
 from hf_models import CapeLlamaConfig, CapeLlamaForCausalLM
+from recipes.lab.data import fingerprint
 from recipes.lab.hf_checkpoints import load_model, make_config, read_beside, read_config
 from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
 from recipes.lab.options import add_shared, check_increasing, positive, settings_to_compare
@@ -56,7 +57,7 @@ METRICS = {
 
 def read_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Any, Task]:
     """Options, those of the Trainer, and the task; lengths are completed by those of the task."""
-    parser = make_parser(__doc__, "text", COMPARED, "results/lm", ROTARY)
+    parser = make_parser(__doc__, "text", COMPARED, "results/lm/TASK", ROTARY)
     add = parser.add_argument
     text = "; ".join(f"{name}: {task.summary}" for name, task in TASKS.items())
     add("--task", choices=TASKS, default="copy", help=f"{text} (default: copy)")
@@ -144,12 +145,14 @@ class Exam(NamedTuple):
 
     Attributes:
         make_train_set: Makes samples with ``input_ids`` and ``labels``.
+        data: Fingerprint of what it makes them of.
         longest: Tokens of the longest input of training and test.
         trained: Groups of the scores that occur in training.
         measure: Gives scores of a model by group.
     """
 
     make_train_set: Callable[[], Sequence[Mapping[str, list[int]]]]
+    data: str
     longest: int
     trained: Sequence[str]
     measure: Callable[[Any], Iterator[Row]]
@@ -173,7 +176,10 @@ def exam_of_exercises(args: argparse.Namespace, task: Task, tokenizer: Any, size
 
     hardest = exercises(task, [max(*lengths, *args.test_lengths)], args.limit, "longest")
     longest = max(len(sample["input_ids"]) for sample in encode([*hardest], tokenizer))
-    return Exam(make_train_set, longest, [n for n in tests if int(n) in lengths], measure)
+    # all follow from what is recorded besides; the first ones tell whether they are still the same
+    first = fingerprint([*map("".join, exercises(task, lengths, 100, "train"))])
+    trained = [n for n in tests if int(n) in lengths]
+    return Exam(make_train_set, first, longest, trained, measure)
 
 
 def exam_of_texts(args: argparse.Namespace, tokenizer: Any, size: int) -> Exam:
@@ -193,7 +199,8 @@ def exam_of_texts(args: argparse.Namespace, tokenizer: Any, size: int) -> Exam:
         train_blocks = blocks(tokens("train"), length, "training")
         return [{"input_ids": ids, "labels": ids} for ids in train_blocks]
 
-    return Exam(make_train_set, max(length, *ends), trained_ranges(ends, length), measure)
+    data = fingerprint([texts["train"]])
+    return Exam(make_train_set, data, max(length, *ends), trained_ranges(ends, length), measure)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -225,7 +232,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return trainer(model, own, collate, train_set, processing_class=tokenizer)
 
     rows: list[Row] = []
-    for columns, trainer in train_all(compared, args, training, make_trainer):
+    for columns, trainer in train_all(compared, args, training, make_trainer, exam.data):
         rows += [{**columns, **scores} for scores in exam.measure(trainer.model)]
     _, _, group, *metrics = rows[0]
     titles = {metric: METRICS[metric] for metric in metrics}

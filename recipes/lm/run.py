@@ -17,7 +17,6 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from statistics import mean
 from typing import Any, NamedTuple
 
 import torch
@@ -29,7 +28,7 @@ from cape_plugins.registry import types_of
 from fairseq_user_dir.serving.source import load_trained
 from recipes.lab import options
 from recipes.lab.data import fingerprint
-from recipes.lab.runs import SEED_STEP, calm_logging, device_flags, run_all, train
+from recipes.lab.runs import SEED_STEP, calm_logging, device_flags, run_trainings, train
 from recipes.lab.scores import write_scores
 from recipes.lab.steps import (
     CommandError,
@@ -40,7 +39,7 @@ from recipes.lab.steps import (
     step,
     write_lines,
 )
-from recipes.lab.tables import Row, grouped, how_made, markdown, shown_command
+from recipes.lab.tables import Row, flags_and_times, how_made, shown_command
 from recipes.lm.data import TASKS, blocks, read_texts
 from recipes.lm.measure import LOSS, by_position, stretches, trained_ranges
 
@@ -204,9 +203,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    place = [*argv, "--"].index("--")
-    args = make_parser().parse_args(argv[:place])
-    args.fairseq = argv[place + 1 :]
+    args = options.parse_with_fairseq(make_parser(), argv)
     options.check_increasing(args.test_lengths, "--test-lengths")
     if (least := min(args.train_length, *args.test_lengths)) < 2:
         raise CommandError(f"length {least} has no token to predict; allowed: >= 2")
@@ -218,16 +215,6 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     options.check_shared(args)
     device_flags(args.device)
     return args
-
-
-def sections(args: argparse.Namespace, rows: Sequence[Row]) -> dict[str, Sequence[str]]:
-    """What the page has after its table: flags and time of each variant."""
-    flags = {model.name: model.flags for model in args.models}
-    lines = [
-        [name, f"`{flags[name]}`", f"{mean(row['train_seconds'] for row in own):.0f}"]
-        for name, own in grouped(rows, "variant").items()
-    ]
-    return {"Variants": markdown(["variant", "flags", "training time (s, mean)"], lines)}
 
 
 def positions_are(length: int, longest: int) -> str:
@@ -271,9 +258,7 @@ def train_all(args: argparse.Namespace, binary: Path, text: str) -> list[float]:
         )
         for model in args.models
     ]
-    count, side_by_side = len(jobs), f"{args.jobs} side by side"
-    print(f"{count} trainings of {args.updates} updates, {side_by_side}", flush=True)
-    return run_all(jobs, args.jobs)
+    return run_trainings(jobs, args.jobs, args.updates)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -291,7 +276,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             rows.append({**columns, "position": label, "loss": loss, "train_seconds": taken})
     trained = trained_ranges(args.test_lengths, args.train_length)
     facts = facts_of(args, argv, data)
-    how = {"trained": trained, "more": sections(args, rows)}
+    flags = {model.name: model.flags for model in args.models}
+    how = {"trained": trained, "more": flags_and_times(rows, flags)}
     write_scores(args.output, "Language model of fairseq", rows, "position", LOSS, facts, **how)
 
 

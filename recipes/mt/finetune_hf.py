@@ -212,8 +212,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if lists:
         groups = [str(source.count(",") + 1) for source in sources]
         labels = sorted(set(groups), key=int)
-    rows = []
-    for columns, trainer in train_all(compared, args, training, make_trainer):
+    rows, made_of = [], data.fingerprint([text for pair in splits["train"] for text in pair])
+    for columns, trainer in train_all(compared, args, training, make_trainer, made_of):
         batch_size = training.per_device_eval_batch_size
         hypotheses = translate(trainer.model, tokenizer, source_ids, args.beam, batch_size)
         for label, score in score_groups(hypotheses, references, groups, labels).items():

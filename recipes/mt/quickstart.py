@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import NamedTuple
@@ -33,7 +33,7 @@ from recipes.lab import options, runs
 from recipes.lab.scores import write_scores
 from recipes.lab.steps import CommandError, folder_name, read_written, run_main, step, write_lines
 from recipes.lab.subwords import SentencePiece
-from recipes.lab.tables import Row, grouped, how_made, markdown, shown_command
+from recipes.lab.tables import Row, flags_and_times, how_made, shown_command
 from recipes.mt import corpus, number_lists
 from recipes.mt.scoring import METRICS, METRICS_ARE, score_groups
 
@@ -188,7 +188,9 @@ class Comparison:
         flags = shlex.split(f"{MODEL} {OPTIMISATION} {schedule} {self.flags[variant]}")
         made_of = (folder / "binary", run, flags, {"corpus": self.data.settings})
         how = {"threads": self.args.threads, "title": f"{variant} seed {seed}"}
-        if n > 2 * FIRST_LOOK and not runs.is_finished(run):
+        # one that was interrupted after them has a checkpoint of more updates
+        begun = runs.is_finished(run) or (run / runs.FIRST_SECONDS).exists()
+        if n > 2 * FIRST_LOOK and not begun:
             seconds = runs.train(*made_of, **how, until=FIRST_LOOK)
             with TemporaryDirectory(dir=run) as temporary:
                 name = f"{variant} ({FIRST_LOOK} of {n} updates)"
@@ -222,12 +224,8 @@ class Comparison:
         known = sorted(self.rows, key=lambda key: order(key[0]))
         flags = {self.rows[key][0]["variant"]: self.flags[key[0]] for key in known}
         rows = [row for key in known for row in self.rows[key]]
-        variants = [
-            [name, f"`{flags[name]}`", f"{mean(row['train_seconds'] for row in trained):.0f}"]
-            for name, trained in grouped(rows, "variant").items()
-        ]
-        more = {"Variants": markdown(["variant", "flags", "training time (s, mean)"], variants)}
         how = {"groups_are": self.data.lengths, "trained": self.data.trained, "shown": shown}
+        more = flags_and_times(rows, flags)
         title, folder = "Quickstart: scores by length", self.args.output
         write_scores(folder, title, rows, "length", METRICS, self.facts, **how, more=more)
 
@@ -294,8 +292,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     comparison = Comparison(args, data, facts)
     variants = in_order_of_contrast(list(args.variants))
     jobs = [partial(comparison.run, name, seed) for seed in args.seeds for name in variants]
-    print(f"{len(jobs)} trainings of {args.updates} updates, {args.jobs} side by side", flush=True)
-    runs.run_all(jobs, args.jobs)
+    runs.run_trainings(jobs, args.jobs, args.updates)
     comparison.write(shown=True)
 
 

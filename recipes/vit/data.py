@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import hashlib
 import io
 import math
 import random
@@ -71,6 +72,14 @@ class Images(Dataset):
             self.items = [self.read(n) for n in progress(range(len(self)), "decode", delay=1)]
             self.load = tuple
         return self
+
+    def fingerprint(self) -> str:
+        """Fingerprint of classes, number of images, and a hundred of these."""
+        sha = hashlib.sha256(repr((self.names, len(self))).encode())
+        for index in range(0, len(self), -(-len(self) // 100) or 1):
+            image, label = self.read(index)
+            sha.update(f"{label} {tuple(image.shape)}".encode() + image.numpy().tobytes())
+        return sha.hexdigest()[:16]
 
     def read(self, index: int) -> tuple[torch.Tensor, int]:
         """Image, as it is stored, and label; an error names the file or row."""

@@ -33,7 +33,7 @@ from recipes.lab.options import number, positive, settings_to_compare
 from recipes.lab.steps import CommandError, run_main
 from recipes.vit.augment import Augment, ImageTrainer, Mixing, rand_augment
 from recipes.vit.catalog import PRESETS, RECIPES, Recipe
-from recipes.vit.data import Images, Request, digits, given_data, make_processor
+from recipes.vit.data import COLUMNS, Images, Request, digits, given_data, make_processor
 
 COMPARED = ("abspos", "sinpos", "cape")
 CLASSIFIER = ("classifier.weight", "classifier.bias")  # new for other classes
@@ -43,8 +43,9 @@ def make_options() -> argparse.ArgumentParser:
     parser = make_parser(__doc__, "image", COMPARED, "results/vit")
     add = parser.add_argument
     add_data_args(parser, files=False)
-    add("--image-column", metavar="NAME", help="default: image or img")
-    add("--label-column", metavar="NAME", help="default: label, labels or fine_label")
+    for option, names in COLUMNS.items():
+        text = f"default: the first that there is of {', '.join(names)}"
+        add(f"--{option.replace('_', '-')}", metavar="NAME", help=text)
     add("--preset", choices=PRESETS, help="sizes of a model from scratch")
     text = "settings of a training; other options win (default: digits without --dataset)"
     add("--recipe", choices=RECIPES, help=text)
@@ -222,7 +223,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         return trainer
 
     rows = []
-    for columns, trainer in train_all(compared, args, training, make_trainer):
+    made_of = train_set.fingerprint()
+    for columns, trainer in train_all(compared, args, training, make_trainer, made_of):
         for side in tested:
             right = accuracy(trainer.model, test_set, side, normalised, training)
             rows.append({**columns, "image size": str(side), "accuracy": right})

@@ -119,6 +119,34 @@ def test_tables_of_every_format_are_read(tmp_path, suffix, monkeypatch):
     assert len(waveform) == pytest.approx(splits["train"].items[5].seconds * 16000, abs=2)
 
 
+@pytest.mark.parametrize("option", ["--test-file", "--validation-file"])
+def test_paths_of_each_table_begin_at_its_own_folder(option, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    tables = []
+    for name, count in (("train", 5), ("test", 3)):
+        texts = write_wavs(tmp_path / name / "wavs", count)
+        tables.append(tmp_path / name / "table.csv")
+        lines = ["audio,text", *(f"wavs/{path},{name} {text}" for path, text in texts.items())]
+        tables[-1].write_text("".join(f"{line}\n" for line in lines))
+    splits = given(arguments("--train-file", tables[0], option, tables[1]))
+    assert {name: len(part) for name, part in splits.items()} == {"train": 5, "test": 3}
+    for name, part in splits.items():
+        assert {item.audio.parent for item in part.items} == {tmp_path / name / "wavs"}
+        assert all(item.text.startswith(name) for item in part.items)
+    whole = given(arguments("--train-file", tables[0]))
+    assert {item.audio.parent for item in whole["test"].items} == {tmp_path / "train/wavs"}
+
+
+def test_recordings_are_told_from_others(tmp_path):
+    """By texts and durations, which a test that is split off leaves fewer of."""
+    texts = write_wavs(tmp_path, 12)
+    rows = [Utterance(name, tmp_path / name, text, 1.0) for name, text in texts.items()]
+    others = (rows[:-1], [*rows[:-1], rows[-1]._replace(text="other")])
+    others += ([*rows[:-1], rows[-1]._replace(seconds=1.001)],)
+    assert Recordings(rows).fingerprint() == Recordings(list(rows)).fingerprint()
+    assert len({Recordings(items).fingerprint() for items in (rows, *others)}) == 4
+
+
 def test_hub_layout_needs_no_torchcodec(tmp_path, monkeypatch):
     """A data set whose column is declared as Audio, which datasets decodes by torchcodec only."""
     import datasets

@@ -7,14 +7,17 @@ import pytest
 pytest.importorskip("soundfile")
 pytest.importorskip("transformers")
 import torch
+from accelerate.data_loader import BatchSamplerShard, DataLoaderShard, skip_first_batches
+from torch.utils.data import BatchSampler
+from transformers import Seq2SeqTrainingArguments, TrainerControl, TrainerState
 
 from cape_plugins import PositionConfig
 from cape_plugins.speech.batching import PaddingFreeBatches
 from cape_plugins.speech.features import log_mel
 from cape_plugins.speech.manifest import Utterance
-from hf_models import CapeSpeechConfig, CapeSpeechFeatureExtractor
+from hf_models import CapeSpeechConfig, CapeSpeechFeatureExtractor, CapeSpeechForCTC
 from recipes.asr import finetune_hf as asr
-from recipes.asr.data import Collator, DurationSampler, Labelled, Recordings
+from recipes.asr.data import Collator, DurationSampler, Labelled, Recordings, SpeechTrainer
 from recipes.lab.hf_checkpoints import make_config
 from recipes.lab.steps import CommandError
 
@@ -50,6 +53,28 @@ def test_batches_hold_similar_durations_in_another_order_each_epoch():
     assert padding < 0.3 < unsorted / seconds[shuffled].sum()
     order = np.argsort(longest)
     assert not np.array_equal(order, np.arange(25)), "batches come in random order"
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_resumed_training_goes_on_with_the_batches_of_its_epoch(processes, tmp_path):
+    """As accelerate shares padded batches out, and skips those that are done."""
+    config = CapeSpeechConfig(d_model=8, encoder_layers=1, encoder_attention_heads=1)
+    place = {"output_dir": str(tmp_path), "use_cpu": True, "report_to": "none"}
+    items = [Utterance("0", None, "a", 1 + n / 7) for n in range(24)]
+    data = Labelled(Recordings(items), [[1]] * 24)
+    args = Seq2SeqTrainingArguments(**place, per_device_train_batch_size=2)
+    trainer = SpeechTrainer(CapeSpeechForCTC(config), args, train_dataset=data)
+    sampler = trainer._get_train_sampler()
+    whole = BatchSampler(sampler, 2, drop_last=False)
+    shard = BatchSamplerShard(whole, processes, processes - 1) if processes > 1 else whole
+    loader = skip_first_batches(DataLoaderShard(data, batch_sampler=shard), 2)
+    state = TrainerState(epoch=3.2)
+    trainer.callback_handler.on_epoch_begin(args, state, TrainerControl())
+    loader.set_epoch(3)
+    expected = DurationSampler(data.seconds, 2, args.seed)
+    expected.set_epoch(3)
+    batches = np.array([*expected]).reshape(-1, processes, 2)[2:, -1]
+    assert np.array_equal([*loader.batch_sampler], batches)
 
 
 def test_batch_without_padding_has_the_frames_of_each_recording():

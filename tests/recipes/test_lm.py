@@ -247,6 +247,13 @@ def test_script_for_causal_models_trains_a_converted_one(run_cli, tmp_path):
     assert config["position_embedding"]["max_global_scale"] == 2
 
 
+def test_help_names_the_folder_of_results(capsys):
+    with pytest.raises(SystemExit):
+        lm.main(["--help"])
+    assert "(default: results/lm/TASK)" in " ".join(capsys.readouterr().out.split())
+    assert str(lm.read_options(["--task", "copy"])[0].output) == "results/lm/copy"
+
+
 @pytest.mark.slow
 def test_exercises_from_the_command_line(run_cli, repo_root, tmp_path):
     command = ("python", repo_root / "recipes/lm/finetune_hf.py", "--output", "out", *QUICK)
@@ -260,6 +267,32 @@ def test_exercises_from_the_command_line(run_cli, repo_root, tmp_path):
     assert Image.open(tmp_path / "out/scores.png").size[0] > 800  # two panels
     settings = json.loads((tmp_path / "out/rfs-seed2/config.json").read_text())
     assert settings["position_embedding"]["max_position"] == 27  # >abcdefghijkl= 12 letters, end
+
+
+def test_no_model_is_taken_for_other_training_text(tmp_path):
+    """Without --validation-file the test is the end of the training text, which a model has seen
+    that was trained with one; and a file may have changed."""
+    train, valid = (tmp_path / name for name in ("train.txt", "valid.txt"))
+    train.write_text("all work and no play\n" * 40)
+    valid.write_text("makes Jack a dull boy\n" * 20)
+    words = [*QUICK, "--task", "text", "--train-file", train, "--train-length", 8, "--test-lengths"]
+    words += [8, "--position-embedding", "nopos", "--output", tmp_path / "out"]
+    words = [str(word) for word in words]
+    lm.main([*words, "--validation-file", str(valid)])
+    weights = (tmp_path / "out/nopos/model.safetensors").stat().st_mtime_ns
+    with pytest.raises(CommandError, match=r"training_data '.*', now .*; give another --output"):
+        lm.main(words)
+    record = tmp_path / "out/nopos/settings.json"
+    settings = json.loads(record.read_text())
+    earlier = {key: value for key, value in settings.items() if key != "training_data"}
+    record.write_text(json.dumps(earlier))
+    valid.write_text("other text " * 20)
+    lm.main([*words, "--validation-file", str(valid)])  # nothing is known to differ
+    assert json.loads(record.read_text()) == settings
+    assert (tmp_path / "out/nopos/model.safetensors").stat().st_mtime_ns == weights
+    train.write_text(train.read_text().replace("play", "game", 1))
+    with pytest.raises(CommandError, match="training_data"):
+        lm.main([*words, "--validation-file", str(valid)])
 
 
 @pytest.mark.slow

@@ -139,6 +139,45 @@ def test_broken_image_in_a_worker_process_is_named(photos, capsys):
     assert re.match(r"error: .*light/3.png cannot be read", error)
 
 
+def test_images_are_told_from_others(photos):
+    """By classes, number and pixels, also where they are not held."""
+    names = argparse.Namespace(image_column=None, label_column=None)
+
+    def fingerprint(hold=False):
+        rows = data.open_dataset(str(photos))["train"]
+        images = vit_data.read_images(names, rows, rows, 3)
+        return (images.hold() if hold else images).fingerprint()
+
+    first = fingerprint()
+    assert fingerprint(hold=True) == first
+    Image.new("RGB", (20, 16), (1, 1, 1)).save(photos / "dark/2.png")
+    changed = fingerprint()
+    (photos / "light/3.png").unlink()
+    shutil.copy(photos / "light/2.png", photos / "dark/6.png")
+    (photos / "dark").rename(photos / "dusky")
+    assert len({first, changed, fingerprint()}) == 3
+
+
+def test_pairs_that_a_test_is_split_off_are_other_training_data(tmp_path, monkeypatch):
+    given = []
+
+    def train_all(*args):
+        given.append(args[-1])
+        raise CommandError("enough")
+
+    monkeypatch.setattr(mt, "train_all", train_all)
+    for name in ("train", "test"):
+        rows = (f"a b {name} {n},x y {n}\n" for n in range(40))
+        (tmp_path / f"{name}.csv").write_text("".join(["en,de\n", *rows]))
+    words = ["--vocab-size", "30", "--output", str(tmp_path / "out")]
+    words += ["--train-file", str(tmp_path / "train.csv")]
+    for more in (["--test-file", str(tmp_path / "test.csv")], []):
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        with pytest.raises(CommandError, match="enough"):
+            mt.main([*words, *more])
+    assert len(set(given)) == 2
+
+
 @pytest.mark.parametrize("classes", [0, 1])
 def test_images_of_fewer_than_two_classes_are_refused(classes, photos, tmp_path):
     for folder in ("dark", "light")[classes:]:

@@ -11,8 +11,9 @@ import time
 
 import pytest
 
+from recipes.lab import runs
 from recipes.lab.steps import CommandError
-from recipes.mt.quickstart import in_order_of_contrast, main
+from recipes.mt.quickstart import Comparison, Data, in_order_of_contrast, main, parse_arguments
 from tests.support.command_lines import warm_fairseq
 from tests.support.plots import assert_lines
 
@@ -88,6 +89,33 @@ def test_first_look_comes_early_and_changes_no_score(finished, tmp_path, monkeyp
 
     assert len(scores(tmp_path)) == 13
     assert scores(tmp_path) == scores(finished)
+
+
+def test_first_look_is_at_the_updates_that_it_names(tmp_path, monkeypatch):
+    """Not at a checkpoint of more, which an interrupted training leaves."""
+    tested, checkpoint = [], tmp_path / "number_lists/runs/cape-seed1/checkpoint_last.pt"
+
+    def train(data, run, flags, settings, *, threads, title, until=None):
+        updates = int(checkpoint.read_text()) if checkpoint.exists() else 0
+        run.mkdir(parents=True, exist_ok=True)
+        checkpoint.write_text(str(max(updates, until or 2000)))
+        if until:
+            (run / runs.FIRST_SECONDS).write_text("1.0")
+        return 1.0
+
+    def test(self, variant, seed, name, *place):
+        tested.append((name, checkpoint.read_text()))
+
+    monkeypatch.setattr(runs, "train", train)
+    monkeypatch.setattr(Comparison, "test", test)
+    words = ["--work", str(tmp_path), "--output", str(tmp_path / "out"), "--compare", "cape"]
+    data = Data(tmp_path / "number_lists/data", {}, ("en", "de"), "", (), ())
+    comparison = Comparison(parse_arguments(words), data, {})
+    comparison.run("cape", 1)
+    assert tested == [("cape (400 of 2000 updates)", "400"), ("cape", "2000")]
+    checkpoint.write_text("1200")
+    comparison.run("cape", 1)
+    assert tested[2:] == [("cape", "2000")]
 
 
 def test_first_and_last_variant_are_trained_first():

@@ -21,6 +21,7 @@ from recipes.lab.steps import CommandError
 from recipes.vit import finetune_hf as vit
 from recipes.vit.augment import Mix, Mixing, SizeSampler
 from recipes.vit.catalog import PRESETS, RECIPES
+from recipes.vit.data import COLUMNS
 
 TINY = {
     "hidden_size": 16,
@@ -346,6 +347,14 @@ def test_recipe_gives_defaults_that_flags_win_over(words, rate):
     assert training.max_grad_norm == 0
     args, *_ = vit.read_options(["--dataset", "x"])
     assert not any((args.mixup, args.cutmix, args.flip, args.crop, args.rand_augment))
+
+
+def test_help_names_all_columns_that_are_taken(capsys):
+    with pytest.raises(SystemExit):
+        vit.main(["--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    for names in COLUMNS.values():
+        assert f"default: the first that there is of {', '.join(names)}" in said
 
 
 @pytest.mark.parametrize("name", RECIPES)
