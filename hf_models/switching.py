@@ -28,7 +28,7 @@ from cape_plugins import Positions
 from cape_plugins.binding import Bound
 from cape_plugins.families import find_family
 from hf_models.settings import FIELD, require_own_config
-from hf_models.stock_names import share_model_names
+from hf_models.stock_names import share_model_names, share_processors
 
 
 class Addend(Bound, nn.Module):
@@ -141,8 +141,8 @@ PARTS: dict[type, type] = {}  # stock class to the one that takes its place
 
 def add_parts(family: FamilyClasses) -> FamilyClasses:
     """Makes the parts of a family known to :func:`install`, and to transformers the configuration
-    of its models, their names, and the older names in checkpoints of the stock ones, which it
-    translates by class name.
+    of its models, their names, the tokenizers and processors of the stock ones, and the older names
+    in checkpoints of these, which it translates by class name.
 
     A family of this package calls it in its own file, because a self-contained folder has that file
     but nobody who registers the family; for all others ``hf_models.register_family`` calls it.
@@ -154,6 +154,7 @@ def add_parts(family: FamilyClasses) -> FamilyClasses:
         if older_names := get_checkpoint_conversion_mapping(stock.__name__):
             register_checkpoint_conversion_mapping(part.__name__, older_names, overwrite=True)
     share_model_names(family.config, family.stock_parts)
+    share_processors(family.config)
     return family
 
 
