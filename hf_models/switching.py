@@ -219,7 +219,8 @@ def switch(model: Any, position_embedding: Mapping[str, Any], **fields: Any) -> 
         `model`, whose class and configuration are now those of this package.
 
     Raises:
-        ValueError: if the family is unknown, or a setting is wrong; the model stays as it was.
+        ValueError: if the family is unknown, a setting is wrong, or a module has a forward of its
+            own; the model stays as it was.
     """
     own, stock_config = PARTS.get(type(model)), getattr(model, "config", None)
     if not is_model(own):
@@ -240,6 +241,7 @@ def switch(model: Any, position_embedding: Mapping[str, Any], **fields: Any) -> 
             f"{own.__name__}: {', '.join(sorted(allowed)) or 'nothing'}. Set it before the stock "
             "model is built."
         )
+    _refuse_hooks(model)
     settings = {**stock_config.to_dict(), FIELD: position_embedding, **fields}
     try:
         config = own.config_class.from_dict(settings)
@@ -272,6 +274,18 @@ def _remedy(model: Any) -> str:
         f"The row of {family.model_type!r} is known, but no class of its models is: register them "
         "by hf_models.register_family(FamilyClasses(...)). "
     )
+
+
+def _refuse_hooks(model: nn.Module) -> None:
+    """Raises for a module whose forward would hide that of its new class."""
+    for name, module in model.named_modules():
+        if "forward" in vars(module):
+            raise ValueError(
+                f"{type(module).__name__} {name!r} has a forward of its own, as accelerate sets it "
+                "(device_map, dispatch_model, Accelerator.prepare), which would run instead of "
+                "that of its new class; allowed: modules as they are built. Switch the model "
+                f"before, or load it by from_pretrained(..., {FIELD}={{...}}, device_map=...)."
+            )
 
 
 def _switch(model: Any, stock_config: Any, config: Any) -> None:
