@@ -70,8 +70,8 @@ def _accept_position_embedding(stock_from_pretrained: Any) -> Any:
     """
 
     @functools.wraps(stock_from_pretrained)
-    def from_pretrained(source: Any, **kwargs: Any) -> Any:
-        result = stock_from_pretrained(source, **kwargs)
+    def from_pretrained(pretrained_model_name_or_path: Any, **kwargs: Any) -> Any:
+        result = stock_from_pretrained(pretrained_model_name_or_path, **kwargs)
         config = result[0] if isinstance(result, tuple) else result
         fields = {field for own in AUTO_CLASSES for field in own.position_fields}
         given = sorted(fields & kwargs.keys())
@@ -84,12 +84,12 @@ def _accept_position_embedding(stock_from_pretrained: Any) -> Any:
             if config.model_type in own.model_types():
                 for name in ("trust_remote_code", "code_revision"):
                     kwargs.pop(name, None)
-                return own.from_pretrained(source, **kwargs)
+                return own.from_pretrained(pretrained_model_name_or_path, **kwargs)
         known = sorted({name for own in AUTO_CLASSES for name in own.model_types()})
         raise ValueError(
-            f"{given[0]}={kwargs[given[0]]!r} has no effect on {source}, a model of type "
-            f"{config.model_type!r}; model types with a position embedding to choose: "
-            f"{', '.join(known)}. Leave it out, or give such a model."
+            f"{given[0]}={kwargs[given[0]]!r} has no effect on {pretrained_model_name_or_path}, a "
+            f"model of type {config.model_type!r}; model types with a position embedding to "
+            f"choose: {', '.join(known)}. Leave it out, or give such a model."
         )
 
     return from_pretrained

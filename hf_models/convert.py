@@ -78,11 +78,11 @@ def convert(
     with complete_folder(Path(target), "DST") as folder:
         with clear_errors(source):
             config = AutoConfig.from_pretrained(source)
-            own = own_class(source, config)
-            if settings is None:
-                model = _stock_model(source, own, config)
-            else:
-                model = _cape_model(source, own, config, settings, neutral)
+        own = own_class(source, config)
+        if settings is None:
+            model = _stock_model(source, own, config)
+        else:
+            model = _cape_model(source, own, config, settings, neutral)
         copy_other_files(source, folder)
         choose_extractor(folder, getattr(model.config, "at_natural_length", False))
         model.save_pretrained(folder)
@@ -170,9 +170,11 @@ def _cape_model(
             "SOURCE.txt,TARGET.txt; or begin as the stock model by --neutral."
         )
     if hasattr(config, "position_fields"):
-        model, new = load_whole(own, source, position_embedding=settings)
+        with clear_errors(source):
+            model, new = load_whole(own, source, position_embedding=settings)
     else:
-        stock, _ = load_whole(stock_class(own), source)
+        with clear_errors(source):
+            stock, _ = load_whole(stock_class(own), source)
         weights = stock.state_dict()
         model = hf_models.switch(stock, settings)
         new = _new_weights(weights, model)
@@ -233,7 +235,8 @@ def _stock_model(source: str, own: Any, config: Any) -> PreTrainedModel:
         raise ValueError(f"{source} holds a stock {name} already; there is nothing to convert.")
     if stock is None:
         raise ValueError(f"{source} holds a Cape{name}, which transformers has no stock model for.")
-    cape = own.from_pretrained(source, dtype="auto").eval()
+    with clear_errors(source):
+        cape = own.from_pretrained(source, dtype="auto").eval()
     patches = (module for module in cape.modules() if isinstance(module, PatchEmbeddings))
     embeddings = next(patches, None)
     changes = _changes(_settings(cape.config), _stock_settings(cape.config, vars(cape.config)))

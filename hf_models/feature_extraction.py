@@ -54,7 +54,7 @@ class CapeSpeechFeatureExtractor(SequenceFeatureExtractor):
         self,
         raw_speech: Any,
         sampling_rate: int | None = None,
-        hop_seconds: float | Sequence[float] | None = None,
+        hop_seconds: float | Sequence[float] | np.ndarray | torch.Tensor | None = None,
         padding: bool | str = True,
         return_tensors: str | None = None,
         max_length: int | None = None,
@@ -90,13 +90,14 @@ class CapeSpeechFeatureExtractor(SequenceFeatureExtractor):
         if isinstance(raw_speech, np.ndarray | torch.Tensor) and raw_speech.ndim == 2:
             single, raw_speech = False, list(raw_speech)
         recordings = [raw_speech] if single else list(raw_speech)
-        hops = self.hop_seconds if hop_seconds is None else hop_seconds
-        hops = list(hops) if isinstance(hops, Sequence) else [hops] * len(recordings)
-        if len(hops) != len(recordings):
+        given = self.hop_seconds if hop_seconds is None else hop_seconds
+        hops = torch.as_tensor(given, dtype=torch.float64)
+        if hops.shape not in ((), (len(recordings),)):
             raise ValueError(
-                f"hop_seconds has {len(hops)} numbers for {len(recordings)} recordings; give one "
-                "number, or one for each."
+                f"hop_seconds has {hops.numel()} numbers for {len(recordings)} recordings; give "
+                "one number, or one for each."
             )
+        hops = hops.expand(len(recordings)).tolist()
         features = [
             log_mel(
                 _waveform(recording),
@@ -235,12 +236,15 @@ class CapeWhisperFeatureExtractor(WhisperFeatureExtractor):
 
     def _with_hop(self, hop_seconds: float) -> CapeWhisperFeatureExtractor:
         other = copy.copy(self)
-        number = isinstance(hop_seconds, int | float)
-        other.hop_length = round(hop_seconds * self.sampling_rate) if number else 0
+        try:
+            other.hop_length = round(float(hop_seconds) * self.sampling_rate)
+        except (TypeError, ValueError, OverflowError):  # no number, several, or no finite one
+            other.hop_length = 0
         if other.hop_length < 1:
             raise ValueError(
-                f"hop_seconds={hop_seconds!r} is not allowed; allowed: at least one sample, "
-                f"{1 / self.sampling_rate} s. Give the distance of frames in seconds, such as 0.01."
+                f"hop_seconds={hop_seconds!r} is not allowed; allowed: one number of at least one "
+                f"sample, {1 / self.sampling_rate} s. Give the distance of frames in seconds, such "
+                "as 0.01."
             )
         other.hop_nanoseconds = round(other.hop_length / self.sampling_rate * 1e9)
         return other

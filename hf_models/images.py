@@ -36,11 +36,13 @@ class PatchEmbeddings(Bound, Seam):
         has_flag: Whether the stock forward takes ``interpolate_pos_encoding``. One that does not
             looks whether ``position_embeddings`` is None, and adds nothing then.
         antialias: Whether the stock model smooths its table where it makes it smaller.
+        square: Whether the image size of the stock configuration is one number.
     """
 
     special_tokens: tuple[str, ...] = ("cls_token",)
     has_flag = True
     antialias = False
+    square = False
 
     def take_place(self, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.switching.Seam`. Where the table is dropped, its rows of special
@@ -106,6 +108,12 @@ class PatchEmbeddings(Bound, Seam):
 
     def resize_images(self, height: int, width: int) -> None:
         """See :meth:`ImageModel.resize_images`."""
+        if self.square and height != width:
+            raise ValueError(
+                f"an image size of {height} x {width} pixels is not allowed for "
+                f"{type(self).__name__}, whose configuration holds one number; allowed: height = "
+                "width. Take a square; forward takes images of any height and width all the same."
+            )
         size = self.patches(height, width)
         if self.table is not None:
             with torch.no_grad():
@@ -151,7 +159,8 @@ class ImageModel(Seam):
         and all other weights stay as they are. To be called before an optimizer is made.
 
         Raises:
-            ValueError: if the size is smaller than a patch.
+            ValueError: if the size is smaller than a patch, or if it is no square and the
+                configuration holds squares only (SigLIP).
         """
         self.embeddings.resize_images(height, width)
         self.config.image_size = height if height == width else (height, width)

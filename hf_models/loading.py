@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
@@ -15,7 +16,9 @@ from transformers import PreTrainedModel
 
 @contextmanager
 def clear_errors(source: str) -> Iterator[None]:
-    """Turns what transformers raises for damaged or unfit files into errors that say so.
+    """Turns what transformers raises for damaged or unfit files into errors that say so. To be put
+    around the loading alone, as an error of other code would blame the checkpoint, too; a lack of
+    memory is no fault of it and passes.
 
     Args:
         source: Folder or hub name of the checkpoint.
@@ -29,18 +32,21 @@ def clear_errors(source: str) -> Iterator[None]:
         reason = " ".join(str(error).split())
         raise ValueError(
             f"the configuration of {source} is not allowed: {reason}. Correct its config.json."
-        ) from None
+        ) from error
     except (SafetensorError, pickle.UnpicklingError, EOFError, RuntimeError) as error:
+        # on a CPU it has no class of its own
+        if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
+            raise
         reason = str(error).strip().splitlines()[0]
         raise ValueError(
             f"the weights of {source} cannot be read ({reason}); they are damaged, incomplete or "
             "of another model. Save, copy or download them again."
-        ) from None
+        ) from error
     except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
         raise ValueError(
             f"the configuration of {source} builds no model ({type(error).__name__}: {error}). "
             "Compare its config.json with that of a model that loads."
-        ) from None
+        ) from error
 
 
 # Parameters that another position embedding may have of its own.

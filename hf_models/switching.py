@@ -28,6 +28,7 @@ from cape_plugins import Positions
 from cape_plugins.binding import Bound
 from cape_plugins.families import find_family
 from hf_models.settings import FIELD, require_own_config
+from hf_models.stock_names import share_model_names, share_processors
 
 
 class Addend(Bound, nn.Module):
@@ -140,8 +141,8 @@ PARTS: dict[type, type] = {}  # stock class to the one that takes its place
 
 def add_parts(family: FamilyClasses) -> FamilyClasses:
     """Makes the parts of a family known to :func:`install`, and to transformers the configuration
-    of its models, and the older names in checkpoints of the stock ones, which it translates by
-    class name.
+    of its models, their names, the tokenizers and processors of the stock ones, and the older names
+    in checkpoints of these, which it translates by class name.
 
     A family of this package calls it in its own file, because a self-contained folder has that file
     but nobody who registers the family; for all others ``hf_models.register_family`` calls it.
@@ -152,6 +153,8 @@ def add_parts(family: FamilyClasses) -> FamilyClasses:
             part.config_class = family.config
         if older_names := get_checkpoint_conversion_mapping(stock.__name__):
             register_checkpoint_conversion_mapping(part.__name__, older_names, overwrite=True)
+    share_model_names(family.config, family.stock_parts)
+    share_processors(family.config)
     return family
 
 
@@ -216,7 +219,8 @@ def switch(model: Any, position_embedding: Mapping[str, Any], **fields: Any) -> 
         `model`, whose class and configuration are now those of this package.
 
     Raises:
-        ValueError: if the family is unknown, or a setting is wrong; the model stays as it was.
+        ValueError: if the family is unknown, a setting is wrong, or a module has a forward of its
+            own; the model stays as it was.
     """
     own, stock_config = PARTS.get(type(model)), getattr(model, "config", None)
     if not is_model(own):
@@ -237,6 +241,7 @@ def switch(model: Any, position_embedding: Mapping[str, Any], **fields: Any) -> 
             f"{own.__name__}: {', '.join(sorted(allowed)) or 'nothing'}. Set it before the stock "
             "model is built."
         )
+    _refuse_hooks(model)
     settings = {**stock_config.to_dict(), FIELD: position_embedding, **fields}
     try:
         config = own.config_class.from_dict(settings)
@@ -269,6 +274,18 @@ def _remedy(model: Any) -> str:
         f"The row of {family.model_type!r} is known, but no class of its models is: register them "
         "by hf_models.register_family(FamilyClasses(...)). "
     )
+
+
+def _refuse_hooks(model: nn.Module) -> None:
+    """Raises for a module whose forward would hide that of its new class."""
+    for name, module in model.named_modules():
+        if "forward" in vars(module):
+            raise ValueError(
+                f"{type(module).__name__} {name!r} has a forward of its own, as accelerate sets it "
+                "(device_map, dispatch_model, Accelerator.prepare), which would run instead of "
+                "that of its new class; allowed: modules as they are built. Switch the model "
+                f"before, or load it by from_pretrained(..., {FIELD}={{...}}, device_map=...)."
+            )
 
 
 def _switch(model: Any, stock_config: Any, config: Any) -> None:

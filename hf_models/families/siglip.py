@@ -39,6 +39,7 @@ class CapeSiglipVisionEmbeddings(PatchEmbeddings, SiglipVisionEmbeddings):
     """Patches and positions; there is no special token."""
 
     special_tokens = ()
+    square = True
 
     @property
     def table(self) -> Tensor | None:

@@ -6,8 +6,9 @@ import re
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
-from hf_models.convert import main
+from hf_models.convert import convert, main
 from tests.support.hf import FAMILIES, WITH_STOCK, answer, batch, make
 
 
@@ -221,6 +222,38 @@ def test_damaged_folders_end_in_one_line(family, harm, message, tmp_path, capsys
     assert error.splitlines()[-1].startswith("error: ")
     assert message in error.partition("error: ")[2]
     assert [path.name for path in tmp_path.iterdir()] == ["SRC"]
+
+
+@pytest.mark.parametrize("to_stock", [False, True])
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA"), RuntimeError("DefaultCPUAllocator: no memory")]
+)
+def test_a_lack_of_memory_does_not_blame_the_checkpoint(error, to_stock, tmp_path, monkeypatch):
+    make("marian", "sinpos").save_pretrained(tmp_path / "SRC")
+
+    def fail(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(FAMILIES["marian"].model, "from_pretrained", fail)
+    with pytest.raises(type(error), match=str(error)):
+        main([str(tmp_path / "SRC"), str(tmp_path / "DST"), *(["--stock"] if to_stock else [])])
+
+
+def test_our_own_errors_do_not_blame_the_checkpoint(stock, tmp_path, monkeypatch):
+    def fail(*args):
+        raise AttributeError("ours")
+
+    monkeypatch.setattr("hf_models.switch", fail)
+    with pytest.raises(AttributeError, match="ours"):
+        main([str(stock["marian"][0]), str(tmp_path / "DST"), "--position-embedding", "sinpos"])
+
+
+def test_what_cannot_be_read_is_told_with_its_cause(tmp_path):
+    make("marian", "sinpos").save_pretrained(tmp_path / "SRC")
+    cut_weights(tmp_path / "SRC")
+    with pytest.raises(ValueError, match="weights of .* cannot be read") as error:
+        convert(str(tmp_path / "SRC"), tmp_path / "DST", {"type": "sinpos"})
+    assert isinstance(error.value.__cause__, SafetensorError)
 
 
 def test_missing_folder_is_named(tmp_path, capsys):

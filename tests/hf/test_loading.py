@@ -254,6 +254,14 @@ def test_auto_classes_take_a_position_embedding_for_stock_checkpoints(family, fo
     assert torch.equal(answer(model(**inputs)), answer(direct(**inputs)))
 
 
+def test_auto_config_takes_the_folder_by_its_stock_name(folders):
+    foreign = AutoConfig.from_pretrained(pretrained_model_name_or_path=folders / "gpt2")
+    assert type(foreign) is GPT2Config
+    settings = {"position_embedding": {"type": "nopos"}}
+    own = AutoConfig.from_pretrained(pretrained_model_name_or_path=folders / "vit", **settings)
+    assert own.position_embedding == settings["position_embedding"]
+
+
 def test_auto_classes_refuse_a_position_embedding_for_other_models(folders):
     for auto in (AutoConfig, AutoModelForSeq2SeqLM):
         with pytest.raises(ValueError, match=r"'blenderbot'.*cape_marian.*marian"):

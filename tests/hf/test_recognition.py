@@ -21,6 +21,7 @@ from hf_models import (
     CapeSpeechFeatureExtractor,
     CapeSpeechForCTC,
     CapeSpeechTokenizer,
+    CapeWhisperFeatureExtractor,
 )
 
 LETTERS = ("<pad>", "|", "<unk>", *"abcdefghij")
@@ -78,6 +79,24 @@ def test_hop_of_each_recording_reaches_the_model(folder):
     assert not torch.allclose(wrong, alone, atol=1e-4)
 
 
+@pytest.mark.parametrize("make", [np.array, np.float32, torch.tensor, tuple, list])
+def test_hops_may_be_arrays(make):
+    extractor = CapeSpeechFeatureExtractor(feature_size=20, sampling_rate=RATE)
+    batch = extractor([speech(), speech()], hop_seconds=make([0.01, 0.02]))
+    assert batch["attention_mask"].sum(1).tolist() == [98, 49]
+    assert batch["hop_nanoseconds"].tolist() == [10_000_000, 20_000_000]
+
+
+@pytest.mark.parametrize("make", [np.array, np.float32, torch.tensor])
+def test_one_hop_may_be_an_array(make):
+    extractor = CapeSpeechFeatureExtractor(feature_size=20, sampling_rate=RATE)
+    batch = extractor([speech(), speech()], hop_seconds=make(0.02))
+    assert batch["hop_nanoseconds"].tolist() == [20_000_000] * 2
+    batch = CapeWhisperFeatureExtractor()([np.ones(1600)], hop_seconds=make(0.005))
+    assert batch["input_features"].shape == (1, 80, 20)
+    assert batch["hop_nanoseconds"].tolist() == [5_000_000]
+
+
 def test_padding_and_truncation_count_frames():
     extractor = CapeSpeechFeatureExtractor(feature_size=20, sampling_rate=RATE)
     cut = extractor(
@@ -113,6 +132,7 @@ BAD = [
     (np.zeros(1000, np.float32), {"sampling_rate": 16000}, "sampling_rate=16000.*8000"),
     (np.zeros(1000, np.float32), {"hop_seconds": 0.0}, "hop_seconds=0.0"),
     ([np.zeros(1000, np.float32)] * 2, {"hop_seconds": [0.01]}, "1 numbers for 2 recordings"),
+    ([np.zeros(1000, np.float32)] * 2, {"hop_seconds": np.ones((2, 2))}, "4 numbers for 2"),
     (np.zeros((1, 2, 1000), np.float32), {}, "one channel"),
 ]
 

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from accelerate import dispatch_model
 from transformers import (
     Speech2TextConfig,
     Speech2TextForConditionalGeneration,
@@ -101,3 +102,13 @@ def test_model_that_peft_has_wrapped_is_told_to_be_switched_before():
     wrapped.peft_config = {}
     with pytest.raises(ValueError, match=r"Switch it before peft wraps it \(get_peft_model\)"):
         hf_models.switch(wrapped, {"type": "cape"})
+
+
+@pytest.mark.parametrize("name", ["", "vit.embeddings"])
+def test_model_with_hooks_of_accelerate_is_refused(name):
+    model = vit()
+    dispatch_model(model.get_submodule(name), {"": "cpu"}, force_hooks=True)
+    with pytest.raises(ValueError, match=rf"ViT\w+ '{name}' has a forward.*Switch .* before"):
+        hf_models.switch(model, {"type": "cape"})
+    assert type(model) is ViTForImageClassification
+    assert model(IMAGES).logits.isfinite().all()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import hf_models
-from tests.support.hf import IMAGE, VIT, make
+from tests.support.hf import FAMILIES, IMAGE, VIT, answer, make
 
 NAMES = list(IMAGE)
 
@@ -106,3 +106,20 @@ def test_bad_images_are_refused():
         model(torch.zeros(3, 32, 32))
     with pytest.raises(ValueError, match=r"pixel_values has shape \(1, 32, 32, 3\).*3 channels"):
         model(torch.zeros(1, 32, 32, 3))
+
+
+@pytest.mark.parametrize("name", ["abspos", "cape"])
+@pytest.mark.parametrize("family", ["siglip", "siglip_vision_model"])
+def test_resized_model_is_saved_and_loads_or_stays(family, name, tmp_path):
+    row, images = FAMILIES[family], torch.randn(1, 3, 24, 24)
+    model = row.build(IMAGE[name])
+    body = next(module for module in model.modules() if hasattr(module, "resize_images"))
+    with pytest.raises(ValueError, match=r"24 x 40 pixels is not allowed.*height = width.*square"):
+        body.resize_images(24, 40)
+    assert body.config.image_size == 32
+    with torch.no_grad():
+        expected = answer(model(images))
+        body.resize_images(24, 24)
+        model.save_pretrained(tmp_path)
+        again = row.model.from_pretrained(tmp_path)
+        torch.testing.assert_close(answer(again(images)), expected)

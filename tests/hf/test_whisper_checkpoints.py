@@ -147,6 +147,8 @@ def test_features_have_any_hop_and_may_be_padded_later():
         extractor(waves, hop_seconds=1e-6)
     with pytest.raises(ValueError, match=r"hop_seconds='x'.*at least one sample"):
         extractor(waves, hop_seconds="x")
+    with pytest.raises(ValueError, match=r"allowed: one number of at least one sample"):
+        extractor(waves, hop_seconds=[0.01, 0.01])
     with pytest.raises(ValueError, match=r"shape \(0,\).*at least one"):
         extractor([wave(0)])
 

@@ -1,0 +1,46 @@
+"""What transformers does by the names of classes and model types, it does for our models as for
+the stock ones."""
+
+import pytest
+import torch
+from transformers import Trainer, TrainingArguments
+from transformers.models.auto import modeling_auto
+
+import hf_models
+from hf_models.switching import stock_class
+from tests.support.hf import FAMILIES, batch
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "bert"])
+def test_smoothed_labels_are_those_of_the_stock_model(family, tmp_path):
+    row = FAMILIES[family]
+    stock = row.build_stock()
+    model = row.model(row.config(**row.sizes, position_embedding={"type": row.stock_type})).eval()
+    model.load_state_dict(stock.state_dict(), strict=False)
+    arguments = {"report_to": [], "use_cpu": True, "label_smoothing_factor": 0.1}
+    losses = []
+    for learner in (stock, model):
+        trainer = Trainer(learner, TrainingArguments(output_dir=str(tmp_path), **arguments))
+        with torch.no_grad():
+            losses.append(trainer.compute_loss(learner, batch(family)))
+    assert torch.equal(*losses)
+
+
+def tables(name):
+    """Tables of transformers that a class is named in."""
+    rows = (
+        (table, known if isinstance(known, tuple) else (known,))
+        for table, names in vars(modeling_auto).items()
+        if table.endswith("_NAMES")
+        for known in names.values()
+    )
+    return {table for table, known in rows if name in known}
+
+
+@pytest.mark.parametrize("name", hf_models.MODELS)
+def test_models_are_in_the_tables_that_their_stock_models_are_in(name):
+    stock = stock_class(hf_models.MODELS[name])
+    if stock is None:
+        assert tables(name) == set()
+    else:
+        assert tables(name) == tables(stock.__name__) != set()
