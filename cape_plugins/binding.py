@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
 
+# Values by the id of the module that they are bound to, for each thread its own; not in the
+# modules, which are copied, pickled and shared by threads.
+_held = threading.local()
+
 
 class Bound:
     """Mixin over a module: holds a value, such as the draw of a forward, while a stock forward that
-    cannot hand it on is running.
-
-    It is assigned and not appended to a list, which the replicas of DataParallel would share.
+    cannot hand it on is running. Threads that share the module do not see each other's values,
+    unless torch.compile has compiled the reading part but not the part that binds.
     """
 
-    bound: Any = None
+    bound_in_graph: Any = None
+
+    @property
+    def bound(self) -> Any:
+        """The value; None if nothing is bound."""
+        if torch.compiler.is_compiling():  # follows attributes, but not what is held by thread
+            return self.bound_in_graph
+        return vars(_held).get(id(self))
 
     def using(self, value: Any) -> Binding:
         """Binds `value`, for the body of a ``with`` statement only."""
@@ -36,7 +47,14 @@ class Binding:
         self._hold(self.outer)
 
     def _hold(self, value: Any) -> None:
-        if torch.compiler.is_compiling():  # follows attributes, not what is in __dict__
-            self.module.bound = value
+        if torch.compiler.is_compiling():
+            self.module.bound_in_graph = value
+            return
+        held = vars(_held)
+        if value is None:
+            held.pop(id(self.module), None)
         else:
-            vars(self.module)["bound"] = value
+            held[id(self.module)] = value
+        # for parts that are compiled on their own: an attribute, in whose place a list would be
+        # shared by the replicas of DataParallel
+        vars(self.module)["bound_in_graph"] = value

@@ -23,6 +23,9 @@ from cape_plugins import (
 from cape_plugins.binding import Bound
 
 NAME = "cape_relative"
+# Functions of transformers with whose masks relative attention computes, ``[B, 1, T, S]``; those of
+# others have no causality in them, or are no tensors.
+ALLOWED = ("eager", "sdpa")
 
 
 class _AttentionConfig:
@@ -105,7 +108,18 @@ def _relative_forward(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention in the signature of transformers: ``[B, H, T, d]`` to ``[B, T, H, d]``
-    and, with eager attention, the weights ``[B, H, T, S]``."""
+    and, with eager attention, the weights ``[B, H, T, S]``.
+
+    Raises:
+        ValueError: if the model is set to another attention function than :data:`ALLOWED`.
+    """
+    implementation = module.config.model_config._attn_implementation
+    if implementation not in ALLOWED:
+        raise ValueError(
+            f"attn_implementation={implementation!r} is not allowed with relative positions; "
+            f"allowed: {', '.join(ALLOWED)}. Load the model with attn_implementation='sdpa', or "
+            "call model.set_attn_implementation('sdpa')."
+        )
     if scaling == 1.0:  # Whisper has scaled its queries already; relative_attention does it itself
         query = query * query.shape[-1] ** 0.5
     query_offset, patches = module.bound
@@ -129,7 +143,7 @@ def _relative_forward(
         patches=patches,
         attn_mask=attention_mask,
         dropout=dropout,
-        need_weights=module.config.model_config._attn_implementation == "eager",
+        need_weights=implementation == "eager",
     )
     return output.transpose(1, 2), weights
 

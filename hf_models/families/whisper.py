@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import WhisperConfig
 from transformers.models.whisper import modeling_whisper as stock
 
+from cape_plugins.binding import Bound
 from cape_plugins.domains import HOP_SECONDS
 from hf_models.configuration import PositionEmbeddingMixin
 from hf_models.modeling import PositionModelMixin
@@ -73,10 +74,20 @@ class CapeWhisperModel(RecognisesRecordings, PositionModelMixin, stock.WhisperMo
 
 
 class CapeWhisperForConditionalGeneration(
-    PositionModelMixin, stock.WhisperForConditionalGeneration
+    Bound, PositionModelMixin, stock.WhisperForConditionalGeneration
 ):
     """Recognition or translation; ``forward(..., hop_nanoseconds=, draw=)`` and ``generate()``, by
-    stock code with segments of other lengths."""
+    stock code with segments of other lengths. The configuration that stock code is shown is bound
+    to the model."""
+
+    @property
+    def config(self) -> Any:
+        """Of the model; while it generates, the one that stock code is shown in this thread."""
+        return self.__dict__["config"] if self.bound is None else self.bound
+
+    @config.setter
+    def config(self, config: Any) -> None:
+        self.__dict__["config"] = config
 
     def finish(self) -> None:
         """Lifts the limit of labels: a table begins anew after its last row."""
@@ -116,11 +127,8 @@ class CapeWhisperForConditionalGeneration(
                 "or without input_features; allowed: False. Load the model with "
                 "natural_length=True."
             )
-        self.config = shown
-        try:
+        with self.using(shown):
             return super().generate(input_features, *args, **kwargs)
-        finally:
-            self.config = config
 
     def _prepare(
         self, features: Tensor, one_piece: bool | None, kwargs: dict[str, Any], shown: Any
