@@ -137,16 +137,6 @@ def test_paths_of_each_table_begin_at_its_own_folder(option, tmp_path, monkeypat
     assert {item.audio.parent for item in whole["test"].items} == {tmp_path / "train/wavs"}
 
 
-def test_recordings_are_told_from_others(tmp_path):
-    """By texts and durations, which a test that is split off leaves fewer of."""
-    texts = write_wavs(tmp_path, 12)
-    rows = [Utterance(name, tmp_path / name, text, 1.0) for name, text in texts.items()]
-    others = (rows[:-1], [*rows[:-1], rows[-1]._replace(text="other")])
-    others += ([*rows[:-1], rows[-1]._replace(seconds=1.001)],)
-    assert Recordings(rows).fingerprint() == Recordings(list(rows)).fingerprint()
-    assert len({Recordings(items).fingerprint() for items in (rows, *others)}) == 4
-
-
 def test_hub_layout_needs_no_torchcodec(tmp_path, monkeypatch):
     """A data set whose column is declared as Audio, which datasets decodes by torchcodec only."""
     import datasets

@@ -98,6 +98,15 @@ def test_batch_without_padding_has_the_frames_of_each_recording():
     assert torch.equal(again["frame_nanoseconds"], times)
 
 
+def test_recordings_are_told_from_others():
+    """By texts and durations, which a test that is split off leaves fewer of."""
+    rows = [Utterance(str(n), None, text, 1.0) for n, text in enumerate("abc")]
+    others = ([*rows[:-1], rows[-1]._replace(text="d")], rows[:-1])
+    others += ([*rows[:-1], rows[-1]._replace(seconds=1.001)],)
+    assert Recordings(rows).fingerprint() == Recordings(rows[:]).fingerprint()
+    assert len({Recordings(items).fingerprint() for items in (rows, *others)}) == 4
+
+
 @pytest.mark.parametrize(("preset", "rate", "scale"), [("wsj", 0.4, 1.1), ("tedlium3", 0.1, 2.0)])
 def test_preset_is_the_model_of_appendix_c2(preset, rate, scale, tmp_path, monkeypatch):
     """Sizes, dropout, table and positions, but for what `--model-config` changes."""
