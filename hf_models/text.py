@@ -174,7 +174,8 @@ class TargetStack(TextStack):
         draw: Draw | None = None,
         **kwargs: Any,
     ) -> Any:
-        """See transformers; `draw` as in :meth:`SourceStack.forward`."""
+        """See transformers; `draw` as in :meth:`SourceStack.forward`. Where `position_ids`
+        ``[B or 1, T]`` are given, they count as they are, of any size."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of decoder_input_ids and decoder_inputs_embeds")
         content = input_ids if inputs_embeds is None else inputs_embeds
@@ -183,7 +184,8 @@ class TargetStack(TextStack):
         valid = attention_mask
         if valid is None and past_key_values is None and self.padding_by_id:
             valid = input_ids.ne(self.padding_idx) if inputs_embeds is None else None
-        positions = decoder_positions(length, past, valid, device)
+        ids = kwargs.get("position_ids")  # not all stock decoders take them
+        positions = decoder_positions(length, past, valid, device, ids)
         with self.embed_positions.using(self.embedding(positions, content, length, draw)):
             return super().forward(
                 input_ids=input_ids,
@@ -313,10 +315,8 @@ class TokenEmbeddings(Bound, Seam):
         content = input_ids if inputs_embeds is None else inputs_embeds
         (batch, length), device = content.shape[:2], content.device
         mask, draw = self.bound or (None, None)
-        if position_ids is None:
-            positions = decoder_positions(length, past_key_values_length, mask, device)
-        else:
-            positions = Positions(position_ids[..., None].float(), in_steps=True)
+        past = past_key_values_length
+        positions = decoder_positions(length, past, mask, device, position_ids)
         table, words = self.position_embeddings, self.word_embeddings.weight
         addend = _addend(self.positions, table, positions, draw, content, words, length)
         # stock buffers, which end with its table, stand in where these two are missing
