@@ -31,7 +31,7 @@ from hf_models.natural_length import (
     join_mask,
 )
 from hf_models.recognition import BinsFirstPipeline, recognise_as
-from hf_models.speech import hop_in_seconds
+from hf_models.speech import hop_in_seconds, takes_frames
 from hf_models.switching import FamilyClasses, LearnedTable, add_parts
 from hf_models.text import TargetStack
 
@@ -80,6 +80,8 @@ class CapeWhisperForConditionalGeneration(
     """Recognition or translation; ``forward(..., hop_nanoseconds=, draw=)`` and ``generate()``, by
     stock code with segments of other lengths. The configuration that stock code is shown is bound
     to the model."""
+
+    forward = takes_frames(stock.WhisperForConditionalGeneration.forward)
 
     @property
     def config(self) -> Any:
