@@ -184,6 +184,26 @@ def rank_generator(device: torch.device) -> torch.Generator | None:
     return torch.Generator(device=device).manual_seed(rank_seed(distributed.get_rank()))
 
 
+def given_content(ids: Tensor | None, embeds: Tensor | None, side: str = "") -> Tensor:
+    """Ids or embeddings, whichever of them a model was given.
+
+    Args:
+        ids: ``[B, T]``.
+        embeds: ``[B, T, C]``.
+        side: What the names of the arguments begin with.
+
+    Raises:
+        ValueError: if both or neither are given.
+    """
+    if (ids is None) == (embeds is None):
+        raise ValueError(
+            f"{side}input_ids and {side}inputs_embeds are {'both' if ids is not None else 'not'} "
+            "given; allowed: exactly one of them. Give the ids of the tokens, or their embeddings "
+            "in the place of the ids."
+        )
+    return ids if embeds is None else embeds
+
+
 def draw_positions(
     encoder: PositionEncoder, content: Tensor, partner: Draw | None = None
 ) -> Draw | None:
