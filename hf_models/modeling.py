@@ -184,6 +184,26 @@ def rank_generator(device: torch.device) -> torch.Generator | None:
     return torch.Generator(device=device).manual_seed(rank_seed(distributed.get_rank()))
 
 
+def given_content(ids: Tensor | None, embeds: Tensor | None, side: str = "") -> Tensor:
+    """Ids or embeddings, whichever of them a model was given.
+
+    Args:
+        ids: ``[B, T]``.
+        embeds: ``[B, T, C]``.
+        side: What the names of the arguments begin with.
+
+    Raises:
+        ValueError: if both or neither are given.
+    """
+    if (ids is None) == (embeds is None):
+        raise ValueError(
+            f"{side}input_ids and {side}inputs_embeds are {'both' if ids is not None else 'not'} "
+            "given; allowed: exactly one of them. Give the ids of the tokens, or their embeddings "
+            "in the place of the ids."
+        )
+    return ids if embeds is None else embeds
+
+
 def draw_positions(
     encoder: PositionEncoder, content: Tensor, partner: Draw | None = None
 ) -> Draw | None:
@@ -243,6 +263,8 @@ def embed_positions(
     Augmented if there is a draw: a model in training mode that generates text has none, because
     each step must see the same positions as the ones before.
     """
+    if encoder.config.encoding.counts and positions.in_steps and positions.first is None:
+        positions = _wrapped(positions, encoder.encoding.weight.shape[0])
     return encoder(
         positions,
         draw,
@@ -252,8 +274,19 @@ def embed_positions(
     )
 
 
+def _wrapped(positions: Positions, size: int) -> Positions:
+    """Positions of a caller as rows of a learned table, which begins anew after its last row."""
+    number = torch.arange(size, dtype=torch.float32, device=positions.rows.device)
+    index = positions.rows[..., 0].long() % size + 1
+    return Positions(number.view(1, -1, 1), 1.0, True, index, 0)
+
+
 def decoder_positions(
-    length: int, past: int | Tensor, mask: Tensor | None, device: torch.device
+    length: int,
+    past: int | Tensor,
+    mask: Tensor | None,
+    device: torch.device,
+    position_ids: Tensor | None = None,
 ) -> Positions:
     """Positions of the tokens that a decoder is given, counted from the beginning of the text.
 
@@ -261,12 +294,25 @@ def decoder_positions(
         length: T, tokens given now.
         past: Number of tokens in the cache, a tensor where the cache has a fixed size.
         mask: ``[B, past + T]``, 0 on padding; None if nothing is padded. Text is counted from its
-            first token, also in batches padded on the left.
+            first token, also in batches padded on the left. Or, as transformers makes it for caches
+            of a fixed size, ``[B, 1, T, S]``, bool or added to scores: counted are the keys that a
+            query sees, up to itself.
         device: Device of the tokens.
+        position_ids: ``[T]`` or ``[B or 1, T]``, of the caller, who knows better.
 
     Returns:
         Positions whose last T are those of the tokens given now.
     """
+    if position_ids is None and mask is not None and mask.dim() == 4:
+        visible = mask[:, 0]
+        if visible.is_floating_point():  # the least number of a precision, or -inf
+            visible = visible > torch.finfo(visible.dtype).min / 2
+        key = torch.arange(visible.shape[-1], device=device)
+        query = torch.arange(length, device=device) + past
+        position_ids = ((visible > 0) & (key <= query[:, None])).sum(-1).sub(1).clamp(min=0)
+    if position_ids is not None:
+        number = position_ids.view(-1, length, 1)
+        return Positions(number.float(), in_steps=True)
     if mask is not None and mask.dim() == 2:
         return token_positions(mask.bool())
     return token_position_at(past, device, length)

@@ -218,6 +218,8 @@ class ClassifiesRecordings:
         labels: Tensor | None = None,
         attention_mask: Tensor | None = None,
         draw: Draw | None = None,
+        hop_nanoseconds: Tensor | int | None = None,
+        frame_nanoseconds: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
         """See transformers; `draw` and other arguments as in
@@ -228,7 +230,13 @@ class ClassifiesRecordings:
             if self.config.use_weighted_layer_sum:
                 kwargs["output_hidden_states"] = True
             encoder_outputs = self.encoder(
-                input_features, attention_mask, draw=draw, return_dict=True, **kwargs
+                input_features,
+                attention_mask,
+                hop_nanoseconds,
+                draw,
+                frame_nanoseconds,
+                return_dict=True,
+                **kwargs,
             )
         mask = getattr(encoder_outputs, "attention_mask", None)
         if mask is None or mask.all():

@@ -97,6 +97,24 @@ def add_relative_positions(attentions: Iterable[nn.Module], config: PositionConf
         attention.__class__ = _relative_class(type(attention))
 
 
+def _checked(module: nn.Module, query: Tensor) -> str:
+    """The attention function that the model is set to; what would compute nonsense is refused."""
+    implementation = module.config.model_config._attn_implementation
+    if implementation not in ALLOWED:
+        raise ValueError(
+            f"attn_implementation={implementation!r} is not allowed with relative positions; "
+            f"allowed: {', '.join(ALLOWED)}. Load the model with attn_implementation='sdpa', or "
+            "call model.set_attn_implementation('sdpa')."
+        )
+    if not query.is_meta and any(table.is_meta for table in module.relative.parameters()):
+        raise ValueError(  # torch multiplies with what is not there, without a word
+            "the relative embeddings are on device 'meta', as accelerate offloads them "
+            f"(device_map, cpu_offload); allowed: {query.device}, that of the queries. Load the "
+            "model without offloading, or choose a type without relative_context."
+        )
+    return implementation
+
+
 def _relative_forward(
     module: nn.Module,
     query: Tensor,
@@ -111,15 +129,10 @@ def _relative_forward(
     and, with eager attention, the weights ``[B, H, T, S]``.
 
     Raises:
-        ValueError: if the model is set to another attention function than :data:`ALLOWED`.
+        ValueError: if the model is set to another attention function than :data:`ALLOWED`, or its
+            relative embeddings are offloaded.
     """
-    implementation = module.config.model_config._attn_implementation
-    if implementation not in ALLOWED:
-        raise ValueError(
-            f"attn_implementation={implementation!r} is not allowed with relative positions; "
-            f"allowed: {', '.join(ALLOWED)}. Load the model with attn_implementation='sdpa', or "
-            "call model.set_attn_implementation('sdpa')."
-        )
+    implementation = _checked(module, query)
     if scaling == 1.0:  # Whisper has scaled its queries already; relative_attention does it itself
         query = query * query.shape[-1] ** 0.5
     query_offset, patches = module.bound

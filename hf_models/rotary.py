@@ -23,7 +23,7 @@ from cape_plugins import (
 )
 from cape_plugins.augmentation import sorted_sample
 from cape_plugins.binding import Bound
-from hf_models.modeling import build_positions, draw_positions, rank_generator
+from hf_models.modeling import build_positions, draw_positions, given_content, rank_generator
 from hf_models.settings import FIELD
 from hf_models.switching import Seam
 
@@ -95,9 +95,9 @@ class RotaryModel:
                 gradients none are drawn: each step of generation must see the same positions.
         """
         inputs_embeds, cache = kwargs.get("inputs_embeds"), kwargs.get("past_key_values")
-        content = input_ids if inputs_embeds is None else inputs_embeds
+        content = given_content(input_ids, inputs_embeds)
         encoder, moved, valid = self.rotary_emb.positions, {}, None
-        if draw is None and content is not None and torch.is_grad_enabled():
+        if draw is None and torch.is_grad_enabled():
             packed = attention_mask is None and cache is None and position_ids is not None
             if not packed:
                 draw = draw_positions(encoder, content)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -238,6 +240,24 @@ class RecognitionModel:
                 return_dict=True,
                 **kwargs,
             )
+
+
+def takes_frames(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The `forward` of a stock model, whose signature also names what it hands on to the encoder:
+    the Trainer drops columns of the data that it does not find there."""
+
+    @functools.wraps(forward)
+    def named(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return forward(self, *args, **kwargs)
+
+    signature = inspect.signature(forward)
+    *known, others = signature.parameters.values()
+    names = ("hop_nanoseconds", "frame_nanoseconds")
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in names
+    ]
+    named.__signature__ = signature.replace(parameters=[*known, *added, others])
+    return named
 
 
 def add_positions(encoder: PositionEncoder, hidden: Tensor, frames: Frames, stride: int) -> Tensor:

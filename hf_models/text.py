@@ -30,6 +30,7 @@ from hf_models.modeling import (
     decoder_positions,
     draw_positions,
     embed_positions,
+    given_content,
 )
 from hf_models.relative import add_relative_positions
 from hf_models.switching import PARTS, Addend, LearnedTable, Seam
@@ -118,9 +119,7 @@ class SourceStack(TextStack):
         Returns:
             stock output, of S positions; with the BOS hint :class:`CapeEncoderOutput`.
         """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give exactly one of input_ids and inputs_embeds")
-        content = input_ids if inputs_embeds is None else inputs_embeds
+        content = given_content(input_ids, inputs_embeds)
         expected = tuple(content.shape[:2])
         mask = attention_mask
         if mask is not None and mask.dim() == 2 and mask.shape != expected:
@@ -174,16 +173,16 @@ class TargetStack(TextStack):
         draw: Draw | None = None,
         **kwargs: Any,
     ) -> Any:
-        """See transformers; `draw` as in :meth:`SourceStack.forward`."""
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give exactly one of decoder_input_ids and decoder_inputs_embeds")
-        content = input_ids if inputs_embeds is None else inputs_embeds
+        """See transformers; `draw` as in :meth:`SourceStack.forward`. Where `position_ids`
+        ``[B or 1, T]`` are given, they count as they are, of any size."""
+        content = given_content(input_ids, inputs_embeds, "decoder_")
         length, device = content.shape[1], content.device
         past = past_key_values.get_seq_length() if past_key_values is not None else 0
         valid = attention_mask
         if valid is None and past_key_values is None and self.padding_by_id:
             valid = input_ids.ne(self.padding_idx) if inputs_embeds is None else None
-        positions = decoder_positions(length, past, valid, device)
+        ids = kwargs.get("position_ids")  # not all stock decoders take them
+        positions = decoder_positions(length, past, valid, device, ids)
         with self.embed_positions.using(self.embedding(positions, content, length, draw)):
             return super().forward(
                 input_ids=input_ids,
@@ -231,7 +230,7 @@ class TranslationModel:
             ValueError: for `encoder_outputs` without the state of the BOS hint.
         """
         if encoder_outputs is None:
-            content = input_ids if inputs_embeds is None else inputs_embeds
+            content = given_content(input_ids, inputs_embeds)
             if draw is None:
                 draw = draw_positions(self.encoder.positions, content)
             synchronize = self.encoder.positions.config.synchronize
@@ -313,10 +312,8 @@ class TokenEmbeddings(Bound, Seam):
         content = input_ids if inputs_embeds is None else inputs_embeds
         (batch, length), device = content.shape[:2], content.device
         mask, draw = self.bound or (None, None)
-        if position_ids is None:
-            positions = decoder_positions(length, past_key_values_length, mask, device)
-        else:
-            positions = Positions(position_ids[..., None].float(), in_steps=True)
+        past = past_key_values_length
+        positions = decoder_positions(length, past, mask, device, position_ids)
         table, words = self.position_embeddings, self.word_embeddings.weight
         addend = _addend(self.positions, table, positions, draw, content, words, length)
         # stock buffers, which end with its table, stand in where these two are missing

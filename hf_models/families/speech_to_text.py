@@ -24,6 +24,7 @@ from hf_models.speech import (
     SpeechEncoder,
     Subsampler,
     check_seconds,
+    takes_frames,
 )
 from hf_models.switching import FamilyClasses, add_parts
 from hf_models.text import TargetStack
@@ -93,6 +94,8 @@ class CapeSpeech2TextForConditionalGeneration(
     EncodesSpeech, PositionModelMixin, Speech2TextForConditionalGeneration
 ):
     """Recognition or translation; ``forward(..., hop_nanoseconds=, draw=)`` and ``generate()``."""
+
+    forward = takes_frames(Speech2TextForConditionalGeneration.forward)
 
 
 # Tells the pipeline of a decoder; here, because a folder with its own code loads this file alone.

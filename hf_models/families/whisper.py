@@ -8,6 +8,7 @@ table unless told otherwise.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
@@ -30,7 +31,7 @@ from hf_models.natural_length import (
     join_mask,
 )
 from hf_models.recognition import BinsFirstPipeline, recognise_as
-from hf_models.speech import hop_in_seconds
+from hf_models.speech import hop_in_seconds, takes_frames
 from hf_models.switching import FamilyClasses, LearnedTable, add_parts
 from hf_models.text import TargetStack
 
@@ -80,6 +81,8 @@ class CapeWhisperForConditionalGeneration(
     stock code with segments of other lengths. The configuration that stock code is shown is bound
     to the model."""
 
+    forward = takes_frames(stock.WhisperForConditionalGeneration.forward)
+
     @property
     def config(self) -> Any:
         """Of the model; while it generates, the one that stock code is shown in this thread."""
@@ -98,6 +101,7 @@ class CapeWhisperForConditionalGeneration(
     def generate(
         self,
         input_features: Tensor | None = None,
+        generation_config: Any = None,
         *args: Any,
         one_piece: bool | None = None,
         **kwargs: Any,
@@ -107,6 +111,7 @@ class CapeWhisperForConditionalGeneration(
 
         Args:
             input_features: ``[B, bins, T]``.
+            generation_config: See transformers; its fields count as if they were given here.
             args: See transformers; so are `kwargs`, and `hop_nanoseconds` of all models of speech.
             one_piece: Whether recordings over 30 s are encoded as a whole, instead of in segments
                 as stock models do; default where these cannot be: without timestamps, or with
@@ -119,7 +124,8 @@ class CapeWhisperForConditionalGeneration(
         config, shown = self.config, copy(self.config)
         shown.model_type = WhisperConfig.model_type  # stock code knows it by name
         if config.at_natural_length and input_features is not None:
-            input_features = self._prepare(input_features, one_piece, kwargs, shown)
+            configs = (generation_config, self.generation_config)
+            input_features = self._prepare(input_features, one_piece, kwargs, configs, shown)
         elif one_piece:
             raise ValueError(
                 f"one_piece={one_piece} is not allowed for natural_length={config.natural_length} "
@@ -128,23 +134,34 @@ class CapeWhisperForConditionalGeneration(
                 "natural_length=True."
             )
         with self.using(shown):
-            return super().generate(input_features, *args, **kwargs)
+            return super().generate(input_features, generation_config, *args, **kwargs)
 
     def _prepare(
-        self, features: Tensor, one_piece: bool | None, kwargs: dict[str, Any], shown: Any
+        self,
+        features: Tensor,
+        one_piece: bool | None,
+        kwargs: dict[str, Any],
+        configs: Sequence[Any],
+        shown: Any,
     ) -> Tensor:
         """Features with their mask; sets the frames and tokens that stock code allows, which it
-        reads from the configuration that it is `shown`."""
+        reads from the configuration that it is `shown`. What `kwargs` lack, the first of the
+        `configs` of generation has."""
+
+        def asked(name: str) -> Any:
+            sources = (kwargs.get(name), *(getattr(config, name, None) for config in configs))
+            return next((value for value in sources if value is not None), None)
+
         batch, _, frames = features.shape
         features, kwargs["attention_mask"] = join_mask(features, kwargs.get("attention_mask"))
         hop = hop_in_seconds(kwargs.get("hop_nanoseconds"), shown.hop_seconds, batch)
         stock_hop = isinstance(hop, float | int) and math.isclose(hop, HOP_SECONDS)
         positions = self._get_feat_extract_output_lengths(frames)
         pieces = math.ceil(positions / shown.max_source_positions)
-        timestamps = kwargs.get("return_timestamps") or kwargs.get("return_token_timestamps")
+        timestamps = asked("return_timestamps") or kwargs.get("return_token_timestamps")
         if one_piece is None:
-            known = hasattr(self.generation_config, "no_timestamps_token_id")
-            one_piece = kwargs.get("return_timestamps") is False or not (known and stock_hop)
+            segments = stock_hop and asked("no_timestamps_token_id") is not None
+            one_piece = asked("return_timestamps") is False or not segments
         in_frames = timestamps or (pieces > 1 and not one_piece)  # of 10 ms, stock code counts
         if (in_frames and not stock_hop) or (timestamps and one_piece and pieces > 1):
             raise ValueError(
@@ -156,11 +173,13 @@ class CapeWhisperForConditionalGeneration(
                 "return_timestamps=False with one_piece=True, or frames of 10 ms and a model that "
                 "writes timestamps."
             )
-        lengths = [kwargs.get(name) or 0 for name in ("max_new_tokens", "max_length")]
+        lengths = [asked(name) or 0 for name in ("max_new_tokens", "max_length")]
+        if "max_length" not in kwargs and lengths[1] == shown.max_target_positions:
+            lengths[1] = 0  # of all stock checkpoints, and no wish
         if one_piece:
             shown.max_source_positions *= pieces
             shown.max_target_positions *= pieces
-            if pieces > 1 and not any(lengths) and not self.generation_config.max_new_tokens:
+            if pieces > 1 and not any(lengths):
                 kwargs["max_length"] = shown.max_target_positions
         if max(lengths) > shown.max_target_positions // 2:
             shown.max_target_positions += max(lengths)

@@ -1,7 +1,8 @@
-"""Attention functions with which relative positions would be wrong are refused."""
+"""Attention functions and places of weights with which relative positions would be wrong."""
 
 import pytest
 import torch
+from accelerate import cpu_offload
 
 from tests.support.hf import FAMILIES, answer, batch
 
@@ -16,3 +17,20 @@ def test_attention_without_a_whole_mask_is_refused(family, name):
         model(**batch(family))
     model.set_attn_implementation("sdpa")
     assert torch.equal(answer(model(**batch(family))), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["marian", "vit"])
+def test_offloaded_tables_are_refused(family):
+    model = FAMILIES[family].build({"type": "relpos", "relative_context": 3})
+    cpu_offload(model, execution_device="cpu")
+    with pytest.raises(ValueError, match=r"device 'meta'.*allowed: cpu.*without offloading"):
+        model(**batch(family))
+
+
+@torch.no_grad()
+def test_types_without_tables_are_offloaded():
+    model = FAMILIES["bert"].build({"type": "cape"})
+    expected = answer(model(**batch("bert")))
+    cpu_offload(model, execution_device="cpu")
+    assert torch.equal(answer(model(**batch("bert"))), expected)

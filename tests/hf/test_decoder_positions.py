@@ -1,0 +1,53 @@
+"""Positions of a decoder whose caller gives them, or a mask of four dimensions."""
+
+import pytest
+import torch
+
+from tests.support.hf import ALPHA, FAMILIES, PAD, sentences
+from tests.support.whisper import LABELS, WHOLE, make_stock, switched
+
+ROW, LENGTH = torch.arange(7), 5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("ids", [ROW + 3, (ROW * 2).expand(3, -1), (ROW - 2).clamp(min=0)[None]])
+def test_stock_whisper_has_positions_of_the_caller(ids):
+    given = {"decoder_input_ids": LABELS, "decoder_position_ids": ids.view(-1, 7).expand(3, -1)}
+    expected = make_stock()(WHOLE, **given).logits
+    assert torch.equal(switched("sinpos")(WHOLE, **given).logits, expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["sinpos", "cape", "abspos"])
+def test_positions_of_the_caller_are_those_of_the_text(name):
+    settings = {"type": name, **({"source_scale": ALPHA} if name == "cape" else {})}
+    model = FAMILIES["marian"].build(settings).model
+    text, states = LABELS % 50, torch.randn(3, 4, 32)
+    expected = model.decoder(text, encoder_hidden_states=states).last_hidden_state
+    for ids in (ROW, ROW[None], ROW.expand(3, -1)):
+        output = model.decoder(text, encoder_hidden_states=states, position_ids=ids)
+        torch.testing.assert_close(output.last_hidden_state, expected)
+    others = model.decoder(text, encoder_hidden_states=states, position_ids=ROW * 2)
+    assert not torch.allclose(others.last_hidden_state, expected, atol=1e-2)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", ["sinpos", "cape", "abspos"])
+def test_cache_of_fixed_size_counts_prompts_padded_on_the_left(name, attention):
+    settings = {"type": name, **({"source_scale": ALPHA} if name == "cape" else {})}
+    model = FAMILIES["marian"].build(settings, attn_implementation=attention)
+    prompt = torch.tensor([[PAD, 5, 6, 7], [PAD, PAD, 8, 9]])  # a text begins with padding
+    mask = torch.tensor([[1, 1, 1, 1], [0, 1, 1, 1]])
+    source = sentences(lengths=(6, 4))
+    ways = {"max_new_tokens": LENGTH, "min_new_tokens": LENGTH, "num_beams": 1, "do_sample": False}
+    ways |= {"return_dict_in_generate": True, "output_logits": True}
+    ways |= {"eos_token_id": None, "forced_eos_token_id": None}
+    logits = []
+    for cache in ("dynamic", "static"):
+        given = {"decoder_input_ids": prompt, "decoder_attention_mask": mask}
+        output = model.generate(**source, **given, **ways, cache_implementation=cache)
+        logits.append(torch.stack(output.logits, dim=1))
+    torch.testing.assert_close(logits[1], logits[0], atol=1e-5, rtol=1e-5)
+    alone = {key: value[1:] for key, value in source.items()}
+    output = model.generate(**alone, decoder_input_ids=prompt[1:, 1:], **ways)
+    torch.testing.assert_close(torch.stack(output.logits, 1)[0], logits[1][1], atol=1e-5, rtol=1e-5)
