@@ -161,7 +161,8 @@ def notes(corpus: Corpus, config: PositionConfig, unit: str) -> list[str]:
     if not config.random:
         return [
             "nothing in use is longer than what training sees often, so that no augmentation is "
-            "needed: types are level there (CAPE Table 2; docs/results.md, Multi30k)."
+            "needed: cape is level with sinpos or behind it there (CAPE Table 2; docs/results.md, "
+            "Multi30k)."
         ]
     if domain.grid:
         return _notes_on_grids(corpus, config)

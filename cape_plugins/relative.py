@@ -275,12 +275,13 @@ def _places(
     """Place of each query on each axis of the grid, ``[T]``, and whether it is a patch,
     ``[T, 1]``."""
     index = torch.arange(length, device=device) + query_offset - (num_keys - math.prod(patches))
-    inside, index = (index >= 0)[:, None], index.clamp(min=0)
+    inside = (index >= 0)[:, None]
     places = []
     for number in range(len(patches)):
         # no remainder by a size: onnxscript translates that wrongly where the size is symbolic
         count = math.prod(patches[number + 1 :])
-        place = index // count
+        # clamped after the division: Inductor of torch 2.13 fails at the division of a clamp
+        place = (index // count).clamp(min=0)
         index = index - place * count
         places.append(place)
     return places, inside

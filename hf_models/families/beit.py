@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import torch
 from huggingface_hub.dataclasses import strict
+from torch import nn
+from torch.nn import functional as F
 from transformers import (
     BeitBackbone,
     BeitConfig,
     BeitForImageClassification,
     BeitModel,
 )
-from transformers.models.beit.modeling_beit import BeitEmbeddings
+from transformers.models.beit.modeling_beit import BeitEmbeddings, BeitRelativePositionBias
 
 from hf_models.configuration import PositionEmbeddingMixin
 from hf_models.images import ImageModel, PatchEmbeddings
@@ -34,6 +37,38 @@ class CapeBeitEmbeddings(PatchEmbeddings, BeitEmbeddings):
 
 class CapeBeitModel(ImageModel, PositionModelMixin, BeitModel):
     """Patches to hidden states; images of any size, no flag needed."""
+
+    def resize_images(self, height: int, width: int) -> None:
+        """See :meth:`ImageModel.resize_images`. Tables of relative biases are resized as well,
+        bilinearly, as each forward of the stock model does; the biases of the class token stay.
+
+        Raises:
+            ValueError: if the model has relative biases and the size is no square: the stock
+                forward mixes up rows and columns of their tables then.
+        """
+        tables = [
+            module for module in self.modules() if isinstance(module, BeitRelativePositionBias)
+        ]
+        if tables and height != width:
+            raise ValueError(
+                f"an image size of {height} x {width} pixels is not allowed for "
+                f"{type(self).__name__} with relative position biases; allowed: height = width. "
+                "Take a square; forward takes images of any height and width all the same."
+            )
+        super().resize_images(height, width)
+        for table in tables:
+            _resize_biases(table, self.embeddings.table_size)
+
+
+def _resize_biases(table: BeitRelativePositionBias, size: tuple[int, int]) -> None:
+    """Makes `table` that of an image of `size` patches."""
+    old, new = ([2 * side - 1 for side in sides] for sides in (table.window_size, size))
+    biases = table.relative_position_bias_table
+    between_patches = biases[:-3].detach().T.unflatten(1, old)  # [H, rows, columns]
+    between_patches = F.interpolate(between_patches[None], new, mode="bilinear")[0].flatten(1).T
+    resized = torch.cat((between_patches, biases[-3:].detach()))
+    table.relative_position_bias_table = nn.Parameter(resized, biases.requires_grad)
+    table.window_size, table.num_relative_distance = size, len(resized)
 
 
 class CapeBeitForImageClassification(PositionModelMixin, BeitForImageClassification):

@@ -47,9 +47,6 @@ def build_stock(cape: PreTrainedModel, stock_class: Any) -> PreTrainedModel:
     Args:
         cape: A model of this package.
         stock_class: The class that it stands for.
-
-    Raises:
-        ValueError: if a weight has another shape in the stock model.
     """
     own_fields = vars(type(cape.config)()).keys() - vars(stock_class.config_class()).keys()
     settings = cape.config.to_dict()
@@ -62,13 +59,6 @@ def build_stock(cape: PreTrainedModel, stock_class: Any) -> PreTrainedModel:
     if cape.can_generate():
         stock.generation_config = cape.generation_config
     own, weights = stock.state_dict(), cape.state_dict()
-    for name in weights.keys() & own.keys():
-        if not name.endswith(_TABLES) and own[name].shape != weights[name].shape:
-            raise ValueError(
-                f"the stock class has {name} with shape {tuple(own[name].shape)}, the model "
-                f"{tuple(weights[name].shape)}, which depends on the size of the images; allowed: "
-                "the size of training. Leave --image-size out."
-            )
     tables = {name: table for name, table in own.items() if name.endswith(_TABLES)}
     kept = {
         name: weight

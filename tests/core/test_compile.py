@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from cape_plugins import (
     TYPES,
     PositionTable,
+    RelativeGridPositions,
     RelativePositions,
     frame_positions,
     patch_positions,
@@ -210,6 +211,25 @@ def test_relative_attention_of_any_length():
         query = torch.randn(1, 2, length, 4)
         expected, _ = relative_attention(query, query, query, positions)
         torch.testing.assert_close(forward(query), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("values", [False, True])
+def test_inductor_takes_distances_between_patches(values):
+    """The compiler that users have; the others above stop before it makes kernels."""
+    positions, patches = RelativeGridPositions(2, 4, values=values), (3, 4)
+    query = torch.randn(2, 2, 1 + 12, 4, requires_grad=True)
+
+    def forward(query):
+        return relative_attention(query, query, query, positions, patches=patches)[0]
+
+    expected, actual = forward(query), torch.compile(forward, fullgraph=True)(query)
+    torch.testing.assert_close(actual, expected)
+    parameters = [query, *positions.parameters()]
+    gradients = [
+        torch.autograd.grad(output.square().sum(), parameters) for output in (actual, expected)
+    ]
+    torch.testing.assert_close(*gradients)
 
 
 # ---- no synchronisation with the device ----------------------------------------------------------

@@ -279,7 +279,7 @@ def refusal(source, capsys, *options):
         ("llama", {"type": "rope"}, ("--max-tokens", 9), "computes its positions"),
         ("bert", {"type": "cape"}, ("--image-size", 8, 8), "reads no images"),
         ("vit", {"type": "cape"}, ("--image-size", 4, 8), "smaller than a patch"),
-        ("beit", {"type": "cape"}, ("--image-size", 48, 48), "Leave --image-size out"),
+        ("beit", {"type": "cape"}, ("--image-size", 48, 32), "height = width"),
         ("dinov2", {"type": "cape"}, ("--image-size", 24, 40), "square images only"),
         ("bert", {"type": "cape"}, ("--to", "fairseq"), "--to fairseq is not allowed"),
         ("bert", {"type": "cape"}, ("--data", "x"), "--data x is not allowed"),
