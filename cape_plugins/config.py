@@ -133,7 +133,7 @@ class PositionConfig(OptionFields):
                 continue
             if needed not in (None, self.architecture):
                 raise ValueError(
-                    f"{option.name}={value!r} needs {ARCHITECTURES[needed]} (architecture "
+                    f"{option.name}={value!r} needs {ARCHITECTURES[needed].needs} (architecture "
                     f"{needed!r}), this is {self.architecture!r}; leave {option.name} out."
                 )
             if option not in options(self.domain):

@@ -130,13 +130,30 @@ for _name, (_sampling, _summary) in _SAMPLED.items():
 DEFAULT_TYPE = "cape"
 
 ROTARY = "rotary"  # architecture of models that turn queries and keys
-# Architecture to what an option needs that others refuse.
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One row of :data:`ARCHITECTURES`.
+
+    Attributes:
+        needs: What an option needs that the other architectures refuse.
+        sides: The stacks that a model of it has.
+    """
+
+    needs: str
+    sides: tuple[str, ...]
+
+
 ARCHITECTURES = {
-    "encoder": "a text that is known at once: one that grows step by step would change the "
-    "positions of what is kept of its beginning",
-    "decoder": "a text that grows",
-    "seq2seq": "a source and a target",
-    ROTARY: "queries and keys that are turned",
+    "encoder": Architecture(
+        "a text that is known at once: one that grows step by step would change the positions of "
+        "what is kept of its beginning",
+        ("encoder",),
+    ),
+    "decoder": Architecture("a text that grows", ("decoder",)),
+    "seq2seq": Architecture("a source and a target", ("encoder", "decoder")),
+    ROTARY: Architecture("queries and keys that are turned", ("decoder",)),
 }
 # Types of such models. Only distances count there, so that a shift of all positions does nothing.
 ROTARY_TYPES: dict[str, PositionType] = {

@@ -244,8 +244,7 @@ def _configured(args: argparse.Namespace) -> Stack:
     config = PositionConfig(
         getattr(args, TYPE_ARG) or DEFAULT_TYPE, domain, architecture, **given_settings(args, None)
     )
-    alone = "encoder" if architecture == "encoder" else "decoder"
-    sides = SIDES if architecture == "seq2seq" else (alone,)
+    sides = ARCHITECTURES[architecture].sides
     side = choose_side(args.side, sides, f"architecture {architecture}")
     row = DOMAINS[domain]
     dim = row.dim if args.dim is None else args.dim
