@@ -9,7 +9,6 @@ from typing import ClassVar
 
 from huggingface_hub.dataclasses import strict
 from transformers import Speech2TextConfig, Speech2TextForConditionalGeneration, Speech2TextModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
 from transformers.models.speech_to_text.modeling_speech_to_text import (
     Speech2TextDecoder,
     Speech2TextEncoder,
@@ -97,11 +96,6 @@ class CapeSpeech2TextForConditionalGeneration(
 
     forward = takes_frames(Speech2TextForConditionalGeneration.forward)
 
-
-# Tells the pipeline of a decoder; here, because a folder with its own code loads this file alone.
-MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES[CapeSpeech2TextConfig.model_type] = (
-    CapeSpeech2TextForConditionalGeneration.__name__
-)
 
 FAMILY = add_parts(
     FamilyClasses(
