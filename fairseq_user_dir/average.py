@@ -14,7 +14,6 @@ belongs to one point of the training, and is two thirds of the file.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -27,6 +26,7 @@ from tqdm import tqdm
 
 from cape_plugins.arguments import Parser
 from cape_plugins.fairseq_files import DICTIONARIES, fairseq_arguments, fairseq_configs
+from cape_plugins.files import writing
 from fairseq_user_dir.compat import allow_fairseq_checkpoints
 
 _EPOCH_FILE = re.compile(r"checkpoint(\d+)\.pt")
@@ -295,20 +295,11 @@ def save_atomically(state: Mapping[str, Any], output: str | Path) -> None:
     Raises:
         OSError: if the folder cannot be written to or is full; nothing is left behind then.
     """
-    output = Path(output)
-    # The same folder makes the last step a rename and not a copy between file systems.
-    temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        with writing(Path(output), "wb") as file:
             torch.save(dict(state), file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, output)
     except RuntimeError as error:  # torch.save raises it on a full disk
         raise OSError(f"--output {output} cannot be written; disk full? ({error})") from error
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
 
 
 def _check_output(output: Path, inputs: Sequence[Path]) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 from cape_plugins import PositionConfig
 from cape_plugins.config import applies, options
 from cape_plugins.families import FAMILY_ROWS, OWN_PREFIX, find_family
+from cape_plugins.files import write_json
 from cape_plugins.options import AUGMENT_PROBABILITY
 from hf_models.settings import FIELD, CheckedSettings, refuse_misplaced
 
@@ -164,8 +166,7 @@ class PositionEmbeddingMixin:
     def to_json_file(self, json_file_path: str | os.PathLike[str], use_diff: bool = True) -> None:
         """See transformers; the file is guarded."""
         saved = {**json.loads(self.to_json_string(use_diff=use_diff)), **GUARD}
-        with open(json_file_path, "w", encoding="utf-8") as file:
-            file.write(json.dumps(saved, indent=2, sort_keys=True) + "\n")
+        write_json(Path(json_file_path), saved)
 
     @classmethod
     def _parse(cls, field: str, settings: Any) -> PositionConfig:

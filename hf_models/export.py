@@ -15,6 +15,7 @@ from typing import Any
 
 import cape_plugins
 import hf_models
+from cape_plugins.files import editing_json, write_json
 from hf_models.modeling import model_card
 
 # Modules that a model does not need, by their names in the flat folder.
@@ -72,7 +73,7 @@ def make_self_contained(folder: str | os.PathLike[str]) -> None:
             for auto, model in hf_models.AUTO_CLASSES[config_class].items()
         },
     }
-    _write(path, config)
+    write_json(path, config)
     _map_processors(folder)
     _change_card(folder, config)
 
@@ -81,18 +82,15 @@ def _map_processors(folder: Path) -> None:
     """Names the code of our feature extractor and tokenizer in the files that ask for them."""
     extractors = (hf_models.CapeSpeechFeatureExtractor, hf_models.CapeWhisperFeatureExtractor)
     for name in ("processor_config.json", "preprocessor_config.json"):
-        path = folder / name
-        saved = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        settings = saved.get("feature_extractor", saved)
-        for extractor in extractors:
-            if settings.get("feature_extractor_type") == extractor.__name__:
-                settings["auto_map"] = {"AutoFeatureExtractor": _reference(extractor)}
-                _write(path, saved)
-    path, tokenizer = folder / "tokenizer_config.json", hf_models.CapeSpeechTokenizer
-    saved = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    if saved.get("tokenizer_class") == tokenizer.__name__:
-        saved["auto_map"] = {"AutoTokenizer": [_reference(tokenizer), None]}
-        _write(path, saved)
+        with editing_json(folder / name) as saved:
+            settings = saved.get("feature_extractor", saved)
+            for extractor in extractors:
+                if settings.get("feature_extractor_type") == extractor.__name__:
+                    settings["auto_map"] = {"AutoFeatureExtractor": _reference(extractor)}
+    tokenizer = hf_models.CapeSpeechTokenizer
+    with editing_json(folder / "tokenizer_config.json") as saved:
+        if saved.get("tokenizer_class") == tokenizer.__name__:
+            saved["auto_map"] = {"AutoTokenizer": [_reference(tokenizer), None]}
 
 
 def _change_card(folder: Path, config: dict[str, Any]) -> None:
@@ -106,12 +104,6 @@ def _change_card(folder: Path, config: dict[str, Any]) -> None:
         text = path.read_text(encoding="utf-8")
         if text == model_card(name, settings):
             path.write_text(model_card(name, settings, autos[0]), encoding="utf-8")
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    partial = path.with_name(f".{path.name}")
-    partial.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    partial.replace(path)
 
 
 def _flat_name(module: str) -> str:

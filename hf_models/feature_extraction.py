@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 from transformers import BatchFeature, SequenceFeatureExtractor, WhisperFeatureExtractor
 
+from cape_plugins.files import editing_json
 from cape_plugins.speech.features import WINDOW_SECONDS, log_mel
 
 
@@ -276,14 +276,12 @@ def choose_extractor(folder: Path, at_natural_length: bool) -> None:
     """
     extractors = (WhisperFeatureExtractor, CapeWhisperFeatureExtractor)
     for name in ("processor_config.json", "preprocessor_config.json"):
-        path = folder / name
-        saved = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        settings = saved.get("feature_extractor", saved)
-        if settings.get("feature_extractor_type") in {row.__name__ for row in extractors}:
-            settings["feature_extractor_type"] = extractors[at_natural_length].__name__
-            settings["return_attention_mask"] = at_natural_length
-            settings.pop("auto_map", None)
-            path.write_text(json.dumps(saved, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        with editing_json(folder / name) as saved:
+            settings = saved.get("feature_extractor", saved)
+            if settings.get("feature_extractor_type") in {row.__name__ for row in extractors}:
+                settings["feature_extractor_type"] = extractors[at_natural_length].__name__
+                settings["return_attention_mask"] = at_natural_length
+                settings.pop("auto_map", None)
 
 
 def _waveforms(raw_speech: Any) -> list[np.ndarray]:

@@ -4,16 +4,14 @@ short inputs, and shows their errors on longer ones."""
 from __future__ import annotations
 
 import argparse
-import contextlib
 import csv
 import multiprocessing
-import os
 import platform
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -23,6 +21,7 @@ import torch
 from cape_plugins.arguments import add_position_args, positive, settings_to_compare
 from cape_plugins.demo.model import BATCH, LAYERS, UPDATES, Job, train_and_test
 from cape_plugins.demo.tasks import CHANCE, SYMBOLS, TASKS, Task
+from cape_plugins.files import writing
 from cape_plugins.machine import available_cores, describe_processor
 from cape_plugins.pictures.command import markdown_table, new_folder
 from cape_plugins.pictures.plot import new_figure, save
@@ -89,10 +88,12 @@ def run_demo(args: argparse.Namespace) -> str:
     rows.sort(key=lambda row: (order.index(row["type"]), args.seeds.index(row["seed"])))
     table = markdown_table(_cells(rows, task))
     args.output.mkdir(parents=True, exist_ok=True)
-    _write(paths["csv"], lambda file: _write_csv(file, rows, task))
+    with writing(paths["csv"]) as file:
+        _write_csv(file, rows, task)
     made = _how_made(args, compared)
     page = [f"# Demo: {task.summary}", "", introduction(task), "", *table, "", *made]
-    _write(paths["md"], lambda file: file.writelines(f"{line}\n" for line in page))
+    with writing(paths["md"]) as file:
+        file.writelines(f"{line}\n" for line in page)
     save(_figure(rows, task), paths["png"])
     return "\n".join([*table, "", f"picture: {paths['png']}, table: {paths['csv']}"])
 
@@ -204,18 +205,6 @@ def _write_csv(file: Any, rows: Rows, task: Task) -> None:
             where = f"{task.shown(size):g}"
             line = [row["type"], row["seed"], where, f"{error:.3f}", f"{row['train_seconds']:.1f}"]
             table.writerow(line)
-
-
-def _write(path: Path, write: Callable[[Any], None]) -> None:
-    """Writes a text file, whole or not at all."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            write(file)
-        os.replace(partial, path)
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink()
 
 
 def _how_made(args: argparse.Namespace, compared: dict[str, dict[str, Any]]) -> list[str]:

@@ -5,9 +5,7 @@ matplotlib is imported when a figure is made; no display is needed.
 
 from __future__ import annotations
 
-import contextlib
 import io
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from cape_plugins.config import options
+from cape_plugins.files import writing
 from cape_plugins.pictures.views import Size, Stack, View, similarity, similarity_by_distance
 
 DPI = 120
@@ -49,14 +48,8 @@ def save(figure: Any, path: Path, dpi: int = DPI) -> None:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=dpi)
     image = Image.open(buffer).convert("RGB").quantize(256, dither=Image.Dither.NONE)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        image.save(partial, format="PNG", optimize=True)
-        os.replace(partial, path)
-    finally:
-        with contextlib.suppress(OSError):  # there is none where nothing can be written
-            partial.unlink()
+    with writing(path, "wb") as file:
+        image.save(file, format="PNG", optimize=True)
 
 
 def title_of(stack: Stack, what: str) -> str:

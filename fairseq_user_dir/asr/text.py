@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
 from fairseq.data import Dictionary
 from torch import Tensor
+
+from cape_plugins.files import writing
 
 SPACE = "|"  # between words
 SUBWORD_SPACE = "\u2581"  # sentencepiece's mark at the beginning of words
@@ -92,12 +94,9 @@ def save(dictionary: Dictionary, path: str) -> None:
     Raises:
         ValueError: if the folder cannot be written to.
     """
-    folder = os.path.dirname(path)
     try:
-        with tempfile.NamedTemporaryFile("w", dir=folder, encoding="utf-8", delete=False) as file:
+        with writing(Path(path)) as file:
             dictionary.save(file)
-        os.chmod(file.name, 0o644)
-        os.replace(file.name, path)
     except OSError as error:
         raise ValueError(
             f"{path} does not exist and cannot be made ({error.strerror}); put a dictionary there, "

@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import copy
 import inspect
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
+from cape_plugins.files import editing_json
 from cape_plugins.serving.command import HUGGING_FACE, SHORTEST
 from cape_plugins.serving.output import Exported
 from hf_models.convert import copy_other_files, own_class
@@ -234,13 +234,11 @@ def shape_of_inputs(model: PreTrainedModel) -> tuple[int, ...]:
 def _resize_processor(folder: Path, height: int, width: int) -> None:
     """Lets an image processor that makes images of one size make them of this one."""
     for name in ("preprocessor_config.json", "processor_config.json"):
-        path = folder / name
-        saved = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        settings = saved.get("image_processor", saved)
-        for key in ("size", "crop_size"):
-            if {"height", "width"} == (settings.get(key) or {}).keys():
-                settings[key] = {"height": height, "width": width}
-                path.write_text(json.dumps(saved, indent=2, sort_keys=True) + "\n", "utf-8")
+        with editing_json(folder / name) as saved:
+            settings = saved.get("image_processor", saved)
+            for key in ("size", "crop_size"):
+                if {"height", "width"} == (settings.get(key) or {}).keys():
+                    settings[key] = {"height": height, "width": width}
 
 
 class _Readme:

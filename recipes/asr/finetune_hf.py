@@ -27,6 +27,7 @@ import transformers
 from transformers import Seq2SeqTrainingArguments, WhisperProcessor
 
 import hf_models
+from cape_plugins.files import writing
 from cape_plugins.speech.audio import AudioError
 from cape_plugins.speech.ctc import outputs_needed
 from cape_plugins.speech.ctc_decoder import build_decoder
@@ -48,7 +49,7 @@ from recipes.lab.data import fingerprint, has_data
 from recipes.lab.hf_checkpoints import load_model, make_config, read_beside, read_config
 from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
 from recipes.lab.options import add_shared, number, of_papers, positive, settings_to_compare
-from recipes.lab.steps import CommandError, reason, run_main, step, write_lines, writing
+from recipes.lab.steps import CommandError, reason, run_main, step, write_lines
 from recipes.lab.subwords import SentencePiece
 from recipes.lab.tables import Row
 

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from cape_plugins.files import writing
 from cape_plugins.machine import available_cores
 from fairseq_user_dir.asr.manifest import read_manifest
 from fairseq_user_dir.checkpoints import read_checkpoint
@@ -32,7 +33,7 @@ from recipes.lab import options
 from recipes.lab.options import position_flags
 from recipes.lab.runs import SEED_STEP, calm_logging, run_trainings, train
 from recipes.lab.scores import write_scores
-from recipes.lab.steps import CommandError, digest, folder_name, run_main, writing
+from recipes.lab.steps import CommandError, digest, folder_name, run_main
 from recipes.lab.tables import Row, how_made, shown_command
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from recipes.lab.steps import writing
+from cape_plugins.files import writing
 from recipes.lab.tables import Cells, of_seeds
 
 LEAST_SPAN = 0.05  # of all, on the vertical axis: less would make noise look large

@@ -16,6 +16,7 @@ import torch
 from tqdm import tqdm
 
 import cape_plugins
+from cape_plugins.files import writing
 from recipes.lab import steps
 
 USER_DIR = Path(cape_plugins.__file__).resolve().parent
@@ -104,7 +105,7 @@ def train(
         )
         bar.update((until or updates or bar.n) - bar.n)
     seconds = round(time.monotonic() - started, 1)
-    with steps.writing(first_part if until else run / SECONDS) as file:
+    with writing(first_part if until else run / SECONDS) as file:
         json.dump(seconds, file)
     return seconds
 

@@ -1,6 +1,6 @@
-"""Atomic files, child processes with progress, and *steps*, which are done once. A step makes one
-folder, which gets its name only when it is complete and holds a record of its settings: a finished
-step is reused, a half-finished one is done again, and one of other settings is an error."""
+"""Child processes with progress, and *steps*, which are done once. A step makes one folder, which
+gets its name only when it is complete and holds a record of its settings: a finished step is
+reused, a half-finished one is done again, and one of other settings is an error."""
 
 import contextlib
 import hashlib
@@ -12,13 +12,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
+
+from cape_plugins.files import writing
 
 RECORD = "settings.json"
 
@@ -73,25 +74,8 @@ def progress(work: Iterable | None = None, title: str = "", **options: Any) -> t
     return tqdm(work, title, leave=False, disable=None, **options)
 
 
-@contextlib.contextmanager
-def writing(path: Path, mode: str = "w") -> Iterator[Any]:
-    """Open a temporary file that takes the name `path` when the block ends without an error."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    encoding = None if "b" in mode else "utf-8"
-    with tempfile.NamedTemporaryFile(
-        mode, dir=path.parent, prefix=f".{path.name}.", encoding=encoding, delete=False
-    ) as file:
-        try:
-            yield file
-        except BaseException:
-            os.unlink(file.name)
-            raise
-    os.chmod(file.name, 0o644)  # temporary files are private, results are not
-    os.replace(file.name, path)
-
-
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write text lines atomically."""
+    """Writes text lines, whole or not at all."""
     with writing(path) as file:
         file.writelines(f"{line}\n" for line in lines)
 

@@ -14,7 +14,8 @@ import sentencepiece
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
-from recipes.lab.steps import CommandError, writing
+from cape_plugins.files import writing
+from recipes.lab.steps import CommandError
 
 WORD_START = "\u2581"  # before the first piece of a word, by sentencepiece
 CONTINUED = "@@"  # after all pieces of a word but the last, by subword-nmt

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from cape_plugins.files import writing
 from cape_plugins.machine import describe_processor
-from recipes.lab.steps import write_lines, writing
+from recipes.lab.steps import write_lines
 
 Row = Mapping[str, Any]
 # label of a row or line: label of a column or place: values of the seeds

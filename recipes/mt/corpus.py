@@ -10,8 +10,9 @@ from pathlib import Path
 
 from sacremoses import MosesDetokenizer, MosesPunctNormalizer, MosesTokenizer
 
+from cape_plugins.files import writing
 from recipes.lab import subwords
-from recipes.lab.steps import CommandError, digest, recorded, writing
+from recipes.lab.steps import CommandError, digest, recorded
 
 Row = tuple[str, ...]  # aligned lines of several files
 Pair = tuple[str, str]  # source and target

@@ -14,6 +14,7 @@ from statistics import fmean
 import torch
 from sacrebleu.metrics import BLEU
 
+from cape_plugins.files import writing
 from recipes.lab import options, runs, steps, tables
 from recipes.lab.options import Settings
 from recipes.lab.steps import CommandError
@@ -150,7 +151,7 @@ class Experiment:
         best = max(scores, key=scores.get)
         rows = ({"epoch": epoch, "valid_bleu": bleu} for epoch, bleu in scores.items())
         tables.write_csv(run / "selection.csv", rows, digits=2)
-        with steps.writing(run / SELECTED, "wb") as file:
+        with writing(run / SELECTED, "wb") as file:
             shutil.copyfile(epochs[best], file.name)
         print(f"best epoch {best}: {run / SELECTED}")
 

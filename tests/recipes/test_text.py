@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from recipes.lab.steps import CommandError, matches, record, step, writing
+from recipes.lab.steps import CommandError, matches, record, step
 from recipes.lab.subwords import SentencePiece, SubwordNMT
 from recipes.mt.corpus import (
     SEPARATOR,
@@ -145,12 +145,6 @@ def test_changed_flags_are_shown_with_their_values(tmp_path, flags, message):
     record(tmp_path, {"flags": FLAGS})
     with pytest.raises(CommandError, match=re.escape(message)):
         matches(tmp_path, {"flags": flags})
-
-
-def test_written_files_are_readable_by_others(tmp_path):
-    with writing(tmp_path / "out") as file:
-        file.write("x")
-    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o644
 
 
 # ---- tokens and subwords -----------------------------------------------------------------------

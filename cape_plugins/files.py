@@ -1,0 +1,59 @@
+"""Files that are written whole or not at all: a reader never sees half of one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+@contextlib.contextmanager
+def writing(path: Path, mode: str = "w") -> Iterator[Any]:
+    """Opens a temporary file that takes the name ``path`` when the block ends without an error.
+
+    Args:
+        path: File to be made or replaced; its folder is made if there is none.
+        mode: "w" for text in UTF-8, "wb" for bytes.
+
+    Raises:
+        OSError: if the folder cannot be written to or is full. Nothing is left behind, as after
+            any error of the block.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The same folder makes the last step a rename and not a copy between file systems.
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with open(partial, mode, encoding=None if "b" in mode else "utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())  # a rename may reach the disk before what was written
+        os.replace(partial, path)
+    finally:
+        with contextlib.suppress(OSError):  # it has its name, or could not be made
+            partial.unlink()
+
+
+@contextlib.contextmanager
+def editing_json(path: Path) -> Iterator[dict[str, Any]]:
+    """The object in a JSON file, for changes in place; one without changes is not written. Without
+    the file it is empty.
+
+    Raises:
+        json.JSONDecodeError: if the file holds no JSON.
+        OSError: as from :func:`writing`.
+    """
+    before = path.read_text(encoding="utf-8") if path.is_file() else "{}"
+    content = json.loads(before)
+    yield content
+    if content != json.loads(before):
+        write_json(path, content)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Writes an object as transformers does: indented, keys in order."""
+    with writing(path) as file:
+        file.write(json.dumps(content, indent=2, sort_keys=True) + "\n")
