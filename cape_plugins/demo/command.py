@@ -87,7 +87,6 @@ def run_demo(args: argparse.Namespace) -> str:
     order = list(compared)
     rows.sort(key=lambda row: (order.index(row["type"]), args.seeds.index(row["seed"])))
     table = markdown_table(_cells(rows, task))
-    args.output.mkdir(parents=True, exist_ok=True)
     with writing(paths["csv"]) as file:
         _write_csv(file, rows, task)
     made = _how_made(args, compared)
