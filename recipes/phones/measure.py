@@ -32,7 +32,6 @@ BY_DISTANCE = 50  # frames
 # Trained and tested on utterances of the training (Figures 5.5, 5.6 and 5.4)
 FITTED = (("inc", "inc"), ("exc", "exc"), ("inc", "exc"))
 FITTED_UTTERANCES = 1000
-ATTENDED_UTTERANCES = 50  # of attention by class; the thesis looks at one
 SIMILARITIES = ("distance", "dot", "dot_min", "dot_max", "cosine", "cosine_min", "cosine_max")
 
 
@@ -106,7 +105,8 @@ def _measure_fit(model: PhoneClassifier, corpus: Corpus, condition: str, result:
 def _look_at_attention(
     model: PhoneClassifier, corpus: Corpus, condition: str, result: Result, folder: Path
 ) -> None:
-    """Maps of one utterance of the test, and attention between classes in several."""
+    """Maps of one utterance of the test, and attention between classes in all: few utterances hold
+    two given phones, such as /z/ and /s/, together."""
     test, given = corpus.splits["test"], CONDITIONS[condition]
     utterance, place = train.long_utterance(test), {"trained": condition}
     weights = train.attention(model, utterance, given)
@@ -115,9 +115,8 @@ def _look_at_attention(
     title = f"M-{condition}, {folder.name}"
     path = folder / f"attention-{condition}.png"
     pictures.draw_attention(path, layers, f"{title}: {utterance.name}")
-    several = test[:ATTENDED_UTTERANCES]
-    maps = (train.attention(model, utterance, given) for utterance in several)
-    labels = [train.seen_labels(utterance, given) for utterance in several]
+    maps = (train.attention(model, utterance, given) for utterance in test)
+    labels = [train.seen_labels(utterance, given) for utterance in test]
     shares, uniform = class_attention(maps, labels, len(corpus.classes))
     result.relations += [{**place, **row} for row in class_rows(shares, uniform, corpus.classes)]
     for row in class_rows(shares.mean(1, keepdims=True), uniform, corpus.classes):

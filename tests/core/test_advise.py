@@ -67,6 +67,17 @@ def test_nothing_is_augmented_where_no_position_is_new(advise, domain, sizes):
     text = advise(domain, sizes, 10)
     assert settings_of(text) == {"type": "sinpos"}
     assert "nothing in use is longer" in text
+    assert f"Compare {'abspos' if domain == 'image' else 'relpos'} on" in text
+    assert "Compare" not in advise("text", [100] * 20, 100, *ROTARY_CORPUS)
+
+
+@pytest.mark.parametrize(("domain", "sizes"), [("text", [10]), ("audio", [10])])
+def test_what_was_measured_ahead_of_cape_is_named(advise, domain, sizes):
+    """The page on choosing names another type than cape for most sequences."""
+    text = advise(domain, sizes, 15)
+    assert "compare relpos" in text
+    assert ("captions" in text, "phones" in text) == (domain == "text", domain == "audio")
+    assert "compare sinpos" in advise("image", [16], 32)
 
 
 def test_rotary_models_get_a_scale_and_no_shift(advise):
