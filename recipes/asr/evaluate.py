@@ -100,8 +100,9 @@ def measure(
     rows, curve = [columns | row for row in by_duration(texts, bins)], []
     for hop in hops:
         texts, speed = decode(*place, hop_ms=hop, **more)
-        shown = {"model": columns["model"], "hop_ms": int(hop) if hop.is_integer() else hop}
-        curve.append({**shown, "wer": rates(texts)["wer"], SPEED: speed})
+        shown = {"hop_ms": int(hop) if hop.is_integer() else hop, "wer": rates(texts)["wer"]}
+        own = {name: columns[name] for name in ("model", "seed")}
+        curve.append({**own, **shown, SPEED: speed})
     return rows, curve
 
 

@@ -86,8 +86,8 @@ def write_report(
 
 def write_hops(output: Path, rows: Sequence[Row], facts: Mapping[str, str]) -> None:
     """Writes word error rate and throughput by hop as ``hops.csv``, ``hops.md`` and ``hops.png``,
-    a point for each hop, at its mean throughput (CAPE Figure 17), of rows with model, hop_ms, wer
-    and :data:`SPEED`."""
+    a point for each hop, at its mean throughput (CAPE Figure 17), of rows with model, seed, hop_ms,
+    wer and :data:`SPEED`."""
     wers, speeds = (pivot(rows, "model", "hop_ms", column) for column in ("wer", SPEED))
     tables = {
         METRICS["wer"]: seed_table(wers, "model by hop in ms"),

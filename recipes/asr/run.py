@@ -259,10 +259,9 @@ def run_model(
         shared += shlex.split(RECIPES[args.recipe].decoding)
     columns, how = {"model": model.name, "seed": model.seed}, {"flags": shared}
     how["threads"] = args.threads
-    hops = args.hops if model.seed == args.seeds[0] else ()
     checkpoint = best if best.is_file() else last
     place = (args.data, args.test, checkpoint, folder / args.test)
-    rows, by_hop = measure(columns | {"train_seconds": seconds}, place, args.bins, hops, **how)
+    rows, by_hop = measure(columns | {"train_seconds": seconds}, place, args.bins, args.hops, **how)
     curve = []
     for updates, path in {**kept, args.updates: last}.items() if kept else ():
         where = folder / (args.test if path == checkpoint else f"{args.test}-{updates}")
@@ -291,7 +290,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--test", default="test", metavar="NAME", help="manifest of the test set (default: test)")
     text = "upper ends of the bins of durations (default: those of the recipe)"
     add("--bins", nargs="+", type=SECONDS, metavar="SECONDS", help=text)
-    options.add_shared(parser, "hops", note="by the models of the first seed")
+    options.add_shared(parser, "hops")
     options.add_shared(parser, "jobs", default=available_cores())
     options.add_shared(parser, "threads", default=1)
     options.add_shared(parser, "work", shown="build/asr/STUDY")

@@ -188,8 +188,8 @@ def test_comparison_from_training_to_figure(folder, tmp_path, monkeypatch, capsy
     assert "--padding-free" in text
     assert text.count(str(tmp_path.parent)) == 1, "in the command, as it was typed"
     hops = read_csv(out / "hops.csv")
-    assert [(row["model"], row["hop_ms"]) for row in hops] == [
-        (name, hop) for name in sorted(names) for hop in ("10", "16")
+    assert [(row["model"], row["seed"], row["hop_ms"]) for row in hops] == [
+        (name, seed, hop) for name in sorted(names) for seed in "12" for hop in ("10", "16")
     ]
     assert all(float(row["audio_seconds_per_second"]) > 0 for row in hops)
     curve = read_csv(out / "curve.csv")
