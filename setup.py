@@ -90,8 +90,11 @@ setup(
             "cape-plugins = cape_plugins.cli:main",
             "cape-average-checkpoints = fairseq_user_dir.average:main",
         ],
-        # what a host does for `cape-plugins alpha`
-        "cape_plugins.alpha": ["tokenizer = hf_models.counting:count_texts"],
+        # what a host does for `cape-plugins alpha` and `cape-plugins advise`
+        "cape_plugins.alpha": [
+            "tokenizer = hf_models.counting:count_texts",
+            "tokens = hf_models.counting:token_lists",
+        ],
         # and for `cape-plugins export`, named HOST-ENGINE
         "cape_plugins.export": [
             "fairseq-ctranslate2 = fairseq_user_dir.serving.ctranslate2:export",

@@ -1,4 +1,5 @@
-"""The command ``cape-plugins advise``: settings that follow from the lengths of a corpus.
+"""The command ``cape-plugins advise``: settings of cape that follow from the lengths of a corpus.
+docs/choosing.md says which type to take.
 
 The rule. Let T be the length that one training input in twenty reaches, N the longest input in use.
 
@@ -18,7 +19,8 @@ The rule. Let T be the length that one training input in twenty reaches, N the l
   2; 1.4 for images); 1 where training mixes image sizes, as UniViT does (CAPE section 5.1).
 * Local shift: 0.5 steps, the most that keeps the order (CAPE section 5.2 and Appendix D.1).
 * Source scale: alpha, target tokens / source tokens (CAPE section 5.3); lengths are then those of
-  the target, or of the source times alpha where that is longer.
+  the target, or of the source times alpha where that is longer. Raw text has another alpha than its
+  subwords: 0.94 and 1.03 for the English and German captions of Multi30k.
 """
 
 from __future__ import annotations
@@ -27,11 +29,11 @@ import argparse
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-from cape_plugins.alpha import TokenCounts, count_text_files, text_lines
+from cape_plugins.alpha import TokenCounts, by_tokenizer, count_lengths, text_lines
 from cape_plugins.arguments import PREFIX, TYPE_ARG, flag
 from cape_plugins.config import PositionConfig
 from cape_plugins.domains import DOMAINS, Domain
@@ -81,8 +83,14 @@ def add_advise_args(parser: argparse.ArgumentParser) -> None:
         "--train-text",
         nargs="+",
         metavar="FILE",
-        help="the training text itself, one input a line, whose tokens at white space are counted; "
-        "source and target for a translation, which also gives alpha; .gz is read",
+        help="the training text itself, one input a line, after subword segmentation or with "
+        "--tokenizer; source and target for a translation, which also gives alpha; .gz is read",
+    )
+    parser.add_argument(
+        "--tokenizer",
+        metavar="MODEL",
+        help="with --train-text: folder or hub name of a Hugging Face model, whose tokenizer "
+        "splits raw text (default: the text is split already, at white space)",
     )
     parser.add_argument(
         "--rotary",
@@ -104,8 +112,11 @@ def advice(args: argparse.Namespace) -> str:
     Raises:
         ValueError: naming option, value, allowed range and remedy.
         FileNotFoundError: if a file is missing.
+        ImportError: if a tokenizer is given without transformers.
     """
     domain = DOMAINS[args.domain]
+    if args.tokenizer and not args.train_text:
+        raise ValueError(f"--tokenizer {args.tokenizer} belongs to --train-text; leave it out.")
     corpus = _read_text(args, domain) if args.train_text else _read_lengths(args, domain)
     other = domain.grid or domain.spacing is not None  # than tokens
     if args.rotary and (other or corpus.counts):
@@ -126,7 +137,13 @@ def advice(args: argparse.Namespace) -> str:
         f"flags:    {flags}",
         f"field:    position_embedding={json.dumps(settings)}",
     ]
-    return "\n".join([*lines, *(f"note:     {note}" for note in notes(corpus, config, unit))])
+    reasons = notes(corpus, config, unit)
+    if args.train_text and not args.tokenizer:
+        reasons.append(
+            "tokens were counted at white space, which fits text after subword segmentation; of "
+            "raw text give --tokenizer, or prepare it first."
+        )
+    return "\n".join([*lines, *(f"note:     {reason}" for reason in reasons)])
 
 
 def recommended(corpus: Corpus, domain_name: str, rotary: bool = False) -> dict[str, Any]:
@@ -255,7 +272,7 @@ def _read_lengths(args: argparse.Namespace, domain: Domain) -> Corpus:
     given = f"--train-lengths {args.train_lengths}"
     sizes = [
         _size(f"{given}, line {number}:", line, domain)
-        for number, line in enumerate(text_lines(args.train_lengths), 1)
+        for number, line in enumerate(_lines("--train-lengths", args.train_lengths), 1)
         if line.strip()
     ]
     if not sizes:
@@ -276,16 +293,33 @@ def _read_text(args: argparse.Namespace, domain: Domain) -> Corpus:
             f"--train-text {given}: {len(paths)} files; allowed: one, or source and target."
         )
     longest = max(_size("--longest", args.longest, domain))
-    sides = [[len(line.split()) for line in text_lines(path)] for path in paths]
+    if args.tokenizer:
+        tokens = by_tokenizer("tokens")(args.tokenizer)
+        sides = [
+            list(map(len, tokens(path, target=number > 0))) for number, path in enumerate(paths)
+        ]
+    else:
+        sides = [[len(line.split()) for line in _lines("--train-text", path)] for path in paths]
     if not all(map(any, sides)):
         raise ValueError(f"--train-text {given} has no tokens; give text, one input a line.")
     if len(sides) == 1:
         return Corpus(sorted(filter(None, sides[0])), longest)
-    counts = count_text_files(*paths)
+    # with the end of each sentence, which a tokenizer has added
+    counts = count_lengths(*sides, names=tuple(paths), eos=not args.tokenizer)
     pairs = (max(counts.alpha * source, target) for source, target in zip(*sides, strict=True))
     return Corpus(
         sorted(filter(None, map(round, pairs))), math.ceil(counts.alpha * longest), counts=counts
     )
+
+
+def _lines(option: str, path: str) -> Iterator[str]:
+    """Lines of a file, without the mark that some editors put at its beginning; errors name the
+    option."""
+    try:
+        for line in text_lines(path):
+            yield line.removeprefix("\ufeff")
+    except (FileNotFoundError, ValueError) as error:
+        raise type(error)(f"{option} {error}") from None
 
 
 def _size(where: str, text: str, domain: Domain) -> tuple[float, ...]:

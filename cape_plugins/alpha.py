@@ -17,10 +17,11 @@ import gzip
 import os
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -127,6 +128,33 @@ def count_text_files(
     return _total(sides[:1], sides[1:])
 
 
+def count_lengths(
+    source: Sequence[int], target: Sequence[int], names: tuple[str, str], eos: int = 0
+) -> TokenCounts:
+    """Counts sentences of known lengths in tokens, each with `eos` more; see
+    :func:`count_token_lists`."""
+    sides = [_Side(len(lengths), sum(lengths) + eos * len(lengths)) for lengths in (source, target)]
+    return _total([(names[0], sides[0])], [(names[1], sides[1])])
+
+
+def by_tokenizer(name: str) -> Callable[..., Any]:
+    """What counts raw text by a tokenizer of transformers, by its name among the entry points of
+    Hugging Face's part, because this package knows no host.
+
+    Raises:
+        ImportError: if that part is not installed.
+    """
+    (counter,) = entry_points(group="cape_plugins.alpha", name=name) or (None,)
+    try:
+        if counter is None:
+            raise ImportError("the package cape-plugins is not installed")
+        return counter.load()
+    except ImportError as error:
+        raise ImportError(
+            f"--tokenizer needs transformers ({error}); install it: pip install 'cape-plugins[hf]'"
+        ) from None
+
+
 def text_lines(path: str | os.PathLike[str]) -> Iterator[str]:
     """The lines of a text file, of which there is at least one.
 
@@ -159,7 +187,7 @@ def text_lines(path: str | os.PathLike[str]) -> Iterator[str]:
             f"{path} is not a complete gzip file ({error}); compress it again."
         ) from None
     if number == 0:
-        raise ValueError(f"{path} is empty; give a file with one sentence a line.")
+        raise ValueError(f"{path} is empty; give a file with one entry a line.")
 
 
 def _count_text(path: Path, eos: bool) -> _Side:

@@ -137,9 +137,11 @@ def _parse_row(
     settings = {}
     for part in rest.split(",") if colon else ():
         name, equals, value = part.partition("=")
-        if name not in known or not equals:
-            why = f"--compare {text}: {part!r} is no option=value; options: {', '.join(known)}"
-            raise ValueError(why)
+        wrong = f"{part!r} is no option=value" if not equals else ""
+        wrong = wrong or (f"{name!r} is unknown" if name not in known else "")
+        wrong = wrong or (f"{name!r} is given twice" if name in settings else "")
+        if wrong:
+            raise ValueError(f"--compare {text}: {wrong}; options: {', '.join(known)}")
         try:
             settings[name] = parse_option(name, value)
         except ValueError as error:

@@ -1,18 +1,18 @@
-"""The command ``cape-plugins``: shows in a minute what position embeddings do on longer inputs,
+"""The command ``cape-plugins``: shows in two minutes what position embeddings do on longer inputs,
 prints the folder for fairseq, counts alpha of a corpus, advises on settings, prints the table of
 options, draws pictures, exports to engines that serve models."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Callable, Sequence
-from importlib.metadata import entry_points
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from cape_plugins.advise import add_advise_args, advice
-from cape_plugins.alpha import TokenCounts, count_binarized, count_text_files
+from cape_plugins.alpha import TokenCounts, by_tokenizer, count_binarized, count_text_files
 from cape_plugins.arguments import Parser, in_flags
 from cape_plugins.config import PositionConfig, applies, options
 from cape_plugins.demo.command import add_demo_args, run_demo
@@ -36,7 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     args.argv = list(sys.argv[1:] if argv is None else argv)
     try:
-        print(args.run(args))
+        print(args.run(args), flush=True)
+    except BrokenPipeError:  # whoever read has enough, as head does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes
+        return 0
     except (ValueError, OSError, ImportError) as error:
         print(f"error: {in_flags(str(error))}", file=sys.stderr)
         raise SystemExit(2) from None
@@ -50,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="cape-plugins", description=__doc__.partition(": ")[2])
     commands = parser.add_subparsers(dest="command", required=True)
 
-    text = "train small models of each type in a minute, and see their errors on longer inputs"
+    text = "train small models of each type in two minutes, and see their errors on longer inputs"
     demo = commands.add_parser("demo", help=text, description=text)
     add_demo_args(demo)
     demo.set_defaults(run=run_demo)
@@ -65,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_alpha_args(alpha)
     alpha.set_defaults(run=alpha_report)
 
-    text = "print settings that follow from the lengths of a corpus and the longest input in use"
+    text = "print settings of cape for the lengths of a corpus and the longest input in use"
     advise = commands.add_parser("advise", help=text, description=text)
     add_advise_args(advise)
     advise.set_defaults(run=advice)
@@ -156,24 +159,10 @@ def _count(args: argparse.Namespace) -> TokenCounts:
             raise ValueError(f"{flag} is missing; --binarized needs it, as in {flag} de.")
     if args.text:
         if args.tokenizer:
-            return _counter_of_hugging_face()(*args.text, args.tokenizer, eos=eos)
+            return by_tokenizer("tokenizer")(*args.text, args.tokenizer, eos=eos)
         return count_text_files(*args.text, eos=eos)
     languages = args.source_lang, args.target_lang
     return count_binarized(args.binarized, *languages, args.split or "train", eos=eos)
-
-
-def _counter_of_hugging_face() -> Callable[..., TokenCounts]:
-    """Counts raw text by a tokenizer of transformers. This package knows no host: what the one for
-    Hugging Face can do is found by its entry point."""
-    (counter,) = entry_points(group="cape_plugins.alpha", name="tokenizer") or (None,)
-    try:
-        if counter is None:
-            raise ImportError("the package cape-plugins is not installed")
-        return counter.load()
-    except ImportError as error:
-        raise ImportError(
-            f"--tokenizer needs transformers ({error}); install it: pip install 'cape-plugins[hf]'"
-        ) from None
 
 
 def option_table(args: argparse.Namespace) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from tqdm import tqdm
 from transformers import AutoTokenizer
@@ -11,24 +11,22 @@ from transformers import AutoTokenizer
 from cape_plugins.alpha import TokenCounts, count_token_lists, text_lines
 
 
-def count_texts(
-    source_path: str | os.PathLike[str],
-    target_path: str | os.PathLike[str],
-    model: str | os.PathLike[str],
-    eos: bool = True,
-) -> TokenCounts:
-    """Counts the tokens of two parallel raw text files, one sentence a line, with progress bars.
+def token_lists(
+    model: str | os.PathLike[str], eos: bool = True
+) -> Callable[..., Iterator[list[int]]]:
+    """How a tokenizer splits raw text files, one sentence a line, with progress bars.
 
     Args:
-        source_path: Source text in UTF-8; ``.gz`` is decompressed.
-        target_path: Target text, with the same number of lines.
         model: Folder or hub name of a model with a tokenizer. What it puts around a sentence counts
             (EOS, language codes), but for BOS, as everywhere in this package.
         eos: Count the end-of-sentence tokens, too; the CAPE paper's notebook does not.
 
+    Returns:
+        A function of a text file in UTF-8 (``.gz`` is decompressed), a target with
+        ``target=True``, which gives the tokens of each line.
+
     Raises:
-        FileNotFoundError: if a text is missing.
-        ValueError: if a text is damaged, if the line counts differ, or if there is no tokenizer.
+        ValueError: if there is no tokenizer.
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(model)
@@ -38,14 +36,31 @@ def count_texts(
             "with the tokenizer of the model, or its hub name."
         ) from None
 
-    def tokens(path: str | os.PathLike[str], side: str) -> Iterator[list[int]]:
+    def tokens(path: str | os.PathLike[str], target: bool = False) -> Iterator[list[int]]:
+        side = "text_target" if target else "text"
         for line in tqdm(text_lines(path), desc=str(path), unit=" lines", disable=None):
             ids = tokenizer(**{side: line.rstrip("\n")}, verbose=False)["input_ids"]
             ids = ids[1:] if ids[:1] == [tokenizer.bos_token_id] else ids
             yield ids if eos else [token for token in ids if token != tokenizer.eos_token_id]
 
+    return tokens
+
+
+def count_texts(
+    source_path: str | os.PathLike[str],
+    target_path: str | os.PathLike[str],
+    model: str | os.PathLike[str],
+    eos: bool = True,
+) -> TokenCounts:
+    """Counts the tokens of two parallel raw text files, the source first; see :func:`token_lists`.
+
+    Raises:
+        FileNotFoundError: if a text is missing.
+        ValueError: if a text is damaged, if the line counts differ, or if there is no tokenizer.
+    """
+    tokens = token_lists(model, eos)
     return count_token_lists(
-        tokens(source_path, "text"),
-        tokens(target_path, "text_target"),
+        tokens(source_path),
+        tokens(target_path, target=True),
         names=(str(source_path), str(target_path)),
     )

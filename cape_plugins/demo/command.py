@@ -51,8 +51,8 @@ def add_demo_args(parser: argparse.ArgumentParser) -> None:
     text = "such as cpu or cuda:1 (default: cpu)"
     add("--device", default="cpu", metavar="DEVICE", help=text)
     add(
-        "--output", type=Path, default=Path("results/demo"), metavar="FOLDER",
-        help="where results are written (default: results/demo)",
+        "--output", type=Path, metavar="FOLDER",
+        help="where results are written (default: results/demo, or results/demo-DOMAIN)",
     )  # fmt: skip
     add_position_args(parser, None, "see --compare", "encoder")
     parser.set_defaults(refuse=parser.error)
@@ -62,7 +62,7 @@ def run_demo(args: argparse.Namespace) -> str:
     """Trains, tests and writes ``scores.csv``, ``scores.md`` and ``scores.png``.
 
     Returns:
-        What to print: the task, the table, and where the files are.
+        Where the files are; the task and the table are printed before files are written.
 
     Raises:
         ValueError: for a folder or a device that cannot be used.
@@ -73,7 +73,10 @@ def run_demo(args: argparse.Namespace) -> str:
         compared = settings_to_compare(args, args.domain, *_defaults(args.domain))
     except ValueError as error:
         args.refuse(str(error))
-    paths = {ending: args.output / f"scores.{ending}" for ending in ("csv", "md", "png")}
+    first, *_ = TASKS
+    default = "demo" if args.domain == first else f"demo-{args.domain}"
+    output = args.output or Path("results", default)
+    paths = {ending: output / f"scores.{ending}" for ending in ("csv", "md", "png")}
     new_folder(paths["csv"])
     device = _device(args.device)
     new_figure(1, "")  # without matplotlib, nobody has to wait for the error
@@ -87,6 +90,7 @@ def run_demo(args: argparse.Namespace) -> str:
     order = list(compared)
     rows.sort(key=lambda row: (order.index(row["type"]), args.seeds.index(row["seed"])))
     table = markdown_table(_cells(rows, task))
+    print("\n".join(table), flush=True)
     with writing(paths["csv"]) as file:
         _write_csv(file, rows, task)
     made = _how_made(args, compared)
@@ -94,7 +98,7 @@ def run_demo(args: argparse.Namespace) -> str:
     with writing(paths["md"]) as file:
         file.writelines(f"{line}\n" for line in page)
     save(_figure(rows, task), paths["png"])
-    return "\n".join([*table, "", f"picture: {paths['png']}, table: {paths['csv']}"])
+    return f"\npicture: {paths['png']}, table: {paths['csv']}"
 
 
 def introduction(task: Task) -> str:

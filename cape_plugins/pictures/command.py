@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -209,7 +210,8 @@ def new_folder(output: Path) -> Path | None:
     """The folder that is made for a file; None where it is there.
 
     Raises:
-        ValueError: if folders would have to be made at the root of the file system.
+        ValueError: if folders would have to be made at the root of the file system, or in what is
+            no folder or cannot be written to.
     """
     folder = output.parent
     there = next(place for place in (folder, *folder.parents) if place.exists())
@@ -218,6 +220,11 @@ def new_folder(output: Path) -> Path | None:
             f"--output {output} is not allowed: {Path(*folder.parts[:2])} does not exist, and no "
             "folder is made at the root of the file system; check the path, or make that folder "
             "first."
+        )
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise ValueError(
+            f"--output {output} is not allowed: {there} is no folder that can be written to; give "
+            "another."
         )
     return None if folder == there else folder
 

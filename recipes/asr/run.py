@@ -31,7 +31,7 @@ from recipes.asr.evaluate import PACKAGES, SECONDS, decode, measure
 from recipes.asr.report import METRICS, rates, write_report
 from recipes.lab import options
 from recipes.lab.options import position_flags
-from recipes.lab.runs import SEED_STEP, calm_logging, run_trainings, train
+from recipes.lab.runs import SEED_STEP, calm_logging, check_flags, run_trainings, train
 from recipes.lab.scores import write_scores
 from recipes.lab.steps import CommandError, digest, folder_name, run_main
 from recipes.lab.tables import Row, how_made, shown_command
@@ -312,6 +312,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     args.work = args.work or Path("build/asr") / args.study
     args.output = args.output or Path("results/asr") / args.study
     options.check_shared(args)
+    for model in args.models:
+        if model.seed == args.seeds[0]:
+            check_flags(training_flags(args, model))
     if args.data is None:
         units = STUDIES[args.study].units
         args.data = Path("build/asr", "".join(("synthetic", *units)).replace("--", "-"))

@@ -2,6 +2,8 @@
 type, in child processes with the same interpreter."""
 
 import argparse
+import contextlib
+import io
 import json
 import logging
 import os
@@ -23,6 +25,7 @@ USER_DIR = Path(cape_plugins.__file__).resolve().parent
 LIMITS = ("--max-source-positions", "100000", "--max-target-positions", "100000")  # none
 SEED_STEP = 100003  # of --seeds: fairseq seeds update n with seed + n, neighbours share numbers
 HYPOTHESES = "hypotheses"
+LOG = "train.log"
 SECONDS = "seconds.json"  # the time of a training; its presence means: finished
 FIRST_SECONDS = "first_seconds.json"  # the time of a training that was told to stop early
 RESUMED_LINE = re.compile(r"Loaded checkpoint .* @ (\d+) updates\)")
@@ -50,6 +53,25 @@ def device_flags(device: torch.device) -> list[str]:
     return ["--cpu"] if device.type == "cpu" else []
 
 
+def check_flags(flags: Sequence[object]) -> None:
+    """Refuses flags that fairseq-train does not take, before anything is prepared for it."""
+    from fairseq.models import import_models
+    from fairseq.options import get_training_parser, parse_args_and_arch
+
+    calm_logging()
+    # --user-dir itself does nothing in a process that has imported this package
+    import_models(str(USER_DIR / "models"), f"{USER_DIR.name}.models")
+    words = ["DATA", "--user-dir", str(USER_DIR), *map(str, flags)]
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        try:
+            parse_args_and_arch(get_training_parser(), words)
+        except SystemExit:
+            problem = said.getvalue().strip().splitlines()[-1].partition("error: ")[2]
+            problem = problem.partition(" (choose from")[0]  # of all architectures, a page
+            why = f"fairseq-train: {problem}; correct it or leave it out"
+            raise steps.CommandError(why) from None
+
+
 def calm_logging() -> None:
     """Importing fairseq makes every library log all it does."""
     logging.getLogger().setLevel(logging.WARNING)
@@ -72,11 +94,15 @@ def train(
     until: int | None = None,
 ) -> float:
     """Run fairseq-train in the folder `run`, unless it is finished; an interrupted run goes on from
-    its last checkpoint, as does one that was stopped after `until` updates. Returns the seconds it
-    took, also before `until`; else those after the last interruption."""
+    its last checkpoint, as does one that was stopped after `until` updates. One that failed before
+    its first checkpoint may begin anew with other settings. Returns the seconds it took, also
+    before `until`; else those after the last interruption."""
     updates = last_update(flags)
     settings = {**settings, "flags": list(map(str, flags))}
-    if not steps.matches(run, settings, remedy):
+    if not is_finished(run) and not any(run.glob("checkpoint*.pt")):
+        (run / LOG).unlink(missing_ok=True)
+        steps.record(run, settings)
+    elif not steps.matches(run, settings, remedy):
         steps.record(run, settings)
     if is_finished(run):
         return json.loads((run / SECONDS).read_text())
@@ -99,7 +125,7 @@ def train(
             *("--log-format", "json", "--log-interval", min(50, max(1, (updates or 500) // 10))),
             *flags,
             *(("--max-update", until) if until else ()),
-            log=run / "train.log",
+            log=run / LOG,
             env=child_environment(threads),
             on_line=show,
         )

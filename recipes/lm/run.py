@@ -28,7 +28,14 @@ from cape_plugins.registry import types_of
 from fairseq_user_dir.serving.source import load_trained
 from recipes.lab import options
 from recipes.lab.data import fingerprint
-from recipes.lab.runs import SEED_STEP, calm_logging, device_flags, run_trainings, train
+from recipes.lab.runs import (
+    SEED_STEP,
+    calm_logging,
+    check_flags,
+    device_flags,
+    run_trainings,
+    train,
+)
 from recipes.lab.scores import write_scores
 from recipes.lab.steps import (
     CommandError,
@@ -213,7 +220,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     args.work = args.work or Path("build/lm") / name
     args.models = models(args)
     options.check_shared(args)
-    device_flags(args.device)
+    for model in args.models:
+        if model.seed == args.seeds[0]:
+            check_flags(training_flags(args, model))
     return args
 
 

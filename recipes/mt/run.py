@@ -88,7 +88,7 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
     text = f"processes for preparation (default: {cores})"
     add("--workers", type=positive, default=cores, metavar="N", help=text)
     add("--sample", action="store_true", help="check of the whole recipe at a tiny scale")
-    text = "print the commands of train, select and decode, and run nothing"
+    text = "print the commands of train, select and decode, whatever stages are named; run nothing"
     add("--dry-run", action="store_true", help=text)
     args, extra = parser.parse_known_args(argv)
     if "all" in args.stages:
@@ -101,6 +101,9 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
     args.work = args.work or Path("build") / f"{args.recipe}{'-sample' * args.sample}"
     options.check_shared(args)
     recipe = args.settled = settle_recipe(args)
+    if recipe.select == "best" and recipe.epochs and recipe.first_epoch > recipe.epochs:
+        why = f"allowed: at most {recipe.epochs}, the epochs of the recipe"
+        raise CommandError(f"--first-epoch {recipe.first_epoch}: {why}")
     args.compared = options.settings_to_compare(args, "text", [recipe.position], recipe.positions)
     if args.name and max(len(args.compared), len(args.seeds or ())) > 1:
         raise CommandError(f"--name {args.name}: is for one training; leave it out")
@@ -150,6 +153,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         Experiment(args, name, settings, seed)
         for (name, settings), seed in product(args.compared.items(), args.seeds or [None])
     ]
+    if args.dry_run or "train" in args.stages:
+        for training in {training.name: training for training in trainings}.values():
+            runs.check_flags([*training.train_flags, *training.device_flags])
     if args.dry_run:
         print("\n".join(line for training in trainings for line in training.commands()))
         return

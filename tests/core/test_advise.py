@@ -113,10 +113,22 @@ def test_flags_and_dictionary_can_be_pasted_and_are_equal(advise, domain):
     PositionConfig.from_dict(settings, domain)  # is not refused
 
 
+def test_a_mark_at_the_beginning_of_a_file_is_no_length(advise):
+    assert "2 inputs, median 6, " in advise("text", ["\ufeff5", "7"], 9)
+
+
+def test_a_tokenizer_is_for_text(advise, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        advise("text", [3], 5, "--train-lengths", "lengths", "--tokenizer", "folder")
+    assert "--tokenizer folder belongs to --train-text" in capsys.readouterr().err
+
+
 def test_text_is_counted_in_tokens(advise, tmp_path):
     (tmp_path / "text").write_text("a b c\n\na  b\tc d\n")
     text = advise("text", [], 10, "--train-text", "text")
     assert "2 inputs, median 3.5, " in text
+    assert "counted at white space" in text
+    assert "white space" not in advise("text", [3], 10)
     assert settings_of(text)["max_global_shift"] == 6
 
 
@@ -155,7 +167,7 @@ def test_share_of_channels_that_alias():
         ("text", ["3", "x"], 9, ("lengths, line 2: 'x'", "tokens such as 25, whole numbers")),
         ("text", ["3.5"], 9, ("line 1: '3.5'", "whole numbers above 0")),
         ("text", ["0"], 9, ("line 1: '0'", "above 0")),
-        ("text", [], 9, ("lengths is empty",)),
+        ("text", [], 9, ("--train-lengths lengths is empty", "one entry a line")),
         ("text", ["", " "], 9, ("lengths has no lengths", "one a line")),
         ("text", ["3"], "far", ("--longest 'far'", "whole numbers above 0")),
         ("audio", ["3", "nan"], 9, ("line 2: 'nan'", "seconds such as 7.5")),
@@ -180,7 +192,7 @@ def test_bad_lengths_name_place_value_and_what_is_allowed(
     [
         ("audio", ["lengths"], ("--train-text lengths", "'audio'", "--train-lengths FILE with")),
         ("text", ["lengths"] * 3, ("3 files; allowed: one, or source and target",)),
-        ("text", ["gone"], ("gone",)),
+        ("text", ["gone"], ("--train-text gone is not a file",)),
         ("text", ["blank"], ("--train-text blank has no tokens",)),
         ("text", ["lengths", "blank"], ("--train-text lengths blank has no tokens",)),
         ("text", ["lengths", "short"], ("lengths", "short", "2", "1")),

@@ -160,6 +160,7 @@ def test_processes_compute_the_same(run_cli, tmp_path, domain):
         (("--updates", "none"), ("--updates", "'none'")),
         (("--device", "nonsense"), ("--device nonsense", "give cpu")),
         (("--output", "/nowhere/such"), ("--output /nowhere/such", "make that folder")),
+        (("--output", __file__), (f"--output {__file__}", "no folder that can be written to")),
     ],
 )
 def test_mistakes_are_one_line_and_train_nothing(tmp_path, monkeypatch, capsys, words, messages):

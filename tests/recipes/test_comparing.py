@@ -47,7 +47,9 @@ def test_what_is_compared_without_being_named():
     [
         (("rope",), "--compare rope is unknown; allowed: nopos, .*, cape-still; choose one"),
         (("cape", "cape"), "--compare cape is given twice"),
-        (("cape-still:colour=1",), "'colour=1' is no option=value; options: max_global_shift, "),
+        (("cape:max_offset=1,max_offset=2",), "=1,max_offset=2: 'max_offset' is given twice"),
+        (("cape-still:colour",), "'colour' is no option=value"),
+        (("cape-still:colour=1",), "'colour' is unknown; options: max_global_shift, "),
         (("cape-still:max_offset=1",), "position embedding cape-still.*has no effect"),
     ],
 )

@@ -259,7 +259,7 @@ def test_commands_of_the_page_are_understood(repo_root):
 OF_THIS_FILE = ["--train-file", __file__, "--train-length", "900000"]
 BAD = [
     (["--compare", "rope"], "--compare rope is unknown; allowed: nopos, sinpos"),
-    (["--compare", "cape:colour=1"], "'colour=1' is no option=value"),
+    (["--compare", "cape:colour=1"], "'colour' is unknown"),
     (["--compare", "sinpos:max_offset=1"], "position embedding sinpos:max_offset=1"),
     (["--test-lengths", "8", "4"], "--test-lengths 8 4: the numbers must increase"),
     (["--test-lengths", "1", "4"], "length 1 has no token to predict"),

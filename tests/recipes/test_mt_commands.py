@@ -98,7 +98,7 @@ def test_beam_search_of_shapes_rows_has_its_length_penalty(words_of, swap):
 
 def test_commands_of_the_committed_tables_of_multi30k_keep_their_penalty(repo_root):
     """They name none: the default is that of the recipe, with which they were made."""
-    for name in ("length", "long-length", "swap"):
+    for name in ("length", "swap"):
         (page,) = (repo_root / f"docs/results/multi30k-{name}").glob("*.md")
         (words,) = re.findall(r"`python -m recipes\.mt\.analyze (.*)`", page.read_text("utf-8"))
         assert analyze.make_parser().parse_args(shlex.split(words)).length_penalty == 1

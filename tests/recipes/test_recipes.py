@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from recipes.lab import runs
 from recipes.lab.runs import last_update
 from recipes.lab.steps import CommandError, recorded
 from recipes.mt import prepare
@@ -196,6 +197,11 @@ BAD_INPUTS = [
     (("iwslt14_de_en", "train", "--compare", "rope"), ("--compare rope is unknown", "cape")),
     (("iwslt14_de_en", "train", "--device", "abacus"), ("--device abacus", "give cpu")),
     (("iwslt14_de_en", "train", "--seeds", "1", "2", "--name", "x"), ("--name x", "one training")),
+    (("wmt14_en_de", "train", "--first-epoch", "900"), ("--first-epoch 900", "at most 150")),
+    (
+        ("multi30k_study", "train", "--dry-run", "--lr", "x"),
+        ("fairseq-train: argument --lr", "'x'"),
+    ),
 ]
 
 
@@ -211,6 +217,34 @@ def test_bad_input_names_option_value_and_remedy(tmp_path, monkeypatch, capsys, 
     text = f"{error.value} {capsys.readouterr().err}"
     for message in messages:
         assert message in text
+
+
+def test_flags_that_fairseq_lacks_are_refused_before_text_is_prepared(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").write_text("a b\n" * 100)
+    words = ["multi30k_study", "prepare", "train", "--train", "a", "a", "--max-updates", "3"]
+    with pytest.raises(CommandError, match="unrecognized arguments: --max-updates 3; correct it"):
+        main(words)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_training_that_left_no_checkpoint_begins_anew_with_other_settings(tmp_path, monkeypatch):
+    def fail(*args, log, **more):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text("a line\n", "utf-8")
+        raise CommandError("stopped")
+
+    def start(**settings):
+        with pytest.raises(CommandError) as error:
+            runs.train(tmp_path, tmp_path / "run", [], settings, threads=1, title="a training")
+        return str(error.value)
+
+    monkeypatch.setattr(runs.steps, "run_module", fail)
+    assert start(rate=1) == start(rate=2) == "stopped"
+    assert recorded(tmp_path / "run")["rate"] == 2
+    (tmp_path / "run/checkpoint_last.pt").touch()
+    assert start(rate=2) == "stopped"
+    assert "made with other settings (rate 2, now 3)" in start(rate=3)
 
 
 @pytest.mark.slow
