@@ -253,7 +253,7 @@ def _notes_on_grids(corpus: Corpus, config: PositionConfig) -> list[str]:
     else:
         lines.append(
             "compare sinpos, which was ahead of cape at all sizes on small images after a short "
-            "training (docs/results.md, CIFAR-10, 16 x 16 patches)."
+            "training (docs/results.md, CIFAR-10)."
         )
     return lines
 
