@@ -4,6 +4,9 @@ and range; each belongs to its types; generated over all types and options, exce
 import argparse
 import itertools
 import math
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -217,3 +220,14 @@ def test_help_is_silent_on_options_that_the_architecture_refuses(architecture):
     else:
         with pytest.raises(ValueError, match=r"source_scale='2' needs a source and a target"):
             PositionConfig("cape", "text", architecture, **settings)
+
+
+@pytest.mark.slow
+def test_a_reader_that_has_enough_is_no_error():
+    """``cape-plugins flags | head -1``"""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    words = [sys.executable, "-m", "cape_plugins", "flags"]
+    done = subprocess.run(words, stdout=write_end, stderr=subprocess.PIPE, check=False)
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (0, b"")
