@@ -94,7 +94,7 @@ def write_curves(
     curves: dict[str, list[Curve]] = {}
     rows: list[tables.Row] = []
     for training in trainings:
-        curve = read_curve(training.run / "train.log")
+        curve = read_curve(training.run / runs.LOG)
         curves.setdefault(training.name, []).append(curve)
         known = {"type": training.name, "seed": training.seed}
         rows += [{**known, **point._asdict()} for point in curve.points]
