@@ -79,6 +79,8 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
     add("--max-tokens", type=positive, help="tokens per device and step (default: the paper's)")
     add_shared(parser, "beam", shown="the paper's")
     add_shared(parser, "length-penalty", "--lenpen", shown="the paper's")
+    text = "epochs of training (default: the paper's)"
+    add("--max-epoch", type=positive, dest="epochs", metavar="N", help=text)
     text = "checkpoint choice (default: the paper's)"
     add("--select", choices=("best", "average"), help=text)
     add("--first-epoch", type=positive, help="consider epochs from this one on for --select best")
@@ -102,7 +104,7 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
     options.check_shared(args)
     recipe = args.settled = settle_recipe(args)
     if recipe.select == "best" and recipe.epochs and recipe.first_epoch > recipe.epochs:
-        why = f"allowed: at most {recipe.epochs}, the epochs of the recipe"
+        why = f"allowed: at most {recipe.epochs}, the epochs of training (--max-epoch)"
         raise CommandError(f"--first-epoch {recipe.first_epoch}: {why}")
     args.compared = options.settings_to_compare(args, "text", [recipe.position], recipe.positions)
     if args.name and max(len(args.compared), len(args.seeds or ())) > 1:
@@ -113,7 +115,7 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
 def settle_recipe(args: argparse.Namespace) -> Recipe:
     """The recipe with what the command line changes."""
     recipe = sampled(RECIPES[args.recipe]) if args.sample else RECIPES[args.recipe]
-    names = ("max_tokens", "beam", "length_penalty", "select", "first_epoch", "average")
+    names = ["max_tokens", "epochs", "beam", "length_penalty", "select", "first_epoch", "average"]
     changes = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if args.select == "best":
         changes["keep"] = "epoch"

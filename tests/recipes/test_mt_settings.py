@@ -149,6 +149,12 @@ def test_training_and_decoding_have_the_numbers_of_the_paper(name, devices, caps
     assert float(flags_of(decode)["--lenpen"]) == penalty
 
 
+def test_longer_training_keeps_its_epochs_from_the_first_to_select_on(capsys):
+    words = ("wmt14_en_de", "--first-epoch", "160", "--max-epoch", "300")
+    flags = flags_of(printed(capsys, *words)[2])
+    assert (flags["--max-epoch"], flags["--keep-last-epochs"]) == ("300", "141")
+
+
 def test_noam_of_opennmt_peaks_at_the_rate_of_the_recipe(capsys):
     """SHAPE table 4: factor 2, width 512, 8000 steps of warm-up."""
     rate = float(flags_of(printed(capsys, "wmt16_en_de")[2])["--lr"])

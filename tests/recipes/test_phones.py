@@ -394,3 +394,19 @@ def test_all_measurements_of_a_type(tmp_path, name):
     assert {*result.fitted} == fitted
     assert len(result.epochs) == 2 * len(result.heads)
     assert len(result.relations) == len(result.heads)
+
+
+def test_attention_between_classes_is_that_of_the_whole_test(tmp_path):
+    """Few utterances hold two given phones together: here the last one only."""
+    corpus = make_corpus()
+    corpus.classes[:] = ["z", "s", "aa"]
+    for utterance, phone in zip(corpus.splits["test"], (2, 2, 1), strict=True):
+        utterance.labels[:] = phone
+    corpus.splits["test"][-1].labels[:8] = 0
+    training = Training(1, 0.05, 0.001, kept_epochs=(1,))
+    experiment = make_experiment(corpus, training, tmp_path / "w")
+    given = {"conditions": ["exc"], "seeds": [1], "output": tmp_path / "o"}
+    args = argparse.Namespace(**given, similarity_length=60)
+    result = run_type(experiment, "nopos", config("nopos"), args)
+    assert len(result.relations) == SIZES.layers * SIZES.heads
+    assert all(row["z to s"] > 0 and row["s to z"] > 0 for row in result.relations)

@@ -198,6 +198,7 @@ BAD_INPUTS = [
     (("iwslt14_de_en", "train", "--device", "abacus"), ("--device abacus", "give cpu")),
     (("iwslt14_de_en", "train", "--seeds", "1", "2", "--name", "x"), ("--name x", "one training")),
     (("wmt14_en_de", "train", "--first-epoch", "900"), ("--first-epoch 900", "at most 150")),
+    (("wmt14_en_de", "train", "--max-epoch", "20"), ("--first-epoch 50", "at most 20")),
     (
         ("multi30k_study", "train", "--dry-run", "--lr", "x"),
         ("fairseq-train: argument --lr", "'x'"),
