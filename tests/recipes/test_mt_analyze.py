@@ -205,8 +205,19 @@ def test_commands_write_tables_and_a_plot(work, tmp_path, command, capsys, monke
     assert shlex.split(shown) == words
     assert "nan" not in report
     rows = read_csv(tmp_path / f"{command}.csv")
-    if command != "scores":
+    if command == "scores":  # of one model against the other, the same tokens for both seeds
+        tokens = {seed: [r["count"] for r in rows if r["seed"] == seed] for seed in "12"}
+        assert tokens["1"] == tokens["2"] != []
+        assert f"of all {sum(map(int, tokens['1']))} tokens 0." in report
+        assert "mean ± sample standard deviation of 2 seeds" in report
+    else:
         assert {(row["model"], row["seed"]) for row in rows} == {(m, s) for m in "ab" for s in "12"}
+    if command == "similarity":
+        pair = [r for r in rows if (r["offset_a"], r["offset_b"]) == ("0", "20")]
+        last = max(row["layer"] for row in pair)
+        ends = [r for r in pair if (r["model"], r["layer"]) == ("a", last)]
+        mean = np.mean([float(row["cosine_similarity"]) for row in ends])
+        assert f"| 0 and 20 |\n|---|---|\n| a | {mean:.3f} ± " in report
     if command == "swap":  # what was moved comes back to where it was
         assert all(float(row["bleu_original"]) > 1 for row in rows)
         assert {row["bleu_drop"] for row in rows} == {"0.0000"}

@@ -9,6 +9,7 @@ With several seeds, the n-th of one model is compared with the n-th of the other
 import argparse
 from collections import Counter
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 from recipes.lab.figures import draw_matrix, new_figure
 from recipes.lab.options import bins, positive
 from recipes.lab.steps import CommandError
-from recipes.lab.tables import markdown
+from recipes.lab.tables import cell, markdown, of_seeds
 from recipes.mt.analysis.options import open_models, test_pairs, write_report
 from recipes.mt.analysis.translators import Translator
 from recipes.mt.corpus import fingerprint, read_lines
@@ -71,29 +72,38 @@ def run(args: argparse.Namespace) -> None:
         counted = _tokens(ours[:1], list(read_lines(args.train_target, "--train-target")))
     known = Counter(token for line in counted for token in line)
     frequencies = [[known[token] for token in line] for line in tokens]
-    tally = 0
-    for seeds in zip(ours, theirs, strict=True):
-        scores = [model.log_probabilities(pairs) for model in seeds]
-        tally = tally + compare(*scores, frequencies, args.bins, args.frequency_bins)
-    kept = [np.flatnonzero(tally[1].sum(axis)) for axis in (1, 0)]  # bins with tokens
-    wins, counts = (values[np.ix_(*kept)] for values in tally)
-    often, places = (list(np.take(names, at)) for names, at in zip(labels, kept, strict=True))
-    ratio = np.where(counts > 0, wins / np.maximum(counts, 1), np.nan)
-    columns = ("frequency", "position", "count", "higher", "ratio")
+
+    def log_probabilities(model: Translator) -> list[np.ndarray]:
+        return model.log_probabilities(pairs)
+
+    tallies = np.array([
+        compare(*map(log_probabilities, seeds), frequencies, args.bins, args.frequency_bins)
+        for seeds in zip(ours, theirs, strict=True)
+    ])  # fmt: skip
+    counts = tallies[0, 1]  # the tokens of all seeds are the same
+    rows_kept, columns_kept = (np.flatnonzero(counts.sum(axis)) for axis in (1, 0))
+    wins = tallies[:, 0][:, rows_kept][:, :, columns_kept]
+    counts = counts[rows_kept][:, columns_kept]
+    often, places = (
+        list(np.take(names, kept))
+        for names, kept in zip(labels, (rows_kept, columns_kept), strict=True)
+    )
+    ratios = np.where(counts > 0, wins / np.maximum(counts, 1), np.nan)
+    columns = ("seed", "frequency", "position", "count", "higher", "ratio")
     rows = []
-    for i, j in np.argwhere(counts):
-        values = often[i], places[j], counts[i, j], wins[i, j], ratio[i, j]
+    for seed, (i, j) in product(range(len(ours)), np.argwhere(counts)):
+        values = seed + 1, often[i], places[j], counts[i, j], wins[seed, i, j], ratios[seed, i, j]
         rows.append(dict(zip(columns, values, strict=True)))
-    cells = [
-        [label, *(f"{share:.2f} ({n})" if n else "" for share, n in zip(*line, strict=True))]
-        for label, *line in zip(often, ratio, counts, strict=True)
-    ]
+    cells = [[label, *("" for _ in places)] for label in often]
+    for i, j in np.argwhere(counts):
+        cells[i][1 + j] = f"{cell(ratios[:, i, j].tolist())} ({counts[i, j]})"
     what = f"share of tokens that {first} scores higher than {second}"
-    total = f"of all {counts.sum()} tokens {wins.sum() / counts.sum():.4f}"
-    lines = markdown(["frequency / position", *places], cells)
-    lines += ["", f"S{what[1:]}, and the number of tokens; {total}."]
+    shares = cell((wins.sum((1, 2)) / counts.sum()).tolist(), 4)
+    seeds = of_seeds({"": {"": list(ours)}})
+    lines = markdown([f"frequency / position ({seeds})", *places], cells)
+    lines += ["", f"S{what[1:]}, and the number of tokens; of all {counts.sum()} tokens {shares}."]
     where = fingerprint(args.train_target, "--train-target") if args.train_target else "test text"
-    title, figure = "Scores of the right tokens", plot(ratio, counts, often, places, what)
+    title, figure = "Scores of the right tokens", plot(ratios.mean(0), counts, often, places, what)
     write_report(args, models, f"{title} (SHAPE figure 4)", rows, figure, lines, frequencies=where)
 
 

@@ -8,6 +8,7 @@ each layer (before a final layer norm).
 
 import argparse
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -66,16 +67,22 @@ def run(args: argparse.Namespace) -> None:
         for name, seeds in models.items()
     }
     different = ~np.eye(len(args.offsets), dtype=bool)
-    cells = {}
+    cells, last = {}, {}
     for name, values in measured.items():
         by_layer = values[..., different].mean(-1).T.tolist()
         cells[name] = {f"layer {n}": seeds for n, seeds in enumerate(by_layer)}
+        last[name] = {
+            f"{a} and {b}": values[:, -1, i, j].tolist()
+            for (i, a), (j, b) in combinations(enumerate(args.offsets), 2)
+        }
     lines = [
         *seed_table(cells, "model", digits=3),
         "",
         f"Cosine similarity of the encoder states of {len(sources)} sentences at the offsets"
         f" {', '.join(map(str, args.offsets))}: mean over all pairs of different offsets. Layer 0"
-        " is the sum of the embeddings.",
+        " is the sum of the embeddings. By pair of offsets, for the last layer:",
+        "",
+        *seed_table(last, "model", digits=3),
     ]
     rows = [
         {**at, "layer": layer, "offset_a": args.offsets[i], "offset_b": args.offsets[j],
