@@ -7,6 +7,7 @@ import shlex
 import warnings
 from collections import Counter
 from functools import cache
+from itertools import dropwhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -102,11 +103,14 @@ def wrong_status(row: Row) -> str:
             return f"{target} is not there"
         place = target.relative_to(ROOT).as_posix()
         if place.startswith(RESULTS):
-            made, named = (
-                {Path(program_and_words(command)[0]).parent for command in commands}
-                for commands in (made_by(target), filter(is_command, quoted(row.how)))
-            )
-            return "" if not (made and named) or made & named else f"{place} is of {made}"
+            named, made = list(filter(is_command, quoted(row.how))), made_by(target)
+            if not named:
+                return "no command"
+            for trait in (folder_of, study_of):
+                traits = {*map(trait, made)}
+                if made and traits.isdisjoint(map(trait, named)):
+                    return f"{place} is of {traits}"
+            return ""
         tests = [name for name in quoted(row.how) if name.startswith("test_")]
         defined = re.findall(r"^def (test_\w+)", target.read_text(encoding="utf-8"), re.MULTILINE)
         return "" if {*tests} & {*defined} else f"{place} has none of the tests that are named"
@@ -118,11 +122,27 @@ def wrong_status(row: Row) -> str:
     return "allowed: [measured here](PAGE), recipe only, absent"
 
 
-def made_by(page: Path) -> list[str]:
-    """The commands that a page of results says it was made by."""
-    if page.suffix != ".md":
-        return []
-    return [text for text in quoted(page.read_text(encoding="utf-8")) if is_command(text)]
+def made_by(target: Path) -> list[str]:
+    """The commands that a page of results says it was made by; of a picture or a CSV those of the
+    page of its name, or of all pages of its folder, or of the folder above."""
+    places = [[target.with_suffix(".md")]]
+    if target.suffix != ".md":
+        places += [folder.glob("*.md") for folder in target.parents[:2]]
+    for pages in places:
+        texts = [page.read_text(encoding="utf-8") for page in pages if page.is_file()]
+        commands = [word for text in texts for word in quoted(text) if is_command(word)]
+        if commands:
+            return commands
+    return []
+
+
+def folder_of(command: str) -> str:
+    return Path(program_and_words(command)[0]).parent.as_posix()
+
+
+def study_of(command: str) -> str:
+    """The study that a command names, by which one program makes the tables of many figures."""
+    return f"study {command.partition('--study ')[2].partition(' ')[0]}"
 
 
 def test_status_is_one_of_three_and_shown() -> None:
@@ -139,6 +159,14 @@ def test_status_is_one_of_three_and_shown() -> None:
         ("[measured here](../tests/test_readme.py)", "`test_rows`", "none of the tests"),
         ("[measured here](../README.md)", "", "none of the tests"),
         ("[measured here](results/demo/scores.md)", "`python -m recipes.mt.quickstart`", "is of"),
+        ("[measured here](results/demo/scores.png)", "`python -m recipes.phones.run`", "is of"),
+        ("[measured here](results/phones/nopos/heads.csv)", "`python -m recipes.asr.run`", "is of"),
+        (
+            "[measured here](results/asr-local/scores.md)",
+            "`python -m recipes.asr.run --study shift`",
+            "is of {'study local'}",
+        ),
+        ("[measured here](results/demo/scores.md)", "part of `demo.TASKS`", "no command"),
         ("recipe only", "`run.py`", "no command"),
         ("absent", "`run.py`", "no reason"),
     ],
@@ -155,7 +183,7 @@ def quoted(text: str) -> list[str]:
 
 
 def is_command(text: str) -> bool:
-    return text.startswith(("python ", "cape-plugins "))
+    return bool(re.match(r"(\w+=\S* )*(python|cape-plugins) ", text))
 
 
 @cache
@@ -227,8 +255,10 @@ def test_a_name_of_nothing_is_seen(name: str) -> None:
 
 
 def program_and_words(command: str) -> tuple[str, list[str]]:
-    """The file of a program, and the words that it is given; those behind ``--`` go elsewhere."""
-    first, *words = shlex.split(command)
+    """The file of a program, and the words that it is given; those behind ``--`` go elsewhere, and
+    variables of the environment stand before."""
+    words = shlex.split(command)
+    first, *words = dropwhile(lambda word: re.match(r"\w+=", word), words)
     if first == "cape-plugins":
         return "cape_plugins/__main__.py", words
     if words[0] == "-m":

@@ -9,6 +9,7 @@ import re
 import shlex
 from string import Template
 
+import numpy as np
 import pytest
 
 pytest.importorskip("transformers")
@@ -287,13 +288,31 @@ def test_factors_on_the_grid_are_those_of_table_6(measured):
 # ---- pictures ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["figure1.png", "figure9.png"])
-def test_pictures_are_drawn(commands, name, figures):
-    words = commands[name]
+def test_figure_1_shows_a_grid_scaled_shifted_and_scaled_again(commands, figures):
+    """From [-1, 1]; shifts of 0.5, of half a step between patches, factors to 1.4 (P 5.1)."""
+    cape_plugins(commands["figure1.png"][1:])
+    ((figure,), side) = figures, 10
+    grid, shifted, local, scaled = (
+        axes.collections[0].get_offsets().data.reshape(side, side, 2) for axes in figure.axes
+    )
+    line = np.linspace(-1, 1, side)
+    assert np.allclose(grid, np.stack(np.meshgrid(line, line), -1), atol=1e-6)
+    shift = shifted - grid
+    assert np.ptp(shift, axis=(0, 1)) == pytest.approx(0, abs=1e-6)
+    assert 0 < np.abs(shift).min() <= np.abs(shift).max() <= 0.5
+    moved = np.abs(local - shifted)
+    assert 0 < moved.min() < moved.max() <= 1 / (side - 1) + 1e-6
+    factors = scaled / local
+    assert factors == pytest.approx(factors.mean())
+    assert 0.01 < abs(np.log(factors.mean())) <= np.log(1.4)
+
+
+def test_figure_9_has_the_grids_and_channels_of_the_paper(commands, figures):
+    """Grids of 160, 224 and 384 pixels; each 20th of 768 components."""
+    words = commands["figure9.png"]
     cape_plugins(words[1:])
     assert len(figures) == 1
-    if name == "figure9.png":  # grids of 160, 224 and 384 pixels; each 20th of 768 components
-        place = words.index("--sizes")
-        assert [16 * int(size) for size in words[place + 1 : place + 4]] == [160, 224, 384]
-        channels = [int(word) for word in words[words.index("--channels") + 1 : -2]]
-        assert all(channel % 20 == 19 and channel < 768 for channel in channels)
+    place = words.index("--sizes")
+    assert [16 * int(size) for size in words[place + 1 : place + 4]] == [160, 224, 384]
+    channels = [int(word) for word in words[words.index("--channels") + 1 : -2]]
+    assert all(channel % 20 == 19 and channel < 768 for channel in channels)
