@@ -36,12 +36,14 @@ EXAMPLES, AROUND = 2, 2  # of each sort; frames that are shown on each side
 
 @dataclass
 class Result:
-    """What was measured with one position embedding; all but the rows are of the first seed."""
+    """What was measured with one position embedding; all but `rows` and `trainings` are of the
+    first seed."""
 
     name: str
     target_changes: int  # of the class between consecutive frames in the labels of the test
     # models of all seeds under the test conditions: type, trained, tested, seed, COUNTS
     rows: list[Row] = field(default_factory=list)
+    trainings: list[Row] = field(default_factory=list)  # likewise: trained, loss, dev, epoch
     histories: dict[str, History] = field(default_factory=dict)  # by condition of training
     confusions: dict[str, np.ndarray] = field(default_factory=dict)  # [targets, predictions], %
     # trained and tested condition: the same on utterances of the training, and PER
@@ -179,30 +181,31 @@ def _confusion_rows(matrix: np.ndarray, classes: Sequence[str]) -> list[Row]:
 
 
 def _section(result: Result, classes: Sequence[str]) -> list[str]:
-    """The page's part on one type, of its first seed."""
+    """The page's part on one type: numbers of all seeds, pictures and examples of the first."""
     own, alike = result.folder(), {name: result.folder(name) for name in result.confusions}
     pictures = [f"{own}/{name}" for name in ("training", "confusions", "confusions-training")]
     for name in ("attention", "attention-epochs", "attention-classes"):
         pictures += [f"{folder}/{name}-{model}" for model, folder in alike.items()]
     pictures += [f"{own}/similarity"] if result.similarities else []
-    first = [row for row in result.rows if row["seed"] == result.rows[0]["seed"]]
-    counts = [[f"M-{r['trained']}", r["tested"], *(r[name] for name in COUNTS)] for r in first]
+    first, *others = dict.fromkeys(row["seed"] for row in result.rows)
+    of_first = [f"Pictures, and tables without deviations, are of seed {first}.", ""]
     tops = {f"M-{name}": top_confusions(m, classes, 8) for name, m in result.confusions.items()}
     confused = (
         [f"{target} as {predicted} {percent:.1f}" for target, predicted, percent in row]
         for row in zip(*tops.values(), strict=True)
     )
     return [
+        *(of_first if others else []),
         *(f"![{place.partition('/')[2]}]({place}.png)" for place in pictures),
         "",
         "Last training loss, and the least PER of dev with its epoch (thesis, Tables 5.1, 5.14):",
         "",
-        *markdown(("trained", "loss", "PER of dev", "epoch"), _trainings(result.histories)),
+        *_seed_rows(result.trainings, ("trained",), ("loss", "PER of dev", "epoch")),
         "",
         "Smoothness (class changes between consecutive frames; the labels have "
         f"{result.target_changes}) and wrong frames by type of error:",
         "",
-        *markdown(["trained", "tested", *COUNTS], counts),
+        *_seed_rows(result.rows, ("trained", "tested"), COUNTS),
         "",
         "Largest confusions, in percent of the frames of the target:",
         "",
@@ -233,12 +236,14 @@ def _rows(text: str, rows: Sequence[Row]) -> list[str]:
     return ["", text, "", *markdown([*rows[0]], named)] if rows else []
 
 
-def _trainings(histories: Mapping[str, History]) -> list[list[object]]:
-    best = {name: min(rows, key=lambda row: row["dev_per"]) for name, rows in histories.items()}
-    return [
-        [f"M-{name}", histories[name][-1]["train_loss"], row["dev_per"], row["epoch"]]
-        for name, row in best.items()
-    ]
+def _seed_rows(rows: Sequence[Row], keys: Sequence[str], columns: Sequence[str]) -> list[str]:
+    """A table of rows of all seeds: models by `keys`, `columns` over seeds."""
+    named = [{**row, "trained": f"M-{row['trained']}"} for row in rows]
+    cells = {
+        name: {column: [row[column] for row in own] for column in columns}
+        for name, own in grouped(named, *keys).items()
+    }
+    return seed_table(cells, ", ".join(keys))
 
 
 def nearest_heads(rows: Sequence[Row]) -> list[Row]:

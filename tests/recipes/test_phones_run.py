@@ -8,7 +8,7 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("soundfile")
 from recipes.lab.steps import CommandError
 from recipes.phones import measure, run
-from recipes.phones.report import Result
+from recipes.phones.report import COUNTS, Result, write_results
 from tests.support.tables import read_csv
 
 
@@ -63,6 +63,27 @@ def test_command_compares_types_and_writes_its_results(tmp_path, monkeypatch, ca
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())
     with pytest.raises(CommandError, match="ffn 256, now 128"):
         run.main([*command, "--seeds", "1", "--ffn", "128"])
+
+
+def test_page_has_means_over_seeds_and_says_what_is_of_one(tmp_path):
+    counts = [(20.0, 100, 1, 2, 3, 4), (30.0, 110, 1, 4, 3, 4)]
+    columns = {"type": "sinpos", "trained": "inc", "tested": "exc"}
+    trainings = [{"trained": "inc", "loss": loss, "PER of dev": 9.0, "epoch": 3} for loss in (1, 2)]
+    pages = []
+    for seeds in ([7], [7, 8]):
+        rows = [
+            {**columns, "seed": seed, **dict(zip(COUNTS, row, strict=True))}
+            for seed, row in zip(seeds, counts, strict=False)
+        ]
+        result = Result("sinpos", 50, rows=rows, trainings=trainings[: len(seeds)])
+        write_results(tmp_path, {}, ["a"], [result])
+        pages.append((tmp_path / "results.md").read_text("utf-8"))
+    alone, both = pages
+    assert "| M-inc, exc | 20.00 | 100 | 1 | 2 | 3 | 4 |" in alone
+    assert "are of seed" not in alone
+    assert "| M-inc, exc | 25.00 ± 7.07 | 105.00 ± 7.07 | 1 | 3.00 ± 1.41 | 3 | 4 |" in both
+    assert "| M-inc | 1.50 ± 0.71 | 9.00 ± 0.00 | 3 |" in both
+    assert "tables without deviations, are of seed 7." in both
 
 
 @pytest.mark.parametrize(
