@@ -125,6 +125,8 @@ def wrong_status(row: Row) -> str:
 def made_by(target: Path) -> list[str]:
     """The commands that a page of results says it was made by; of a picture or a CSV those of the
     page of its name, or of all pages of its folder, or of the folder above."""
+    if target.parent == PAGE.parent / "pictures":
+        return ["cape-plugins plot"]
     places = [[target.with_suffix(".md")]]
     if target.suffix != ".md":
         places += [folder.glob("*.md") for folder in target.parents[:2]]
@@ -167,6 +169,7 @@ def test_status_is_one_of_three_and_shown() -> None:
             "is of {'study local'}",
         ),
         ("[measured here](results/demo/scores.md)", "part of `demo.TASKS`", "no command"),
+        ("[measured here](pictures/components.png)", "`python -m recipes.asr.run`", "is of"),
         ("recipe only", "`run.py`", "no command"),
         ("absent", "`run.py`", "no reason"),
     ],

@@ -32,7 +32,7 @@ from pathlib import Path
 
 from cape_plugins.machine import available_cores
 from recipes.lab import options, runs, steps, tables
-from recipes.lab.options import add_shared, positive
+from recipes.lab.options import add_shared, positive, whole
 from recipes.lab.steps import CommandError
 from recipes.mt import analyze
 from recipes.mt.catalog import RECIPES, Recipe, sampled
@@ -79,8 +79,8 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
     add("--max-tokens", type=positive, help="tokens per device and step (default: the paper's)")
     add_shared(parser, "beam", shown="the paper's")
     add_shared(parser, "length-penalty", "--lenpen", shown="the paper's")
-    text = "epochs of training (default: the paper's)"
-    add("--max-epoch", type=positive, dest="epochs", metavar="N", help=text)
+    text = "epochs of training at most (default: the recipe's; those that end by updates have none)"
+    add("--max-epoch", type=whole, dest="epochs", metavar="N", help=text)
     text = "checkpoint choice (default: the paper's)"
     add("--select", choices=("best", "average"), help=text)
     add("--first-epoch", type=positive, help="consider epochs from this one on for --select best")

@@ -49,7 +49,8 @@ def run_type(
             model, history = experiment.model(name, config, condition, seed)
             best = min(history, key=lambda row: row["dev_per"])
             reached = {"loss": history[-1]["train_loss"], "PER of dev": best["dev_per"]}
-            result.trainings.append({"trained": condition, **reached, "epoch": best["epoch"]})
+            columns = {"type": name, "trained": condition, "seed": seed}
+            result.trainings.append({**columns, **reached, "epoch": best["epoch"]})
             predictions = _measure(model, corpus, config, condition, seed, result)
             if seed != args.seeds[0]:
                 continue

@@ -43,7 +43,7 @@ class Result:
     target_changes: int  # of the class between consecutive frames in the labels of the test
     # models of all seeds under the test conditions: type, trained, tested, seed, COUNTS
     rows: list[Row] = field(default_factory=list)
-    trainings: list[Row] = field(default_factory=list)  # likewise: trained, loss, dev, epoch
+    trainings: list[Row] = field(default_factory=list)  # of all seeds: loss, PER of dev, epoch
     histories: dict[str, History] = field(default_factory=dict)  # by condition of training
     confusions: dict[str, np.ndarray] = field(default_factory=dict)  # [targets, predictions], %
     # trained and tested condition: the same on utterances of the training, and PER
@@ -146,10 +146,11 @@ def write_results(
     classes: Sequence[str],
     results: Sequence[Result],
 ) -> list[str]:
-    """Writes all tables: ``results.md``, ``measurements.csv``, and those of each type in its
-    folder. Returns the lines of the table of error rates."""
+    """Writes all tables: ``results.md``, ``measurements.csv``, ``trainings.csv``, and those of each
+    type in its folder. Returns the lines of the table of error rates."""
     measurements = [row for result in results for row in result.rows]
     write_csv(output / "measurements.csv", measurements)
+    write_csv(output / "trainings.csv", (row for r in results for row in r.trainings))
     rates = rate_table(measurements)
     sections = {"PER": ["Wrong frames in percent of all frames of the test.", "", *rates]}
     for result in results:

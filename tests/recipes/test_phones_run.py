@@ -44,7 +44,7 @@ def test_command_compares_types_and_writes_its_results(tmp_path, monkeypatch, ca
     first = capsys.readouterr().out
     output = tmp_path / "results" / "phones"
     assert {path.name for path in output.iterdir()} == {
-        *("measurements.csv", "results.md", "nopos", "sinpos", "relpos"),
+        *("measurements.csv", "trainings.csv", "results.md", "nopos", "sinpos", "relpos"),
     }
     assert len(read_csv(output / "measurements.csv")) == 2 * 4 * 5
     page = (output / "results.md").read_text("utf-8")
@@ -78,6 +78,7 @@ def test_page_has_means_over_seeds_and_says_what_is_of_one(tmp_path):
         result = Result("sinpos", 50, rows=rows, trainings=trainings[: len(seeds)])
         write_results(tmp_path, {}, ["a"], [result])
         pages.append((tmp_path / "results.md").read_text("utf-8"))
+        assert len(read_csv(tmp_path / "trainings.csv")) == len(seeds)
     alone, both = pages
     assert "| M-inc, exc | 20.00 | 100 | 1 | 2 | 3 | 4 |" in alone
     assert "are of seed" not in alone

@@ -3,7 +3,8 @@
 Both models see the right tokens before (teacher forcing). For all tokens of the test text but the
 end of sentence, by position in the sentence and by frequency in --train-target (without it, in the
 test text): the share to which the first --model gives a higher log probability than the second.
-With several seeds, the n-th of one model is compared with the n-th of the other.
+With several seeds, the n-th of one model is compared with the n-th of the other; the CSV has rows
+of each, the table their mean ± sample standard deviation.
 """
 
 import argparse
@@ -99,8 +100,10 @@ def run(args: argparse.Namespace) -> None:
         cells[i][1 + j] = f"{cell(ratios[:, i, j].tolist())} ({counts[i, j]})"
     what = f"share of tokens that {first} scores higher than {second}"
     shares = cell((wins.sum((1, 2)) / counts.sum()).tolist(), 4)
-    seeds = of_seeds({"": {"": list(ours)}})
-    lines = markdown([f"frequency / position ({seeds})", *places], cells)
+    corner = "frequency / position"
+    if len(ours) > 1:
+        corner += f" ({of_seeds({'': {'': list(ours)}})})"
+    lines = markdown([corner, *places], cells)
     lines += ["", f"S{what[1:]}, and the number of tokens; of all {counts.sum()} tokens {shares}."]
     where = fingerprint(args.train_target, "--train-target") if args.train_target else "test text"
     title, figure = "Scores of the right tokens", plot(ratios.mean(0), counts, often, places, what)
