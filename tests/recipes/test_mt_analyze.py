@@ -205,18 +205,19 @@ def test_commands_write_tables_and_a_plot(work, tmp_path, command, capsys, monke
     assert shlex.split(shown) == words
     assert "nan" not in report
     rows = read_csv(tmp_path / f"{command}.csv")
-    if command == "scores":  # of one model against the other, the same tokens for both seeds
-        tokens = {seed: [r["count"] for r in rows if r["seed"] == seed] for seed in "12"}
-        assert tokens["1"] == tokens["2"] != []
-        assert f"of all {sum(map(int, tokens['1']))} tokens 0." in report
-        assert "mean ± sample standard deviation of 2 seeds" in report
+    if command == "scores":  # of one model against the other, of the same tokens
+        ids = open_translator(work.fairseq("sinpos"), RUNNING).target_ids
+        total = sum(len(ids(target)) - 1 for _, target in work.pairs())
+        by_seed = [[row for row in rows if row["seed"] == seed] for seed in "12"]
+        assert [sum(int(row["count"]) for row in own) for own in by_seed] == [total, total]
+        higher = [sum(int(row["higher"]) for row in own) for own in by_seed]
+        assert f"of all {total} tokens {np.mean(higher) / total:.4f} ± " in report
     else:
         assert {(row["model"], row["seed"]) for row in rows} == {(m, s) for m in "ab" for s in "12"}
     if command == "similarity":
-        pair = [r for r in rows if (r["offset_a"], r["offset_b"]) == ("0", "20")]
-        last = max(row["layer"] for row in pair)
-        ends = [r for r in pair if (r["model"], r["layer"]) == ("a", last)]
-        mean = np.mean([float(row["cosine_similarity"]) for row in ends])
+        last = max(row["layer"] for row in rows)
+        where = {"model": "a", "layer": last, "offset_a": "0", "offset_b": "20"}
+        mean = np.mean([float(r["cosine_similarity"]) for r in rows if where.items() <= r.items()])
         assert f"| 0 and 20 |\n|---|---|\n| a | {mean:.3f} ± " in report
     if command == "swap":  # what was moved comes back to where it was
         assert all(float(row["bleu_original"]) > 1 for row in rows)
