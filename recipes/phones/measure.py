@@ -39,32 +39,32 @@ def run_type(
     experiment: Experiment, name: str, config: PositionConfig, args: argparse.Namespace
 ) -> Result:
     """Everything about one position embedding, with models of these conditions of training;
-    pictures, of the first seed, go to ``OUTPUT/NAME``."""
+    pictures, those of attention and positions of the first seed, go to ``OUTPUT/NAME``."""
     corpus = experiment.corpus
     test = corpus.splits["test"]
     models = [model for model in args.conditions if model in conditions_of(config)]
     result, predicted = Result(name, class_changes(targets(test))), {}
     for seed in args.seeds:
+        first = seed == args.seeds[0]
         for condition in models:
             model, history = experiment.model(name, config, condition, seed)
             best = min(history, key=lambda row: row["dev_per"])
             reached = {"loss": history[-1]["train_loss"], "PER of dev": best["dev_per"]}
             columns = {"type": name, "trained": condition, "seed": seed}
             result.trainings.append({**columns, **reached, "epoch": best["epoch"]})
+            place = {"trained": condition, "seed": seed}
+            result.histories += [{**place, **row} for row in history]
             predictions = _measure(model, corpus, config, condition, seed, result)
-            if seed != args.seeds[0]:
-                continue
-            result.histories[condition] = history
             matrix = confusions(targets(test), predictions, len(corpus.classes))
-            result.confusions[condition] = matrix
-            _measure_fit(model, corpus, condition, result)
-            path = args.output / result.folder(condition)
-            _look_at_attention(model, corpus, condition, result, path)
+            result.confusions.setdefault(condition, []).append(matrix)
+            _measure_fit(model, corpus, place, result)
+            folder = args.output / result.folder(condition) if first else None
+            _look_at_attention(model, corpus, place, result, folder)
             kept = experiment.at_epochs(name, config, condition, seed)
-            _follow_attention(kept, corpus, condition, result, path)
-            if condition in PRINTED_MODELS:
+            _follow_attention(kept, corpus, place, result, folder)
+            if first and condition in PRINTED_MODELS:
                 predicted[condition] = predictions
-            if condition == ("inc" if "inc" in models else models[0]):
+            if first and condition == ("inc" if "inc" in models else models[0]):
                 folder = args.output / result.folder()
                 _compare_positions(model, folder, result, args.similarity_length)
     names = [utterance.name for utterance in test]
@@ -95,70 +95,77 @@ def _measure(
     return alike
 
 
-def _measure_fit(model: PhoneClassifier, corpus: Corpus, condition: str, result: Result) -> None:
-    """Confusions of utterances that the model was trained on."""
+def _measure_fit(model: PhoneClassifier, corpus: Corpus, place: Row, result: Result) -> None:
+    """Confusions of utterances that the model was trained on; `place` has ``trained`` and
+    ``seed``."""
     utterances = corpus.splits["train"][:FITTED_UTTERANCES]
     for trained, tested in FITTED:
-        if trained == condition:
+        if trained == place["trained"]:
             pair = targets(utterances), train.predict(model, utterances, CONDITIONS[tested])
-            result.fitted[trained, tested] = confusions(*pair, len(corpus.classes))
-            row = {"trained": trained, "tested": tested, "utterances": len(utterances)}
+            matrix = confusions(*pair, len(corpus.classes))
+            result.fitted.setdefault((trained, tested), []).append(matrix)
+            row = {**place, "tested": tested, "utterances": len(utterances)}
             result.fitted_rates.append({**row, "per": error_rate(*pair)})
 
 
 def _look_at_attention(
-    model: PhoneClassifier, corpus: Corpus, condition: str, result: Result, folder: Path
+    model: PhoneClassifier, corpus: Corpus, place: Row, result: Result, folder: Path | None
 ) -> None:
-    """Maps of one utterance of the test, and attention between classes in all: few utterances hold
-    two given phones, such as /z/ and /s/, together."""
-    test, given = corpus.splits["test"], CONDITIONS[condition]
-    utterance, place = train.long_utterance(test), {"trained": condition}
+    """Attention in one utterance of the test, and between classes in all: few utterances hold two
+    given phones, such as /z/ and /s/, together. Draws both if there is a folder."""
+    test, given = corpus.splits["test"], CONDITIONS[place["trained"]]
+    utterance = train.long_utterance(test)
     weights = train.attention(model, utterance, given)
     result.heads += [{**place, **row} for row in head_rows(weights, train.NEAR)]
-    layers = {f"L{number}": layer for number, layer in enumerate(weights, 1)}
-    title = f"M-{condition}, {folder.name}"
-    path = folder / f"attention-{condition}.png"
-    pictures.draw_attention(path, layers, f"{title}: {utterance.name}")
     maps = (train.attention(model, utterance, given) for utterance in test)
     labels = [train.seen_labels(utterance, given) for utterance in test]
     shares, uniform = class_attention(maps, labels, len(corpus.classes))
     result.relations += [{**place, **row} for row in class_rows(shares, uniform, corpus.classes)]
     for row in class_rows(shares.mean(1, keepdims=True), uniform, corpus.classes):
         result.layer_relations.append({**place, **{key: row[key] for key in row if key != "head"}})
-    path = folder / f"attention-classes-{condition}.png"
-    pictures.draw_class_attention(path, shares, uniform, corpus.classes, title)
+    if folder:
+        model_name = place["trained"]
+        title = f"M-{model_name}, {folder.name}"
+        layers = {f"L{number}": layer for number, layer in enumerate(weights, 1)}
+        path = folder / f"attention-{model_name}.png"
+        pictures.draw_attention(path, layers, f"{title}: {utterance.name}")
+        path = folder / f"attention-classes-{model_name}.png"
+        pictures.draw_class_attention(path, shares, uniform, corpus.classes, title)
 
 
 def _follow_attention(
     models: Mapping[int, PhoneClassifier],
     corpus: Corpus,
-    condition: str,
+    place: Row,
     result: Result,
-    folder: Path,
+    folder: Path | None,
 ) -> None:
-    """Maps of the first and the last layer after some epochs, of the same utterance."""
+    """Attention after some epochs in the same utterance; maps of the first and the last layer if
+    there is a folder."""
     utterance, rows = train.long_utterance(corpus.splits["test"]), {}
     for epoch, model in models.items():
-        weights = train.attention(model, utterance, CONDITIONS[condition])
-        place = {"trained": condition, "epoch": epoch}
-        result.epochs += [{**place, **row} for row in head_rows(weights, train.NEAR)]
+        weights = train.attention(model, utterance, CONDITIONS[place["trained"]])
+        own = {**place, "epoch": epoch}
+        result.epochs += [{**own, **row} for row in head_rows(weights, train.NEAR)]
         for layer in sorted({0, len(weights) - 1}):
             rows[layer, epoch] = weights[layer]
-    ordered = {f"L{a + 1} epoch {b}": rows[a, b] for a, b in sorted(rows)}
-    path = folder / f"attention-epochs-{condition}.png"
-    title = f"M-{condition}, {folder.name}, by epoch: {utterance.name}"
-    pictures.draw_attention(path, ordered, title)
+    if folder:
+        ordered = {f"L{a + 1} epoch {b}": rows[a, b] for a, b in sorted(rows)}
+        path = folder / f"attention-epochs-{place['trained']}.png"
+        title = f"M-{place['trained']}, {folder.name}, by epoch: {utterance.name}"
+        pictures.draw_attention(path, ordered, title)
 
 
 def _draw_tables(folder: Path, result: Result, classes: Sequence[str]) -> None:
-    """Pictures of confusions, in colours that those of all models that are tested as they were
-    trained share (thesis: 26 %), and of the trainings."""
-    alike = [matrix for (a, b), matrix in result.fitted.items() if a == b]
-    shown = (pictures.off_diagonal(m, classes) for m in [*alike, *result.confusions.values()])
+    """Pictures of confusions, means of the seeds, in colours that those of all models that are
+    tested as they were trained share (thesis: 26 %), and of the trainings."""
+    means = {f"M-{name}": np.mean(seeds, 0) for name, seeds in result.confusions.items()}
+    fitted = {pair: np.mean(seeds, 0) for pair, seeds in result.fitted.items()}
+    alike = [matrix for (a, b), matrix in fitted.items() if a == b]
+    shown = (pictures.off_diagonal(matrix, classes) for matrix in [*alike, *means.values()])
     highest = max(matrix.max() for matrix in shown)
-    titles = {f"M-{condition}": matrix for condition, matrix in result.confusions.items()}
-    pictures.draw_confusions(folder / "confusions.png", titles, classes, highest)
-    titles = {f"{a}-{b}, training": matrix for (a, b), matrix in result.fitted.items()}
+    pictures.draw_confusions(folder / "confusions.png", means, classes, highest)
+    titles = {f"{a}-{b}, training": matrix for (a, b), matrix in fitted.items()}
     if titles:
         path = folder / "confusions-training.png"
         pictures.draw_confusions(path, titles, classes, highest)

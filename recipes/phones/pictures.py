@@ -9,9 +9,8 @@ import numpy as np
 
 from cape_plugins.pictures import plot
 from recipes.lab.figures import Panel, new_figure, write_lines_figure
-from recipes.lab.tables import pivot
+from recipes.lab.tables import Row, pivot
 from recipes.phones.analysis import SILENCE, group_of
-from recipes.phones.train import History
 
 COLUMNS = {  # of histories: what they are, and the most that they can be
     "train_loss": ("training loss, nats", 1),
@@ -23,11 +22,10 @@ LARGEST_DOUBLINGS = 3  # of colours of attention: from an eighth to eight times 
 save = partial(plot.save, dpi=72)
 
 
-def draw_histories(path: Path, histories: Mapping[str, History]) -> None:
-    """Writes loss, PER of dev and near attention of each model by epoch."""
-    rows = [{**row, "model": name} for name, history in histories.items() for row in history]
+def draw_histories(path: Path, histories: Sequence[Row]) -> None:
+    """Writes loss, PER of dev and near attention of each model by epoch, with bands of seeds."""
     panels = [
-        Panel(pivot(rows, "model", "epoch", column), title, whole=whole)
+        Panel(pivot(histories, "trained", "epoch", column), title, whole=whole)
         for column, (title, whole) in COLUMNS.items()
     ]
     write_lines_figure(path, panels, "epoch")

@@ -1,6 +1,6 @@
 """Tables and pictures of one comparison, and the page that shows them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -11,6 +11,7 @@ from recipes.lab.figures import Panel, write_lines_figure
 from recipes.lab.steps import folder_name
 from recipes.lab.tables import (
     Row,
+    cell,
     grouped,
     markdown,
     pivot,
@@ -18,8 +19,8 @@ from recipes.lab.tables import (
     write_csv,
     write_page,
 )
-from recipes.phones.analysis import Frames, matching_frames, top_confusions
-from recipes.phones.train import CONDITIONS, NEAR, NO_POSITIONS, History
+from recipes.phones.analysis import Frames, matching_frames, relations, top_confusions
+from recipes.phones.train import CONDITIONS, NEAR, NO_POSITIONS
 
 PACKAGES = ("torch", "numpy", "scikit-learn", "matplotlib", "espeakng-loader")
 COUNTS = ("per", "changes", "type1", "type2", "type3", "long_runs")
@@ -31,23 +32,25 @@ PRINTED = {
     "M-inc has type 1 where M-exc has type 2 (Tables 5.10 and 5.11)": {"inc": 1, "exc": 2},
     "M-inc is right where M-exc has type 3 (Tables 5.12 and 5.13)": {"inc": 0, "exc": 3},
 }
+LARGEST = 8  # confusions of a model
 EXAMPLES, AROUND = 2, 2  # of each sort; frames that are shown on each side
 
 
 @dataclass
 class Result:
-    """What was measured with one position embedding; all but `rows` and `trainings` are of the
-    first seed."""
+    """What was measured with one position embedding. Rows have their seed, matrices come one a
+    seed; `similarities` and `printed` are of the first."""
 
     name: str
     target_changes: int  # of the class between consecutive frames in the labels of the test
     # models of all seeds under the test conditions: type, trained, tested, seed, COUNTS
     rows: list[Row] = field(default_factory=list)
     trainings: list[Row] = field(default_factory=list)  # of all seeds: loss, PER of dev, epoch
-    histories: dict[str, History] = field(default_factory=dict)  # by condition of training
-    confusions: dict[str, np.ndarray] = field(default_factory=dict)  # [targets, predictions], %
+    histories: list[Row] = field(default_factory=list)  # by condition of training, epoch
+    # [targets, predictions] in percent, by condition of training
+    confusions: dict[str, list[np.ndarray]] = field(default_factory=dict)
     # trained and tested condition: the same on utterances of the training, and PER
-    fitted: dict[tuple[str, str], np.ndarray] = field(default_factory=dict)
+    fitted: dict[tuple[str, str], list[np.ndarray]] = field(default_factory=dict)
     fitted_rates: list[Row] = field(default_factory=list)
     heads: list[Row] = field(default_factory=list)  # by condition of training, layer, head
     epochs: list[Row] = field(default_factory=list)  # the same by epoch
@@ -155,15 +158,14 @@ def write_results(
     sections = {"PER": ["Wrong frames in percent of all frames of the test.", "", *rates]}
     for result in results:
         folder = output / result.folder()
-        for name, matrix in result.confusions.items():
-            rows = _confusion_rows(matrix, classes)
+        for name, matrices in result.confusions.items():
+            rows = _confusion_rows(np.mean(matrices, 0), classes)
             write_csv(output / result.folder(name) / f"confusions-{name}.csv", rows)
-        for (name, tested), matrix in result.fitted.items():
-            rows = _confusion_rows(matrix, classes)
+        for (name, tested), matrices in result.fitted.items():
+            rows = _confusion_rows(np.mean(matrices, 0), classes)
             path = output / result.folder(name) / f"confusions-training-{name}-{tested}.csv"
             write_csv(path, rows)
-        epochs = [{"trained": name, **row} for name, h in result.histories.items() for row in h]
-        write_csv(folder / "training.csv", epochs)
+        write_csv(folder / "training.csv", result.histories)
         write_csv(folder / "heads.csv", result.heads)
         write_csv(folder / "heads-epochs.csv", result.epochs)
         write_csv(folder / "attention-classes.csv", result.relations)
@@ -182,19 +184,21 @@ def _confusion_rows(matrix: np.ndarray, classes: Sequence[str]) -> list[Row]:
 
 
 def _section(result: Result, classes: Sequence[str]) -> list[str]:
-    """The page's part on one type: numbers of all seeds, pictures and examples of the first."""
+    """The page's part on one type: numbers of all seeds; single heads, printed errors, and pictures
+    of attention and positions of the first."""
     own, alike = result.folder(), {name: result.folder(name) for name in result.confusions}
     pictures = [f"{own}/{name}" for name in ("training", "confusions", "confusions-training")]
     for name in ("attention", "attention-epochs", "attention-classes"):
         pictures += [f"{folder}/{name}-{model}" for model, folder in alike.items()]
     pictures += [f"{own}/similarity"] if result.similarities else []
     first, *others = dict.fromkeys(row["seed"] for row in result.rows)
-    of_first = [f"Pictures, and tables without deviations, are of seed {first}.", ""]
-    tops = {f"M-{name}": top_confusions(m, classes, 8) for name, m in result.confusions.items()}
-    confused = (
-        [f"{target} as {predicted} {percent:.1f}" for target, predicted, percent in row]
-        for row in zip(*tops.values(), strict=True)
-    )
+    text = "Pictures of attention and of positions, single heads and printed errors are of seed"
+    of_first = [f"{text} {first}.", ""]
+    tops = {f"M-{name}": _confused(own, classes) for name, own in result.confusions.items()}
+    confused = zip(*tops.values(), strict=True)
+    heads = ({**row, "trained": f"M-{row['trained']}"} for row in result.heads)
+    of_heads = [row for row in heads if row.pop("seed") == first]
+    epochs = dict.fromkeys(f"epoch {row['epoch']}" for row in result.epochs)
     return [
         *(of_first if others else []),
         *(f"![{place.partition('/')[2]}]({place}.png)" for place in pictures),
@@ -211,50 +215,64 @@ def _section(result: Result, classes: Sequence[str]) -> list[str]:
         "Largest confusions, in percent of the frames of the target:",
         "",
         *markdown(list(tops), confused),
-        *_rows("Wrong frames of utterances of the training, in percent:", result.fitted_rates),
-        *_rows(
-            "Attention by head, for one utterance: the distance of key and query with the largest "
-            f"mean weight, that weight, and the share of keys at most {NEAR} frames away:",
-            result.heads,
-        ),
-        *_rows(
-            f"The head of each layer that has most attention at most {NEAR} frames away in the "
-            "first of these epochs, and that share by epoch:",
-            nearest_heads(result.epochs),
-        ),
-        *_rows(
-            "Attention by class of phone, mean of the heads of a layer: how many times as much as "
-            "if all frames were attended to alike. A group is vowels, consonants or silence:",
-            result.layer_relations,
-        ),
+        *_fitted(result.fitted_rates),
+        "",
+        "Attention by head, for one utterance: the distance of key and query with the largest "
+        f"mean weight, that weight, and the share of keys at most {NEAR} frames away:",
+        "",
+        *markdown([*of_heads[0]], (row.values() for row in of_heads)),
+        "",
+        f"Share of the attention at most {NEAR} frames away by epoch, in the same utterance, of "
+        "the head of each layer that has most of it in the first of these epochs:",
+        "",
+        *_seed_rows(nearest_heads(result.epochs), ("trained", "layer"), epochs),
+        "",
+        "Attention by class of phone, mean of the heads of a layer: how many times as much as if "
+        "all frames were attended to alike. A group is vowels, consonants or silence:",
+        "",
+        *_seed_rows(result.layer_relations, ("trained", "layer"), relations(classes)),
         *result.printed,
     ]
 
 
-def _rows(text: str, rows: Sequence[Row]) -> list[str]:
-    """A text and the table of rows with the same keys; nothing without rows."""
-    named = [{**row, "trained": f"M-{row['trained']}"}.values() for row in rows]
-    return ["", text, "", *markdown([*rows[0]], named)] if rows else []
+def _confused(matrices: Sequence[np.ndarray], classes: Sequence[str]) -> list[str]:
+    """The largest confusions in the mean of the seeds, such as "t as s 20.8 ± 1.5"."""
+    places = {name: place for place, name in enumerate(classes)}
+    return [
+        f"{a} as {b} {cell([float(matrix[places[a], places[b]]) for matrix in matrices], 1)}"
+        for a, b, _ in top_confusions(np.mean(matrices, 0), classes, LARGEST)
+    ]
 
 
-def _seed_rows(rows: Sequence[Row], keys: Sequence[str], columns: Sequence[str]) -> list[str]:
+def _fitted(rows: Sequence[Row]) -> list[str]:
+    """Error rates of utterances of the training; nothing without rows."""
+    if not rows:
+        return []
+    text = f"Wrong frames of {rows[0]['utterances']} utterances of the training, in percent:"
+    return ["", text, "", *_seed_rows(rows, ("trained", "tested"), ("per",))]
+
+
+def _seed_rows(rows: Sequence[Row], keys: Sequence[str], columns: Iterable[str]) -> list[str]:
     """A table of rows of all seeds: models by `keys`, `columns` over seeds."""
     named = [{**row, "trained": f"M-{row['trained']}"} for row in rows]
     cells = {
-        name: {column: [row[column] for row in own] for column in columns}
+        name: {
+            column: [row[column] for row in own if row[column] is not None] for column in columns
+        }
         for name, own in grouped(named, *keys).items()
     }
     return seed_table(cells, ", ".join(keys))
 
 
 def nearest_heads(rows: Sequence[Row]) -> list[Row]:
-    """Of each model and layer the head with most near attention in its first epoch, by epoch."""
-    by_layer = grouped(rows, "trained", "layer").values()
+    """Of each model, seed and layer the head with most near attention in its first epoch, by
+    epoch."""
+    by_layer = grouped(rows, "trained", "seed", "layer").values()
     nearest = []
     for layer in by_layer:
         start = [row for row in layer if row["epoch"] == layer[0]["epoch"]]
         head = max(start, key=lambda row: row["near"])["head"]
         shares = {f"epoch {row['epoch']}": row["near"] for row in layer if row["head"] == head}
-        names = {"trained": layer[0]["trained"], "layer": layer[0]["layer"], "head": head}
-        nearest.append({**names, **shares})
+        names = {key: layer[0][key] for key in ("trained", "seed", "layer")}
+        nearest.append({**names, "head": head, **shares})
     return nearest

@@ -354,7 +354,8 @@ def test_all_measurements_of_a_type(tmp_path, name):
     assert rates["exc", "exc"] == pytest.approx(rates["exc", "exc-scram"], abs=1e-3)
     if having:
         assert rates["inc", "inc"] == pytest.approx(rates["inc", "inc-scram-both"], abs=1e-3)
-    assert len(result.heads) == len(result.confusions) * 2 * 4
+    assert len(result.heads) == len(result.confusions) * 2 * 4 * 2
+    assert {len(matrices) for matrices in result.confusions.values()} == {2}
     assert bool(result.similarities) == config(name).encoding.adds
     pictures = {path.stem for path in (tmp_path / "o" / name).glob("*.png")}
     assert pictures >= {"training", "confusions"}
@@ -365,6 +366,8 @@ def test_all_measurements_of_a_type(tmp_path, name):
     assert shared >= {"attention-epochs-exc-scram", "attention-classes-exc"}
     fitted = {("inc", "inc"), ("exc", "exc"), ("inc", "exc")} if having else {("exc", "exc")}
     assert {*result.fitted} == fitted
+    assert {len(matrices) for matrices in result.fitted.values()} == {2}
+    assert [row["seed"] for row in result.fitted_rates] == sorted([1, 2] * len(fitted))
     assert len(result.epochs) == 2 * len(result.heads)
     assert len(result.relations) == len(result.heads)
 

@@ -179,15 +179,19 @@ def test_groups_of_phones():
 
 def test_heads_are_followed_that_are_nearest_in_the_first_epoch():
     rows = [
-        {"trained": "inc", "epoch": epoch, "layer": layer, "head": head, "near": near}
+        {"trained": "inc", "seed": seed, "epoch": epoch, "layer": layer, "head": head, "near": near}
+        for seed in (1, 2)
         for epoch, layer, head, near in [
-            *((10, 1, 1, 0.2), (10, 1, 2, 0.6), (10, 2, 1, 0.5), (10, 2, 2, 0.1)),
+            # the nearest head of a layer is another one with each seed
+            *((10, 1, seed, 0.2), (10, 1, 3 - seed, 0.6), (10, 2, 1, 0.5), (10, 2, 2, 0.1)),
             *((30, 1, 1, 0.9), (30, 1, 2, 0.3), (30, 2, 1, 0.4), (30, 2, 2, 0.8)),
         ]
     ]
     assert nearest_heads(rows) == [
-        {"trained": "inc", "layer": 1, "head": 2, "epoch 10": 0.6, "epoch 30": 0.3},
-        {"trained": "inc", "layer": 2, "head": 1, "epoch 10": 0.5, "epoch 30": 0.4},
+        {"trained": "inc", "seed": 1, "layer": 1, "head": 2, "epoch 10": 0.6, "epoch 30": 0.3},
+        {"trained": "inc", "seed": 1, "layer": 2, "head": 1, "epoch 10": 0.5, "epoch 30": 0.4},
+        {"trained": "inc", "seed": 2, "layer": 1, "head": 1, "epoch 10": 0.6, "epoch 30": 0.9},
+        {"trained": "inc", "seed": 2, "layer": 2, "head": 1, "epoch 10": 0.5, "epoch 30": 0.4},
     ]
 
 

@@ -69,14 +69,37 @@ def test_page_has_means_over_seeds_and_says_what_is_of_one(tmp_path):
     counts = [(20.0, 100, 1, 2, 3, 4), (30.0, 110, 1, 4, 3, 4)]
     columns = {"type": "sinpos", "trained": "inc", "tested": "exc"}
     trainings = [{"trained": "inc", "loss": loss, "PER of dev": 9.0, "epoch": 3} for loss in (1, 2)]
+    places = [{"trained": "inc", "seed": seed} for seed in (7, 8)]
+    head = {"layer": 1, "head": 1, "distance": 2, "weight": 0.25, "near": 0.5}
+    relations = {"layer": 1, "same class": 1.5, **dict.fromkeys(["all to z", "z to z"], 0.5)}
+    relations |= dict.fromkeys(["all to s", "z to s", "s to z", "s to s"])  # no /s/ in the test
+    matrices = [np.array([[75.0, 25.0], [50.0, 50.0]]), np.array([[25.0, 75.0], [50.0, 50.0]])]
     pages = []
     for seeds in ([7], [7, 8]):
         rows = [
             {**columns, "seed": seed, **dict(zip(COUNTS, row, strict=True))}
             for seed, row in zip(seeds, counts, strict=False)
         ]
-        result = Result("sinpos", 50, rows=rows, trainings=trainings[: len(seeds)])
-        write_results(tmp_path, {}, ["a"], [result])
+        given = places[: len(seeds)]
+        result = Result(
+            "sinpos",
+            50,
+            rows=rows,
+            trainings=trainings[: len(seeds)],
+            histories=[{**place, "epoch": 1, "train_loss": 1.0} for place in given],
+            confusions={"inc": matrices[: len(seeds)]},
+            fitted={("inc", "inc"): matrices[: len(seeds)]},
+            fitted_rates=[
+                {**place, "tested": "inc", "utterances": 4, "per": place["seed"] / 2}
+                for place in given
+            ],
+            heads=[{**place, **head} for place in given],
+            epochs=[{**place, "epoch": 5, **head, "near": place["seed"] / 10} for place in given],
+            layer_relations=[{**place, **relations} for place in given],
+        )
+        write_results(tmp_path, {}, ["z", "t"], [result])
+        assert len(read_csv(tmp_path / "sinpos" / "heads.csv")) == len(seeds)
+        assert len(read_csv(tmp_path / "sinpos" / "training.csv")) == len(seeds)
         pages.append((tmp_path / "results.md").read_text("utf-8"))
         assert len(read_csv(tmp_path / "trainings.csv")) == len(seeds)
     alone, both = pages
@@ -84,7 +107,18 @@ def test_page_has_means_over_seeds_and_says_what_is_of_one(tmp_path):
     assert "are of seed" not in alone
     assert "| M-inc, exc | 25.00 ± 7.07 | 105.00 ± 7.07 | 1 | 3.00 ± 1.41 | 3 | 4 |" in both
     assert "| M-inc | 1.50 ± 0.71 | 9.00 ± 0.00 | 3 |" in both
-    assert "tables without deviations, are of seed 7." in both
+    assert "single heads and printed errors are of seed 7." in both
+    assert "| M-inc | 1 | 1 | 2 | 0.25 | 0.50 |" in both
+    for alone_has, both_have in {
+        "| z as t 25.0 |": "| z as t 50.0 ± 35.4 |\n| t as z 50.0 ± 0.0 |",
+        "Wrong frames of 4 utterances": "| M-inc, inc | 3.75 ± 0.35 |",
+        "| M-inc, 1 | 0.70 |": "| M-inc, 1 | 0.75 ± 0.07 |",
+        "| M-inc, 1 | 1.50 | 0.50 | - | 0.50 | - | - | - |": "| M-inc, 1 | 1.50 ± 0.00 | 0.50 ± 0.",
+    }.items():
+        assert alone_has in alone
+        assert both_have in both
+    matrix = read_csv(tmp_path / "sinpos" / "confusions-inc.csv")
+    assert [float(row["z"]) for row in matrix] == [50, 50]
 
 
 @pytest.mark.parametrize(
