@@ -24,7 +24,7 @@ from recipes.phones.analysis import (
 )
 from recipes.phones.data import Corpus
 from recipes.phones.model import PhoneClassifier
-from recipes.phones.report import Result
+from recipes.phones.report import Result, mean_matrix
 from recipes.phones.train import CONDITIONS, Experiment, targets
 
 PRINTED_MODELS = ("inc", "exc")  # whose errors are compared frame by frame
@@ -50,25 +50,25 @@ def run_type(
             model, history = experiment.model(name, config, condition, seed)
             best = min(history, key=lambda row: row["dev_per"])
             reached = {"loss": history[-1]["train_loss"], "PER of dev": best["dev_per"]}
-            columns = {"type": name, "trained": condition, "seed": seed}
-            result.trainings.append({**columns, **reached, "epoch": best["epoch"]})
-            place = {"trained": condition, "seed": seed}
-            result.histories += [{**place, **row} for row in history]
-            predictions = _measure(model, corpus, config, condition, seed, result)
+            names = {"trained": condition, "seed": seed}
+            row = {"type": name, **names, **reached, "epoch": best["epoch"]}
+            result.trainings.append(row)
+            result.histories += [{**names, **row} for row in history]
+            predictions = _measure(model, corpus, config, names, result)
             matrix = confusions(targets(test), predictions, len(corpus.classes))
-            result.confusions.setdefault(condition, []).append(matrix)
-            _measure_fit(model, corpus, place, result)
-            folder = args.output / result.folder(condition) if first else None
-            _look_at_attention(model, corpus, place, result, folder)
+            result.confusions.setdefault(condition, {})[seed] = matrix
+            _measure_fit(model, corpus, names, result)
+            drawn = args.output / result.folder(condition) if first else None
+            _look_at_attention(model, corpus, names, result, drawn)
             kept = experiment.at_epochs(name, config, condition, seed)
-            _follow_attention(kept, corpus, place, result, folder)
+            _follow_attention(kept, corpus, names, result, drawn)
             if first and condition in PRINTED_MODELS:
                 predicted[condition] = predictions
             if first and condition == ("inc" if "inc" in models else models[0]):
                 folder = args.output / result.folder()
                 _compare_positions(model, folder, result, args.similarity_length)
-    names = [utterance.name for utterance in test]
-    result.printed = report.printed_errors(names, targets(test), predicted, corpus.classes)
+    spoken = [utterance.name for utterance in test]
+    result.printed = report.printed_errors(spoken, targets(test), predicted, corpus.classes)
     _draw_tables(args.output / result.folder(), result, corpus.classes)
     return result
 
@@ -77,66 +77,63 @@ def _measure(
     model: PhoneClassifier,
     corpus: Corpus,
     config: PositionConfig,
-    condition: str,
-    seed: int,
+    names: Row,
     result: Result,
 ) -> Frames:
-    """Adds rows of tests under all conditions. Returns predictions of the test under the condition
-    of the training."""
+    """Adds rows of tests under all conditions; `names` are ``trained`` and ``seed`` of the model.
+    Returns predictions of the test under the condition of the training."""
     test, alike = corpus.splits["test"], []
-    columns = {"type": result.name, "trained": condition, "seed": seed}
+    columns = {"type": result.name, **names}
     for tested in conditions_of(config):
         pair = targets(test), train.predict(model, test, CONDITIONS[tested])
         counts = (error_rate(*pair), class_changes(pair[1]), *error_types(*pair))
         measured = dict(zip(report.COUNTS, counts, strict=True))
         result.rows.append({**columns, "tested": tested, **measured})
-        if tested == condition:
+        if tested == names["trained"]:
             alike = pair[1]
     return alike
 
 
-def _measure_fit(model: PhoneClassifier, corpus: Corpus, place: Row, result: Result) -> None:
-    """Confusions of utterances that the model was trained on; `place` has ``trained`` and
-    ``seed``."""
+def _measure_fit(model: PhoneClassifier, corpus: Corpus, names: Row, result: Result) -> None:
+    """Confusions of utterances that the model was trained on."""
     utterances = corpus.splits["train"][:FITTED_UTTERANCES]
     for trained, tested in FITTED:
-        if trained == place["trained"]:
+        if trained == names["trained"]:
             pair = targets(utterances), train.predict(model, utterances, CONDITIONS[tested])
             matrix = confusions(*pair, len(corpus.classes))
-            result.fitted.setdefault((trained, tested), []).append(matrix)
-            row = {**place, "tested": tested, "utterances": len(utterances)}
+            result.fitted.setdefault((trained, tested), {})[names["seed"]] = matrix
+            row = {**names, "tested": tested, "utterances": len(utterances)}
             result.fitted_rates.append({**row, "per": error_rate(*pair)})
 
 
 def _look_at_attention(
-    model: PhoneClassifier, corpus: Corpus, place: Row, result: Result, folder: Path | None
+    model: PhoneClassifier, corpus: Corpus, names: Row, result: Result, folder: Path | None
 ) -> None:
     """Attention in one utterance of the test, and between classes in all: few utterances hold two
     given phones, such as /z/ and /s/, together. Draws both if there is a folder."""
-    test, given = corpus.splits["test"], CONDITIONS[place["trained"]]
+    test, given = corpus.splits["test"], CONDITIONS[names["trained"]]
     utterance = train.long_utterance(test)
     weights = train.attention(model, utterance, given)
-    result.heads += [{**place, **row} for row in head_rows(weights, train.NEAR)]
+    result.heads += [{**names, **row} for row in head_rows(weights, train.NEAR)]
     maps = (train.attention(model, utterance, given) for utterance in test)
     labels = [train.seen_labels(utterance, given) for utterance in test]
     shares, uniform = class_attention(maps, labels, len(corpus.classes))
-    result.relations += [{**place, **row} for row in class_rows(shares, uniform, corpus.classes)]
+    result.relations += [{**names, **row} for row in class_rows(shares, uniform, corpus.classes)]
     for row in class_rows(shares.mean(1, keepdims=True), uniform, corpus.classes):
-        result.layer_relations.append({**place, **{key: row[key] for key in row if key != "head"}})
+        result.layer_relations.append({**names, **{key: row[key] for key in row if key != "head"}})
     if folder:
-        model_name = place["trained"]
-        title = f"M-{model_name}, {folder.name}"
+        title = f"M-{names['trained']}, {folder.name}"
         layers = {f"L{number}": layer for number, layer in enumerate(weights, 1)}
-        path = folder / f"attention-{model_name}.png"
+        path = folder / f"attention-{names['trained']}.png"
         pictures.draw_attention(path, layers, f"{title}: {utterance.name}")
-        path = folder / f"attention-classes-{model_name}.png"
+        path = folder / f"attention-classes-{names['trained']}.png"
         pictures.draw_class_attention(path, shares, uniform, corpus.classes, title)
 
 
 def _follow_attention(
     models: Mapping[int, PhoneClassifier],
     corpus: Corpus,
-    place: Row,
+    names: Row,
     result: Result,
     folder: Path | None,
 ) -> None:
@@ -144,23 +141,23 @@ def _follow_attention(
     there is a folder."""
     utterance, rows = train.long_utterance(corpus.splits["test"]), {}
     for epoch, model in models.items():
-        weights = train.attention(model, utterance, CONDITIONS[place["trained"]])
-        own = {**place, "epoch": epoch}
+        weights = train.attention(model, utterance, CONDITIONS[names["trained"]])
+        own = {**names, "epoch": epoch}
         result.epochs += [{**own, **row} for row in head_rows(weights, train.NEAR)]
         for layer in sorted({0, len(weights) - 1}):
             rows[layer, epoch] = weights[layer]
     if folder:
         ordered = {f"L{a + 1} epoch {b}": rows[a, b] for a, b in sorted(rows)}
-        path = folder / f"attention-epochs-{place['trained']}.png"
-        title = f"M-{place['trained']}, {folder.name}, by epoch: {utterance.name}"
+        path = folder / f"attention-epochs-{names['trained']}.png"
+        title = f"M-{names['trained']}, {folder.name}, by epoch: {utterance.name}"
         pictures.draw_attention(path, ordered, title)
 
 
 def _draw_tables(folder: Path, result: Result, classes: Sequence[str]) -> None:
     """Pictures of confusions, means of the seeds, in colours that those of all models that are
     tested as they were trained share (thesis: 26 %), and of the trainings."""
-    means = {f"M-{name}": np.mean(seeds, 0) for name, seeds in result.confusions.items()}
-    fitted = {pair: np.mean(seeds, 0) for pair, seeds in result.fitted.items()}
+    means = {f"M-{name}": mean_matrix(seeds) for name, seeds in result.confusions.items()}
+    fitted = {pair: mean_matrix(seeds) for pair, seeds in result.fitted.items()}
     alike = [matrix for (a, b), matrix in fitted.items() if a == b]
     shown = (pictures.off_diagonal(matrix, classes) for matrix in [*alike, *means.values()])
     highest = max(matrix.max() for matrix in shown)

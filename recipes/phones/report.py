@@ -1,6 +1,6 @@
 """Tables and pictures of one comparison, and the page that shows them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -38,8 +38,8 @@ EXAMPLES, AROUND = 2, 2  # of each sort; frames that are shown on each side
 
 @dataclass
 class Result:
-    """What was measured with one position embedding. Rows have their seed, matrices come one a
-    seed; `similarities` and `printed` are of the first."""
+    """What was measured with one position embedding. Rows name their seed; `similarities` and
+    `printed` are of the first."""
 
     name: str
     target_changes: int  # of the class between consecutive frames in the labels of the test
@@ -47,10 +47,10 @@ class Result:
     rows: list[Row] = field(default_factory=list)
     trainings: list[Row] = field(default_factory=list)  # of all seeds: loss, PER of dev, epoch
     histories: list[Row] = field(default_factory=list)  # by condition of training, epoch
-    # [targets, predictions] in percent, by condition of training
-    confusions: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    # condition of training, seed: [targets, predictions] in percent
+    confusions: dict[str, dict[int, np.ndarray]] = field(default_factory=dict)
     # trained and tested condition: the same on utterances of the training, and PER
-    fitted: dict[tuple[str, str], list[np.ndarray]] = field(default_factory=dict)
+    fitted: dict[tuple[str, str], dict[int, np.ndarray]] = field(default_factory=dict)
     fitted_rates: list[Row] = field(default_factory=list)
     heads: list[Row] = field(default_factory=list)  # by condition of training, layer, head
     epochs: list[Row] = field(default_factory=list)  # the same by epoch
@@ -158,13 +158,12 @@ def write_results(
     sections = {"PER": ["Wrong frames in percent of all frames of the test.", "", *rates]}
     for result in results:
         folder = output / result.folder()
-        for name, matrices in result.confusions.items():
-            rows = _confusion_rows(np.mean(matrices, 0), classes)
-            write_csv(output / result.folder(name) / f"confusions-{name}.csv", rows)
-        for (name, tested), matrices in result.fitted.items():
-            rows = _confusion_rows(np.mean(matrices, 0), classes)
+        for name, seeds in result.confusions.items():
+            path = output / result.folder(name) / f"confusions-{name}.csv"
+            write_csv(path, _confusion_rows(seeds, classes))
+        for (name, tested), seeds in result.fitted.items():
             path = output / result.folder(name) / f"confusions-training-{name}-{tested}.csv"
-            write_csv(path, rows)
+            write_csv(path, _confusion_rows(seeds, classes))
         write_csv(folder / "training.csv", result.histories)
         write_csv(folder / "heads.csv", result.heads)
         write_csv(folder / "heads-epochs.csv", result.epochs)
@@ -176,28 +175,39 @@ def write_results(
     return rates
 
 
-def _confusion_rows(matrix: np.ndarray, classes: Sequence[str]) -> list[Row]:
+def mean_matrix(seeds: Mapping[int, np.ndarray]) -> np.ndarray:
+    """The mean of one matrix for each seed."""
+    return np.mean([*seeds.values()], 0)
+
+
+def _confusion_rows(seeds: Mapping[int, np.ndarray], classes: Sequence[str]) -> list[Row]:
     return [
-        {"target": target, **dict(zip(classes, row, strict=True))}
+        {"seed": seed, "target": target, **dict(zip(classes, row, strict=True))}
+        for seed, matrix in seeds.items()
         for target, row in zip(classes, matrix.tolist(), strict=True)
     ]
 
 
 def _section(result: Result, classes: Sequence[str]) -> list[str]:
-    """The page's part on one type: numbers of all seeds; single heads, printed errors, and pictures
-    of attention and positions of the first."""
+    """The page's part on one type: numbers of all seeds; of the first alone the table of heads,
+    printed errors, and pictures of attention and positions."""
     own, alike = result.folder(), {name: result.folder(name) for name in result.confusions}
-    pictures = [f"{own}/{name}" for name in ("training", "confusions", "confusions-training")]
+    pictures = [f"{own}/training", f"{own}/confusions"]
+    pictures += [f"{own}/confusions-training"] if result.fitted else []
     for name in ("attention", "attention-epochs", "attention-classes"):
         pictures += [f"{folder}/{name}-{model}" for model, folder in alike.items()]
     pictures += [f"{own}/similarity"] if result.similarities else []
     first, *others = dict.fromkeys(row["seed"] for row in result.rows)
-    text = "Pictures of attention and of positions, single heads and printed errors are of seed"
-    of_first = [f"{text} {first}.", ""]
-    tops = {f"M-{name}": _confused(own, classes) for name, own in result.confusions.items()}
+    drawn = "attention and of positions" if result.similarities else "attention"
+    of_first = [f"Pictures of {drawn}, and printed errors, are of seed {first}.", ""]
+    tops = {f"M-{name}": _confused(seeds, classes) for name, seeds in result.confusions.items()}
     confused = zip(*tops.values(), strict=True)
-    heads = ({**row, "trained": f"M-{row['trained']}"} for row in result.heads)
-    of_heads = [row for row in heads if row.pop("seed") == first]
+    columns = ("layer", "head", "distance", "weight", "near")
+    heads = (
+        [f"M-{row['trained']}", *(row[column] for column in columns)]
+        for row in result.heads
+        if row["seed"] == first
+    )
     epochs = dict.fromkeys(f"epoch {row['epoch']}" for row in result.epochs)
     return [
         *(of_first if others else []),
@@ -217,10 +227,11 @@ def _section(result: Result, classes: Sequence[str]) -> list[str]:
         *markdown(list(tops), confused),
         *_fitted(result.fitted_rates),
         "",
-        "Attention by head, for one utterance: the distance of key and query with the largest "
-        f"mean weight, that weight, and the share of keys at most {NEAR} frames away:",
+        f"Attention by head, for one utterance and seed {first}: the distance of key and query "
+        "with the largest mean weight, that weight, and the share of keys at most "
+        f"{NEAR} frames away:",
         "",
-        *markdown([*of_heads[0]], (row.values() for row in of_heads)),
+        *markdown(["trained", *columns], heads),
         "",
         f"Share of the attention at most {NEAR} frames away by epoch, in the same utterance, of "
         "the head of each layer that has most of it in the first of these epochs:",
@@ -235,12 +246,12 @@ def _section(result: Result, classes: Sequence[str]) -> list[str]:
     ]
 
 
-def _confused(matrices: Sequence[np.ndarray], classes: Sequence[str]) -> list[str]:
+def _confused(seeds: Mapping[int, np.ndarray], classes: Sequence[str]) -> list[str]:
     """The largest confusions in the mean of the seeds, such as "t as s 20.8 ± 1.5"."""
     places = {name: place for place, name in enumerate(classes)}
     return [
-        f"{a} as {b} {cell([float(matrix[places[a], places[b]]) for matrix in matrices], 1)}"
-        for a, b, _ in top_confusions(np.mean(matrices, 0), classes, LARGEST)
+        f"{a} as {b} {cell([float(matrix[places[a], places[b]]) for matrix in seeds.values()], 1)}"
+        for a, b, _ in top_confusions(mean_matrix(seeds), classes, LARGEST)
     ]
 
 
@@ -252,7 +263,7 @@ def _fitted(rows: Sequence[Row]) -> list[str]:
     return ["", text, "", *_seed_rows(rows, ("trained", "tested"), ("per",))]
 
 
-def _seed_rows(rows: Sequence[Row], keys: Sequence[str], columns: Iterable[str]) -> list[str]:
+def _seed_rows(rows: Sequence[Row], keys: Sequence[str], columns: Collection[str]) -> list[str]:
     """A table of rows of all seeds: models by `keys`, `columns` over seeds."""
     named = [{**row, "trained": f"M-{row['trained']}"} for row in rows]
     cells = {

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ pytest.importorskip("soundfile")
 from cape_plugins import TYPES, PositionConfig
 from cape_plugins.pictures.views import similarity, similarity_by_distance
 from recipes.lab.steps import CommandError
+from recipes.phones import pictures
 from recipes.phones.analysis import error_rate
 from recipes.phones.data import BANDS
 from recipes.phones.measure import run_type
@@ -334,7 +336,9 @@ def test_positions_put_into_a_model_without(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TYPES)
-def test_all_measurements_of_a_type(tmp_path, name):
+def test_all_measurements_of_a_type(tmp_path, monkeypatch, name):
+    draw = Mock(wraps=pictures.draw_attention)
+    monkeypatch.setattr(pictures, "draw_attention", draw)
     training = Training(2, 0.05, 0.001, kept_epochs=(1, 2))
     experiment = make_experiment(make_corpus(), training, tmp_path / "w")
     models = ("inc", "exc", "inc-scram", "exc-scram")
@@ -355,18 +359,20 @@ def test_all_measurements_of_a_type(tmp_path, name):
     if having:
         assert rates["inc", "inc"] == pytest.approx(rates["inc", "inc-scram-both"], abs=1e-3)
     assert len(result.heads) == len(result.confusions) * 2 * 4 * 2
-    assert {len(matrices) for matrices in result.confusions.values()} == {2}
+    assert {(*seeds,) for seeds in result.confusions.values()} == {(1, 2)}
     assert bool(result.similarities) == config(name).encoding.adds
-    pictures = {path.stem for path in (tmp_path / "o" / name).glob("*.png")}
-    assert pictures >= {"training", "confusions"}
-    assert ("similarity" in pictures) == bool(result.similarities)
-    assert ("attention-inc" in pictures) == having
+    written = {path.stem for path in (tmp_path / "o" / name).glob("*.png")}
+    assert written >= {"training", "confusions"}
+    assert ("similarity" in written) == bool(result.similarities)
+    assert ("attention-inc" in written) == having
+    drawn = [call.args[0] for call in draw.call_args_list]
+    assert len(drawn) == len({*drawn}) == 2 * len(result.confusions)  # of the first seed alone
     assert (tmp_path / "o" / "nopos" / "attention-exc.png").exists()
     shared = {path.stem for path in (tmp_path / "o" / "nopos").glob("*.png")}
     assert shared >= {"attention-epochs-exc-scram", "attention-classes-exc"}
     fitted = {("inc", "inc"), ("exc", "exc"), ("inc", "exc")} if having else {("exc", "exc")}
     assert {*result.fitted} == fitted
-    assert {len(matrices) for matrices in result.fitted.values()} == {2}
+    assert {(*seeds,) for seeds in result.fitted.values()} == {(1, 2)}
     assert [row["seed"] for row in result.fitted_rates] == sorted([1, 2] * len(fitted))
     assert len(result.epochs) == 2 * len(result.heads)
     assert len(result.relations) == len(result.heads)

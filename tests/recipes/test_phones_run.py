@@ -54,7 +54,7 @@ def test_command_compares_types_and_writes_its_results(tmp_path, monkeypatch, ca
         assert (output / link.partition(")")[0]).read_bytes().startswith(b"\x89PNG")
     matrix = np.loadtxt(
         output / "sinpos" / "confusions-inc.csv", delimiter=",", skiprows=1, dtype=str
-    )[:, 1:].astype(float)
+    )[:, 2:].astype(float)
     assert set(matrix.sum(1).round(1)) <= {0.0, 100.0}
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.glob("build/phones/*/model.pt")}
     assert len(stamps) == 6  # models without positions are shared
@@ -70,10 +70,10 @@ def test_page_has_means_over_seeds_and_says_what_is_of_one(tmp_path):
     columns = {"type": "sinpos", "trained": "inc", "tested": "exc"}
     trainings = [{"trained": "inc", "loss": loss, "PER of dev": 9.0, "epoch": 3} for loss in (1, 2)]
     places = [{"trained": "inc", "seed": seed} for seed in (7, 8)]
-    head = {"layer": 1, "head": 1, "distance": 2, "weight": 0.25, "near": 0.5}
-    relations = {"layer": 1, "same class": 1.5, **dict.fromkeys(["all to z", "z to z"], 0.5)}
+    head = {"layer": 1, "head": 1, "distance": 2, "weight": 0.25}
+    relations = {"layer": 1, **dict.fromkeys(["all to z", "z to z"], 0.5)}
     relations |= dict.fromkeys(["all to s", "z to s", "s to z", "s to s"])  # no /s/ in the test
-    matrices = [np.array([[75.0, 25.0], [50.0, 50.0]]), np.array([[25.0, 75.0], [50.0, 50.0]])]
+    matrices = {7: np.array([[75.0, 25.0], [2.0, 98.0]]), 8: np.array([[25, 75], [4, 96]])}
     pages = []
     for seeds in ([7], [7, 8]):
         rows = [
@@ -87,15 +87,17 @@ def test_page_has_means_over_seeds_and_says_what_is_of_one(tmp_path):
             rows=rows,
             trainings=trainings[: len(seeds)],
             histories=[{**place, "epoch": 1, "train_loss": 1.0} for place in given],
-            confusions={"inc": matrices[: len(seeds)]},
-            fitted={("inc", "inc"): matrices[: len(seeds)]},
+            confusions={"inc": {seed: matrices[seed] for seed in seeds}},
+            fitted={("inc", "inc"): {seed: matrices[seed].T for seed in seeds}},
             fitted_rates=[
                 {**place, "tested": "inc", "utterances": 4, "per": place["seed"] / 2}
                 for place in given
             ],
-            heads=[{**place, **head} for place in given],
-            epochs=[{**place, "epoch": 5, **head, "near": place["seed"] / 10} for place in given],
-            layer_relations=[{**place, **relations} for place in given],
+            heads=[{**place, **head, "near": place["seed"] / 10} for place in given],
+            epochs=[{**place, "epoch": 5, **head, "near": place["seed"] / 20} for place in given],
+            layer_relations=[
+                {**place, **relations, "same class": place["seed"]} for place in given
+            ],
         )
         write_results(tmp_path, {}, ["z", "t"], [result])
         assert len(read_csv(tmp_path / "sinpos" / "heads.csv")) == len(seeds)
@@ -107,18 +109,25 @@ def test_page_has_means_over_seeds_and_says_what_is_of_one(tmp_path):
     assert "are of seed" not in alone
     assert "| M-inc, exc | 25.00 ± 7.07 | 105.00 ± 7.07 | 1 | 3.00 ± 1.41 | 3 | 4 |" in both
     assert "| M-inc | 1.50 ± 0.71 | 9.00 ± 0.00 | 3 |" in both
-    assert "single heads and printed errors are of seed 7." in both
-    assert "| M-inc | 1 | 1 | 2 | 0.25 | 0.50 |" in both
+    assert "Pictures of attention, and printed errors, are of seed 7." in both
+    assert "confusions-training.png" in both
+    for page in pages:
+        assert "one utterance and seed 7" in page
+        assert "| M-inc | 1 | 1 | 2 | 0.25 | 0.70 |" in page
+        assert "| 0.25 | 0.80 |" not in page
     for alone_has, both_have in {
-        "| z as t 25.0 |": "| z as t 50.0 ± 35.4 |\n| t as z 50.0 ± 0.0 |",
+        "| z as t 25.0 |\n| t as z 2.0 |": "| z as t 50.0 ± 35.4 |\n| t as z 3.0 ± 1.4 |",
         "Wrong frames of 4 utterances": "| M-inc, inc | 3.75 ± 0.35 |",
-        "| M-inc, 1 | 0.70 |": "| M-inc, 1 | 0.75 ± 0.07 |",
-        "| M-inc, 1 | 1.50 | 0.50 | - | 0.50 | - | - | - |": "| M-inc, 1 | 1.50 ± 0.00 | 0.50 ± 0.",
+        "| M-inc, 1 | 0.35 |": "| M-inc, 1 | 0.38 ± 0.04 |",
+        "| M-inc, 1 | 7 | 0.50 | - | 0.50 | - | - | - |": "| M-inc, 1 | 7.50 ± 0.71 | 0.50 ± 0.",
     }.items():
         assert alone_has in alone
         assert both_have in both
-    matrix = read_csv(tmp_path / "sinpos" / "confusions-inc.csv")
-    assert [float(row["z"]) for row in matrix] == [50, 50]
+    rows = read_csv(tmp_path / "sinpos" / "confusions-inc.csv")
+    shown = [(row["seed"], row["target"], float(row["t"])) for row in rows]
+    assert shown == [("7", "z", 25), ("7", "t", 98), ("8", "z", 75), ("8", "t", 96)]
+    rows = read_csv(tmp_path / "sinpos" / "confusions-training-inc-inc.csv")
+    assert [float(row["t"]) for row in rows] == [2, 98, 4, 96]
 
 
 @pytest.mark.parametrize(
