@@ -65,45 +65,34 @@ def test_command_compares_types_and_writes_its_results(tmp_path, monkeypatch, ca
         run.main([*command, "--seeds", "1", "--ffn", "128"])
 
 
-def test_page_has_means_over_seeds_and_says_what_is_of_one(tmp_path):
-    counts = [(20.0, 100, 1, 2, 3, 4), (30.0, 110, 1, 4, 3, 4)]
-    columns = {"type": "sinpos", "trained": "inc", "tested": "exc"}
-    trainings = [{"trained": "inc", "loss": loss, "PER of dev": 9.0, "epoch": 3} for loss in (1, 2)]
-    places = [{"trained": "inc", "seed": seed} for seed in (7, 8)]
+def result_of(seeds):
+    """What a training with each of these seeds measured, of 7 and 8."""
+    counts = {7: (20.0, 100, 1, 2, 3, 4), 8: (30.0, 110, 1, 4, 3, 4)}
+    matrices = {7: np.array([[75.0, 25.0], [2.0, 98.0]]), 8: np.array([[25, 75], [4, 96]])}
     head = {"layer": 1, "head": 1, "distance": 2, "weight": 0.25}
     relations = {"layer": 1, **dict.fromkeys(["all to z", "z to z"], 0.5)}
     relations |= dict.fromkeys(["all to s", "z to s", "s to z", "s to s"])  # no /s/ in the test
-    matrices = {7: np.array([[75.0, 25.0], [2.0, 98.0]]), 8: np.array([[25, 75], [4, 96]])}
+    result = Result("sinpos", 50)
+    result.confusions["inc"] = {seed: matrices[seed] for seed in seeds}
+    result.fitted["inc", "inc"] = {seed: matrices[seed].T for seed in seeds}
+    for seed in seeds:
+        names = {"trained": "inc", "seed": seed}
+        measured = dict(zip(COUNTS, counts[seed], strict=True))
+        result.rows.append({"type": "sinpos", **names, "tested": "exc", **measured})
+        result.trainings.append({**names, "loss": seed - 6, "PER of dev": 9.0, "epoch": 3})
+        result.histories.append({**names, "epoch": 1, "train_loss": 1.0})
+        result.fitted_rates.append({**names, "tested": "inc", "utterances": 4, "per": seed / 2})
+        result.heads.append({**names, **head, "near": seed / 10})
+        result.epochs.append({**names, "epoch": 5, **head, "near": seed / 20})
+        result.layer_relations.append({**names, **relations, "same class": seed})
+    return result
+
+
+def test_page_has_means_over_seeds_and_says_what_is_of_one(tmp_path):
     pages = []
     for seeds in ([7], [7, 8]):
-        rows = [
-            {**columns, "seed": seed, **dict(zip(COUNTS, row, strict=True))}
-            for seed, row in zip(seeds, counts, strict=False)
-        ]
-        given = places[: len(seeds)]
-        result = Result(
-            "sinpos",
-            50,
-            rows=rows,
-            trainings=trainings[: len(seeds)],
-            histories=[{**place, "epoch": 1, "train_loss": 1.0} for place in given],
-            confusions={"inc": {seed: matrices[seed] for seed in seeds}},
-            fitted={("inc", "inc"): {seed: matrices[seed].T for seed in seeds}},
-            fitted_rates=[
-                {**place, "tested": "inc", "utterances": 4, "per": place["seed"] / 2}
-                for place in given
-            ],
-            heads=[{**place, **head, "near": place["seed"] / 10} for place in given],
-            epochs=[{**place, "epoch": 5, **head, "near": place["seed"] / 20} for place in given],
-            layer_relations=[
-                {**place, **relations, "same class": place["seed"]} for place in given
-            ],
-        )
-        write_results(tmp_path, {}, ["z", "t"], [result])
-        assert len(read_csv(tmp_path / "sinpos" / "heads.csv")) == len(seeds)
-        assert len(read_csv(tmp_path / "sinpos" / "training.csv")) == len(seeds)
+        write_results(tmp_path, {}, ["z", "t"], [result_of(seeds)])
         pages.append((tmp_path / "results.md").read_text("utf-8"))
-        assert len(read_csv(tmp_path / "trainings.csv")) == len(seeds)
     alone, both = pages
     assert "| M-inc, exc | 20.00 | 100 | 1 | 2 | 3 | 4 |" in alone
     assert "are of seed" not in alone
@@ -123,6 +112,12 @@ def test_page_has_means_over_seeds_and_says_what_is_of_one(tmp_path):
     }.items():
         assert alone_has in alone
         assert both_have in both
+
+
+def test_files_have_the_numbers_of_all_seeds(tmp_path):
+    write_results(tmp_path, {}, ["z", "t"], [result_of([7, 8])])
+    for name in ("trainings.csv", "sinpos/heads.csv", "sinpos/training.csv"):
+        assert [row["seed"] for row in read_csv(tmp_path / name)] == ["7", "8"]
     rows = read_csv(tmp_path / "sinpos" / "confusions-inc.csv")
     shown = [(row["seed"], row["target"], float(row["t"])) for row in rows]
     assert shown == [("7", "z", 25), ("7", "t", 98), ("8", "z", 75), ("8", "t", 96)]
