@@ -68,7 +68,7 @@ def test_command_compares_types_and_writes_its_results(tmp_path, monkeypatch, ca
 def result_of(seeds):
     """What a training with each of these seeds measured, of 7 and 8."""
     counts = {7: (20.0, 100, 1, 2, 3, 4), 8: (30.0, 110, 1, 4, 3, 4)}
-    matrices = {7: np.array([[75.0, 25.0], [2.0, 98.0]]), 8: np.array([[25, 75], [4, 96]])}
+    matrices = {7: np.array([[75.0, 25.0], [2.0, 98.0]]), 8: np.array([[95, 5], [60, 40]])}
     head = {"layer": 1, "head": 1, "distance": 2, "weight": 0.25}
     relations = {"layer": 1, **dict.fromkeys(["all to z", "z to z"], 0.5)}
     relations |= dict.fromkeys(["all to s", "z to s", "s to z", "s to s"])  # no /s/ in the test
@@ -105,7 +105,7 @@ def test_page_has_means_over_seeds_and_says_what_is_of_one(tmp_path):
         assert "| M-inc | 1 | 1 | 2 | 0.25 | 0.70 |" in page
         assert "| 0.25 | 0.80 |" not in page
     for alone_has, both_have in {
-        "| z as t 25.0 |\n| t as z 2.0 |": "| z as t 50.0 ± 35.4 |\n| t as z 3.0 ± 1.4 |",
+        "| z as t 25.0 |\n| t as z 2.0 |": "| t as z 31.0 ± 41.0 |\n| z as t 15.0 ± 14.1 |",
         "Wrong frames of 4 utterances": "| M-inc, inc | 3.75 ± 0.35 |",
         "| M-inc, 1 | 0.35 |": "| M-inc, 1 | 0.38 ± 0.04 |",
         "| M-inc, 1 | 7 | 0.50 | - | 0.50 | - | - | - |": "| M-inc, 1 | 7.50 ± 0.71 | 0.50 ± 0.",
@@ -120,9 +120,20 @@ def test_files_have_the_numbers_of_all_seeds(tmp_path):
         assert [row["seed"] for row in read_csv(tmp_path / name)] == ["7", "8"]
     rows = read_csv(tmp_path / "sinpos" / "confusions-inc.csv")
     shown = [(row["seed"], row["target"], float(row["t"])) for row in rows]
-    assert shown == [("7", "z", 25), ("7", "t", 98), ("8", "z", 75), ("8", "t", 96)]
+    assert shown == [("7", "z", 25), ("7", "t", 98), ("8", "z", 5), ("8", "t", 40)]
     rows = read_csv(tmp_path / "sinpos" / "confusions-training-inc-inc.csv")
-    assert [float(row["t"]) for row in rows] == [2, 98, 4, 96]
+    assert [float(row["t"]) for row in rows] == [2, 98, 60, 40]
+
+
+def test_page_shows_no_utterances_of_the_training_where_none_were_tested(tmp_path):
+    result = result_of([7])
+    result.fitted.clear()
+    result.fitted_rates.clear()
+    write_results(tmp_path, {}, ["z", "t"], [result])
+    page = (tmp_path / "results.md").read_text("utf-8")
+    assert "confusions.png" in page
+    assert "confusions-training" not in page
+    assert "utterances of the training" not in page
 
 
 @pytest.mark.parametrize(
