@@ -181,12 +181,16 @@ def test_study_compares_all_types_shifts_and_shares(study):
     assert len(compared) == len(TYPES) - 1 + len(cape)
 
 
-def test_study_of_joined_captions_compares_all_types(study):
+def test_study_of_joined_captions_compares_all_types(study, repo_root):
     args = study["multi30k_study_interpolate"]
     assert {settings["type"] for settings in args.compared.values()} == {*TYPES}
     assert args.settled.join == 3
     shifts = {settings.get("max_global_shift") for settings in args.compared.values()}
     assert shifts == {None} | SHIFTS
+    start = r"^ {4}python -m recipes\.mt\.run multi30k_study_interpolate (?:.*\\\n)+.*"
+    pages = [repo_root / "docs/results.md", repo_root / "recipes/mt/README.md"]
+    commands = {re.search(start, page.read_text("utf-8"), re.M)[0] for page in pages}
+    assert len(commands) == 1  # the results page shows what the recipe shows
 
 
 @pytest.mark.parametrize("name", ["multi30k_study", "multi30k_study_interpolate"])
