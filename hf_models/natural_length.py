@@ -147,6 +147,8 @@ class MaskedDecoderLayer:
 class MaskedDecoder:
     """Mixin over Whisper's decoder: takes a mask of the recording."""
 
+    adds = ("encoder_attention_mask",)  # to the stock arguments
+
     def forward(self, encoder_attention_mask: Tensor | None = None, **inputs: Any) -> Any:
         """See transformers; the mask is ``[B, T']``, the mixin in front names all inputs."""
         if encoder_attention_mask is not None:
@@ -209,6 +211,8 @@ class RecognisesRecordings(RecognitionModel):
 
 class ClassifiesRecordings:
     """Mixin over Whisper's classifier: padding does not count in its mean over time."""
+
+    adds = ("attention_mask",)  # to the stock arguments
 
     @can_return_tuple
     def forward(

@@ -21,6 +21,7 @@ from cape_plugins import (
     relative_attention,
 )
 from cape_plugins.binding import Bound
+from hf_models.host import cached_tokens, find_cache
 
 NAME = "cape_relative"
 # Functions of transformers with whose masks relative attention computes, ``[B, 1, T, S]``; those of
@@ -54,11 +55,9 @@ class _RelativeAttention(Bound):
         patches: tuple[int, int] | None = None,
         **kwargs: Any,
     ) -> Any:
-        cache, offset = kwargs.get("past_key_values"), 0
-        if cache is not None:
-            cache = getattr(cache, "self_attention_cache", cache)
-            # a number of its own: a static cache counts in place
-            offset = cache.get_seq_length(self.layer_idx) + 0
+        cache, offset = find_cache(*args, *kwargs.values()), None
+        if cache is not None:  # + 0 makes another number: a static cache counts in place
+            offset = cached_tokens(cache, self.layer_idx) + 0
         with self.using((offset, patches)):
             return super().forward(hidden_states, *args, **kwargs)
 
@@ -137,6 +136,14 @@ def _relative_forward(
         query = query * query.shape[-1] ** 0.5
     query_offset, patches = module.bound
     length, num_keys = query.shape[2], key.shape[2]
+    if query_offset is None:
+        if num_keys != length:
+            raise ValueError(
+                f"{type(module).__name__} has {num_keys} keys for {length} queries, but no cache "
+                "among its arguments; allowed: releases of transformers that hand it on. Install "
+                "a tested one; `cape-plugins doctor` names them."
+            )
+        query_offset = 0
     if attention_mask is None and getattr(module, "is_causal", False) and length > 1:
         # counted from the cache, which may have room for more keys than it holds
         number = torch.arange(max(length, num_keys), device=query.device)

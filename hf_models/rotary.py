@@ -23,6 +23,7 @@ from cape_plugins import (
 )
 from cape_plugins.augmentation import sorted_sample
 from cape_plugins.binding import Bound
+from hf_models.host import find_cache
 from hf_models.modeling import build_positions, draw_positions, given_content, rank_generator
 from hf_models.settings import FIELD
 from hf_models.switching import Seam
@@ -94,7 +95,7 @@ class RotaryModel:
             draw: Random numbers of this forward, to inject; default drawn in training. Without
                 gradients none are drawn: each step of generation must see the same positions.
         """
-        inputs_embeds, cache = kwargs.get("inputs_embeds"), kwargs.get("past_key_values")
+        inputs_embeds, cache = kwargs.get("inputs_embeds"), find_cache(*args, *kwargs.values())
         content = given_content(input_ids, inputs_embeds)
         encoder, moved, valid = self.rotary_emb.positions, {}, None
         if draw is None and torch.is_grad_enabled():

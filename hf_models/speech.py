@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import can_return_tuple
 
@@ -22,6 +21,7 @@ from cape_plugins.speech.subsampling import (
     subsampled_lengths,
     subsampled_positions,
 )
+from hf_models.host import without_cache
 from hf_models.modeling import InitializesPositions, draw_positions, embed_positions
 from hf_models.relative import add_relative_positions
 from hf_models.switching import Addend, Seam
@@ -189,7 +189,7 @@ class RecognitionModel:
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         encoder_outputs: Any | None = None,
-        past_key_values: Cache | None = None,
+        *,
         decoder_inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         hop_nanoseconds: Tensor | int | None = None,
@@ -222,7 +222,7 @@ class RecognitionModel:
                 draw,
                 frame_nanoseconds,
                 return_dict=True,
-                **kwargs,
+                **without_cache(kwargs),
             )
             if decoder_draw is None and frames is not None:
                 decoder_draw = draw_positions(self.decoder.positions, frames, draw)
@@ -234,7 +234,6 @@ class RecognitionModel:
                 decoder_input_ids=decoder_input_ids,
                 decoder_attention_mask=decoder_attention_mask,
                 encoder_outputs=encoder_outputs,
-                past_key_values=past_key_values,
                 decoder_inputs_embeds=decoder_inputs_embeds,
                 use_cache=use_cache,
                 return_dict=True,

@@ -22,11 +22,11 @@ from transformers.conversion_mapping import (
     register_checkpoint_conversion_mapping,
 )
 from transformers.models.auto import modeling_auto
-from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
 from cape_plugins import Positions
 from cape_plugins.binding import Bound
 from cape_plugins.families import find_family
+from hf_models.host import check_forwards, record_outputs
 from hf_models.settings import FIELD, require_own_config
 from hf_models.stock_names import share_model_names, share_processors
 
@@ -184,9 +184,9 @@ def install(model: nn.Module, trained: bool = False) -> None:
     for module in list(model.modules()):
         stock = type(module)
         if stock in PARTS:
+            check_forwards(PARTS[stock], stock)
             module.__class__ = PARTS[stock]
-            if hasattr(module, "_can_record_outputs"):  # by class, when transformers builds it
-                _CAN_RECORD_REGISTRY[module] = module._can_record_outputs
+            record_outputs(module)
             if stock.__name__ in model._no_split_modules:
                 model._no_split_modules.add(PARTS[stock].__name__)
         elif module is not model:

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import can_return_tuple
 
@@ -24,6 +23,7 @@ from hf_models.bos_hint import (
     without_bos,
     without_hint,
 )
+from hf_models.host import cached_tokens, find_cache, past_name, without_cache
 from hf_models.modeling import (
     InitializesPositions,
     build_positions,
@@ -33,7 +33,7 @@ from hf_models.modeling import (
     given_content,
 )
 from hf_models.relative import add_relative_positions
-from hf_models.switching import PARTS, Addend, LearnedTable, Seam
+from hf_models.switching import PARTS, Addend, LearnedTable, Seam, stock_class
 
 
 class TextStack(Bound, Seam, InitializesPositions):
@@ -167,9 +167,8 @@ class TargetStack(TextStack):
         attention_mask: Tensor | None = None,
         encoder_hidden_states: Tensor | None = None,
         encoder_attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        *,
         inputs_embeds: Tensor | None = None,
-        use_cache: bool | None = None,
         draw: Draw | None = None,
         **kwargs: Any,
     ) -> Any:
@@ -177,9 +176,10 @@ class TargetStack(TextStack):
         ``[B or 1, T]`` are given, they count as they are, of any size."""
         content = given_content(input_ids, inputs_embeds, "decoder_")
         length, device = content.shape[1], content.device
-        past = past_key_values.get_seq_length() if past_key_values is not None else 0
+        cache = find_cache(*kwargs.values())
+        past = cached_tokens(cache)
         valid = attention_mask
-        if valid is None and past_key_values is None and self.padding_by_id:
+        if valid is None and cache is None and self.padding_by_id:
             valid = input_ids.ne(self.padding_idx) if inputs_embeds is None else None
         ids = kwargs.get("position_ids")  # not all stock decoders take them
         positions = decoder_positions(length, past, valid, device, ids)
@@ -189,9 +189,7 @@ class TargetStack(TextStack):
                 attention_mask=attention_mask,
                 encoder_hidden_states=encoder_hidden_states,
                 encoder_attention_mask=encoder_attention_mask,
-                past_key_values=past_key_values,
                 inputs_embeds=inputs_embeds,
-                use_cache=use_cache,
                 **kwargs,
             )
 
@@ -208,7 +206,7 @@ class TranslationModel:
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         encoder_outputs: Any | None = None,
-        past_key_values: Cache | None = None,
+        *,
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
@@ -240,7 +238,11 @@ class TranslationModel:
                 draw = draw.covering(*self._spans(*sides))
             with self.encoder.using(draw):
                 encoder_outputs = self.encoder(
-                    input_ids, attention_mask, inputs_embeds, return_dict=True, **kwargs
+                    input_ids,
+                    attention_mask,
+                    inputs_embeds,
+                    return_dict=True,
+                    **without_cache(kwargs),
                 )
             if decoder_draw is None and draw is not None:
                 decoder_draw = draw
@@ -257,7 +259,6 @@ class TranslationModel:
                 decoder_input_ids=decoder_input_ids,
                 decoder_attention_mask=decoder_attention_mask,
                 encoder_outputs=states,
-                past_key_values=past_key_values,
                 decoder_inputs_embeds=decoder_inputs_embeds,
                 use_cache=use_cache,
                 return_dict=True,
@@ -293,6 +294,7 @@ class TokenEmbeddings(Bound, Seam):
 
     def take_place(self, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.switching.Seam`."""
+        self.past_name = past_name(stock_class(type(self)).forward)
         self.positions = build_positions(config, "encoder", std=config.initializer_range)
         if self.positions.config.encoding.counts:
             self.positions.encoding = None  # the stock table has the rows
@@ -306,13 +308,14 @@ class TokenEmbeddings(Bound, Seam):
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        past_key_values_length: int = 0,
+        *args: Any,
+        **kwargs: Any,
     ) -> Tensor:
         """See transformers; `position_ids` count as they are, of any size."""
         content = input_ids if inputs_embeds is None else inputs_embeds
         (batch, length), device = content.shape[:2], content.device
         mask, draw = self.bound or (None, None)
-        past = past_key_values_length
+        past = args[0] if args else kwargs.get(self.past_name, 0)
         positions = decoder_positions(length, past, mask, device, position_ids)
         table, words = self.position_embeddings, self.word_embeddings.weight
         addend = _addend(self.positions, table, positions, draw, content, words, length)
@@ -321,7 +324,7 @@ class TokenEmbeddings(Bound, Seam):
         token_type_ids = numbers if token_type_ids is None else token_type_ids
         with self.position_embeddings.using(addend):
             return super().forward(
-                input_ids, token_type_ids, numbers, inputs_embeds, past_key_values_length
+                input_ids, token_type_ids, numbers, inputs_embeds, *args, **kwargs
             )
 
 
@@ -363,7 +366,7 @@ class TokenModel(Seam):
 class Generates:
     """Mixin over a stock model that generates with a :class:`TranslationModel`."""
 
-    def _prepare_static_cache(self, *args: Any, **kwargs: Any) -> Cache:
+    def _prepare_static_cache(self, *args: Any, **kwargs: Any) -> Any:
         """Sized by the states that the encoder shows; the decoder sees the BOS hint as well."""
         cache = super()._prepare_static_cache(*args, **kwargs)
         if self.get_encoder().has_hint:

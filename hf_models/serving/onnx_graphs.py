@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 
 from hf_models.bos_hint import extend_mask, with_hint
+from hf_models.host import cache_name
 from hf_models.images import PatchEmbeddings
 from hf_models.natural_length import NaturalLengthEncoder
+from hf_models.switching import stock_class
 
 Axes = tuple[str | int, ...]
 LEFT, RIGHT = "left", "right"
@@ -262,6 +264,7 @@ class _Decoder(nn.Module):
     def __init__(self, model: Any, layers: int) -> None:
         super().__init__()
         self.model, self.layers = model, layers
+        self.cache_name = cache_name(stock_class(type(model.get_decoder())).forward)
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
         input_ids, mask, *pairs = values
@@ -272,9 +275,9 @@ class _Decoder(nn.Module):
             # the keys are known: of the states only the shape is looked at
             encoder_hidden_states=cross[0].transpose(1, 2).flatten(2),
             encoder_attention_mask=mask,
-            past_key_values=cache,
             use_cache=True,
             return_dict=True,
+            **{self.cache_name: cache},
         )
         logits = self.model.get_output_embeddings()(output.last_hidden_state)
         bias = getattr(self.model, "final_logits_bias", None)
@@ -336,6 +339,7 @@ class _LanguageModel(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
+        self.cache_name = cache_name(type(model).forward)
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
         input_ids, mask, cache_mask, *past = values
@@ -345,9 +349,9 @@ class _LanguageModel(nn.Module):
             input_ids=input_ids,
             attention_mask=whole,
             position_ids=position,
-            past_key_values=cache,
             use_cache=True,
             return_dict=True,
+            **{self.cache_name: cache},
         )
         return output.logits, *_pairs(cache)
 

@@ -1,0 +1,138 @@
+"""Values taken from calls of stock forwards: the one file that knows how releases differ.
+
+Releases rename arguments: the cache is ``past_key_values`` up to transformers 5.23 and ``cache``
+from 5.24 on. A value that has a type of its own is found by it, under whatever name it comes. A
+name is read from the signature of the stock forward. Where neither is possible the model is refused
+when it is built (:func:`check_forwards`): an argument that is overlooked gives wrong positions
+without a word.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import transformers
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
+
+# What forwards of this package take from a stock call by its name.
+ARGUMENTS = frozenset(
+    {
+        *("input_ids", "inputs_embeds", "attention_mask", "position_ids", "token_type_ids"),
+        *("decoder_input_ids", "decoder_inputs_embeds", "decoder_attention_mask"),
+        *("encoder_outputs", "encoder_hidden_states", "encoder_attention_mask"),
+        *("input_features", "pixel_values", "hidden_states", "labels", "use_cache"),
+    }
+)
+# Not all stock forwards have annotations, which say more than names.
+_NAMES = {
+    "the cache": ("cache", "past_key_values"),
+    "the number of cached tokens": ("cache_length", "past_key_values_length"),
+}
+
+
+def find_cache(*arguments: Any) -> Cache | None:
+    """The cache among the arguments of a call; None if it has none."""
+    return next((value for value in arguments if isinstance(value, Cache)), None)
+
+
+def cached_tokens(cache: Cache | None, layer: int | None = None) -> int | Tensor:
+    """Number of tokens of the text that a cache holds.
+
+    Args:
+        cache: That of a decoder may also hold the keys of the source, which do not count.
+        layer: Layer to ask; default all have come equally far.
+    """
+    if cache is None:
+        return 0
+    if isinstance(cache, EncoderDecoderCache):
+        cache = cache.self_attention_cache
+    return cache.get_seq_length() if layer is None else cache.get_seq_length(layer)
+
+
+def without_cache(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a model, by name, for its encoder: a cache is the decoder's."""
+    return {name: value for name, value in arguments.items() if not isinstance(value, Cache)}
+
+
+def cache_name(forward: Any) -> str:
+    """Name under which a stock forward takes the cache; see :func:`_name`."""
+    return _name(forward, "the cache", r"\w*Cache")
+
+
+def past_name(forward: Any) -> str:
+    """Name under which a stock forward takes the number of cached tokens; see :func:`_name`."""
+    return _name(forward, "the number of cached tokens", "int")
+
+
+@functools.cache
+def _name(forward: Any, meaning: str, annotation: str) -> str:
+    """The argument that is annotated so, or has one of the names that are known.
+
+    Raises:
+        ValueError: unless there is exactly one.
+    """
+    parameters = inspect.signature(forward).parameters
+    annotated = [
+        name
+        for name, value in parameters.items()
+        if re.search(rf"\b{annotation}\b", inspect.formatannotation(value.annotation))
+    ]
+    found = annotated or [name for name in _NAMES[meaning] if name in parameters]
+    if len(found) != 1:
+        raise ValueError(
+            f"{forward.__qualname__} of transformers {transformers.__version__} takes {meaning} "
+            f"under {'several names' if found else 'no name'} that this package knows; allowed: "
+            f"one of {', '.join(_NAMES[meaning])}. {_REMEDY}"
+        )
+    return found[0]
+
+
+_REMEDY = (
+    "Its positions would be wrong without a word. Install a tested release of transformers; "
+    "`cape-plugins doctor` names them."
+)
+
+
+@functools.cache
+def check_forwards(part: type[nn.Module], stock: type[nn.Module]) -> None:
+    """Refuses a part that takes from a call of its stock class what this class does not have.
+
+    Args:
+        part: Class that takes the place of `stock`. Arguments in :data:`ARGUMENTS` that it adds to
+            the stock ones are named in the attribute `adds` of the base whose forward does so.
+        stock: Its last base.
+
+    Raises:
+        ValueError: for an argument in :data:`ARGUMENTS` that a forward of `part` names, but not
+            that of `stock`, and for a cache that has no name or annotation that is known.
+    """
+    parameters = inspect.signature(stock.forward).parameters
+    bases = [base for base in part.__mro__[: part.__mro__.index(stock)] if "forward" in vars(base)]
+    added = {name for base in bases for name in getattr(base, "adds", ())}
+    for base in bases:
+        named = ARGUMENTS.intersection(inspect.signature(base.forward).parameters)
+        if unknown := sorted(named - parameters.keys() - added):
+            raise ValueError(
+                f"{stock.__name__}.forward of transformers {transformers.__version__} has no "
+                f"argument {unknown[0]!r}, which {base.__name__} takes from its calls; allowed: "
+                f"releases that have it. {_REMEDY}"
+            )
+    if bases and "use_cache" in parameters:
+        cache_name(stock.forward)
+
+
+def record_outputs(module: nn.Module) -> None:
+    """Tells transformers which outputs (hidden states, attentions) a module of a new class records.
+
+    It notes them by class when it builds a module: by the class itself from 5.23 on, before by its
+    name in a plain dict.
+    """
+    if hasattr(module, "_can_record_outputs"):
+        name, recorded = str(type(module)), module._can_record_outputs
+        dict.__setitem__(_CAN_RECORD_REGISTRY, name, recorded)
