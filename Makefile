@@ -14,10 +14,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PACKAGES := cape_plugins fairseq_user_dir hf_models
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-hf setup-serve quickstart test test-fast test-hf-common lint format bench wheel clean distclean
+.PHONY: help setup setup-hf setup-serve quickstart test test-fast test-versions test-hf-common lint format bench wheel clean distclean
 
 help:
-	@echo "make setup | quickstart | test | test-fast | test-hf-common | lint | format | bench | setup-hf | setup-serve | wheel | clean | distclean"
+	@echo "make setup | quickstart | test | test-fast | test-versions | test-hf-common | lint | format | bench | setup-hf | setup-serve | wheel | clean | distclean"
 
 # ---- installation --------------------------------------------------------------------------------
 # Each step leaves a stamp, so that a second call does nothing and an interrupted one goes on.
@@ -89,6 +89,13 @@ test: lint setup-serve
 
 test-fast: setup-serve
 	$(PYTEST) -m "not slow" $(ARGS)
+
+# The fast tests of Hugging Face models on the oldest tested release of transformers and on the newest
+# one of the package index, each in a folder in front of the environment; RELEASES="5.21.1 5.22.2"
+# for others. Writes hf_models/tested.json, from which setup.py takes the range.
+test-versions: setup-serve
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m tests.versions $(RELEASES) \
+	    --pytest "-n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)"
 
 # The tests that transformers has for all its models, of the installed version; the last line says
 # what was run and what was left out. ARGS="--position-embedding relpos" for another type.

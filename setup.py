@@ -1,5 +1,6 @@
 """Metadata of the package; the settings of the tools are in pyproject.toml."""
 
+import json
 from pathlib import Path
 
 from setuptools import find_packages, setup
@@ -34,7 +35,12 @@ FAIRSEQ = [
 ]
 PLOT = ["matplotlib>=3.8"]
 SPEECH = ["flashlight-text", "jiwer", "scipy", "sentencepiece", "soundfile"]
-HF = ["accelerate", "datasets", "safetensors", "sentencepiece", "transformers>=5.17,<6"]
+# Exactly the minor releases that the tests have passed on: see `make test-versions`.
+TESTED = json.loads((ROOT / "hf_models" / "tested.json").read_text(encoding="utf-8"))
+OLDEST, NEWEST = TESTED[0]["transformers"], TESTED[-1]["transformers"]
+MAJOR, MINOR = map(int, NEWEST.split(".")[:2])
+TRANSFORMERS = f"transformers>={OLDEST},<{MAJOR}.{MINOR + 1}"
+HF = ["accelerate", "datasets", "safetensors", "sentencepiece", TRANSFORMERS]
 SERVE = ["ctranslate2>=4.6", "onnx>=1.18", "onnxruntime>=1.22", "onnxscript>=0.5"]
 RECIPES = [
     *PLOT,
@@ -74,7 +80,7 @@ setup(
     python_requires=">=3.10,<3.13",
     # recipes, benchmarks and tests are programs of this repository, not packages of the wheel
     packages=find_packages(include=[f"{name}{end}" for name in PACKAGES for end in ("", ".*")]),
-    package_data={"cape_plugins": ["py.typed"]},
+    package_data={"cape_plugins": ["py.typed"], "hf_models": ["tested.json"]},
     install_requires=["numpy", "torch>=2.6"],
     extras_require={
         "fairseq": FAIRSEQ,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import transformers
 from transformers import (
     AutoConfig,
     AutoFeatureExtractor,
@@ -25,6 +26,7 @@ from hf_models.families import FAMILIES
 from hf_models.families.speech_ctc import CapeSpeechConfig
 from hf_models.families.whisper import CapeWhisperConfig
 from hf_models.feature_extraction import CapeSpeechFeatureExtractor, CapeWhisperFeatureExtractor
+from hf_models.releases import warn_if_untested
 from hf_models.settings import refuse_misplaced
 from hf_models.switching import FamilyClasses, add_parts, switch
 from hf_models.tokenization import CapeSpeechTokenizer
@@ -95,6 +97,7 @@ def _accept_position_embedding(stock_from_pretrained: Any) -> Any:
     return from_pretrained
 
 
+warn_if_untested(transformers.__version__)
 for _family in FAMILIES:
     register_family(_family)
 _register_processors()

@@ -15,10 +15,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 import transformers
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
+
+from hf_models.releases import minor_release
 
 # What forwards of this package take from a stock call by its name.
 ARGUMENTS = frozenset(
@@ -83,14 +86,14 @@ def _name(forward: Any, meaning: str, annotation: str) -> str:
         for name, value in parameters.items()
         if re.search(rf"\b{annotation}\b", inspect.formatannotation(value.annotation))
     ]
-    found = annotated or [name for name in _NAMES[meaning] if name in parameters]
-    if len(found) != 1:
+    names = annotated or [name for name in _NAMES[meaning] if name in parameters]
+    if len(names) != 1:
         raise ValueError(
             f"{forward.__qualname__} of transformers {transformers.__version__} takes {meaning} "
-            f"under {'several names' if found else 'no name'} that this package knows; allowed: "
+            f"under {'several names' if names else 'no name'} that this package knows; allowed: "
             f"one of {', '.join(_NAMES[meaning])}. {_REMEDY}"
         )
-    return found[0]
+    return names[0]
 
 
 _REMEDY = (
@@ -125,6 +128,17 @@ def check_forwards(part: type[nn.Module], stock: type[nn.Module]) -> None:
             )
     if bases and "use_cache" in parameters:
         cache_name(stock.forward)
+
+
+# Stock encoders draw a number for each layer in training: up to 5.22 also where none is dropped.
+_ALWAYS_DRAWS = minor_release(transformers.__version__) < (5, 23)
+
+
+def drops_layer(encoder: Any) -> bool:
+    """Whether an encoder leaves out its next layer; consumes the random numbers that stock does."""
+    if not encoder.training or not (encoder.layerdrop or _ALWAYS_DRAWS):
+        return False
+    return bool(torch.rand([]) < encoder.layerdrop)
 
 
 def record_outputs(module: nn.Module) -> None:

@@ -17,6 +17,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from cape_plugins import Draw
 from cape_plugins.speech.subsampling import subsampled_lengths
+from hf_models.host import drops_layer
 from hf_models.modeling import (
     InitializesPositions,
     build_positions,
@@ -130,7 +131,7 @@ class NaturalLengthEncoder(Seam, InitializesPositions):
         if mask is not None:
             visible = create_bidirectional_mask(self.config, hidden, mask)
         for layer in self.layers:
-            if not self.training or not self.layerdrop or torch.rand([]) >= self.layerdrop:
+            if not drops_layer(self):
                 hidden = layer(hidden, visible, **kwargs)
         return MaskedOutput(self.layer_norm(hidden), attention_mask=mask)
 

@@ -1,8 +1,7 @@
 """Parts of a model as graphs with tensors only: inputs with names and axes, caches taken apart.
 
-Legend of axes, by which sizes are named: batch, length (tokens of a source or given now), past
-(tokens in the cache), states (of the encoder that a decoder sees), frames, height, width; numbers
-are sizes that do not change.
+Axes have names: batch, length (tokens of a source or given now), past (tokens in the cache), states
+(of the encoder that a decoder sees), frames, height, width; numbers are sizes that do not change.
 """
 
 from __future__ import annotations

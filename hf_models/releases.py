@@ -1,0 +1,42 @@
+"""Releases of transformers that the tests of this package have passed on."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+# Written by `make test-versions`; not in a self-contained folder, which holds code only.
+TESTED = Path(__file__).with_name("tested.json")
+
+
+def minor_release(release: str) -> tuple[int, ...]:
+    """``(5, 24)`` of ``"5.24.1"``: names of arguments change between minor releases."""
+    return tuple(int(number) for number in release.split(".")[:2])
+
+
+def tested_releases() -> list[dict[str, Any]]:
+    """A row for each tested release, oldest first, with the versions of transformers, torch and
+    Python, the date, and the numbers of tests that passed, were skipped and failed (none)."""
+    return json.loads(TESTED.read_text(encoding="utf-8")) if TESTED.exists() else []
+
+
+def is_tested(release: str) -> bool:
+    """Whether the tests have passed on a release of this minor number."""
+    return minor_release(release) in {
+        minor_release(row["transformers"]) for row in tested_releases()
+    }
+
+
+def warn_if_untested(release: str) -> None:
+    """Warns of a release of transformers that the tests have not passed on."""
+    rows = tested_releases()
+    if rows and not is_tested(release):
+        oldest, newest = rows[0]["transformers"], rows[-1]["transformers"]
+        warnings.warn(
+            f"transformers {release} is not among the releases that hf_models "
+            f"has been tested on, {oldest} to {newest}; run `cape-plugins doctor` to see whether "
+            "models compute the same with it.",
+            stacklevel=3,
+        )

@@ -1,0 +1,177 @@
+"""Values taken from stock calls, on this release of transformers and on one that renames
+its arguments; the releases that the tests have passed on."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache, StaticCache
+from transformers.models.bart.modeling_bart import BartDecoder
+
+import hf_models
+from hf_models import host, releases
+from hf_models.host import cache_name, cached_tokens, check_forwards, find_cache, without_cache
+from hf_models.text import TargetStack
+from tests.support.hf import make, sentences, targets
+
+CACHE = cache_name(BartDecoder.forward)
+
+
+def filled(length):
+    cache = DynamicCache()
+    for layer in (0, 1):
+        cache.update(torch.zeros(1, 2, length, 4), torch.zeros(1, 2, length, 4), layer)
+    return cache
+
+
+def test_the_cache_is_found_under_any_name():
+    cache = filled(3)
+    arguments = {"mask": torch.ones(2), "a name of tomorrow": cache, "use_cache": True}
+    assert find_cache(*arguments.values()) is cache
+    assert find_cache(torch.ones(2), None, True) is None
+    assert without_cache(arguments).keys() == {"mask", "use_cache"}
+
+
+def test_cached_tokens_are_those_of_the_text():
+    assert cached_tokens(None) == 0
+    assert cached_tokens(filled(3)) == cached_tokens(filled(3), 1) == 3
+    assert cached_tokens(EncoderDecoderCache(filled(3), filled(7))) == 3
+    config = make("marian", "cape").config
+    assert cached_tokens(StaticCache(config, max_cache_len=8)) == 0
+
+
+def annotated(self, input_ids, memory: Cache | None = None, use_cache=None): ...
+def unannotated(self, input_ids, cache=None, use_cache=None): ...
+def unknown(self, input_ids, memory=None, use_cache=None): ...
+def ambiguous(self, memory: Cache | None = None, cache: Cache | None = None): ...  # fmt: skip
+
+
+def test_the_name_of_the_cache_is_read_from_the_signature():
+    assert cache_name(annotated) == "memory"
+    assert cache_name(unannotated) == "cache"
+
+
+@pytest.mark.parametrize(("forward", "words"), [(unknown, "no name"), (ambiguous, "several names")])
+def test_a_cache_without_a_known_name_is_refused(forward, words):
+    with pytest.raises(ValueError, match=f"takes the cache under {words}.*cape-plugins doctor"):
+        cache_name(forward)
+
+
+def renamed_decoder(stock_forward):
+    """A part over a stock decoder of a release that renames arguments."""
+    stock = type("RenamedDecoder", (BartDecoder,), {"forward": stock_forward})
+    return type("CapeRenamedDecoder", (TargetStack, stock), {}), stock
+
+
+def test_an_argument_that_the_stock_forward_lacks_is_refused():
+    def forward(self, input_ids=None, mask=None, encoder_hidden_states=None,
+                encoder_attention_mask=None, inputs_embeds=None): ...  # fmt: skip
+
+    with pytest.raises(ValueError, match="no argument 'attention_mask', which TargetStack takes"):
+        check_forwards(*renamed_decoder(forward))
+
+
+def test_a_model_with_unknown_names_is_refused_when_it_is_built(monkeypatch):
+    def forward(self, input_ids=None, attention_mask=None, encoder_hidden_states=None,
+                encoder_attention_mask=None, memory=None, inputs_embeds=None,
+                use_cache=None): ...  # fmt: skip
+
+    check_forwards.cache_clear()
+    monkeypatch.setattr(BartDecoder, "forward", forward)
+    with pytest.raises(ValueError, match="takes the cache under no name"):
+        make("bart", "cape")
+    check_forwards.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["cape", "sinpos", "relpos", "abspos"])
+def test_a_cache_of_another_name_counts(name):
+    """Logits of a step with a cache equal those of one forward; a cache that is overlooked makes it
+    the first step."""
+
+    def forward(self, input_ids=None, attention_mask=None, encoder_hidden_states=None,
+                encoder_attention_mask=None, memory: Cache | None = None, inputs_embeds=None,
+                use_cache=None, **others):  # fmt: skip
+        return BartDecoder.forward(
+            self, input_ids, attention_mask, encoder_hidden_states, encoder_attention_mask,
+            inputs_embeds=inputs_embeds, use_cache=use_cache, **{CACHE: memory}, **others
+        )  # fmt: skip
+
+    decoder, ids = make("bart", name).get_decoder(), targets()
+    part, stock = renamed_decoder(forward)
+    check_forwards(part, stock)
+    states = {"encoder_hidden_states": torch.randn(3, 5, decoder.config.d_model)}
+    with torch.no_grad():
+        whole = decoder(ids, **states).last_hidden_state
+        decoder.__class__ = part
+        memory = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        decoder(ids[:, :-1], **states, memory=memory, use_cache=True)
+        step = decoder(ids[:, -1:], **states, memory=memory, use_cache=True).last_hidden_state
+        first = decoder(ids[:, -1:], **states).last_hidden_state
+    torch.testing.assert_close(step, whole[:, -1:], atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(first, whole[:, -1:], atol=1e-3)
+
+
+def test_a_cache_that_relative_attention_does_not_see_is_refused(monkeypatch):
+    model, ids = make("bart", "relpos"), targets()
+    output = model(**sentences(), decoder_input_ids=ids[:, :-1], use_cache=True)
+    cache = next(value for value in output.values() if isinstance(value, Cache))
+    monkeypatch.setattr("hf_models.relative.find_cache", lambda *arguments: None)
+    with pytest.raises(ValueError, match="keys for 1 queries, but no cache"):
+        model(**sentences(), decoder_input_ids=ids[:, -1:], **{CACHE: cache})
+
+
+def test_only_one_file_knows_what_the_cache_is_called():
+    folder = Path(hf_models.__file__).parent
+    named = [path.name for path in folder.rglob("*.py") if "past_key_values" in path.read_text()]
+    assert named == [Path(host.__file__).name]
+
+
+def test_layers_are_dropped_with_the_random_numbers_of_stock(monkeypatch):
+    encoder = torch.nn.Module()
+    encoder.layerdrop = 0.0
+    for always, draws in ((True, 1), (False, 0)):
+        monkeypatch.setattr(host, "_ALWAYS_DRAWS", always)
+        torch.manual_seed(0)
+        expected = torch.rand(3)[draws]
+        torch.manual_seed(0)
+        assert not host.drops_layer(encoder)
+        assert torch.rand(1) == expected
+    encoder.layerdrop = 1.0
+    assert host.drops_layer(encoder)
+    assert not host.drops_layer(encoder.eval())
+
+
+# ---- tested releases -----------------------------------------------------------------------------
+
+
+def warnings_of(release):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        releases.warn_if_untested(release)
+    return [str(warning.message) for warning in caught]
+
+
+def test_an_untested_release_is_told_with_the_range_and_the_remedy():
+    rows = releases.tested_releases()
+    oldest, newest = rows[0]["transformers"], rows[-1]["transformers"]
+    for release in ("5.3.0", "99.0.0"):
+        (message,) = warnings_of(release)
+        assert message.startswith(f"transformers {release} is not among the releases")
+        assert f"{oldest} to {newest}" in message
+        assert "`cape-plugins doctor`" in message
+
+
+def test_a_tested_release_and_its_repairs_are_not_worth_a_word():
+    for row in releases.tested_releases():
+        for release in (row["transformers"], row["transformers"] + ".post1"):
+            assert warnings_of(release) == []
+
+
+def test_every_row_is_of_a_run_without_a_failure():
+    rows = releases.tested_releases()
+    assert all(row["passed"] > 1000 and row["failed"] == 0 for row in rows)
+    minors = [releases.minor_release(row["transformers"]) for row in rows]
+    assert minors == sorted(set(minors))

@@ -1,0 +1,64 @@
+"""``make test-versions``: which releases it takes, what it writes, and when it fails."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from tests import versions
+from tests.versions import main, newest_release, record, unmet
+
+ROW = {"torch": "2.13.0", "python": "3.11.7", "date": "2026-11-25", "skipped": 0, "failed": 0}
+
+
+def row(release, passed=2000, failed=0):
+    return {"transformers": release, **ROW, "passed": passed, "failed": failed}
+
+
+def test_a_release_that_passes_has_the_row_of_its_minor_release():
+    rows = record(row("5.24.1"), [row("5.9.0"), row("5.24.0")])
+    assert [row["transformers"] for row in rows] == ["5.9.0", "5.24.1"]
+    assert [row["transformers"] for row in record(row("5.10.0"), rows)] == [
+        *("5.9.0", "5.10.0", "5.24.1")
+    ]
+
+
+@pytest.mark.parametrize("result", [row("5.24.0", failed=1), row("5.24.0", passed=0)])
+def test_a_release_that_fails_or_runs_no_test_loses_its_row(result):
+    assert record(result, [row("5.23.0"), row("5.24.0")]) == [row("5.23.0")]
+
+
+def test_the_newest_release_is_the_one_that_the_index_names_first(monkeypatch):
+    answer = "transformers (5.25.1)\nAvailable versions: 5.25.1, 5.24.0\n"
+    run = lambda *args, **kwargs: SimpleNamespace(stdout=answer)  # noqa: E731
+    monkeypatch.setattr(versions.subprocess, "run", run)
+    assert newest_release() == "5.25.1"
+
+
+def test_requirements_that_the_environment_does_not_meet_are_found(tmp_path):
+    metadata = tmp_path / "transformers-9.0.0.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text(
+        "Metadata-Version: 2.1\nName: transformers\nVersion: 9.0.0\n"
+        "Requires-Dist: numpy>=1\nRequires-Dist: tokenizers>=99\nRequires-Dist: no-such-package\n"
+        'Requires-Dist: torch>=99; extra == "torch"\n'
+    )
+    assert list(unmet(tmp_path)) == ["tokenizers>=99", "no-such-package"]
+
+
+@pytest.mark.parametrize(("failed", "status"), [(0, 0), (1, 1)])
+def test_the_oldest_and_the_newest_release_are_run_and_recorded(
+    failed, status, monkeypatch, tmp_path, capsys
+):
+    results = {"5.20.2": row("5.20.2"), "5.25.0": row("5.25.0", failed=failed)}
+    tested = tmp_path / "tested.json"
+    tested.write_text(json.dumps([row("5.20.2"), row("5.25.0")]))
+    monkeypatch.setattr(versions, "TESTED", tested)
+    monkeypatch.setattr(versions, "tested_releases", lambda: json.loads(tested.read_text()))
+    monkeypatch.setattr(versions, "newest_release", lambda: "5.25.0")
+    monkeypatch.setattr(versions, "run", lambda release, options: results[release])
+    monkeypatch.setattr("sys.argv", ["versions"])
+    assert main() == status
+    left = [row["transformers"] for row in json.loads(tested.read_text())]
+    assert left == ["5.20.2", "5.25.0"][: 2 - failed]
+    assert f"transformers 5.25.0: 2000 passed, {failed} failed" in capsys.readouterr().out
