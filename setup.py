@@ -16,7 +16,9 @@ PACKAGES = ("cape_plugins", "fairseq_user_dir", "hf_models")
 # It declares torchaudio as a dependency. Nothing here needs it, it has no build for a CPU-only
 # torch, and one that does not match the installed torch makes fairseq's audio modules fail with
 # OSError. pip cannot leave out one dependency of a dependency, so the second line is needed.
-# It compiles against the installed Cython and numpy, hence --no-build-isolation.
+# It compiles against the installed Cython and numpy, hence --no-build-isolation; it has been tried
+# up to Python 3.12, for which flashlight-text has its last wheels as well.
+UP_TO_3_12 = ' ; python_version < "3.13"'
 FAIRSEQ = [
     "bitarray",
     "cffi",
@@ -33,8 +35,9 @@ FAIRSEQ = [
     "tqdm",
     "wheel",
 ]
+FAIRSEQ = [requirement + UP_TO_3_12 for requirement in FAIRSEQ]
 PLOT = ["matplotlib>=3.8"]
-SPEECH = ["flashlight-text", "jiwer", "scipy", "sentencepiece", "soundfile"]
+SPEECH = ["flashlight-text" + UP_TO_3_12, "jiwer", "scipy", "sentencepiece", "soundfile"]
 # Exactly the minor releases that the tests have passed on: see `make test-versions`.
 TESTED = json.loads((ROOT / "hf_models" / "tested.json").read_text(encoding="utf-8"))
 OLDEST, NEWEST = TESTED[0]["transformers"], TESTED[-1]["transformers"]
@@ -75,9 +78,10 @@ setup(
         "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
-    python_requires=">=3.10,<3.13",
+    python_requires=">=3.10",
     # recipes, benchmarks and tests are programs of this repository, not packages of the wheel
     packages=find_packages(include=[f"{name}{end}" for name in PACKAGES for end in ("", ".*")]),
     package_data={"cape_plugins": ["py.typed"], "hf_models": ["tested.json"]},

@@ -8,10 +8,13 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 from cape_plugins.cli import main
 from cape_plugins.config import options
 from cape_plugins.domains import DOMAINS
+from hf_models.releases import minor_release, tested_releases
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +76,27 @@ def test_wheel_has_every_module(names: set[str], repo_root: Path) -> None:
 
 def test_metadata_have_name_and_python_versions(metadata: Message) -> None:
     assert metadata["Name"] == "cape-plugins"
-    assert set(metadata["Requires-Python"].split(",")) == {">=3.10", "<3.13"}
+    assert metadata["Requires-Python"] == ">=3.10"
+
+
+def test_only_what_fairseq_and_its_beams_need_ends_with_python_3_12(metadata: Message) -> None:
+    requirements = map(Requirement, metadata.get_all("Requires-Dist"))
+    ends = [one for one in requirements if 'python_version < "3.13"' in str(one.marker)]
+    fairseq = {one.name for one in ends if 'extra == "fairseq"' in str(one.marker)}
+    assert {"hydra-core", "omegaconf", "bitarray"} <= fairseq
+    assert {one.name for one in ends} - fairseq == {"flashlight-text"}
+
+
+def test_transformers_is_allowed_exactly_where_it_was_tested(metadata: Message) -> None:
+    requirements = map(Requirement, metadata.get_all("Requires-Dist"))
+    (allowed,) = (one.specifier for one in requirements if one.name == "transformers")
+    rows = [row["transformers"] for row in tested_releases()]
+    assert all(release in allowed for release in rows)
+    oldest, newest = Version(rows[0]), Version(rows[-1])
+    assert f"{oldest.major}.{oldest.minor - 1}.99" not in allowed
+    assert f"{newest.major}.{newest.minor + 1}.0" not in allowed
+    minors = {minor_release(release)[1] for release in rows}
+    assert minors == set(range(oldest.minor, newest.minor + 1))
 
 
 def test_wheel_needs_numpy_and_torch_only_and_has_extras(metadata: Message) -> None:
