@@ -1,11 +1,19 @@
-"""Checkpoint files of fairseq, read without fairseq: contents, arguments, position settings."""
+"""Checkpoint files of fairseq, read without fairseq: contents, arguments, position settings.
+
+Reading one runs nothing from it. torch refuses what is not data (``weights_only``); a file is also
+refused if fairseq would run one of its settings as Python while it builds the task or the model.
+"""
 
 from __future__ import annotations
 
 import argparse
+import ast
 import pickle
+import re
+import sys
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from numbers import Number
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +27,50 @@ from cape_plugins.families import FAIRSEQ_FAMILIES, find_fairseq_family
 DICTIONARIES = "dictionaries"  # among "task_state": size and digest of each
 NUMBERS = ("bool", "int32", "int64", "float32", "float64")  # numpy types that metrics may hold
 
+# Settings whose text fairseq 0.12 hands to Python's eval(), all of numbers (True and False too) ...
+_NUMBERS_IN_TEXT = (
+    *("adaptive_input_cutoff", "adaptive_softmax_cutoff", "character_filters"),
+    *("conv_aggregator_layers", "conv_feature_layers", "feature_encoder_spec"),
+    *("encoder_layers", "decoder_layers", "downsample", "pretrained", "project_input"),
+    *("encoder_attention", "decoder_attention", "self_attention", "gated_attention"),
+    *("left_pad_source", "left_pad_target"),
+    *("pipeline_balance", "pipeline_encoder_balance", "pipeline_decoder_balance"),
+    *("pipeline_devices", "pipeline_encoder_devices", "pipeline_decoder_devices"),
+    *("adam_betas", "adamax_betas", "adafactor_eps", "lamb_betas"),
+)
+# ... and those that hold names or paths, too.
+_TEXTS_IN_TEXT = ("wer_args", "xformers_att_config")
+# A setting of one side has its name in front: encoder.xformers_att_config, or with an underscore.
+_EVALUATED = re.compile(
+    r"(?:(?:en|de)coder[._])?"
+    rf"(?:(?P<numbers>{'|'.join(_NUMBERS_IN_TEXT)})|{'|'.join(_TEXTS_IN_TEXT)})"
+)
+# omegaconf calls a function for ${NAME:...}: oc.env reads the environment, others are the user's.
+_FUNCTION_CALL = re.compile(r"\$\{.*:", re.DOTALL)
+_MOST_ENTRIES = 10_000  # of a list that a text multiplies; the longest of fairseq has 20
+_SHOWN = 60  # characters of a refused value
+_REMEDY = "Give a file of which you know who made it."
+
+
+class UnsafeSettingError(ValueError):
+    """A setting in a checkpoint that fairseq would run as code."""
+
 
 def load_fairseq(path: str | Path) -> dict[str, Any]:
     """Contents of a checkpoint file of fairseq; tensors stay in the file until they are used, where
     its format (of torch 1.6 and later) allows that.
 
     Raises:
-        Exception: of many kinds, for a damaged file; see :func:`reason`.
+        UnsafeSettingError: for settings that fairseq would run as code.
+        Exception: of many other kinds, for a damaged file; see :func:`reason`.
     """
     allow_checkpoint_files()
     where = {"map_location": "cpu", "weights_only": True}
-    return torch.load(path, mmap=zipfile.is_zipfile(path), **where)
+    state = torch.load(path, mmap=zipfile.is_zipfile(path), **where)
+    if isinstance(state, Mapping):
+        for section in ("args", "cfg"):
+            _refuse_code(state.get(section), section, path)
+    return state
 
 
 def reason(error: Exception) -> str:
@@ -84,6 +125,111 @@ def fairseq_configs(
     return {
         side: fairseq_config(arguments, names, side) for side in (family.sides if family else ())
     }
+
+
+# ---- settings that fairseq evaluates -------------------------------------------------------------
+
+
+def literal(text: str) -> Any:
+    """Value of a text that holds data: what ``ast.literal_eval`` takes, and sums and multiples of
+    it, as fairseq writes layers: ``"[(512, 3)] * 4 + [(1024, 3)]"``.
+
+    Raises:
+        ValueError: for all other texts, none of which is run.
+        TypeError: if it is no text, as of ``eval``.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"{text!r} is no text")
+    try:
+        return _value(ast.parse(text.strip(), mode="eval").body)
+    except (ArithmeticError, MemoryError, RecursionError, SyntaxError, TypeError, ValueError):
+        raise ValueError(
+            f"{_shown(text)} is not allowed, because fairseq would run it as Python; allowed: "
+            "numbers, quoted texts, and lists, tuples and dicts of them."
+        ) from None
+
+
+def _value(node: ast.AST) -> Any:
+    if not isinstance(node, ast.BinOp):
+        return ast.literal_eval(node)
+    left, right = _value(node.left), _value(node.right)
+    if isinstance(node.op, ast.Add):
+        return left + right
+    if not isinstance(node.op, ast.Mult):
+        raise ValueError("neither a sum nor a multiple")
+    for factor, times in ((left, right), (right, left)):
+        if isinstance(factor, Sized) and len(factor) * times > _MOST_ENTRIES:
+            raise ValueError("it would fill the memory")
+    return left * right
+
+
+def _refuse_code(value: Any, name: str, path: str | Path) -> None:
+    """Goes through a section of the settings, with all that is inside.
+
+    Raises:
+        UnsafeSettingError: naming file, setting and value, and what is allowed.
+    """
+    if isinstance(value, str) and _FUNCTION_CALL.search(value):
+        raise UnsafeSettingError(
+            f"{path}: the setting {name} is {_shown(value)}, which calls a function of omegaconf; "
+            f"allowed: texts without ${{NAME:...}}. {_REMEDY}"
+        )
+    for key, inner in _entries(value):
+        match = _EVALUATED.fullmatch(key)
+        if match and not _is_data(inner, texts=match["numbers"] is None):
+            allowed = "numbers" if match["numbers"] else "numbers, quoted texts"
+            raise UnsafeSettingError(
+                f"{path}: the setting {name}.{key} is {_shown(inner)}, which fairseq would run as "
+                f"Python; allowed: {allowed}, and lists or dicts of them. {_REMEDY}"
+            )
+        _refuse_code(inner, f"{name}.{key}", path)
+
+
+def _entries(value: Any) -> Iterator[tuple[str, Any]]:
+    """Names and values of a container of settings, of any type that a checkpoint may hold."""
+    value = _plain(value)
+    if isinstance(value, Mapping):
+        yield from ((str(key), inner) for key, inner in value.items())
+    elif isinstance(value, list | tuple):
+        yield from ((str(place), inner) for place, inner in enumerate(value))
+    # of a Namespace, and of an OrderedDict, whose attributes fairseq reads like those of one
+    yield from ((str(key), inner) for key, inner in getattr(value, "__dict__", {}).items())
+
+
+def _plain(value: Any) -> Any:
+    """A container of omegaconf as dict or list; its own methods would call the functions that are
+    refused here. It can only exist if a host has imported omegaconf."""
+    omegaconf = sys.modules.get("omegaconf")
+    if omegaconf is None or not omegaconf.OmegaConf.is_config(value):
+        return value
+    return omegaconf.OmegaConf.to_container(value, resolve=False)
+
+
+def _is_data(value: Any, texts: bool) -> bool:
+    """Whether a value, or what its text stands for, has only numbers and perhaps `texts`."""
+    if isinstance(value, str):
+        try:
+            value = literal(value) if value.strip() else None
+        except ValueError:
+            return False
+    return _holds_data(value, texts)
+
+
+def _holds_data(value: Any, texts: bool) -> bool:
+    value = _plain(value)
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple | set):
+        return all(_holds_data(inner, texts) for inner in value)
+    return value is None or isinstance(value, Number) or (texts and isinstance(value, str))
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+# ---- types of objects ----------------------------------------------------------------------------
 
 
 def allow_checkpoint_files() -> None:

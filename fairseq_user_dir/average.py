@@ -25,7 +25,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from cape_plugins.arguments import Parser
-from cape_plugins.fairseq_files import DICTIONARIES, fairseq_arguments, fairseq_configs
+from cape_plugins.fairseq_files import (
+    DICTIONARIES,
+    UnsafeSettingError,
+    fairseq_arguments,
+    fairseq_configs,
+    load_fairseq,
+)
 from cape_plugins.files import writing
 from fairseq_user_dir.compat import allow_fairseq_checkpoints
 
@@ -113,7 +119,8 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
 
     Raises:
         ValueError: if the file is missing (the message lists what is there), is damaged, holds a
-            type that is not known to be harmless, or is not a fairseq checkpoint.
+            type that is not known to be harmless or a setting that fairseq would run as code, or is
+            not a fairseq checkpoint.
     """
     path = Path(path)
     if not path.is_file():
@@ -123,7 +130,9 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"--inputs: no checkpoint at {path}; {there}")
     allow_fairseq_checkpoints()
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = load_fairseq(path)
+    except UnsafeSettingError as error:
+        raise ValueError(f"--inputs: {error}") from error
     except Exception as error:  # a damaged file can stop the reader anywhere, with anything
         detail = re.search(r"WeightsUnpickler error: (.*?)(?:\. |$)", str(error), re.MULTILINE)
         reason = detail[1] if detail else f"{type(error).__name__}: {error}".splitlines()[0]

@@ -18,6 +18,7 @@ from typing import Any
 
 from fairseq import checkpoint_utils, models
 from fairseq.data import Dictionary
+from fairseq.file_io import PathManager
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.trainer import Trainer
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ from cape_plugins.arguments import PREFIX, TYPE_ARG, flag
 from cape_plugins.config import options
 from cape_plugins.fairseq_files import (
     DICTIONARIES,
+    UnsafeSettingError,
     fairseq_arguments,
     fairseq_config,
     load_fairseq,
@@ -60,7 +62,7 @@ def watch_checkpoints() -> None:
     FairseqTask.state_dict = _with_marks(FairseqTask.state_dict)
     FairseqTask.load_state_dict = _with_check_of_marks(FairseqTask.load_state_dict)
     Trainer.load_checkpoint = _with_comparison(Trainer.load_checkpoint)
-    checkpoint_utils.load_checkpoint_to_cpu = _with_reasons(checkpoint_utils.load_checkpoint_to_cpu)
+    checkpoint_utils.load_checkpoint_to_cpu = _checked(checkpoint_utils.load_checkpoint_to_cpu)
 
 
 # --------------------------------------------------------------------------------------- reading
@@ -70,7 +72,8 @@ def read_checkpoint(path: str) -> dict[str, Any]:
     """A checkpoint, its tensors left in the file.
 
     Raises:
-        SettingsError: if it cannot be read, with a remedy.
+        SettingsError: if it cannot be read, or has a setting that fairseq would run as code, with a
+            remedy.
     """
     if not os.path.isfile(path):
         raise SettingsError(f"{path}: no such file; check the path of the checkpoint.")
@@ -79,6 +82,8 @@ def read_checkpoint(path: str) -> dict[str, Any]:
         state = load_fairseq(path)
         if not isinstance(state, dict) or not isinstance(state.get("model"), Mapping):
             raise ValueError("it has no entry 'model'")
+    except UnsafeSettingError as error:
+        raise SettingsError(str(error)) from None
     except Exception as error:  # a damaged file can stop the reader anywhere, with anything
         raise SettingsError(
             f"{path} cannot be read ({reason(error)}): it is damaged, incomplete or not written by "
@@ -94,7 +99,10 @@ def task_name(state: Mapping[str, Any]) -> str:
     return arguments.get("_name") or arguments.get("task") or "translation"
 
 
-def _with_reasons(stock: Any) -> Any:
+def _checked(stock: Any) -> Any:
+    """Reads a file first, because fairseq's own loader gives no reasons for a damaged one, and
+    evaluates settings by omegaconf while it loads."""
+
     @functools.wraps(stock)
     def load_checkpoint_to_cpu(
         path: str, arg_overrides: dict[str, Any] | None = None, *args: Any, **kwargs: Any
@@ -102,22 +110,18 @@ def _with_reasons(stock: Any) -> Any:
         # again: torch.serialization.safe_globals, which transformers uses to resume, at its end
         # also forgets what others declared
         allow_fairseq_checkpoints()
-        if arg_overrides and TYPE_ARG in arg_overrides:
-            arg_overrides = _own_defaults(path, arg_overrides)
-        try:
-            return stock(path, arg_overrides, *args, **kwargs)
-        except FileNotFoundError:
-            raise
-        except Exception:
-            read_checkpoint(path)  # says so if the file is the reason
-            raise
+        local_path = PathManager.get_local_path(path)
+        if os.path.isfile(local_path):
+            stored = fairseq_arguments(read_checkpoint(local_path))
+            if arg_overrides and TYPE_ARG in arg_overrides:
+                arg_overrides = _own_defaults(stored, arg_overrides)
+        return stock(path, arg_overrides, *args, **kwargs)
 
     return load_checkpoint_to_cpu
 
 
-def _own_defaults(path: str, overrides: dict[str, Any]) -> dict[str, Any]:
+def _own_defaults(stored: Mapping[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
     """Lets another type begin with its own defaults instead of the stored options of the first."""
-    stored = fairseq_arguments(read_checkpoint(path))
     if stored.get(TYPE_ARG) in (None, overrides[TYPE_ARG]):
         return overrides
     kept = (DECODER_FIELD,) if "type" in (stored.get(DECODER_FIELD) or {}) else ()

@@ -8,6 +8,8 @@
 * Language models cannot be used through the hub, nor trained on ``--sample-break-mode eos``, with
   numpy 2: fairseq asks it for ``numpy.compat.long``, the ``int`` of Python 3.
 * ``fairseq-validate`` asks for ``--task``, which the checkpoint knows and from which it is taken.
+* Settings and manifests that hold lists or numbers as text are run as Python, whatever the text is.
+* The names of protein files (fasta) are run by a shell.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from __future__ import annotations
 import argparse
 import functools
 import inspect
+import shlex
+import sys
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -22,11 +26,13 @@ from typing import Any
 import numpy as np
 from fairseq import options, utils
 from fairseq.data import data_utils
+from fairseq.data.fasta_dataset import FastaDataset
 from fairseq.sequence_generator import SequenceGeneratorWithAlignment
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tokenizer import tokenize_line
 from torch import Tensor
 
+from cape_plugins.fairseq_files import literal
 from fairseq_user_dir.checkpoints import read_checkpoint, task_name
 
 _NO_DICTIONARY = "@@ "  # value of --replace-unk without a file
@@ -44,8 +50,29 @@ def repair_fairseq() -> None:
     )
     utils.load_align_dict = _with_default(utils.load_align_dict)
     utils.post_process_prediction = _with_replacement(utils.post_process_prediction)
+    _take_literals_only()
+    FastaDataset._build_index = _with_quoted_path(FastaDataset._build_index)
     if not hasattr(np, "compat"):
         np.compat = SimpleNamespace(long=int)
+
+
+# ------------------------------------------------------------------------------- texts run as code
+
+
+def _take_literals_only() -> None:
+    """Hides Python's ``eval`` from the modules of fairseq: all of them use it to read data, and a
+    name of the module comes before one of Python."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == "fairseq":
+            module.eval = literal
+
+
+def _with_quoted_path(stock: Any) -> Any:
+    @functools.wraps(stock)
+    def build_index(self: FastaDataset, path: str) -> Any:
+        return stock(self, shlex.quote(path))
+
+    return build_index
 
 
 # --------------------------------------------------------------------------------------- resuming

@@ -14,7 +14,13 @@ from torch import Tensor
 
 from cape_plugins.config import PositionConfig
 from cape_plugins.encoder import build_position_encoder
-from cape_plugins.fairseq_files import fairseq_arguments, fairseq_config, load_fairseq, reason
+from cape_plugins.fairseq_files import (
+    UnsafeSettingError,
+    fairseq_arguments,
+    fairseq_config,
+    load_fairseq,
+    reason,
+)
 from cape_plugins.families import (
     FAMILY_ROWS,
     OWN_PREFIX,
@@ -113,6 +119,8 @@ def _read_fairseq(path: Path, side: str | None) -> Stack:
     try:
         state = load_fairseq(path)
         settings, weights = fairseq_arguments(state), state["model"]
+    except UnsafeSettingError as error:
+        raise ValueError(f"--model {error}") from None
     except Exception as error:  # a damaged file can stop the reader anywhere, with anything
         raise ValueError(
             f"--model {path} cannot be read as a checkpoint of fairseq ({reason(error)}); "

@@ -225,7 +225,7 @@ class Experiment:
 
     def _load(self, path: Path, config: PositionConfig, seed: int) -> PhoneClassifier:
         model = self.build(config, seed)
-        model.load_state_dict(torch.load(path, map_location="cpu"))
+        model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
         return model.to(self.device)
 
     def at_epochs(

@@ -1,0 +1,371 @@
+"""Loading a checkpoint runs no code from it, although fairseq hands texts of its settings to
+``eval``: each file below would create a file if it did."""
+
+import argparse
+import ast
+import collections
+import functools
+import importlib
+import os
+import re
+import sys
+import warnings
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import fairseq
+import numpy as np
+import pytest
+import torch
+from fairseq import checkpoint_utils, models, utils
+from fairseq.criterions.ctc import CtcCriterion, CtcCriterionConfig
+from fairseq.data import codedataset
+from fairseq.data.fasta_dataset import FastaDataset
+from fairseq.modules import MultiheadAttention
+from omegaconf import OmegaConf
+
+from cape_plugins.fairseq_files import UnsafeSettingError, literal, load_fairseq
+from cape_plugins.pictures.checkpoint import read_stack
+from cape_plugins.serving.command import FAIRSEQ, GROUP
+from fairseq_user_dir.average import average_checkpoints
+from fairseq_user_dir.errors import SettingsError
+from tests.support.fairseq_models import USER_DIR, Task, build, generate_words, train_words
+
+
+@pytest.fixture
+def created(tmp_path):
+    """The file that the code below would create."""
+    return tmp_path / "created"
+
+
+def code(created, value="[12]"):
+    """An expression with a value that fairseq can use, which creates a file."""
+    return f"[__import__('pathlib').Path({str(created)!r}).touch()] and {value}"
+
+
+def save(path, **sections):
+    torch.save({"args": None, "cfg": None, "model": {}, **sections}, path)
+    return path
+
+
+# --------------------------------------------------------------------------------------- literals
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("10000,50000", (10000, 50000)),
+        (" (0.9, 0.98)", (0.9, 0.98)),
+        ("True", True),
+        ("-1", -1),
+        ("[(512, 3)] * 2 + [(1024, 3)] * 1", [(512, 3), (512, 3), (1024, 3)]),
+        ("('lm.bin', 'words.txt', 2, -1)", ("lm.bin", "words.txt", 2, -1)),
+        ("{'name': 'scaled_dot_product', 'dropout': 0.1}", None),
+    ],
+)
+def test_data_in_a_text_are_read(text, value):
+    assert literal(text) == (eval(text.strip()) if value is None else value)
+
+
+RUNNING = (
+    "print(1)",
+    "[print(1)]",
+    "[1] + print(1)",
+    "{'name': print(1)}",
+    "print",
+    "(1).real",
+    "[1][0]",
+    "[print for _ in (1,)]",
+    "f'{print(1)}'",
+    "lambda: 1",
+    "1 and 2",
+    "2 ** 99",
+    "[0] * 10 ** 9",
+    "[0] * 999999999",
+    "[1] * [2]",
+    "(" * 500,
+    "x = 1",
+    "",
+)
+
+
+@pytest.mark.parametrize("text", RUNNING)
+def test_all_other_texts_are_refused(text, capsys):
+    with pytest.raises(ValueError, match="is not allowed, because fairseq would run it as Python"):
+        literal(text)
+    assert capsys.readouterr().out == ""
+
+
+# ------------------------------------------------------------------------------- fairseq's modules
+
+
+@functools.cache
+def evaluations():
+    """Module, function and argument of every call of eval, exec and fairseq's eval_... functions
+    in fairseq."""
+    root = Path(fairseq.__file__).parent
+    calls = []
+    for path in root.rglob("*.py"):
+        parts = path.relative_to(root.parent).with_suffix("").parts
+        if "examples" in parts:  # programs of research projects, which the package never imports
+            continue
+        module = ".".join(parts).removesuffix(".__init__")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of its escape sequences
+            nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
+        for node in nodes:
+            name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if re.fullmatch(r"eval|exec|__import__|((utils|options)\.)?eval_(str_\w+|bool)", name):
+                calls.append((module, name, ast.unparse(node.args[0])))
+    return calls
+
+
+def test_no_module_of_fairseq_has_pythons_eval():
+    callers = {(module, name) for module, name, _ in evaluations() if "eval_" not in name}
+    assert {name for _, name in callers} == {"eval"}
+    assert len(callers) > 15
+    for module, _ in callers:
+        assert importlib.import_module(module).eval is literal, module
+
+
+SETTING = re.compile(r"(?:self\.)?(?:args|cfg)\.(\w+)")
+
+
+def test_every_setting_that_fairseq_evaluates_is_checked(tmp_path, created):
+    matches = [SETTING.fullmatch(argument) for *_, argument in evaluations()]
+    names = {match[1] for match in matches if match}
+    assert {"adaptive_softmax_cutoff", "wer_args", "conv_feature_layers", "left_pad_source"} < names
+    others = {argument for *_, argument in evaluations() if not SETTING.fullmatch(argument)}
+    handed_on = {"xformers_att_config", "feature_encoder_spec"}  # settings, too, by their names
+    # x is of these functions themselves; x and uf are of command lines; a line is of a manifest
+    assert others == {"x", "uf", "line.strip()"} | handed_on
+    for name in names | handed_on:
+        path = save(tmp_path / "checkpoint.pt", cfg={"model": {name: code(created)}})
+        with pytest.raises(UnsafeSettingError, match=rf"cfg\.model\.{name} is "):
+            load_fairseq(path)
+
+
+def test_convolutions_are_read_as_before():
+    args = argparse.Namespace(arch="fconv", encoder_layers="[(8, 3)] * 2 + [(16, 3)]")
+    args.max_source_positions = args.max_target_positions = 20
+    args.decoder_layers, args.decoder_attention = "[(8, 3)] * 2", "True"
+    model = models.build_model(args, Task())
+    assert len(model.encoder.convolutions) == 3
+    assert all(layer is not None for layer in model.decoder.attention)
+
+
+BUILDERS = {
+    "adaptive softmax": lambda text: build(adaptive_softmax_cutoff=text),
+    "attention": lambda text: MultiheadAttention(8, 2, xformers_att_config=text),
+    "convolutions": lambda text: models.build_model(
+        argparse.Namespace(arch="fconv", encoder_layers=text), Task()
+    ),
+    "recurrent": lambda text: models.build_model(
+        argparse.Namespace(arch="lstm", decoder_attention=text), Task()
+    ),
+    "criterion": lambda text: CtcCriterion(CtcCriterionConfig(wer_args=text), Task()),
+    "list": utils.eval_str_list,
+    "dict": utils.eval_str_dict,
+    "bool": utils.eval_bool,
+}
+
+
+@pytest.mark.parametrize("builder", BUILDERS)
+def test_code_is_not_run_even_by_a_model_that_is_built(builder, created):
+    with pytest.raises(ValueError, match="would run it as Python"):
+        BUILDERS[builder](code(created))
+    assert not created.exists()
+
+
+# ----------------------------------------------------------------------------------- data folders
+
+
+def test_a_manifest_of_units_is_data(tmp_path, monkeypatch, created):
+    manifest = tmp_path / "train.txt"
+    manifest.write_text(code(created, "{'audio': 'a.wav', 'hubert': '1 2', 'duration': 1}") + "\n")
+    with pytest.raises(ValueError, match="would run it as Python"):
+        codedataset.parse_manifest(manifest, None)
+    assert not created.exists()
+    manifest.write_text("{'audio': 'a.wav', 'hubert_km100': '4 5', 'duration': 1.5}\n")
+    monkeypatch.setattr(codedataset, "parse_code", lambda code, *_, **__: (code, None))
+    assert codedataset.parse_manifest(manifest, None)[:2] == (["a.wav"], ["4 5"])
+
+
+def test_the_name_of_a_protein_file_is_no_shell_command(tmp_path, monkeypatch, created):
+    # fairseq's command has tqdm in it, a program of the environment
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    prefix = f"proteins;touch {created.name};"
+    (tmp_path / f"{prefix}.fasta").write_text(">first\nMKV\n>second\nAL\nA\n")
+    dataset = FastaDataset(prefix)
+    assert not created.exists()
+    np.testing.assert_array_equal(dataset.sizes, [3, 3])
+    assert dataset[1] == (">second", "ALA")
+
+
+# ---------------------------------------------------------------------------------- a checkpoint
+
+
+def nested(text):
+    return argparse.Namespace(w2v_args={"model": [{"conv_feature_layers": text}]})
+
+
+def with_attributes(text):
+    settings = collections.OrderedDict(adaptive_softmax_cutoff="10")
+    settings.adaptive_softmax_cutoff = text
+    return settings
+
+
+PLACES = {
+    "arguments": lambda text: {"args": argparse.Namespace(adaptive_softmax_cutoff=text)},
+    "model": lambda text: {"cfg": {"model": argparse.Namespace(adaptive_softmax_cutoff=text)}},
+    "task": lambda text: {"cfg": {"task": {"left_pad_source": text}}},
+    "criterion": lambda text: {"cfg": {"criterion": {"wer_args": text}}},
+    "side in front": lambda text: {"cfg": {"model": {"encoder.xformers_att_config": text}}},
+    "side above": lambda text: {"cfg": {"model": {"decoder": {"xformers_att_config": text}}}},
+    "old side": lambda text: {"cfg": {"model": {"decoder_xformers_att_config": text}}},
+    "model in a model": lambda text: {"cfg": {"model": nested(text)}},
+    "attributes": lambda text: {"args": with_attributes(text)},
+    "omegaconf": lambda text: {"cfg": OmegaConf.create({"model": {"conv_feature_layers": text}})},
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_checkpoint_with_code_is_refused(place, tmp_path, created):
+    path = save(tmp_path / "checkpoint.pt", **PLACES[place](code(created)))
+    value = re.escape(repr(code(created))[:40])
+    message = rf"checkpoint\.pt: the setting (args|cfg)\.[\w.]+ is {value}.*; allowed: numbers"
+    with pytest.raises(SettingsError, match=message):
+        checkpoint_utils.load_checkpoint_to_cpu(str(path))
+    with pytest.raises(ValueError, match=message):
+        average_checkpoints([path])
+    with pytest.raises(ValueError, match=f"--model .*{message}"):
+        read_stack(path)
+    assert not created.exists()
+
+
+@pytest.mark.parametrize("text", ["print", "1.real", "'numbers'", "['a', 'b']", "[[1, print]]"])
+def test_a_list_of_numbers_holds_only_numbers(text, tmp_path):
+    path = save(tmp_path / "checkpoint.pt", cfg={"model": {"adaptive_softmax_cutoff": text}})
+    with pytest.raises(UnsafeSettingError, match="adaptive_softmax_cutoff"):
+        load_fairseq(path)
+
+
+def test_settings_with_data_are_loaded(tmp_path):
+    layers = "[(512, 10, 5)] + [(512, 3, 2)] * 4 + [(512, 2, 2)]"  # wav2vec 2.0's
+    settings = {
+        "adaptive_softmax_cutoff": [10, 20],
+        "adaptive_input_cutoff": "10,20",
+        "conv_feature_layers": layers,
+        "encoder_layers": 6,
+        "decoder_attention": "True",
+        "left_pad_source": True,
+        "pipeline_balance": None,
+        "character_filters": "",
+        "xformers_att_config": {"name": "scaled_dot_product"},
+        "encoder.xformers_att_config": "{'name': 'scaled_dot_product'}",
+        "wer_args": "('lm.bin', 'words.txt', 2, -1)",
+        "data": "${common.folder}/binary",
+    }
+    for model in (settings, argparse.Namespace(**settings), OmegaConf.create(settings)):
+        path = save(tmp_path / "checkpoint.pt", cfg={"model": model})
+        assert load_fairseq(path)["cfg"]["model"] == model
+
+
+@pytest.mark.parametrize("text", ["${create:}", "a/${create:}/b", "${${task.name}:}"])
+def test_a_checkpoint_calls_no_function_of_omegaconf(text, tmp_path, created):
+    OmegaConf.register_new_resolver("create", lambda: created.touch())
+    try:
+        task = {"name": "create", "data": text}
+        path = save(tmp_path / "checkpoint.pt", cfg={"task": task})
+        message = r"cfg\.task\.data is '.*', which calls a function of omegaconf; allowed: texts"
+        with pytest.raises(SettingsError, match=message):
+            checkpoint_utils.load_checkpoint_to_cpu(str(path))
+        path = save(path, cfg=OmegaConf.create({"task": task}))
+        with pytest.raises(SettingsError, match=message):
+            checkpoint_utils.load_checkpoint_to_cpu(str(path))
+        assert not created.exists()
+    finally:
+        OmegaConf.clear_resolver("create")
+
+
+# ----------------------------------------------------------------------------------- the commands
+
+
+@pytest.fixture
+def poisoned(trained, tmp_path, created):
+    """Function ``poisoned(NAME)``: a trained checkpoint with code in the settings of its model."""
+
+    def make(name):
+        state = torch.load(trained(name), weights_only=True)
+        model = state["cfg"]["model"]
+        settings = model if isinstance(model, dict) else vars(model)
+        assert "adaptive_softmax_cutoff" in settings
+        settings["adaptive_softmax_cutoff"] = code(created)
+        torch.save(state, tmp_path / "poisoned.pt")
+        return tmp_path / "poisoned.pt"
+
+    return make
+
+
+HUB = """
+import sys
+import warnings
+from fairseq.models.transformer import TransformerModel
+folder, data, user_dir = sys.argv[1:]
+TransformerModel.from_pretrained(folder, "poisoned.pt", data, user_dir=user_dir)
+"""
+SOURCE = ("--user-dir", USER_DIR, "--cpu", "--path")
+COMMANDS = {
+    "generate": lambda path, corpus: generate_words(corpus.binary, path),
+    "interactive": lambda path, corpus: ["fairseq-interactive", corpus.binary, *SOURCE, path],
+    "validate": lambda path, corpus: ["fairseq-validate", corpus.binary, *SOURCE, path],
+    "hub": lambda path, corpus: ["python", "-c", HUB, path.parent, corpus.binary, USER_DIR],
+    "average": lambda path, corpus: [
+        *("python", "-m", "fairseq_user_dir.average", "--inputs", path, "--output", "average.pt"),
+    ],
+    "analyze": lambda path, corpus: [
+        *("python", "-m", "recipes.mt.analyze", "length", "--model", f"a={path}", "--segmented"),
+        *("--data", corpus.binary, "--test", corpus.text / "test.en", corpus.text / "test.de"),
+    ],
+    "plot": lambda path, corpus: ["cape-plugins", "plot", "components", "--model", path],
+    **{
+        f"export {engine}": lambda path, corpus, engine=engine: [
+            *("cape-plugins", "export", engine, path, "exported", "--data", corpus.binary),
+        ]
+        for host, engine in (entry.name.split("-") for entry in entry_points(group=GROUP))
+        if host == FAIRSEQ
+    },
+    **{
+        option: lambda path, corpus, option=option: train_words(
+            corpus.binary, "run", f"--{option}", path, updates=61
+        )
+        for option in ("finetune-from-model", "restore-file")
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_refuses_a_checkpoint_with_code(
+    command, run_cli, corpus, poisoned, tmp_path, created
+):
+    path = poisoned("cape")
+    done = run_cli(*COMMANDS[command](path, corpus), cwd=tmp_path, input="one two\n", check=False)
+    assert not created.exists()
+    assert done.returncode in (1, 2)
+    (line,) = (line for line in done.stderr.splitlines() if "adaptive_softmax_cutoff is" in line)
+    assert f"{path}: the setting cfg.model.adaptive_softmax_cutoff is " in line
+    assert "which fairseq would run as Python; allowed: numbers" in line
+    assert command == "hub" or "Traceback" not in done.stderr
+    assert list(tmp_path.rglob("*.pt")) == [path]
+
+
+@pytest.mark.slow
+def test_eval_lm_refuses_a_checkpoint_with_code(run_cli, corpus, poisoned, created):
+    words = ["fairseq-eval-lm", corpus.lm, *SOURCE, poisoned("lm")]
+    done = run_cli(*words, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("fairseq-eval-lm: error: ")
+    assert "cfg.model.adaptive_softmax_cutoff is" in done.stderr
+    assert not created.exists()
