@@ -27,7 +27,7 @@ FAIRSEQ = [
     "numpy",
     "omegaconf==2.3.0",
     "packaging",
-    "PyYAML",
+    "PyYAML>=5.4",  # older ones run code from config.yaml, as fairseq reads it
     "regex",
     "sacrebleu>=2.0",
     "scikit-learn",

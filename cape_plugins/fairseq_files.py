@@ -65,8 +65,8 @@ def load_fairseq(path: str | Path) -> dict[str, Any]:
         Exception: of many other kinds, for a damaged file; see :func:`reason`.
     """
     allow_checkpoint_files()
-    where = {"map_location": "cpu", "weights_only": True}
-    state = torch.load(path, mmap=zipfile.is_zipfile(path), **where)
+    mapped = zipfile.is_zipfile(path)
+    state = torch.load(path, map_location="cpu", mmap=mapped, weights_only=True)
     if isinstance(state, Mapping):
         for section in ("args", "cfg"):
             _refuse_code(state.get(section), section, path)

@@ -100,9 +100,6 @@ def task_name(state: Mapping[str, Any]) -> str:
 
 
 def _checked(stock: Any) -> Any:
-    """Reads a file first, because fairseq's own loader gives no reasons for a damaged one, and
-    evaluates settings by omegaconf while it loads."""
-
     @functools.wraps(stock)
     def load_checkpoint_to_cpu(
         path: str, arg_overrides: dict[str, Any] | None = None, *args: Any, **kwargs: Any
@@ -111,11 +108,18 @@ def _checked(stock: Any) -> Any:
         # also forgets what others declared
         allow_fairseq_checkpoints()
         local_path = PathManager.get_local_path(path)
-        if os.path.isfile(local_path):
-            stored = fairseq_arguments(read_checkpoint(local_path))
+        try:
+            # first, because fairseq lets omegaconf evaluate the settings while it loads them
+            state = load_fairseq(local_path)
             if arg_overrides and TYPE_ARG in arg_overrides:
-                arg_overrides = _own_defaults(stored, arg_overrides)
-        return stock(path, arg_overrides, *args, **kwargs)
+                arg_overrides = _own_defaults(fairseq_arguments(state), arg_overrides)
+            del state
+            return stock(path, arg_overrides, *args, **kwargs)
+        except FileNotFoundError:
+            raise
+        except Exception:
+            read_checkpoint(local_path)  # says so if the file is the reason
+            raise
 
     return load_checkpoint_to_cpu
 

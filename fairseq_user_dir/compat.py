@@ -4,7 +4,9 @@ From torch 2.6 on, ``torch.load`` refuses every type that nobody has declared ha
 stores a few plain containers next to the tensors and broadcasts a few more between ranks, so that
 resuming, ``fairseq-generate``, ``-interactive``, ``-validate``, ``-eval-lm``, the hub interface and
 averaging all stop at ``torch.load``. Switching ``weights_only`` off would let any file run code.
-This module declares the containers instead: data holders, which run nothing from the file.
+This module declares the containers instead: data holders, which run nothing from the file. Texts
+that fairseq would run later are refused where a file is read
+(:func:`~cape_plugins.fairseq_files.load_fairseq`).
 """
 
 from __future__ import annotations

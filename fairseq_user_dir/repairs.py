@@ -10,6 +10,7 @@
 * ``fairseq-validate`` asks for ``--task``, which the checkpoint knows and from which it is taken.
 * Settings and manifests that hold lists or numbers as text are run as Python, whatever the text is.
 * The names of protein files (fasta) are run by a shell.
+* An archive that is given to the hub interface may write files outside of its folder.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ import functools
 import inspect
 import shlex
 import sys
+import tarfile
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from fairseq import options, utils
+from fairseq import file_utils, options, utils
 from fairseq.data import data_utils
 from fairseq.data.fasta_dataset import FastaDataset
 from fairseq.sequence_generator import SequenceGeneratorWithAlignment
@@ -52,6 +54,8 @@ def repair_fairseq() -> None:
     utils.post_process_prediction = _with_replacement(utils.post_process_prediction)
     _take_literals_only()
     FastaDataset._build_index = _with_quoted_path(FastaDataset._build_index)
+    if hasattr(tarfile, "data_filter"):  # Python 3.10.12, 3.11.4 and later
+        file_utils.tarfile = SimpleNamespace(open=_Archive.open)
     if not hasattr(np, "compat"):
         np.compat = SimpleNamespace(long=int)
 
@@ -73,6 +77,12 @@ def _with_quoted_path(stock: Any) -> Any:
         return stock(self, shlex.quote(path))
 
     return build_index
+
+
+class _Archive(tarfile.TarFile):
+    """Extracts no file to a place above the folder that it is extracted to."""
+
+    extraction_filter = staticmethod(lambda *member: tarfile.data_filter(*member))
 
 
 # --------------------------------------------------------------------------------------- resuming

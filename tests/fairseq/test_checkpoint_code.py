@@ -9,7 +9,10 @@ import importlib
 import os
 import re
 import sys
+import tarfile
+import tempfile
 import warnings
+from contextlib import nullcontext
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -17,7 +20,7 @@ import fairseq
 import numpy as np
 import pytest
 import torch
-from fairseq import checkpoint_utils, models, utils
+from fairseq import checkpoint_utils, file_utils, models, utils
 from fairseq.criterions.ctc import CtcCriterion, CtcCriterionConfig
 from fairseq.data import codedataset
 from fairseq.data.fasta_dataset import FastaDataset
@@ -203,6 +206,21 @@ def test_the_name_of_a_protein_file_is_no_shell_command(tmp_path, monkeypatch, c
     assert dataset[1] == (">second", "ALA")
 
 
+@pytest.mark.parametrize("name", ["model/../../created", "model/dict.txt"])
+def test_an_archive_writes_into_its_own_folder_only(name, tmp_path, monkeypatch, created):
+    (tmp_path / "text").write_text("a 1\n")
+    archive = tmp_path / "model.tar.gz"
+    with tarfile.open(archive, "w:gz") as file:
+        file.add(tmp_path / "text", "model/first")
+        file.add(tmp_path / "text", name)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    outside = "../" in name
+    with pytest.raises(tarfile.OutsideDestinationError) if outside else nullcontext():
+        folder = Path(file_utils.load_archive_file(str(archive)))
+    assert not created.exists()
+    assert outside or (folder / "dict.txt").read_text() == "a 1\n"
+
+
 # ---------------------------------------------------------------------------------- a checkpoint
 
 
@@ -310,6 +328,8 @@ def poisoned(trained, tmp_path, created):
 
 HUB = """
 import sys
+import tarfile
+import tempfile
 import warnings
 from fairseq.models.transformer import TransformerModel
 folder, data, user_dir = sys.argv[1:]
@@ -319,7 +339,9 @@ SOURCE = ("--user-dir", USER_DIR, "--cpu", "--path")
 COMMANDS = {
     "generate": lambda path, corpus: generate_words(corpus.binary, path),
     "interactive": lambda path, corpus: ["fairseq-interactive", corpus.binary, *SOURCE, path],
-    "validate": lambda path, corpus: ["fairseq-validate", corpus.binary, *SOURCE, path],
+    "validate": lambda path, corpus: [
+        *("fairseq-validate", corpus.binary, *SOURCE, path, "--batch-size", 8),
+    ],
     "hub": lambda path, corpus: ["python", "-c", HUB, path.parent, corpus.binary, USER_DIR],
     "average": lambda path, corpus: [
         *("python", "-m", "fairseq_user_dir.average", "--inputs", path, "--output", "average.pt"),
@@ -365,7 +387,7 @@ def test_command_refuses_a_checkpoint_with_code(
 def test_eval_lm_refuses_a_checkpoint_with_code(run_cli, corpus, poisoned, created):
     words = ["fairseq-eval-lm", corpus.lm, *SOURCE, poisoned("lm")]
     done = run_cli(*words, check=False)
+    assert not created.exists()
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("fairseq-eval-lm: error: ")
     assert "cfg.model.adaptive_softmax_cutoff is" in done.stderr
-    assert not created.exists()
