@@ -169,6 +169,7 @@ def _refuse_code(value: Any, name: str, path: str | Path) -> None:
     Raises:
         UnsafeSettingError: naming file, setting and value, and what is allowed.
     """
+    value = _plain(value)
     if isinstance(value, str) and _FUNCTION_CALL.search(value):
         raise UnsafeSettingError(
             f"{path}: the setting {name} is {_shown(value)}, which calls a function of omegaconf; "
@@ -187,7 +188,6 @@ def _refuse_code(value: Any, name: str, path: str | Path) -> None:
 
 def _entries(value: Any) -> Iterator[tuple[str, Any]]:
     """Names and values of a container of settings, of any type that a checkpoint may hold."""
-    value = _plain(value)
     if isinstance(value, Mapping):
         yield from ((str(key), inner) for key, inner in value.items())
     elif isinstance(value, list | tuple):
@@ -197,8 +197,8 @@ def _entries(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """A container of omegaconf as dict or list; its own methods would call the functions that are
-    refused here. It can only exist if a host has imported omegaconf."""
+    """A container of omegaconf as dict, list or text; its own methods would call the functions that
+    are refused here. It can only exist if a host has imported omegaconf."""
     omegaconf = sys.modules.get("omegaconf")
     if omegaconf is None or not omegaconf.OmegaConf.is_config(value):
         return value
@@ -207,6 +207,7 @@ def _plain(value: Any) -> Any:
 
 def _is_data(value: Any, texts: bool) -> bool:
     """Whether a value, or what its text stands for, has only numbers and perhaps `texts`."""
+    value = _plain(value)
     if isinstance(value, str):
         try:
             value = literal(value) if value.strip() else None

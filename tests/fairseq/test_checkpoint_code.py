@@ -25,7 +25,7 @@ from fairseq.criterions.ctc import CtcCriterion, CtcCriterionConfig
 from fairseq.data import codedataset
 from fairseq.data.fasta_dataset import FastaDataset
 from fairseq.modules import MultiheadAttention
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from cape_plugins.fairseq_files import UnsafeSettingError, literal, load_fairseq
 from cape_plugins.pictures.checkpoint import read_stack
@@ -302,6 +302,10 @@ def test_a_checkpoint_calls_no_function_of_omegaconf(text, tmp_path, created):
         path = save(path, cfg=OmegaConf.create({"task": task}))
         with pytest.raises(SettingsError, match=message):
             checkpoint_utils.load_checkpoint_to_cpu(str(path))
+        if text.endswith("e:}"):  # instead of a whole section
+            path = save(path, cfg={"task": {"data": DictConfig(text)}})
+            with pytest.raises(SettingsError, match=message):
+                checkpoint_utils.load_checkpoint_to_cpu(str(path))
         assert not created.exists()
     finally:
         OmegaConf.clear_resolver("create")
