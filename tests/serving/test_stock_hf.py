@@ -36,6 +36,7 @@ CASES = [
 ]
 OF_SIZE = [("vit", "cape, 24 x 40"), ("vit", "abspos, 24 x 40"), ("whisper", "cape")]
 PROGRAMS = [(family, "cape") for family in ("vit", "bert", "llama", "bart")]
+TABLES = [(family, "cape") for family in ("marian", "bart", "bert", "dinov2", "siglip")]
 SETTINGS = {**TEXT, **IMAGE}
 COMPARE = """
 import json, torch, transformers
@@ -226,12 +227,25 @@ def test_program_goes_on_with_prompts_of_several_lengths(tmp_path, monkeypatch, 
     assert len(set(printed)) == 3
 
 
-def test_half_precision_stays(tmp_path):
-    FAMILIES["bert"].build({"type": "cape"}).bfloat16().save_pretrained(tmp_path / "model")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("case", TABLES, ids="-".join)
+def test_half_precision_stays(case, dtype, tmp_path):
+    """The stock model computes the same in it, bit for bit: both round the same positions."""
+    family, name = case
+    model = FAMILIES[family].build(settings_of(family, name)).to(dtype).eval()
+    model.save_pretrained(tmp_path / "model")
     out = export(tmp_path / "model", tmp_path / "out")
-    stock = transformers.BertForMaskedLM.from_pretrained(out, dtype="auto")
-    assert stock.dtype == torch.bfloat16
-    assert stock.bert.embeddings.position_embeddings.weight.abs().sum() > 100
+    (stock_name,) = json.loads((out / "config.json").read_text())["architectures"]
+    stock = getattr(transformers, stock_name).from_pretrained(out, dtype="auto").eval()
+    assert {weight.dtype for weight in stock.parameters()} == {dtype}
+    given, for_stock = (
+        {key: v.to(dtype) if v.is_floating_point() else v for key, v in inputs.items()}
+        for inputs in inputs_of(model)
+    )
+    with torch.no_grad():
+        expected, got = answer(model(**given)), answer(stock(**for_stock))
+    assert torch.equal(got, expected)
+    assert expected.abs().max() > 0.1
 
 
 @pytest.mark.parametrize(
