@@ -27,6 +27,7 @@ from cape_plugins import PositionConfig
 from cape_plugins.arguments import TYPE_ARG, Parser, add_position_args, given_settings, in_flags
 from cape_plugins.config import applies, parse_option
 from cape_plugins.families import find_family
+from cape_plugins.files import editing_json
 from cape_plugins.options import COUNTED
 from cape_plugins.registry import DEFAULT_TYPE, ENCODINGS, ROTARY_TYPES, TYPES, types_of
 from cape_plugins.serving.output import complete_folder
@@ -83,6 +84,7 @@ def convert(
             model = _stock_model(source, own, config)
         else:
             model = _cape_model(source, own, config, settings, neutral)
+            _forget_code(vars(model.config))
         copy_other_files(source, folder)
         choose_extractor(folder, getattr(model.config, "at_natural_length", False))
         model.save_pretrained(folder)
@@ -256,7 +258,7 @@ def _stock_model(source: str, own: Any, config: Any) -> PreTrainedModel:
 
 def copy_other_files(source: str | os.PathLike[str], target: Path) -> None:
     """Copies the files of a checkpoint that a model does not write: of the tokenizer, of the
-    feature extractor, settings of generation."""
+    feature extractor, settings of generation. They name no code that is left behind."""
     folder = (
         source
         if os.path.isdir(source)
@@ -271,6 +273,17 @@ def copy_other_files(source: str | os.PathLike[str], target: Path) -> None:
             *(name for name in names if os.path.isdir(os.path.join(path, name))),
         },
     )
+    for path in target.glob("*_config.json"):
+        with editing_json(path) as saved:
+            for settings in (saved, *saved.values()):
+                if isinstance(settings, dict):
+                    _forget_code(settings)
+
+
+def _forget_code(settings: dict[str, Any]) -> None:
+    """Takes out what names code beside a checkpoint; ``REPOSITORY--MODULE.CLASS`` is on the hub."""
+    if "--" not in str(settings.get("auto_map")):
+        settings.pop("auto_map", None)
 
 
 def _source_scale(text: str, model: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from transformers import AutoConfig
 import hf_models
 from cape_plugins import PositionEncoder
 from cape_plugins.serving.output import Exported
-from hf_models.convert import LEFT_BEHIND
+from hf_models.convert import copy_other_files
 from hf_models.feature_extraction import choose_extractor
 from hf_models.loading import clear_errors, load_whole
 from hf_models.serving.onnx_graphs import (
@@ -67,7 +66,9 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
         sizes = [graph.sample, *(graph.others if args.check else [])]
         lines.append(f"{path.name}: {compared(graph, session, sizes)}")
         described.append(Described(path.name, *map(_described, _puts(session))))
-    _copy_other_files(source, folder)
+    # no config.json, by which loading code would look for weights
+    copy_other_files(source, folder)
+    choose_extractor(folder, at_natural_length=False)  # the stock one needs no package
     return Exported(readme(model, described, args.opset), "\n".join(lines))
 
 
@@ -223,15 +224,3 @@ def _puts(session: Any) -> tuple[Any, Any]:
 
 def _described(values: Any) -> list[tuple[str, str, list[Any]]]:
     return [(value.name, value.type, value.shape) for value in values]
-
-
-def _copy_other_files(source: Path, folder: Path) -> None:
-    """Files of a tokenizer or feature extractor, and how to generate; no config.json, by which
-    loading code would look for weights."""
-    ignored = shutil.ignore_patterns(*LEFT_BEHIND)(
-        str(source), [path.name for path in source.iterdir()]
-    )
-    for path in source.iterdir():
-        if path.is_file() and path.name not in ignored:
-            shutil.copy(path, folder)
-    choose_extractor(folder, at_natural_length=False)  # the stock one needs no package

@@ -50,7 +50,7 @@ def build_stock(cape: PreTrainedModel, stock_class: Any) -> PreTrainedModel:
     """
     own_fields = vars(type(cape.config)()).keys() - vars(stock_class.config_class()).keys()
     settings = cape.config.to_dict()
-    for field in (*own_fields, "model_type"):
+    for field in (*own_fields, "model_type", "auto_map"):  # the last names code of this package
         settings.pop(field, None)
     has_patches = any(isinstance(module, PatchEmbeddings) for module in cape.modules())
     if has_patches and hasattr(cape.config, "use_absolute_position_embeddings"):
