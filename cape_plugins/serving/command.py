@@ -155,7 +155,13 @@ def _exporter(args: argparse.Namespace) -> Exporter:
 
 def _host(source: Path) -> str:
     """The host whose checkpoint stands at `source`."""
-    if not source.exists():
+    try:
+        exists = source.exists()
+    except OSError as error:  # a name that is too long, a folder that lets nobody in
+        raise ValueError(
+            f"SOURCE {source} cannot be read ({error.strerror}); check the path."
+        ) from None
+    if not exists:
         paths = str(source).split(os.pathsep)
         if len(paths) > 1 and all(os.path.exists(path) for path in paths):
             raise ValueError(

@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NoReturn
 
 
 @dataclass(frozen=True)
@@ -29,12 +33,15 @@ class Exported:
 
 
 _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # disk, limit of files, quota
+# The number of an error of the operating system, as Python and Rust print it.
+_NUMBER = re.compile(r"(?:\[Errno |os error )(\d+)")
+_OF_TORCH = "enforce fail at inline_container"  # torch's writer of files tells no number
 
 
 @contextmanager
 def complete_folder(target: Path, argument: str = "OUT") -> Iterator[Path]:
     """An empty folder to write into, which becomes `target` when the block ends and is removed if
-    it fails.
+    it fails, also where the process is told to end.
 
     Args:
         target: The new folder.
@@ -44,35 +51,101 @@ def complete_folder(target: Path, argument: str = "OUT") -> Iterator[Path]:
         ValueError: if there is something at `target` already, or if it cannot be made.
         OSError: on a full disk.
     """
-    if target.exists() or target.is_symlink():  # also one that leads nowhere
-        raise ValueError(
-            f"{argument} {target} exists already; give a new folder, or remove this one first."
-        )
-    missing = [folder for folder in target.parents if not folder.exists()]
+    with _ending_by_error():
+        missing, partial = _begin(target, argument)
+        try:
+            yield partial
+            # mkdtemp and safetensors let nobody else read what they make
+            os.umask(umask := os.umask(0))
+            partial.chmod(0o777 & ~umask)
+            for path in partial.rglob("*"):
+                path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
+            _give_name(partial, target, argument)
+        except BaseException as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            for folder in missing:
+                with suppress(OSError):  # another process has put something there
+                    folder.rmdir()
+            if isinstance(error, Exception) and (reason := _full_disk(error)):
+                raise OSError(
+                    f"{argument} {target} cannot be written ({reason}); make room, or give a "
+                    "folder elsewhere."
+                ) from error
+            raise
+
+
+def _begin(target: Path, argument: str) -> tuple[list[Path], Path]:
+    """The folders above `target` that are new, and a hidden one beside it."""
     try:
+        if _is_taken(target):
+            raise ValueError(
+                f"{argument} {target} exists already; give a new folder, or remove this one first."
+            )
+        missing = [folder for folder in target.parents if not folder.exists()]
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        # a part of the name: the whole one may be as long as names can be
+        prefix = f".{target.name[:40]}."
+        return missing, Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
     except OSError as error:
         raise ValueError(
             f"{argument} {target} cannot be made ({error.strerror}: {error.filename}); give a "
             "folder that can be written."
         ) from error
+
+
+def _is_taken(target: Path) -> bool:
+    """Whether there is something, and be it a link that leads nowhere."""
     try:
-        yield partial
-        # mkdtemp and safetensors let nobody else read what they make
-        os.umask(umask := os.umask(0))
-        partial.chmod(0o777 & ~umask)
-        for path in partial.rglob("*"):
-            path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
+        target.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def _give_name(partial: Path, target: Path, argument: str) -> None:
+    try:
         partial.rename(target)
-    except BaseException as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        for folder in missing:
-            with suppress(OSError):  # another process has put something there
-                folder.rmdir()
-        if isinstance(error, OSError) and error.errno in _FULL:
-            raise OSError(
-                f"{argument} {target} cannot be written ({error.strerror}); make room, or give a "
-                "folder elsewhere."
-            ) from error
-        raise
+    except OSError as error:
+        if not _is_taken(target):
+            raise
+        raise ValueError(
+            f"{argument} {target} exists by now; another process has written it. Give a new "
+            "folder, or remove this one first."
+        ) from error
+
+
+def _full_disk(error: Exception) -> str | None:
+    """The reason in words if there was no room to write, whichever library has met that."""
+    if _OF_TORCH in str(error):
+        return "disk full?"
+    number = getattr(error, "errno", None)
+    if number is None and (found := _NUMBER.search(str(error))):
+        number = int(found[1])
+    return os.strerror(number) if number in _FULL else None
+
+
+@contextmanager
+def _ending_by_error() -> Iterator[None]:
+    """Lets a polite kill and a terminal that is closed end the block by SystemExit, with the status
+    that shells know, so that what was begun is cleaned up: by default Python ends on the spot.
+
+    What a caller has set stays, and so does what is ignored (nohup). Python lets the main thread
+    alone set what signals do.
+    """
+    numbers = []
+    if threading.current_thread() is threading.main_thread():
+        known = (getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP"))  # Windows lacks one
+        numbers = [n for n in known if n and signal.getsignal(n) is signal.SIG_DFL]
+
+    def end(number: int, _: Any) -> NoReturn:
+        for other in numbers:  # the next one would cut the cleaning short
+            signal.signal(other, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    for number in numbers:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)

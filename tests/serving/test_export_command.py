@@ -1,13 +1,24 @@
 """The command ``cape-plugins export``: what it refuses, and a folder that is complete or not
 there."""
 
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
 from importlib.metadata import EntryPoint
 
 import pytest
+from safetensors import SafetensorError
 
 from cape_plugins.cli import main
 from cape_plugins.serving.output import complete_folder
 from tests.support.engines import engine_python, run_program
+
+LONG = 256 * "n"  # one more than file systems take
 
 
 @pytest.mark.parametrize(
@@ -24,6 +35,9 @@ from tests.support.engines import engine_python, run_program
         (["stock", "model.pt", "dangling"], "OUT dangling exists already"),
         (["ctranslate2", "model.pt", "out", "--max-source-tokens", "1"], "--max-source-tokens"),
         (["ctranslate2", "model.pt", "model.pt/out"], "OUT model.pt/out cannot be made"),
+        (["stock", "model.pt", LONG], f"OUT {LONG} cannot be made (File name too long"),
+        (["stock", "model.pt", f"{LONG}/out"], f"OUT {LONG}/out cannot be made (File name too"),
+        (["stock", LONG, "out"], f"SOURCE {LONG} cannot be read (File name too long)"),
         (["ctranslate2", "model.pt", "out", "--quantization", "int3"], "invalid choice: 'int3'"),
         (
             ["stock", "model.pt", "out", "--max-tokens", "5", "--image-size", "8", "8"],
@@ -83,6 +97,120 @@ def test_folder_is_complete_or_not_there(tmp_path):
     assert target.stat().st_mode & 0o055 == 0o055  # a server may be another user
     assert (target / "file").stat().st_mode & 0o044 == 0o044
     assert [path.name for path in target.parent.iterdir()] == ["out"]
+
+
+def test_longest_name_that_a_file_system_takes(tmp_path):
+    target = tmp_path / LONG[1:]
+    with complete_folder(target) as folder:
+        (folder / "file").touch()
+    assert [path.name for path in target.iterdir()] == ["file"]
+
+
+FULL = {
+    "write": OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+    "quota": OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)),
+    "copytree": shutil.Error([("a", "b", "[Errno 28] No space left on device: 'a' -> 'b'")]),
+    "safetensors": SafetensorError(
+        "Error while serializing: I/O error: No space left on device (os error 28)"
+    ),
+    "torch": RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 704 vs 598"),
+}
+
+
+@pytest.mark.parametrize("error", FULL.values(), ids=FULL)
+def test_a_full_disk_is_told_in_one_line(error, tmp_path):
+    """Whatever library meets it, each with words of its own."""
+    with pytest.raises(OSError, match="cannot be written") as told, complete_folder(tmp_path / "o"):
+        raise error
+    told = str(told.value)
+    assert told.startswith(f"OUT {tmp_path}/o cannot be written (")
+    assert told.endswith("); make room, or give a folder elsewhere.")
+    assert not any(word in told for word in ("rrno", "os error", "enforce", "\n"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_errors_are_not_called_a_full_disk(tmp_path):
+    """Of a folder that was filled meanwhile by a job that was started twice, and of any code."""
+    error = RuntimeError("of a model")
+    with pytest.raises(RuntimeError, match="of a model"), complete_folder(tmp_path / "out"):
+        raise error
+    with (
+        pytest.raises(ValueError, match="OUT .*/out exists by now; another process"),
+        complete_folder(tmp_path / "out"),
+        complete_folder(tmp_path / "out") as folder,
+    ):
+        (folder / "of the other").touch()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["of the other"]
+
+
+WAITING = """
+import signal, sys, time
+from pathlib import Path
+from cape_plugins.serving.output import complete_folder
+
+if sys.argv[2:]:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+with complete_folder(Path(sys.argv[1])) as folder:
+    (folder / "half").touch()
+    while not Path(sys.argv[1] + ".go").exists():
+        time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def waiting(tmp_path):
+    """Starts a process that writes a folder, and waits for it in the midst of that."""
+    processes = []
+
+    def start(*words):
+        command = [sys.executable, "-c", WAITING, tmp_path / "new" / "out", *words]
+        processes.append(subprocess.Popen(command))
+        while not list(tmp_path.glob("new/.out.*/half")):
+            assert processes[-1].poll() is None
+            time.sleep(0.01)
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_process_that_is_told_to_end_leaves_nothing(number, waiting, tmp_path):
+    process = waiting()
+    process.send_signal(number)
+    assert process.wait(60) == 128 + number
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_signal_that_is_ignored_stays_so(waiting, tmp_path):
+    process = waiting("nohup")
+    process.send_signal(signal.SIGHUP)
+    (tmp_path / "new" / "out.go").touch()
+    assert process.wait(60) == 0
+    assert [path.name for path in (tmp_path / "new" / "out").iterdir()] == ["half"]
+
+
+def test_folders_are_written_in_threads_too(tmp_path):
+    """Where Python lets nobody set what signals do."""
+
+    def write():
+        with complete_folder(tmp_path / "out") as folder:
+            (folder / "file").touch()
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=write)
+    thread.start()
+    thread.join()
+    assert (tmp_path / "out" / "file").exists()
+    write_again = complete_folder(tmp_path / "again")
+    with write_again:
+        assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 them."""
 
 import json
+import re
+import resource
 
 import pytest
 import transformers
@@ -33,9 +35,10 @@ def write(request):
         words = [str(source), str(out)]
         if name.startswith("convert"):
             status = convert.main([*words, *WRITERS[name]])
-            assert status == 0
         else:
-            main([*WRITERS[name], *words])
+            status = main([*WRITERS[name], *words])
+        if status:
+            raise SystemExit(status)
         return out
 
     return run
@@ -85,3 +88,22 @@ def test_stock_folder_of_a_self_contained_one_loads_with_remote_code_allowed(tmp
     load = transformers.AutoModelForMaskedLM.from_pretrained
     model = load(tmp_path / "out", trust_remote_code=True)
     assert type(model) is transformers.BertForMaskedLM
+
+
+@pytest.mark.slow
+def test_a_full_disk_leaves_one_line_and_nothing_else(write, tmp_path, capsys):
+    """Whichever file is the first that has no room: a limit on the size of files does the same."""
+    source = save_marian(tmp_path / "model")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for limit in (20_000, 100):
+        capsys.readouterr()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
+        try:
+            with pytest.raises(SystemExit, match="2"):
+                write(source, tmp_path / "out")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert re.match(r"error: (OUT|DST) \S+/out cannot be written \(File too large\); ", error)
+        assert sorted(path.name for path in tmp_path.iterdir()) == before
