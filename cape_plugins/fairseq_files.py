@@ -74,12 +74,14 @@ def load_fairseq(path: str | Path) -> dict[str, Any]:
 
 
 def reason(error: Exception) -> str:
-    """Why a checkpoint could not be read, in one line for people."""
+    """Why a file could not be read, in one line for people."""
     # the rest of torch's text is not for users: advice to load anything, "miniz"
     if isinstance(error, pickle.UnpicklingError | LookupError):
-        return "not a file of torch, or with objects that fairseq does not save"
+        return "not a file of torch, or with objects that no training saves"
     if isinstance(error, EOFError):
         return "it ends too early"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}"
     return str(error).splitlines()[0].split(". ")[0] if str(error) else type(error).__name__
 
 

@@ -238,8 +238,8 @@ def _stock_model(source: str, own: Any, config: Any) -> PreTrainedModel:
     if stock is None:
         raise ValueError(f"{source} holds a Cape{name}, which transformers has no stock model for.")
     with clear_errors(source):
-        cape = own.from_pretrained(source, dtype="auto").eval()
-    patches = (module for module in cape.modules() if isinstance(module, PatchEmbeddings))
+        cape, _ = load_whole(own, source)
+    patches = (module for module in cape.eval().modules() if isinstance(module, PatchEmbeddings))
     embeddings = next(patches, None)
     changes = _changes(_settings(cape.config), _stock_settings(cape.config, vars(cape.config)))
     if embeddings is not None:  # the table of one image size can hold all that is added

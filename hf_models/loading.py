@@ -13,6 +13,9 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
+from cape_plugins.fairseq_files import reason
+from cape_plugins.serving.checks import refuse_not_finite
+
 
 @contextmanager
 def clear_errors(source: str) -> Iterator[None]:
@@ -29,18 +32,17 @@ def clear_errors(source: str) -> Iterator[None]:
     try:
         yield
     except StrictDataclassError as error:
-        reason = " ".join(str(error).split())
+        told = " ".join(str(error).split())
         raise ValueError(
-            f"the configuration of {source} is not allowed: {reason}. Correct its config.json."
+            f"the configuration of {source} is not allowed: {told}. Correct its config.json."
         ) from error
     except (SafetensorError, pickle.UnpicklingError, EOFError, RuntimeError) as error:
         # on a CPU it has no class of its own
         if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
             raise
-        reason = str(error).strip().splitlines()[0]
         raise ValueError(
-            f"the weights of {source} cannot be read ({reason}); they are damaged, incomplete or "
-            "of another model. Save, copy or download them again."
+            f"the weights of {source} cannot be read ({reason(error)}); they are damaged, "
+            "incomplete or of another model. Save, copy or download them again."
         ) from error
     except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
         raise ValueError(
@@ -65,7 +67,7 @@ def load_whole(model_class: Any, source: str, **fields: Any) -> tuple[PreTrained
         the model, and the names of positional parameters that the checkpoint does not have.
 
     Raises:
-        ValueError: if a weight is missing or of another shape.
+        ValueError: if a weight is missing, of another shape or not finite.
     """
     model, report = model_class.from_pretrained(
         source,
@@ -87,4 +89,5 @@ def load_whole(model_class: Any, source: str, **fields: Any) -> tuple[PreTrained
             f"the weights of {source} are not complete: {len(lacking)} that its config.json asks "
             f"for are missing, such as {lacking[0]}. Take both from one model."
         )
+    refuse_not_finite(model, source)
     return model, new

@@ -22,6 +22,7 @@ from fairseq.tokenizer import tokenize_line
 from torch import nn
 
 from cape_plugins import RelativePositions
+from cape_plugins.serving.checks import refuse_large_table
 from cape_plugins.serving.ctranslate2_notes import (
     check_length,
     compare,
@@ -43,7 +44,7 @@ from fairseq_user_dir.serving.ctranslate2_readme import (
     language_model_readme,
     translation_readme,
 )
-from fairseq_user_dir.serving.folding import empty_table, folded, layers_of
+from fairseq_user_dir.serving.folding import empty_table, folded, layers_of, width_of
 from fairseq_user_dir.serving.source import Source, load_source, score, start_of
 from fairseq_user_dir.serving.source import translate as translate_by_fairseq
 
@@ -85,12 +86,16 @@ def write_model(
 
     Returns:
         Rows of each side that the model has; None without a table and a limit.
+
+    Raises:
+        ValueError: for relative attention that the engine does not have, and for too many rows.
     """
+    sides = {"encoder": "source", "decoder": "target"}
     for name, stack in source.stacks.items():
         _check_relative(name, stack)
+        refuse_large_table(f"--max-{sides[name]}-tokens", rows[sides[name]], width_of(stack))
     plain = folded(source.model, rows["source"], rows["target"]).requires_grad_(False)
     copied = Source(plain, source.task)
-    sides = {"encoder": "source", "decoder": "target"}
     limits = {sides[name]: _fit(stack, rows[sides[name]]) for name, stack in copied.stacks.items()}
     _Converter(copied, limits).convert(str(folder), quantization=quantization, force=True)
     return limits

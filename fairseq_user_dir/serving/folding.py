@@ -58,11 +58,15 @@ def position_table(stack: nn.Module, rows: int) -> LearnedPositionalEmbedding | 
 
 def empty_table(stack: nn.Module, rows: int) -> LearnedPositionalEmbedding:
     """A stock table of `rows` positions of an encoder or decoder that adds zero."""
-    width = layers_of(stack)[0].embed_dim
     first = stack.padding_idx + 1
-    table = LearnedPositionalEmbedding(first + rows, width, stack.padding_idx)
+    table = LearnedPositionalEmbedding(first + rows, width_of(stack), stack.padding_idx)
     nn.init.zeros_(table.weight)
     return table.requires_grad_(False)
+
+
+def width_of(stack: nn.Module) -> int:
+    """Channels of the positions of an encoder or decoder."""
+    return layers_of(stack)[0].embed_dim
 
 
 def layers_of(stack: nn.Module) -> list[nn.Module]:

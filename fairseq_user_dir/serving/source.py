@@ -17,7 +17,8 @@ from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from fairseq.models.nat import FairseqNATModel
 from torch import nn
 
-from cape_plugins.fairseq_files import fairseq_arguments
+from cape_plugins.fairseq_files import fairseq_arguments, reason
+from cape_plugins.serving.checks import refuse_not_finite
 from cape_plugins.serving.ctranslate2_notes import BEAM, Hypothesis
 from fairseq_user_dir.checkpoints import read_checkpoint, task_name
 from fairseq_user_dir.errors import SettingsError
@@ -98,23 +99,25 @@ def load_trained(path: Path, data: str | None) -> tuple[Any, Any, Any]:
 
     Raises:
         SettingsError: for missing dictionaries, and for those of another training.
+        ValueError: for weights that are not finite.
     """
     overrides = {} if data is None else {"data": data}
     try:
         (model,), cfg, task = load_model_ensemble_and_task([str(path)], overrides)
     except Exception as error:  # fairseq has none of its own for a folder without dictionaries
         if type(error) is RuntimeError and "size mismatch" in str(error):
-            reason = str(error).partition("size mismatch")[2].splitlines()[0]
+            sizes = str(error).partition("size mismatch")[2].splitlines()[0]
             raise SettingsError(
                 f"{path} does not fit the dictionaries in {data or 'the folder of its training'} "
-                f"(size mismatch{reason}); give --data DIR, a folder with those of its training."
+                f"(size mismatch{sizes}); give --data DIR, a folder with those of its training."
             ) from error
-        if type(error) not in (FileNotFoundError, Exception):
+        if not isinstance(error, OSError) and type(error) is not Exception:
             raise
         raise SettingsError(
-            f"{path} needs the dictionaries of its training ({error}); give --data DIR, a folder "
-            "with its dict.*.txt."
+            f"{path} needs the dictionaries of its training ({reason(error)}); give --data DIR, a "
+            "folder with its dict.*.txt."
         ) from error
+    refuse_not_finite(model, path)
     return model.eval(), cfg, task
 
 

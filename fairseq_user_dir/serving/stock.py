@@ -18,12 +18,13 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from cape_plugins.arguments import PREFIX, TYPE_ARG
+from cape_plugins.serving.checks import refuse_large_table
 from cape_plugins.serving.command import FAIRSEQ, SHORTEST
 from cape_plugins.serving.output import Exported
 from fairseq_user_dir.checkpoints import position_config, read_checkpoint
 from fairseq_user_dir.models import CLASSES
 from fairseq_user_dir.options import ALLOW_ARG
-from fairseq_user_dir.serving.folding import folded
+from fairseq_user_dir.serving.folding import folded, width_of
 from fairseq_user_dir.serving.layouts import write_hugging_face
 from fairseq_user_dir.serving.source import load_trained
 
@@ -145,11 +146,18 @@ def load(source: Path, data: str | None) -> Trained:
 
 def table_rows(trained: Trained, limit: int | None) -> dict[str, int]:
     """Positions of "source" and "target" that are written: `limit`, or those that a stock model
-    with these settings would have."""
+    with these settings would have.
+
+    Raises:
+        ValueError: if they are too many.
+    """
     args, sides = trained.cfg["model"], ("source", "target")
     names = {side: f"max_{side}_positions" for side in sides}
     unset = args.get("tokens_per_sample") or 1024  # of language models
-    return {side: limit or args.get(name) or unset for side, name in names.items()}
+    rows = {side: limit or args.get(name) or unset for side, name in names.items()}
+    for count in rows.values():
+        refuse_large_table("--max-tokens", count, width_of(trained.model.decoder))
+    return rows
 
 
 # ---- the checkpoint ------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from hf_models.loading import clear_errors, load_whole
 from hf_models.natural_length import NaturalLengthEncoder
 from hf_models.serving.ctranslate2_loaders import (
     TranslationLoader,
+    refuse_large_tables,
     refuse_unfit,
     vocabularies,
     write_tokenizer,
@@ -117,7 +118,11 @@ def write_model(
 
     Returns:
         Rows of each side that the model has; None without a table and a limit.
+
+    Raises:
+        ValueError: for positions that the engine cannot hold, and for too many rows.
     """
+    refuse_large_tables(translation.model, rows)
     model = copy.deepcopy(translation.model).requires_grad_(False)
     sides = {"source": model.get_encoder(), "target": model.get_decoder()}
     limits = {

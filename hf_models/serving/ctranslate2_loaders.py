@@ -3,6 +3,7 @@ of stock ones: tables, and relative keys in attention."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from ctranslate2.converters import transformers as stock
 from ctranslate2.specs import attention_spec, model_spec
 
 from cape_plugins import token_positions
+from cape_plugins.serving.checks import refuse_large_table
 from cape_plugins.serving.ctranslate2_tables import (
     has_table,
     needs_identity,
@@ -197,6 +199,13 @@ def write_tokenizer(source: Path, folder: Path, tokenizer: Any) -> None:
     path = folder / "tokenizer.json"
     if tokenizer.is_fast and not path.exists():
         tokenizer.backend_tokenizer.save(str(path))
+
+
+def refuse_large_tables(model: Any, rows: Mapping[str, int]) -> None:
+    """Refuses more rows than the memory holds; see
+    :func:`~cape_plugins.serving.checks.refuse_large_table`."""
+    for side, count in rows.items():
+        refuse_large_table(f"--max-{side}-tokens", count, model.config.hidden_size)
 
 
 def refuse_unfit(stack: Any, beside: bool) -> None:

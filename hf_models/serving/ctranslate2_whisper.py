@@ -20,6 +20,7 @@ from cape_plugins.speech.audio import read_audio
 from hf_models.natural_length import STRIDE
 from hf_models.serving.ctranslate2_loaders import (
     RecognitionLoader,
+    refuse_large_tables,
     refuse_unfit,
     write_tokenizer,
 )
@@ -87,6 +88,7 @@ def write_recognition(
         quantization: Precision of the weights; None for float32.
     """
     model, tokenizer = recognition
+    refuse_large_tables(model, rows)
     refuse_unfit(model.get_encoder(), beside=True)  # the engine has both there
     refuse_unfit(model.get_decoder(), beside=False)
     loader = RecognitionLoader(rows["source"], rows["target"])

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
 from cape_plugins.files import editing_json
+from cape_plugins.serving.checks import refuse_large_table
 from cape_plugins.serving.command import HUGGING_FACE, SHORTEST
 from cape_plugins.serving.output import Exported
 from hf_models.convert import copy_other_files, own_class
@@ -114,6 +115,8 @@ def _set_size(cape: PreTrainedModel, args: argparse.Namespace) -> str | None:
                 f"{type(cape).__name__}, which reads no images; allowed: --max-tokens."
             )
         for model in images:
+            patches = math.prod(model.embeddings.patches(*args.image_size))
+            refuse_large_table("--image-size", patches, _of_images(model.config).hidden_size)
             model.resize_images(*args.image_size)
     if args.max_tokens:
         if images or limit is None:
@@ -121,6 +124,7 @@ def _set_size(cape: PreTrainedModel, args: argparse.Namespace) -> str | None:
                 f"--max-tokens {args.max_tokens} is not allowed for a {type(cape).__name__}, which "
                 "has no table of tokens; leave it out."
             )
+        refuse_large_table("--max-tokens", args.max_tokens, cape.config.hidden_size)
         setattr(cape.config, limit, args.max_tokens)
     return None if images else limit
 
@@ -215,13 +219,18 @@ def hint_of(cape: PreTrainedModel) -> int | None:
     return None if stack is None else stack.bos_token
 
 
+def _of_images(config: Any) -> Any:
+    """The part of a configuration that is about images."""
+    return getattr(config, "vision_config", config)
+
+
 def shape_of_inputs(model: PreTrainedModel) -> tuple[int, ...]:
     """Of one image, recording or text."""
     config = model.config
     if model.main_input_name == "input_ids":
         return (1, SHORTEST - 1)  # and the hint
     if model.main_input_name == "pixel_values":
-        config = getattr(config, "vision_config", config)
+        config = _of_images(config)
         size = config.image_size
         sides = size if isinstance(size, list | tuple) else (size, size)
         return (1, config.num_channels, *sides)

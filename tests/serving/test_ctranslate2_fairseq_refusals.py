@@ -1,5 +1,7 @@
 """What of fairseq is not served by ctranslate2: refused with the reason, and nothing is written."""
 
+import math
+
 import pytest
 import torch
 
@@ -16,10 +18,10 @@ CAPE, RELPOS = TYPE_FLAGS["cape"], TYPE_FLAGS["relpos"]
 PRE_LN = ("--encoder-normalize-before", "--decoder-normalize-before")
 
 
-def refusal(capsys, checkpoint, out, *more):
+def refusal(capsys, checkpoint, out, *more, engine="ctranslate2"):
     """The one line that the command prints."""
     with pytest.raises(SystemExit, match="2"):
-        main(["export", "ctranslate2", str(checkpoint), str(out), *map(str, more)])
+        main(["export", engine, str(checkpoint), str(out), *map(str, more)])
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: ")
     assert [path.name for path in out.parent.iterdir() if "out" in path.name] == []
@@ -108,6 +110,40 @@ def test_dictionaries_are_needed_and_are_those_of_the_training(models, tmp_path,
     others = write_dictionaries(tmp_path / "others", "x", "x") / "binary"
     assert "other units" in refusal(capsys, checkpoint, out, "--data", others)
     main(["export", "ctranslate2", str(checkpoint), str(out)])  # where they were in training
+
+
+def test_a_folder_of_dictionaries_that_cannot_be_read(models, tmp_path, capsys):
+    """The line has no number of the operating system."""
+    checkpoint = save_fairseq(models.data, tmp_path / "model.pt", *CAPE)
+    for data, told in ((256 * "n", "File name too long"), (checkpoint, "Not a directory")):
+        error = refusal(capsys, checkpoint, tmp_path / "out", "--data", data)
+        assert f"needs the dictionaries of its training ({told}: {data}/dict" in error
+        assert "give --data DIR" in error
+
+
+@pytest.mark.parametrize("engine", ["ctranslate2", "stock"])
+def test_weights_that_are_no_numbers(engine, models, tmp_path, capsys):
+    checkpoint = save_fairseq(models.data, tmp_path / "model.pt", *CAPE)
+    state = torch.load(checkpoint, weights_only=True)
+    state["model"]["decoder.layers.1.fc1.weight"][3, 4] = math.inf
+    torch.save(state, checkpoint)
+    error = refusal(capsys, checkpoint, tmp_path / "out", engine=engine)
+    assert f"the weights of {checkpoint} are not all finite: decoder.layers.1.fc1.weight" in error
+
+
+@pytest.mark.parametrize(
+    ("engine", "flag"),
+    [
+        ("ctranslate2", "--max-source-tokens"),
+        ("ctranslate2", "--max-target-tokens"),
+        ("stock", "--max-tokens"),
+    ],
+)
+def test_tables_that_no_memory_holds(engine, flag, models, tmp_path, capsys):
+    """They are refused before anything of their length is made."""
+    checkpoint = save_fairseq(models.data, tmp_path / "model.pt", *CAPE)
+    error = refusal(capsys, checkpoint, tmp_path / "out", flag, 10**12, engine=engine)
+    assert f"{flag} asks for a table of 1{12 * '0'} positions; allowed: up to 8388608" in error
 
 
 def test_damaged_checkpoint(tmp_path, capsys):

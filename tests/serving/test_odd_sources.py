@@ -2,10 +2,13 @@
 them."""
 
 import json
+import math
+import os
 import re
 import resource
 
 import pytest
+import torch
 import transformers
 
 from cape_plugins.cli import main
@@ -13,6 +16,7 @@ from hf_models import convert
 from hf_models.export import make_self_contained
 from tests.support.hf import FAMILIES
 from tests.support.served import Corpus, build
+from tests.support.whisper import save_with_processor
 
 WRITERS = {
     "stock": ("export", "stock"),
@@ -107,3 +111,91 @@ def test_a_full_disk_leaves_one_line_and_nothing_else(write, tmp_path, capsys):
         error = capsys.readouterr().err.splitlines()[-1]
         assert re.match(r"error: (OUT|DST) \S+/out cannot be written \(File too large\); ", error)
         assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+class Foreign:
+    """What no file of weights has, and torch refuses to load."""
+
+    def __reduce__(self):
+        return print, ("run",)
+
+
+UNREADABLE = {
+    "objects": lambda path: torch.save({"weight": Foreign()}, path),
+    "text": lambda path: path.write_text("import os"),
+    "empty": lambda path: path.write_bytes(b""),
+    "cut": lambda path: (torch.save({"a": torch.ones(9)}, path), os.truncate(path, 300)),
+}
+
+
+@pytest.mark.parametrize("spoil", UNREADABLE.values(), ids=UNREADABLE)
+@pytest.mark.parametrize("command", ["stock", "convert"])
+def test_weights_that_cannot_be_read(spoil, command, tmp_path, capsys):
+    """One line of ours: no advice to load whatever it is, nothing of the insides of torch."""
+    source = tmp_path / "model"
+    FAMILIES["bert"].build({"type": "cape"}).save_pretrained(source)
+    (source / "model.safetensors").unlink()
+    spoil(source / "pytorch_model.bin")
+    told = refusal(command, source, capsys)
+    assert re.match(rf"error: the weights of {source} cannot be read \([^.;]+\); they are ", told)
+    assert not any(word in told for word in ("weights_only", "miniz", "arbitrary"))
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+@pytest.mark.parametrize("command", ["stock", "ctranslate2", "onnx", "convert", "convert --stock"])
+def test_weights_that_are_no_numbers(number, command, tmp_path, capsys):
+    if command in ENGINES:
+        pytest.importorskip(ENGINES[command])
+    model = FAMILIES["marian"].build({"type": "sinpos"})
+    with torch.no_grad():
+        model.model.decoder.layers[1].fc1.weight[3, 4] = number
+    model.save_pretrained(tmp_path / "model")
+    told = refusal(command, tmp_path / "model", capsys)
+    assert f"the weights of {tmp_path}/model are not all finite" in told
+    assert "model.decoder.layers.1.fc1.weight has NaN or infinity" in told
+
+
+@pytest.mark.parametrize(
+    ("family", "command", "flag"),
+    [
+        ("marian", "ctranslate2", "--max-source-tokens"),
+        ("marian", "ctranslate2", "--max-target-tokens"),
+        ("whisper", "ctranslate2", "--max-source-tokens"),
+        ("whisper", "stock", "--max-tokens"),
+        ("bert", "stock", "--max-tokens"),
+        ("vit", "stock", "--image-size"),
+        ("siglip", "stock", "--image-size"),
+    ],
+)
+def test_tables_that_no_memory_holds_are_refused(family, command, flag, tmp_path, capsys):
+    """By the largest length that is allowed, before anything of that length is made."""
+    if command in ENGINES:
+        pytest.importorskip(ENGINES[command])
+    source = tmp_path / "model"
+    if family == "marian":
+        save_marian(source)
+    elif family == "whisper":
+        save_with_processor(tmp_path / "stock")
+        convert.convert(str(tmp_path / "stock"), source, {"type": "sinpos"})
+    else:
+        FAMILIES[family].build({"type": "cape"}).save_pretrained(source)
+    sizes = [str(10**12)] * (2 if family in ("vit", "siglip") else 1)
+    with pytest.raises(SystemExit, match="2"):
+        main(["export", command, str(source), str(tmp_path / "out"), flag, *sizes])
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert f"error: {flag} asks for a table of 1" in told
+    assert re.search(r"allowed: up to \d+ with the \d+ channels of this model \(1 GiB\)", told)
+    assert not (tmp_path / "out").exists()
+
+
+def refusal(name, source, capsys):
+    """The line with which a command refuses a folder, with nothing written."""
+    words = [str(source), str(source.parent / "out")]
+    capsys.readouterr()
+    if name.startswith("convert"):
+        assert convert.main([*words, *(WRITERS[name] or ("--position-embedding", "sinpos"))]) == 2
+    else:
+        with pytest.raises(SystemExit, match="2"):
+            main([*WRITERS[name], *words])
+    assert [path.name for path in source.parent.iterdir()] == [source.name]
+    return capsys.readouterr().err.splitlines()[-1]

@@ -1,0 +1,45 @@
+"""What the exporters of both hosts refuse before they begin to write."""
+
+from __future__ import annotations
+
+from torch import nn
+
+LARGEST = 2**30  # bytes of a table in float32; exporters hold a few copies at a time
+
+
+def refuse_not_finite(model: nn.Module, source: object) -> None:
+    """Refuses weights that are no numbers, with which every output is none, and a comparison with
+    the result blames that.
+
+    Args:
+        model: What was loaded.
+        source: Where from.
+
+    Raises:
+        ValueError: naming the first such weight.
+    """
+    for name, weight in model.named_parameters():
+        if not weight.isfinite().all():
+            raise ValueError(
+                f"the weights of {source} are not all finite: {name} has NaN or infinity. The "
+                "training went astray, or the file is damaged; give an earlier checkpoint."
+            )
+
+
+def refuse_large_table(option: str, rows: int, width: int) -> None:
+    """Refuses a size that would fill the memory, before anything of that size is made.
+
+    Args:
+        option: The flag that asks for it.
+        rows: Positions of the table.
+        width: Channels.
+
+    Raises:
+        ValueError: naming the largest table.
+    """
+    most = LARGEST // (4 * width)
+    if rows > most:
+        raise ValueError(
+            f"{option} asks for a table of {rows} positions; allowed: up to {most} with the "
+            f"{width} channels of this model ({LARGEST // 2**30} GiB). Give less."
+        )
