@@ -119,8 +119,8 @@ def _full_disk(error: Exception) -> str | None:
     if _OF_TORCH in str(error):
         return "disk full?"
     number = getattr(error, "errno", None)
-    if number is None and (found := _NUMBER.search(str(error))):
-        number = int(found[1])
+    if number is None and (printed := _NUMBER.search(str(error))):
+        number = int(printed[1])
     return os.strerror(number) if number in _FULL else None
 
 

@@ -23,7 +23,14 @@ from hf_models.images import ImageModel
 from hf_models.loading import clear_errors, load_whole
 from hf_models.natural_length import STRIDE, NaturalLengthEncoder
 from hf_models.serving.source import refuse_data
-from hf_models.serving.stock_model import Part, build_stock, fill_table, parts_of
+from hf_models.serving.stock_model import (
+    Part,
+    build_stock,
+    fill_table,
+    of_images,
+    parts_of,
+    shape_of_inputs,
+)
 from hf_models.switching import stock_class
 
 CLOSE = 1e-3  # of outputs, more than float32 loses in many layers
@@ -116,7 +123,7 @@ def _set_size(cape: PreTrainedModel, args: argparse.Namespace) -> str | None:
             )
         for model in images:
             patches = math.prod(model.embeddings.patches(*args.image_size))
-            refuse_large_table("--image-size", patches, _of_images(model.config).hidden_size)
+            refuse_large_table("--image-size", patches, of_images(model.config).hidden_size)
             model.resize_images(*args.image_size)
     if args.max_tokens:
         if images or limit is None:
@@ -217,26 +224,6 @@ def hint_of(cape: PreTrainedModel) -> int | None:
     stacks = (module for module in cape.modules() if getattr(module, "has_hint", False))
     stack = next(stacks, None)
     return None if stack is None else stack.bos_token
-
-
-def _of_images(config: Any) -> Any:
-    """The part of a configuration that is about images."""
-    return getattr(config, "vision_config", config)
-
-
-def shape_of_inputs(model: PreTrainedModel) -> tuple[int, ...]:
-    """Of one image, recording or text."""
-    config = model.config
-    if model.main_input_name == "input_ids":
-        return (1, SHORTEST - 1)  # and the hint
-    if model.main_input_name == "pixel_values":
-        config = _of_images(config)
-        size = config.image_size
-        sides = size if isinstance(size, list | tuple) else (size, size)
-        return (1, config.num_channels, *sides)
-    if hasattr(config, "num_mel_bins"):
-        return (1, config.num_mel_bins, STRIDE * config.max_source_positions)
-    return (1, 100, config.input_feat_per_channel)
 
 
 def _resize_processor(folder: Path, height: int, width: int) -> None:

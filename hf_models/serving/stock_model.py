@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from cape_plugins import PositionConfig, patch_positions, token_positions
 from cape_plugins.families import find_family
+from cape_plugins.serving.command import SHORTEST
 from hf_models.images import PatchEmbeddings
 from hf_models.modeling import embed_positions
 from hf_models.natural_length import STRIDE, NaturalLengthEncoder
@@ -84,6 +85,26 @@ def parts_of(cape: PreTrainedModel, stock: PreTrainedModel) -> list[Part]:
         config = cape.config.position_settings(row.field)
         parts.append(Part(module, config, of_stock, table))
     return parts
+
+
+def of_images(config: Any) -> Any:
+    """The part of a configuration that is about images."""
+    return getattr(config, "vision_config", config)
+
+
+def shape_of_inputs(model: PreTrainedModel) -> tuple[int, ...]:
+    """Of one image, recording or text."""
+    config = model.config
+    if model.main_input_name == "input_ids":
+        return (1, SHORTEST - 1)  # and the hint
+    if model.main_input_name == "pixel_values":
+        config = of_images(config)
+        size = config.image_size
+        sides = size if isinstance(size, list | tuple) else (size, size)
+        return (1, config.num_channels, *sides)
+    if hasattr(config, "num_mel_bins"):
+        return (1, config.num_mel_bins, STRIDE * config.max_source_positions)
+    return (1, 100, config.input_feat_per_channel)
 
 
 @torch.no_grad()

@@ -58,13 +58,13 @@ def save_marian(folder):
 
 def codes(folder):
     """Code that the JSON files of a folder name, by file."""
-    found = {}
+    named = {}
     for path in folder.glob("*.json"):
         saved = json.loads(path.read_text(encoding="utf-8"))
         for settings in (saved, *saved.values()) if isinstance(saved, dict) else ():
             if isinstance(settings, dict) and "auto_map" in settings:
-                found[path.name] = settings["auto_map"]
-    return found
+                named[path.name] = settings["auto_map"]
+    return named
 
 
 @pytest.mark.slow
