@@ -7,12 +7,15 @@ Facts about the engine: ctranslate2 4.8.5, tried; see the decisions on serving.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cape_plugins.fairseq_files import reason
+
 BEAM = 5
 CHECKED = 200  # sentences that a check takes at most
+LONGEST = 20  # of these, the longest of the text
 # Per token, natural logarithm. Rounding gives 1e-6; a wrong position, norm or token 1e-2 and more.
 TOLERANCE = 1e-4
 EXACT = (None, "float32")  # precisions that keep the weights
@@ -48,22 +51,41 @@ def search_options(max_tokens: int) -> dict[str, Any]:
     }
 
 
-def read_sentences(path: Path) -> list[str]:
-    """The first :data:`CHECKED` lines of a text that are not empty.
+def read_sentences(path: Path, length: Callable[[str], int] = len) -> list[str]:
+    """Lines of a text that are not empty, in their order: the :data:`LONGEST` longest, where
+    positions differ most from those of training, and others evenly spread over the text, whose
+    parts may differ; :data:`CHECKED` at most.
+
+    Args:
+        path: Of a text in UTF-8.
+        length: Of a line, by which the longest are found.
 
     Raises:
         ValueError: if the file cannot be read as UTF-8, or has none.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
+        content = path.read_bytes()
+        text = content.decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        why = reason(error)
+        if isinstance(error, UnicodeDecodeError):
+            line = content.count(b"\n", 0, error.start) + 1
+            why = f"line {line} is not UTF-8"
         raise ValueError(
-            f"--check {path} cannot be read ({error}); give a text in UTF-8, one sentence a line."
+            f"--check {path} cannot be read ({why}); give a text in UTF-8, one sentence a line."
         ) from None
-    sentences = [line for line in lines if line.strip()][:CHECKED]
+    lines = (line.removesuffix("\r") for line in text.split("\n"))
+    sentences = [line for line in lines if line.strip()]
     if not sentences:
         raise ValueError(f"--check {path} has no sentence; give a text, one sentence a line.")
-    return sentences
+    if len(sentences) <= CHECKED:
+        return sentences
+    ranked = sorted(range(len(sentences)), key=lambda number: length(sentences[number]))
+    others = sorted(ranked[:-LONGEST])
+    spread = [
+        others[place * len(others) // (CHECKED - LONGEST)] for place in range(CHECKED - LONGEST)
+    ]
+    return [sentences[number] for number in sorted((*ranked[-LONGEST:], *spread))]
 
 
 def translate(
@@ -101,24 +123,30 @@ def translate(
 
 
 def compare(
-    host: Sequence[Hypothesis], engine: Sequence[Hypothesis], quantization: str | None = None
+    host: Sequence[Hypothesis],
+    engine: Sequence[Hypothesis],
+    lengths: Sequence[int],
+    quantization: str | None = None,
 ) -> str:
     """A line of report on the translations that ended by themselves.
 
     Args:
         host: By the model that was exported.
         engine: By the folder, of the same sentences.
+        lengths: Tokens of their sources, BOS and EOS included.
         quantization: Precision of the weights of the folder.
 
     Raises:
         ValueError: if the weights are as they were and the translations are not: other tokens
             (two that are equally likely excepted, between which rounding decides), or other scores.
     """
-    pairs = [
-        (ours, theirs)
-        for ours, theirs in zip(host, engine, strict=True)
-        if ours.ended and theirs.ended
-    ]
+    pairs, compared, others = [], [], []
+    for ours, theirs, length in zip(host, engine, lengths, strict=True):
+        if ours.ended and theirs.ended:
+            pairs.append((ours, theirs))
+            compared.append(length)
+        else:
+            others.append(length)
     if not pairs:
         raise ValueError(
             f"--check compares translations that end by themselves, and of {len(host)} none did "
@@ -128,13 +156,13 @@ def compare(
     same = sum(ours.tokens == theirs.tokens for ours, theirs in pairs)
     largest = largest_of(abs(ours.score - theirs.score) for ours, theirs in pairs)
     report = (
-        f"check: {same} of {len(pairs)} translations are the same, scores differ by at most "
-        f"{largest:.1e}"
+        f"check: {same} of {len(pairs)} translations of sources of up to {max(compared)} tokens "
+        f"are the same, scores differ by at most {largest:.1e}"
     )
-    if len(pairs) < len(host):
+    if others:
         report += (
-            f"; {len(host) - len(pairs)} more, not compared, came to the limit of length or have "
-            "padding, which the host never chooses"
+            f"; {len(others)} more, of up to {max(others)} tokens, not compared, came to the limit "
+            "of length or have padding, which the host never chooses"
         )
     refuse_difference(largest, report, quantization)
     return report

@@ -59,7 +59,7 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
         SettingsError: for models that do not fit, with the reason and the way that works.
         ValueError: if a check finds a difference.
     """
-    sentences = [] if args.check is None else read_sentences(args.check)
+    sentences = [] if args.check is None else read_sentences(args.check, _words)
     loaded = load_source(source, args.data)
     rows = {"source": args.max_source_tokens, "target": args.max_target_tokens}
     limits = write_model(loaded, folder, rows, args.quantization)
@@ -283,13 +283,15 @@ def check_translations(
     tokens = [tokenize_line(sentence) for sentence in sentences]
     _check_symbols(source.task.source_dictionary, tokens)
     added = 1 + source.model.encoder.position_config.source_bos
-    longest = max(map(len, tokens)) + added
+    lengths = [len(line) + added for line in tokens]
+    longest = max(lengths)
     check_length("source", longest, limits)
     cap = min(limits["target"] or longest + _LONGEST, max(_LONGEST, 2 * longest))
     translator = ctranslate2.Translator(str(folder), device="cpu")
     eos = source.task.target_dictionary.eos_word
     by_engine = translate(translator, tokens, cap, eos)
-    return compare(translate_by_fairseq(source, sentences, cap), by_engine, quantization)
+    by_host = translate_by_fairseq(source, sentences, cap)
+    return compare(by_host, by_engine, lengths, quantization)
 
 
 def check_scores(
@@ -308,7 +310,8 @@ def check_scores(
     tokens = [tokenize_line(sentence) for sentence in sentences]
     _check_symbols(source.task.source_dictionary, tokens)
     texts = [[*ends[0], *line, *ends[1]] for line in tokens]
-    check_length("target", max(map(len, texts)) - 1, limits)
+    longest = max(map(len, texts)) - 1
+    check_length("target", longest, limits)
     generator = ctranslate2.Generator(str(folder), device="cpu")
     results = generator.score_batch(texts, max_batch_size=32, max_input_length=0)
     largest = largest_of(
@@ -317,11 +320,15 @@ def check_scores(
         for ours, theirs in zip(scores, result.log_probs, strict=True)
     )
     report = (
-        f"check: log-probabilities of the tokens of {len(texts)} texts differ by at most "
-        f"{largest:.1e}"
+        f"check: log-probabilities of the tokens of {len(texts)} texts of up to {longest} tokens "
+        f"differ by at most {largest:.1e}"
     )
     refuse_difference(largest, report, quantization)
     return report
+
+
+def _words(line: str) -> int:
+    return len(tokenize_line(line))
 
 
 def _check_symbols(dictionary: Dictionary, lines: Sequence[Sequence[str]]) -> None:

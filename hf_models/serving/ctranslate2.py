@@ -46,7 +46,7 @@ from hf_models.serving.ctranslate2_whisper import export_recognition
 from hf_models.serving.source import refuse_data, saved_beside
 from hf_models.text import Generates
 
-_LONGEST = 256  # tokens of a translation in a check, EOS included
+_LONGEST = 256  # tokens of a translation of a short source in a check, EOS included
 # Settings of generation, and the options of translate_batch that do the same.
 _OPTIONS = {
     "length_penalty": "length_penalty",
@@ -221,9 +221,10 @@ def check(
     :func:`~cape_plugins.serving.ctranslate2_notes.compare`."""
     model, tokenizer = translation
     ids = [tokenizer(sentence)["input_ids"] for sentence in sentences]
-    longest = max(map(len, ids)) + model.get_encoder().has_hint
+    lengths = [len(row) + model.get_encoder().has_hint for row in ids]
+    longest = max(lengths)
     check_length("source", longest, limits)
-    cap = min(limits["target"] or _LONGEST, _LONGEST)
+    cap = min(limits["target"] or longest + _LONGEST, max(_LONGEST, 2 * longest))
     translator = ctranslate2.Translator(str(folder), device="cpu")
     options = _options(translation)
     prefix = _prefix(translation)
@@ -235,7 +236,7 @@ def check(
         translator, tokens, cap, tokenizer.eos_token, tokenizer.pad_token, **options
     )
     by_host = translate_by_host(translation, ids, cap)
-    return compare(by_host, by_engine, quantization)
+    return compare(by_host, by_engine, lengths, quantization)
 
 
 @torch.no_grad()

@@ -145,11 +145,12 @@ def check(
     by_host = ours.argmax(-1)
     same = int(by_host.eq(torch.tensor(by_engine)).sum())
     chosen = torch.stack((torch.tensor(by_engine), by_host), dim=1)
+    seconds = features.shape[-1] * model.config.hop_seconds
     of_states = states.abs().max().item()
     of_tokens = (ours - theirs).gather(1, chosen).abs().max().item()
     report = (
-        f"check: {same} of {len(by_engine)} tokens of the recording are the same, "
-        f"log-probabilities differ by at most {of_tokens:.1e}, states of the encoder by "
+        f"check: {same} of {len(by_engine)} tokens of {seconds:.1f} s of the recording are the "
+        f"same, log-probabilities differ by at most {of_tokens:.1e}, states of the encoder by "
         f"{of_states:.1e}"
     )
     refuse_difference(largest_of((of_states, of_tokens)), report, quantization)

@@ -93,7 +93,7 @@ def endless(stock):
 
 def checked(capsys):
     """Tokens that are the same, and tokens, in the report on a check."""
-    report = re.search(r"check: (\d+) of (\d+) tokens of the recording", capsys.readouterr().out)
+    report = re.search(r"check: (\d+) of (\d+) tokens of \d\.\d s of the", capsys.readouterr().out)
     return int(report[1]), int(report[2])
 
 
