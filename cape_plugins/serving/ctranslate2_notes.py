@@ -7,7 +7,7 @@ Facts about the engine: ctranslate2 4.8.5, tried; see the decisions on serving.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -201,6 +201,30 @@ def refuse_difference(largest: float, report: str, quantization: str | None = No
         )
 
 
+_INT16 = (
+    "Where ctranslate2 computes without MKL, on processors that are not Intel's, int16 becomes "
+    "int8 when the folder is loaded, and is rounded as int8 is. `CT2_USE_MKL=1` in the environment "
+    "turns MKL on for other x86 processors."
+)
+
+
+def precision_notes(quantization: str | None, supported: Collection[str]) -> list[str]:
+    """What to say of a precision in which the processor of this machine does not compute.
+
+    Args:
+        quantization: Precision of the weights of a folder.
+        supported: Of ``ctranslate2.get_supported_compute_types("cpu")``.
+    """
+    if quantization in EXACT or quantization in supported:
+        return []
+    if quantization == "int16":
+        return [f"note: int16 is computed in int8 on this machine. {_INT16}"]
+    return [
+        f"note: {quantization} is converted on this machine when the folder is loaded, to the next "
+        "of what its processor computes in."
+    ]
+
+
 def length_notes(rows: Mapping[str, int | None]) -> str:
     """What the README says about length.
 
@@ -255,7 +279,7 @@ def readme(
             "same results and scores that are near. What a device cannot compute in, the engine "
             "converts when it loads the folder, with a warning."
         )
-        options = [rounded, *options]
+        options = [rounded, *[_INT16] * (quantization == "int16"), *options]
     bullets = ["\n".join(f"* {line}" for line in part) for part in (conventions, options)]
     return f"""# {title}
 

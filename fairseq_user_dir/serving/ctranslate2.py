@@ -27,6 +27,7 @@ from cape_plugins.serving.ctranslate2_notes import (
     check_length,
     compare,
     largest_of,
+    precision_notes,
     read_sentences,
     refuse_difference,
     translate,
@@ -65,6 +66,7 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
     limits = write_model(loaded, folder, rows, args.quantization)
     is_translation = "encoder" in loaded.stacks
     report = [f"ctranslate2: {described(loaded)}, {_size(folder)}"]
+    report += precision_notes(args.quantization, ctranslate2.get_supported_compute_types("cpu"))
     if sentences:
         check = check_translations if is_translation else check_scores
         report.append(check(loaded, folder, sentences, limits, args.quantization))

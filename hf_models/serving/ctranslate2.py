@@ -19,6 +19,7 @@ from cape_plugins.serving.ctranslate2_notes import (
     Hypothesis,
     check_length,
     compare,
+    precision_notes,
     read_sentences,
     readme,
     search_options,
@@ -98,6 +99,7 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
     write_tokenizer(source, folder, translation.tokenizer)
     size = (folder / "model.bin").stat().st_size / 2**20
     report = [f"ctranslate2: {_described(model)}, {size:.1f} MiB"]
+    report += precision_notes(args.quantization, ctranslate2.get_supported_compute_types("cpu"))
     if sentences:
         report.append(check(translation, folder, sentences, limits, args.quantization))
     text = _readme(translation, source.resolve().name, folder, limits, args.quantization)

@@ -14,7 +14,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoFeatureExtractor, AutoTokenizer, PreTrainedModel
 
-from cape_plugins.serving.ctranslate2_notes import largest_of, readme, refuse_difference
+from cape_plugins.serving.ctranslate2_notes import (
+    largest_of,
+    precision_notes,
+    readme,
+    refuse_difference,
+)
 from cape_plugins.serving.output import Exported
 from cape_plugins.speech.audio import read_audio
 from hf_models.natural_length import STRIDE
@@ -64,6 +69,7 @@ def export_recognition(
     size = (folder / "model.bin").stat().st_size / 2**20
     title = f"{type(model).__name__}, position embedding {model.config.position_config.type}"
     report = [f"ctranslate2: {title}, {size:.1f} MiB"]
+    report += precision_notes(args.quantization, ctranslate2.get_supported_compute_types("cpu"))
     if args.check is not None:
         waveform = read_audio(args.check, extractor.sampling_rate)
         given = extractor(

@@ -113,6 +113,17 @@ def test_a_full_disk_leaves_one_line_and_nothing_else(write, tmp_path, capsys):
         assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
+def test_int16_is_told_to_be_int8_where_there_is_no_mkl(tmp_path, capsys, monkeypatch):
+    engine = pytest.importorskip("ctranslate2")
+    source = save_marian(tmp_path / "model")
+    for number, types in enumerate(({"int8"}, {"int8", "int16"})):
+        monkeypatch.setattr(engine, "get_supported_compute_types", lambda _, types=types: types)
+        words = [str(source), str(tmp_path / str(number)), "--quantization", "int16"]
+        main(["export", "ctranslate2", *words])
+        said = capsys.readouterr().out
+        assert ("int16 is computed in int8 on this machine" in said) == ("int16" not in types)
+
+
 class Foreign:
     """What no file of weights has, and torch refuses to load."""
 
