@@ -21,6 +21,7 @@ from transformers import (
     AutoModelForImageClassification,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
+    BitImageProcessor,
     ViTImageProcessor,
 )
 
@@ -174,7 +175,8 @@ def save_marian(corpus, folder):
 
 def save_vit(folder):
     VIT.build({"type": "cape"}).save_pretrained(folder)
-    ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(folder)
+    # the model takes images of any size
+    ViTImageProcessor(do_resize=False).save_pretrained(folder)
 
 
 # ---- programs ------------------------------------------------------------------------------------
@@ -232,6 +234,49 @@ def test_graph_classifies_an_image_as_the_model_does(place, python):
     assert best - second > 1e-2
     printed = run_program(python, program("image.png"), cwd=place)
     assert int(printed) == scores.argmax()
+
+
+class Session:
+    """Stands for a graph; keeps what it is given."""
+
+    def __init__(self, path):
+        Session.given = None
+
+    def run(self, names, given):
+        Session.given = given["pixel_values"]
+        return [np.zeros((1, 2))]
+
+
+SQUARE, BORDERS = {"height": 24, "width": 24}, {"height": 48, "width": 20}
+PREPARED = {
+    "of one size": ViTImageProcessor(size={"height": 32, "width": 16}),
+    "bicubic": ViTImageProcessor(size=SQUARE, resample=Image.Resampling.BICUBIC),
+    "of their size": ViTImageProcessor(do_resize=False),
+    "not normalised": ViTImageProcessor(size=SQUARE, do_normalize=False),
+    "not scaled": ViTImageProcessor(size=SQUARE, do_rescale=False),
+    "as they come": ViTImageProcessor(do_resize=False, do_rescale=False, do_normalize=False),
+    "of another scale": ViTImageProcessor(size=SQUARE, rescale_factor=1 / 127.5),
+    "short edge, cut": BitImageProcessor(size={"shortest_edge": 27}, crop_size=SQUARE),
+    "cut and padded": BitImageProcessor(size={"shortest_edge": 29}, crop_size=BORDERS),
+    "cut alone": BitImageProcessor(do_resize=False, crop_size=SQUARE),
+}
+
+
+@pytest.mark.parametrize("processor", PREPARED.values(), ids=PREPARED)
+def test_images_are_prepared_as_the_image_processor_says(processor, tmp_path, monkeypatch):
+    (tmp_path / "classifier").mkdir()
+    processor.save_pretrained(tmp_path / "classifier")
+    rng = np.random.default_rng(0)
+    for size in ((40, 57), (57, 40)):
+        noise = rng.integers(256, size=(*size, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(tmp_path / "image.png")
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr("onnxruntime.InferenceSession", Session)
+        exec(program("image.png"), {})
+        with Image.open("image.png") as image:
+            expected = processor(image, return_tensors="np")["pixel_values"]
+        assert Session.given.shape == expected.shape
+        np.testing.assert_allclose(Session.given, expected, atol=1e-5)
 
 
 @pytest.mark.slow
