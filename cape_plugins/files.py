@@ -43,11 +43,18 @@ def editing_json(path: Path) -> Iterator[dict[str, Any]]:
     the file it is empty.
 
     Raises:
-        json.JSONDecodeError: if the file holds no JSON.
+        ValueError: if the file holds no JSON object.
         OSError: as from :func:`writing`.
     """
-    before = path.read_text(encoding="utf-8") if path.is_file() else "{}"
-    content = json.loads(before)
+    before = path.read_bytes() if path.is_file() else b"{}"
+    try:
+        content = json.loads(before)
+        if not isinstance(content, dict):
+            raise ValueError(f"a {type(content).__name__}")
+    except ValueError as error:
+        raise ValueError(
+            f"{path.name} holds no JSON object ({error}); repair it, or take it away."
+        ) from error
     yield content
     if content != json.loads(before):
         write_json(path, content)

@@ -105,12 +105,8 @@ def load_trained(path: Path, data: str | None) -> tuple[Any, Any, Any]:
     try:
         (model,), cfg, task = load_model_ensemble_and_task([str(path)], overrides)
     except Exception as error:  # fairseq has none of its own for a folder without dictionaries
-        if type(error) is RuntimeError and "size mismatch" in str(error):
-            sizes = str(error).partition("size mismatch")[2].splitlines()[0]
-            raise SettingsError(
-                f"{path} does not fit the dictionaries in {data or 'the folder of its training'} "
-                f"(size mismatch{sizes}); give --data DIR, a folder with those of its training."
-            ) from error
+        if type(error) is RuntimeError and "loading state_dict" in str(error):
+            raise _unfit(path, data, str(error).splitlines()[1:]) from error
         if not isinstance(error, OSError) and type(error) is not Exception:
             raise
         raise SettingsError(
@@ -119,6 +115,26 @@ def load_trained(path: Path, data: str | None) -> tuple[Any, Any, Any]:
         ) from error
     refuse_not_finite(model, path)
     return model.eval(), cfg, task
+
+
+def _unfit(path: Path, data: str | None, reasons: Sequence[str]) -> SettingsError:
+    """What to say of weights that the model does not take.
+
+    Args:
+        path: Of the checkpoint.
+        data: Folder of the dictionaries that was given.
+        reasons: Lines of torch, each on some of the weights.
+    """
+    why = reasons[0].strip().rstrip(".")
+    if why.startswith("size mismatch") and ("embed_tokens" in why or "output_proj" in why):
+        return SettingsError(
+            f"{path} does not fit the dictionaries in {data or 'the folder of its training'} "
+            f"({why}); give --data DIR, a folder with those of its training."
+        )
+    return SettingsError(
+        f"the weights of {path} do not fit its settings ({why}): it is damaged, or was written by "
+        "another version of its code. Give another checkpoint of the training."
+    )
 
 
 def check_model(model: nn.Module) -> None:

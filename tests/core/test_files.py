@@ -75,3 +75,13 @@ def test_missing_json_is_empty_and_stays_missing_without_changes(tmp_path):
     with editing_json(tmp_path / "config.json") as content:
         content["size"] = 1
     assert json.loads((tmp_path / "config.json").read_text()) == {"size": 1}
+
+
+@pytest.mark.parametrize("content", [b"{", b"[1]", b"\xff"], ids=["cut", "list", "bytes"])
+def test_json_that_holds_no_object_is_told_by_its_file(content, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    told = pytest.raises(ValueError, match=r"config.json holds no JSON object .*; repair it")
+    with told, editing_json(path):
+        pass
+    assert path.read_bytes() == content

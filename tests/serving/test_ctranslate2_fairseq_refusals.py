@@ -122,6 +122,23 @@ def test_a_folder_of_dictionaries_that_cannot_be_read(models, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("engine", ["ctranslate2", "stock"])
+@pytest.mark.parametrize("change", ["missing", "more"])
+def test_weights_that_do_not_fit_the_settings(change, engine, models, tmp_path, capsys):
+    checkpoint = save_fairseq(models.data, tmp_path / "model.pt", *CAPE)
+    state = torch.load(checkpoint, weights_only=True)
+    name = "decoder.layers.1.fc1.weight"
+    if change == "missing":
+        del state["model"][name]
+    else:
+        name = "decoder.layers.7.fc1.weight"
+        state["model"][name] = torch.ones(2)
+    torch.save(state, checkpoint)
+    error = refusal(capsys, checkpoint, tmp_path / "out", engine=engine)
+    assert f"the weights of {checkpoint} do not fit its settings" in error
+    assert name in error
+
+
+@pytest.mark.parametrize("engine", ["ctranslate2", "stock"])
 def test_weights_that_are_no_numbers(engine, models, tmp_path, capsys):
     checkpoint = save_fairseq(models.data, tmp_path / "model.pt", *CAPE)
     state = torch.load(checkpoint, weights_only=True)

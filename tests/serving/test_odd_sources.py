@@ -113,6 +113,14 @@ def test_a_full_disk_leaves_one_line_and_nothing_else(write, tmp_path, capsys):
         assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
+@pytest.mark.parametrize("name", ["tokenizer_config", "generation_config", "preprocessor_config"])
+def test_a_damaged_file_beside_the_weights_is_named(name, tmp_path, capsys):
+    source = tmp_path / "model"
+    FAMILIES["bert"].build({"type": "cape"}).save_pretrained(source)
+    (source / f"{name}.json").write_text("{", encoding="utf-8")
+    assert f"{name}.json holds no JSON object" in refusal("stock", source, capsys)
+
+
 def test_int16_is_told_to_be_int8_where_there_is_no_mkl(tmp_path, capsys, monkeypatch):
     engine = pytest.importorskip("ctranslate2")
     source = save_marian(tmp_path / "model")
