@@ -80,11 +80,11 @@ def load(source: Path) -> Any:
     """
     with clear_errors(str(source)):
         config = AutoConfig.from_pretrained(source)
-        name = (config.architectures or [""])[0]
+        name = (config.architectures or ["model without architecture"])[0]
         if type(config) not in hf_models.AUTO_CLASSES or name not in hf_models.MODELS:
             raise ValueError(
-                f"SOURCE {source} holds a {name or config.model_type}, which is no model of this "
-                "package; allowed: model types that begin with cape_. Stock models are exported by "
+                f"SOURCE {source} holds a {name}, which is no model of this package; "
+                " allowed: model types that begin with cape_. Stock models are exported by "
                 "transformers.exporters.OnnxExporter."
             )
         model, _ = load_whole(hf_models.MODELS[name], str(source), attn_implementation="sdpa")

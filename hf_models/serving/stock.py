@@ -80,6 +80,8 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
         f"{stock_type.__name__} of transformers, tables: {tables}; outputs on random inputs within "
         f"{difference:.1e} of {source.resolve().name}"
     )
+    if stored != torch.float32:
+        report += ", both in float32"
     return Exported(_Readme(cape, stock, parts, limit).text(folder), report)
 
 

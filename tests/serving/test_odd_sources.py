@@ -121,6 +121,18 @@ def test_a_damaged_file_beside_the_weights_is_named(name, tmp_path, capsys):
     assert f"{name}.json holds no JSON object" in refusal("stock", source, capsys)
 
 
+@pytest.mark.parametrize("command", ["stock", "ctranslate2", "onnx"])
+def test_a_configuration_that_names_no_class(command, tmp_path, capsys):
+    if command in ENGINES:
+        pytest.importorskip(ENGINES[command])
+    source = tmp_path / "model"
+    FAMILIES["bart"].build({"type": "sinpos"}).save_pretrained(source)
+    saved = json.loads((source / "config.json").read_text("utf-8"))
+    del saved["architectures"]
+    (source / "config.json").write_text(json.dumps(saved), "utf-8")
+    assert "holds a model without architecture" in refusal(command, source, capsys)
+
+
 def test_int16_is_told_to_be_int8_where_there_is_no_mkl(tmp_path, capsys, monkeypatch):
     engine = pytest.importorskip("ctranslate2")
     source = save_marian(tmp_path / "model")

@@ -229,7 +229,7 @@ def test_program_goes_on_with_prompts_of_several_lengths(tmp_path, monkeypatch, 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("case", TABLES, ids="-".join)
-def test_half_precision_stays(case, dtype, tmp_path):
+def test_half_precision_stays(case, dtype, tmp_path, capsys):
     """The stock model computes the same in it, bit for bit: both round the same positions."""
     family, name = case
     model = FAMILIES[family].build(settings_of(family, name)).to(dtype).eval()
@@ -246,6 +246,7 @@ def test_half_precision_stays(case, dtype, tmp_path):
         expected, got = answer(model(**given)), answer(stock(**for_stock))
     assert torch.equal(got, expected)
     assert expected.abs().max() > 0.1
+    assert "of model, both in float32\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
