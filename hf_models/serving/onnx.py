@@ -84,7 +84,7 @@ def load(source: Path) -> Any:
         if type(config) not in hf_models.AUTO_CLASSES or name not in hf_models.MODELS:
             raise ValueError(
                 f"SOURCE {source} holds a {name}, which is no model of this package; "
-                " allowed: model types that begin with cape_. Stock models are exported by "
+                "allowed: model types that begin with cape_. Stock models are exported by "
                 "transformers.exporters.OnnxExporter."
             )
         model, _ = load_whole(hf_models.MODELS[name], str(source), attn_implementation="sdpa")

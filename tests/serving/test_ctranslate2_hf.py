@@ -330,9 +330,7 @@ def test_quantization_is_checked_but_not_refused(marian, tmp_path, capsys):
     (tmp_path / "text").write_text("\n".join(sentences(10)), "utf-8")
     check = ("--check", str(tmp_path / "text"))
     small = export(source, tmp_path / "out", "--quantization", "int8", *check)
-    assert re.search(
-        r"check: \d+ of 20 translations of sources of up to \d+ tokens are", capsys.readouterr().out
-    )
+    assert re.search(r"check: \d+ of 20 translations of sources", capsys.readouterr().out)
     assert "weights int8" in (small / "README.md").read_text("utf-8")
     sizes = [(folder / "model.bin").stat().st_size for folder in (small, out)]
     assert sizes[0] < 0.8 * sizes[1]
