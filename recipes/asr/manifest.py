@@ -177,14 +177,10 @@ def make_folder(
         print(f"{source} has changed ({counts}): {folder} is made again", flush=True)
     else:
         shutil.rmtree(folder, ignore_errors=True)
-    try:
-        with steps.building(new) as partial:
-            make(partial)
-            made = {**(now or {}), "made": sorted(path.name for path in partial.glob("*.tsv"))}
-            steps.record(partial, {**settings, SOURCES: made})
-    except BaseException:  # also Ctrl-C
-        shutil.rmtree(new.with_name(f"{new.name}.partial"), ignore_errors=True)
-        raise
+    with steps.building(new) as partial:
+        make(partial)
+        made = {**(now or {}), "made": sorted(path.name for path in partial.glob("*.tsv"))}
+        steps.record(partial, {**settings, SOURCES: made})
     if finished:
         _replace_content(folder, new, old["made"])
 

@@ -4,6 +4,7 @@ reused, a half-finished one is done again, and one of other settings is an error
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import re
@@ -70,8 +71,19 @@ def folder_name(name: str) -> str:
 
 
 def progress(work: Iterable | None = None, title: str = "", **options: Any) -> tqdm:
-    """A progress bar, on terminals only: a file that keeps the output would be full of it."""
-    return tqdm(work, title, leave=False, disable=None, **options)
+    """A progress bar; where the output goes to a file, a line now and then of what takes long."""
+    if sys.stderr.isatty():
+        return tqdm(work, title, leave=False, **options)
+    seldom = {"delay": 10, "mininterval": 30}  # seconds
+    # tqdm has control signs of its own for a file, the last of them as it closes
+    return _ProgressLines(work, title, leave=False, file=io.StringIO(), **{**options, **seldom})
+
+
+class _ProgressLines(tqdm):
+    def display(self, msg: str | None = None, pos: int | None = None) -> None:
+        """Writes a line, where tqdm writes over its last one."""
+        if msg is None:  # it is empty at the end
+            print(self, file=sys.stderr, flush=True)
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
@@ -96,11 +108,22 @@ def digest(path: Path) -> str:
 
 @contextlib.contextmanager
 def building(folder: Path) -> Iterator[Path]:
-    """Yield a fresh temporary folder that takes the name `folder` when the block ends well."""
+    """Yield a fresh temporary folder that takes the name `folder` when the block ends well. Nothing
+    of it is left otherwise, but where a command failed whose log is in it."""
     partial = folder.with_name(f"{folder.name}.partial")
+    new_parents = [place for place in partial.parents if not place.exists()]
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    yield partial
+    try:
+        yield partial
+    except ChildError:
+        raise
+    except BaseException:  # also Ctrl-C
+        shutil.rmtree(partial, ignore_errors=True)
+        for place in new_parents:
+            with contextlib.suppress(OSError):  # others have written to it meanwhile
+                place.rmdir()
+        raise
     os.replace(partial, folder)
 
 

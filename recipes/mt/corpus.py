@@ -58,7 +58,9 @@ def read_lines(path: Path, option: str) -> Iterator[str]:
 
 
 def read_pairs(source: Path, target: Path, option: str) -> Iterator[Pair]:
-    """Yield the sentence pairs of two files, which must have the same number of lines."""
+    """Yield the sentence pairs of two files, which must have the same number of lines, and at least
+    one with text on both sides."""
+    any_text = False
     pairs = zip_longest(read_lines(source, option), read_lines(target, option))
     for number, (left, right) in enumerate(pairs):
         if left is None or right is None:
@@ -67,7 +69,13 @@ def read_pairs(source: Path, target: Path, option: str) -> Iterator[Pair]:
                 f"{option} {source} {target}: {short} ends after {number} lines but {long}"
                 " goes on; line n of one file must be the translation of line n of the other"
             )
+        any_text = any_text or bool(left and right)
         yield left, right
+    if not any_text:
+        raise CommandError(
+            f"{option} {source} {target}: no line has text in both files; line n of one file must"
+            " be the translation of line n of the other"
+        )
 
 
 def write_columns(paths: Sequence[Path], rows: Iterable[Row]) -> int:

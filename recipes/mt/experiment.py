@@ -26,6 +26,7 @@ from recipes.mt.analysis.translators import Decoding, Running, Translator
 from recipes.mt.catalog import Recipe, Text
 from recipes.mt.corpus import Moses, Subwords, by_sentence, read_pairs
 from recipes.mt.prepare import part_sizes, prepare
+from recipes.mt.scoring import sacrebleu
 
 SCORES = ("test set", "sentences", "sacreBLEU", "tokenised BLEU")
 PAGES = {"test": "scores.md", "valid": "valid.md"}
@@ -232,7 +233,8 @@ class Experiment:
     ) -> list[tables.Row]:
         """Scores of some sets, each of hypotheses, references (both in subwords) and plain
         references; of several also the mean."""
-        metric, rows = BLEU(lowercase=self.recipe.lowercase), []
+        recipe, rows = self.recipe, []
+        metric = sacrebleu(recipe.languages[1], lowercase=recipe.lowercase)
         for name, (pieces, targets, references) in zip(
             self.names(split, len(texts)), texts, strict=True
         ):
@@ -247,7 +249,7 @@ class Experiment:
         table = tables.markdown(SCORES, rows)
         tokenised = "Moses tokens, no smoothing (multi-bleu.perl)"
         facts = {"sacreBLEU signature": str(metric.get_signature()), "Tokenised BLEU": tokenised}
-        title, page = f"{self.recipe.title}: {self.run.name}", PAGES[split]
+        title, page = f"{recipe.title}: {self.run.name}", PAGES[split]
         print("\n".join(tables.write_page(self.run / page, title, {"": table}, facts)))
         known = {"type": self.name, "seed": self.seed}
         made = [{**known, **dict(zip(SCORES, row, strict=True))} for row in rows]
@@ -287,7 +289,8 @@ class Experiment:
         files = [self.work / "subwords" / f"train.{language}" for language in recipe.languages]
         pairs = islice(read_pairs(*files, "--train"), recipe.swapped_lines)
         sources, targets = zip(*pairs, strict=True)
-        model, metric = self.open_selected(), BLEU(lowercase=recipe.lowercase)
+        model = self.open_selected()
+        metric = sacrebleu(recipe.languages[1], lowercase=recipe.lowercase)
         _, share, _, more = recipe.max_length.split()
         decoding = Decoding(recipe.beam, recipe.length_penalty, float(share), int(more))
         translate = partial(translations, model, decoding, self.run / "swap")

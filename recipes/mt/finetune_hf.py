@@ -38,7 +38,7 @@ from recipes.lab.steps import CommandError, run_main, step, write_lines
 from recipes.lab.subwords import SentencePiece
 from recipes.mt.corpus import Pair
 from recipes.mt.number_lists import MAX_TRAIN_LENGTH, make_number_lists, spell
-from recipes.mt.scoring import METRICS, groups_by_length, score_groups
+from recipes.mt.scoring import METRICS, groups_by_length, sacrebleu, score_groups
 
 COMPARED = ("sinpos", "cape")
 # As in the quickstart: shifts and offsets cover the longest test list.
@@ -172,7 +172,9 @@ def read_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Any, b
     text = "tokens of a training sentence (default: 256)"
     add("--max-length", type=positive, default=256, help=text)
     add_shared(parser, "beam", "--beams", default=1)
-    lists = not data.has_data(parser.parse_known_args(argv)[0])
+    first = parser.parse_known_args(argv)[0]
+    lists = not data.has_data(first)
+    sacrebleu(first.target_lang)  # an error now, and not after the training
     return *parse(parser, LIST_TRAINING if lists else (), argv), lists
 
 
@@ -216,7 +218,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     for columns, trainer in train_all(compared, args, training, make_trainer, made_of):
         batch_size = training.per_device_eval_batch_size
         hypotheses = translate(trainer.model, tokenizer, source_ids, args.beam, batch_size)
-        for label, score in score_groups(hypotheses, references, groups, labels).items():
+        scored = score_groups(hypotheses, references, groups, labels, language=args.target_lang)
+        for label, score in scored.items():
             rows.append({**columns, group: label, metric: score[metric]})
     trained = [str(n + 1) for n in range(MAX_TRAIN_LENGTH)] if lists else []
     report(args.output, "Translation", rows, group, {metric: METRICS[metric]}, trained=trained)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from num2words import num2words
 
-from recipes.lab.steps import write_lines
+from recipes.lab.steps import CommandError, write_lines
 
 LANGUAGES = ("en", "de")
 MAX_NUMBER = 99
@@ -29,7 +29,13 @@ NumberList = tuple[int, ...]
 
 def spell(numbers: Sequence[int], language: str) -> str:
     """Write a list of numbers out in words, separated by commas."""
-    return ", ".join(num2words(number, lang=language) for number in numbers)
+    try:
+        return ", ".join(num2words(number, lang=language) for number in numbers)
+    except NotImplementedError:
+        why = (
+            "there are no built-in number lists in this language; give text of your own by --train"
+        )
+        raise CommandError(f"language {language}: {why}") from None
 
 
 def draw_split(

@@ -7,6 +7,7 @@ binary      fairseq-preprocess with a joined dictionary
 """
 
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
@@ -27,14 +28,58 @@ SAMPLE_SIZES = {"train": 600, "valid": 20, "test": 12}
 LATER = {"tokenised": ("segmentation", "vocab_size", "max_subwords", "filter_valid", "join")}
 LATER["text"] = ("lowercase", "aggressive_hyphens", "clean", "max_ratio", *LATER["tokenised"])
 
+DOING = {
+    "text": "copies the text",
+    "tokenised": "Moses tokens of all splits, and cleaning of train",
+    "subwords": "learns subwords on train and applies them; both take long on a large text",
+    "binary": "fairseq-preprocess",
+}
+
 # The user's text by split. Training and validation files are concatenated, test files are not.
 Files = Mapping[str, Sequence[tuple[Path, Path]]]
 
 
-def lengths_fit(pair: corpus.Row, low: int, high: int | None, max_ratio: float) -> bool:
-    """The filter of clean-corpus-n.perl: both sides have `low` to `high` tokens, in proportion."""
-    short, long = sorted(len(text.split()) for text in pair)
-    return low <= short and long <= (high or long) and long <= max_ratio * short
+class Cleaning:
+    """The filter of clean-corpus-n.perl: leaves out the pairs of a split that do not have `low` to
+    `high` tokens (`unit`) on both sides, in proportion, and counts them."""
+
+    def __init__(self, split: str, unit: str, low: int, high: int | None, max_ratio: float):
+        self.split, self.unit = split, unit
+        self.low, self.high, self.max_ratio = low, high, max_ratio
+        self.total = 0
+        self.removed: Counter[str] = Counter()  # by reason
+
+    def why_unfit(self, pair: corpus.Row) -> str:
+        """The reason to leave a pair out, empty where there is none."""
+        short, long = sorted(len(text.split()) for text in pair)
+        if short < self.low:
+            return f"of fewer than {self.low} {self.unit} on a side" if short else "empty on a side"
+        if self.high and long > self.high:
+            return f"of more than {self.high} {self.unit} on a side"
+        if long > self.max_ratio * short:
+            return f"more than {self.max_ratio:g} times as long on one side"
+        return ""
+
+    def fitting(self, rows: Iterator[corpus.Row]) -> Iterator[corpus.Row]:
+        """The rows whose first two columns fit."""
+        for row in rows:
+            self.total += 1
+            if reason := self.why_unfit(row[:2]):
+                self.removed[reason] += 1
+            else:
+                yield row
+
+    def report(self) -> None:
+        """Says how many pairs were left out, and why; an error where none is left."""
+        by, count = f"cleaning by {self.unit} removed", self.removed.total()
+        reasons = ", ".join(f"{number} {reason}" for reason, number in self.removed.items())
+        if count == self.total:
+            raise CommandError(
+                f"--{self.split}: {by} all {count} pairs ({reasons}); check that line n of one file"
+                " is the translation of line n of the other"
+            )
+        why = f" ({reasons})" if reasons else ""
+        print(f"{self.split}: {by} {count or 'none'} of {self.total} pairs{why}", flush=True)
 
 
 def split_files(folder: Path, split: str, options: Namespace) -> list[Path]:
@@ -56,7 +101,10 @@ def prepare(recipe: Text, files: Files, work: Path, sample: bool, workers: int) 
         settings = {**given, "sample": sample, **options}
         # of records that were written before an option was; the languages were those of the recipe
         unset = {option.name: option.default for option in known}
-        if not matches(work / name, settings, unset={**unset, "languages": recipe.languages}):
+        if matches(work / name, settings, unset={**unset, "languages": recipe.languages}):
+            print(f"prepare {name}: finished before", flush=True)
+        else:
+            print(f"prepare {name}: {DOING[name]}", flush=True)
             step(work / name, settings, partial(function, Namespace(**options), *inputs))
         return work / name
 
@@ -74,6 +122,7 @@ def collect_text(options: Namespace, files: Files, sample: bool, folder: Path) -
     if not files["train"]:
         write_number_lists(folder, sizes=SAMPLE_SIZES, languages=options.languages)
         return
+    counts = {}
 
     def read(split: str, pairs: Sequence[tuple[Path, Path]]) -> Iterator[corpus.Row]:
         lines = chain.from_iterable(corpus.read_pairs(*pair, f"--{split}") for pair in pairs)
@@ -85,20 +134,25 @@ def collect_text(options: Namespace, files: Files, sample: bool, folder: Path) -
     for split in ("train", *held_out.values()):
         lines = enumerate(read("train", files["train"]))
         pairs = (pair for n, pair in lines if held_out.get(n % every, "train") == split)
-        if corpus.write_columns(split_files(folder, split, options), pairs) == 0:
+        counts[split] = corpus.write_columns(split_files(folder, split, options), pairs)
+        if not counts[split]:
             raise CommandError(
                 f"--train: too few lines to hold out every {every}th for --{split}; give --{split}"
             )
     if files["valid"]:
         parts = [read("valid", [pair]) for pair in files["valid"]]
-        write_parts(split_files(folder, "valid", options), parts)
+        counts["valid"] = write_parts(split_files(folder, "valid", options), parts)
     for number, pair in enumerate(files["test"]):
-        names = split_files(folder, f"test{number or ''}", options)
-        corpus.write_columns(names, read("test", [pair]))
+        name = f"test{number or ''}"
+        rows = read("test", [pair])
+        counts[name] = corpus.write_columns(split_files(folder, name, options), rows)
+    first, *others = (f"{split} {count}" for split, count in counts.items())
+    print(f"read: {', '.join([f'{first} pairs', *others])}", flush=True)
 
 
-def write_parts(names: Sequence[Path], parts: Sequence[Iterator[corpus.Row]]) -> None:
-    """Writes rows of several files one after the other, and how many each has."""
+def write_parts(names: Sequence[Path], parts: Sequence[Iterator[corpus.Row]]) -> int:
+    """Writes rows of several files one after the other, and how many each has. Returns the number
+    of all."""
     sizes = [0] * len(parts)
 
     def counted() -> Iterator[corpus.Row]:
@@ -107,8 +161,9 @@ def write_parts(names: Sequence[Path], parts: Sequence[Iterator[corpus.Row]]) ->
                 sizes[number] += 1
                 yield row
 
-    corpus.write_columns(names, counted())
+    total = corpus.write_columns(names, counted())
     write_lines(names[0].with_name(VALID_SIZES), map(str, sizes))
+    return total
 
 
 def part_sizes(folder: Path, whole: int | None) -> list[int | None]:
@@ -122,15 +177,16 @@ def tokenise_text(
 ) -> None:
     """Moses tokens of all splits; training pairs of unfit lengths are dropped."""
     flags = options.aggressive_hyphens, options.lowercase
+    cleaning = Cleaning("train", "words", *(options.clean or (1, None)), options.max_ratio)
     moses = [corpus.Moses(language, *flags).tokenise for language in options.languages]
     for split in splits:
         pairs = corpus.read_pairs(*split_files(text, split, options), split)
         pairs = corpus.map_columns(moses, pairs, workers)
         pairs = iter(progress(pairs, f"tokenise {split}", unit="pair"))
         if split == "train":
-            limits = (*(options.clean or (1, None)), options.max_ratio)
-            pairs = (pair for pair in pairs if lengths_fit(pair, *limits))
+            pairs = cleaning.fitting(pairs)
         corpus.write_columns(split_files(folder, split, options), pairs)
+    cleaning.report()
 
 
 def segment_text(
@@ -149,20 +205,23 @@ def segment_text(
             plain = corpus.read_lines(split_files(text, split, options)[1], split)
             rows = ((*pair, reference) for pair, reference in zip(rows, plain, strict=True))
         rows = iter(progress(rows, f"segment {split}", unit="pair"))
-        is_filtered = split == "train" or (split == "valid" and options.filter_valid)
-        if split != "valid":
-            corpus.write_columns(names, fit_and_join(rows, options, is_filtered))
-            continue
-        # each file by itself, as test sets are: no sentences of two files are joined
-        parts = (islice(rows, size) for size in part_sizes(text, None))
-        write_parts(names, [fit_and_join(part, options, is_filtered) for part in parts])
+        cleaning = None
+        if split == "train" or (split == "valid" and options.filter_valid):
+            cleaning = Cleaning(split, "subwords", 1, options.max_subwords, options.max_ratio)
+        if split == "valid":
+            # each file by itself, as test sets are: no sentences of two files are joined
+            parts = (islice(rows, size) for size in part_sizes(text, None))
+            write_parts(names, [fit_and_join(part, options, cleaning) for part in parts])
+        else:
+            corpus.write_columns(names, fit_and_join(rows, options, cleaning))
+        if cleaning:
+            cleaning.report()
 
 
 def fit_and_join(
-    rows: Iterator[corpus.Row], options: Namespace, is_filtered: bool
+    rows: Iterator[corpus.Row], options: Namespace, cleaning: Cleaning | None
 ) -> Iterator[corpus.Row]:
-    """Leaves out rows of unfit lengths, if `is_filtered`, and joins neighbours."""
-    if is_filtered:
-        limits = (1, options.max_subwords, options.max_ratio)
-        rows = (row for row in rows if lengths_fit(row[:2], *limits))
+    """Leaves out rows that `cleaning` finds unfit, and joins neighbours."""
+    if cleaning:
+        rows = cleaning.fitting(rows)
     return corpus.join_neighbours(rows, options.join) if options.join > 1 else rows

@@ -35,7 +35,7 @@ from recipes.lab.steps import CommandError, folder_name, read_written, run_main,
 from recipes.lab.subwords import SentencePiece
 from recipes.lab.tables import Row, flags_and_times, how_made, shown_command
 from recipes.mt import corpus, number_lists
-from recipes.mt.scoring import METRICS, METRICS_ARE, score_groups
+from recipes.mt.scoring import METRICS, metrics_are, score_groups
 
 PACKAGES = ("torch", "fairseq-fixed", "sentencepiece", "sacrebleu", "num2words")
 # Shifts and offsets are alike: CAPE's U(-30, 30) is as wide as SHAPE's U{0..60}. Training lists
@@ -208,7 +208,8 @@ class Comparison:
         how = {"count": len(groups), "threads": self.args.threads}
         pieces = runs.generate(*paths, shlex.split(DECODING), **how)
         texts = list(map(SentencePiece(data / "sentencepiece.model").decode, pieces))
-        scores = score_groups(texts, references, groups, self.data.labels, (pieces, tokens))
+        made_of = texts, references, groups, self.data.labels, (pieces, tokens)
+        scores = score_groups(*made_of, language=target)
         columns = {"variant": name, "seed": seed}
         with self.lock:
             self.rows[variant, seed] = [
@@ -287,7 +288,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         model=f"`{' '.join(MODEL.split())}`",
         training=f"{args.updates} updates; `{' '.join(OPTIMISATION.split())}`",
         decoding=f"`{' '.join(DECODING.split())}`",
-        metrics=METRICS_ARE,
+        metrics=metrics_are(data.languages[1]),
     )
     comparison = Comparison(args, data, facts)
     variants = in_order_of_contrast(list(args.variants))

@@ -23,6 +23,7 @@ built-in number lists where no files are given: a check of the whole recipe.
 """
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,11 +34,13 @@ from pathlib import Path
 from cape_plugins.machine import available_cores
 from recipes.lab import options, runs, steps, tables
 from recipes.lab.options import add_shared, positive, whole
-from recipes.lab.steps import CommandError
+from recipes.lab.steps import CommandError, recorded
 from recipes.mt import analyze
 from recipes.mt.catalog import RECIPES, Recipe, sampled
+from recipes.mt.corpus import Pair, languages_of
 from recipes.mt.experiment import Experiment, train_flags
 from recipes.mt.reports import write_all_scores, write_curves
+from recipes.mt.scoring import sacrebleu
 
 __all__ = ["Experiment", "main", "parse_arguments", "train_flags"]
 
@@ -45,9 +48,18 @@ PACKAGES = ("torch", "fairseq-fixed", "sacrebleu")
 STAGES = ("prepare", "train", "select", "decode", "score")
 SCORED = ("score", "validate")  # give rows for the page of all trainings
 PROBES = ("stack", "swap")
+SPLITS, SIDES = ("train", "valid", "test"), ("source", "target")
 LONGEST_STACK = 6  # sentences in one, for the analysis by length
 TOGETHER = ("curve", "analyze")  # of all trainings
 MORE = ("validate", *PROBES, *TOGETHER)
+
+
+def language(text: str) -> str:
+    """Argument type: a code that fairseq takes for the name of a language."""
+    if not re.fullmatch(r"\w+", text):
+        why = f"{text!r} is no name of a language; allowed: letters, digits and _, such as de"
+        raise argparse.ArgumentTypeError(why)
+    return text
 
 
 def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
@@ -58,14 +70,17 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
     add("recipe", choices=RECIPES, metavar="RECIPE", help=", ".join(RECIPES))
     stage_names = [*STAGES, "all", *MORE]
     add("stages", nargs="+", choices=stage_names, metavar="STAGE", help=", ".join(stage_names))
-    texts = {
-        "train": "training text, plain or .gz; may be given several times, files are concatenated",
-        "valid": "validation text, likewise (default: every n-th line of the training text)",
-        "test": "test text; given several times, each is a test set (default: other n-th lines)",
-    }
+    texts = (
+        "training text, plain or .gz; may be given several times, files are concatenated",
+        "validation text, likewise (default: every n-th line of the training text)",
+        "test text; given several times, each is a test set (default: other n-th lines)",
+    )
     pair = {"nargs": 2, "type": Path, "action": "append", "metavar": ("SOURCE", "TARGET")}
-    for split, text in texts.items():
+    for split, text in zip(SPLITS, texts, strict=True):
         add(f"--{split}", **pair, default=[], help=text)
+    for side in SIDES:
+        text = f"language of the {side} text, names the data (default: the recipe's, or of WORK)"
+        add(f"--{side}-lang", type=language, metavar="LANG", help=text)
     own = "that of the recipe"
     options.add_compared(parser, "text", own)
     add_shared(parser, "seeds", shown=f"one training, of {own}")
@@ -115,11 +130,46 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
 def settle_recipe(args: argparse.Namespace) -> Recipe:
     """The recipe with what the command line changes."""
     recipe = sampled(RECIPES[args.recipe]) if args.sample else RECIPES[args.recipe]
+    languages = settle_languages(args, recipe.languages)
+    if languages != recipe.languages:
+        title = f"{recipe.title}, here {' to '.join(languages)}"
+        recipe = replace(recipe, languages=languages, title=title)
     names = ["max_tokens", "epochs", "beam", "length_penalty", "select", "first_epoch", "average"]
     changes = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if args.select == "best":
         changes["keep"] = "epoch"
     return replace(recipe, **changes)
+
+
+def settle_languages(args: argparse.Namespace, of_recipe: Pair) -> Pair:
+    """The languages of the options, else of the prepared text, else of the recipe. Refuses text
+    whose file names say others."""
+    made_with = recorded(args.work / "text")
+    prepared = tuple(made_with.get("languages", of_recipe))  # older records do not say it
+    chosen = args.source_lang, args.target_lang
+    languages = tuple(code or known for code, known in zip(chosen, prepared, strict=True))
+    if languages[0] == languages[1]:
+        raise CommandError(f"{language_flags(languages)}: are alike; give those of the text")
+    if made_with and languages != prepared:
+        has, wanted = (" to ".join(codes) for codes in (prepared, languages))
+        why = f"its text is {has}, not {wanted}; give another --work folder"
+        raise CommandError(f"--work {args.work}: {why}")
+    for split, paths in ((s, paths) for s in SPLITS for paths in getattr(args, s)):
+        named = languages_of(*paths)
+        # a language that was given may be written otherwise; longer endings, as .src, are no codes
+        checked = [n for n, code in enumerate(named) if len(code) == 2 and not chosen[n]]
+        if any(named[n] != languages[n] for n in checked):
+            said, has = (" and ".join(codes) for codes in (named, languages))
+            raise CommandError(
+                f"--{split} {paths[0]} {paths[1]}: by their names {said}, but {args.recipe} has"
+                f" {has}; give {language_flags(named)}, or the languages that they are in"
+            )
+    sacrebleu(languages[1])  # an error now, and not after the training
+    return languages
+
+
+def language_flags(languages: Pair) -> str:
+    return " ".join(f"--{s}-lang {code}" for s, code in zip(SIDES, languages, strict=True))
 
 
 def run_stages(training: Experiment, stages: Sequence[str]) -> list[tables.Row]:

@@ -2,21 +2,35 @@
 
 from collections.abc import Sequence
 from statistics import fmean
+from typing import Any
 
 from sacrebleu.metrics import BLEU
 
 from recipes.lab.options import bin_of, bins
+from recipes.lab.steps import CommandError
 from recipes.lab.tables import ALL
 
-# Texts too short for a 4-gram, such as one number, are scored by shorter n-grams; others as usual.
-_BLEU = BLEU(effective_order=True)
 METRICS = {"exact_match": "Exact match", "bleu": "BLEU", "token_accuracy": "Token accuracy"}
-METRICS_ARE = (
-    "exact match: share of sentences translated without any error; BLEU: sacrebleu, 13a; token"
-    " accuracy: share of positions with the right subword, of the longer of hypothesis and"
-    " reference"
-)
 Score = dict[str, float]  # count, and METRICS: BLEU from 0 to 100, shares from 0 to 1
+
+
+def sacrebleu(language: str, **settings: Any) -> BLEU:
+    """The metric, with the tokenizer that sacrebleu has for a target language: 13a for most,
+    others for zh, ja and ko."""
+    try:
+        return BLEU(trg_lang=language, **settings)
+    except (ImportError, RuntimeError) as error:  # ja and ko need packages
+        why = " ".join(str(error).split())
+        raise CommandError(f"sacreBLEU cannot split {language} into words: {why}") from None
+
+
+def metrics_are(language: str) -> str:
+    """What the metrics are, for readers of a page."""
+    return (
+        "exact match: share of sentences translated without any error; BLEU: sacrebleu, "
+        f"{sacrebleu(language).tokenizer.signature()}; token accuracy: share of positions with the"
+        " right subword, of the longer of hypothesis and reference"
+    )
 
 
 def token_accuracy(hypothesis: Sequence[str], reference: Sequence[str]) -> float:
@@ -30,10 +44,13 @@ def score(
     references: Sequence[str],
     hypothesis_tokens: Sequence[Sequence[str]],
     reference_tokens: Sequence[Sequence[str]],
+    language: str = "",
 ) -> Score:
-    """Score one group: exact match and BLEU (sacrebleu, 13a) of text, accuracy of its subwords."""
+    """Score one group: exact match and BLEU of text in this language, accuracy of its subwords."""
     matches = [ours == theirs for ours, theirs in zip(hypotheses, references, strict=True)]
-    bleu = _BLEU.corpus_score(list(hypotheses), [list(references)]).score
+    # texts too short for a 4-gram, such as one number, are scored by shorter n-grams
+    metric = sacrebleu(language, effective_order=True)
+    bleu = metric.corpus_score(list(hypotheses), [list(references)]).score
     accuracy = fmean(map(token_accuracy, hypothesis_tokens, reference_tokens))
     shares = {"exact_match": fmean(matches), "bleu": bleu, "token_accuracy": accuracy}
     return {"count": len(matches), **shares}
@@ -45,15 +62,18 @@ def score_groups(
     groups: Sequence[str],
     labels: Sequence[str],
     tokens: tuple[Sequence[str], Sequence[str]] | None = None,
+    language: str = "",
 ) -> dict[str, Score]:
     """Scores of the sentences of each group, in the order of `labels`, without those that have
-    none; then those of all. `tokens` of both, separated by spaces, are words where not given."""
+    none; then those of all. `tokens` of both, separated by spaces, are words where not given;
+    `language` is that of the target."""
     sides = ([text.split() for text in texts] for texts in tokens or (hypotheses, references))
     members: dict[str, list] = {label: [] for label in labels} | {ALL: []}
     for group, *row in zip(groups, hypotheses, references, *sides, strict=True):
         members[group].append(row)
         members[ALL].append(row)
-    return {label: score(*zip(*rows, strict=True)) for label, rows in members.items() if rows}
+    columns = {label: zip(*rows, strict=True) for label, rows in members.items() if rows}
+    return {label: score(*sides, language=language) for label, sides in columns.items()}
 
 
 def groups_by_length(

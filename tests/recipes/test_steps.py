@@ -1,6 +1,7 @@
 """How programs of the recipes end."""
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from recipes.lab.options import usable_folder
 from recipes.lab.runs import run_all
-from recipes.lab.steps import ChildError, CommandError, progress, run_main, run_module
+from recipes.lab.steps import ChildError, CommandError, progress, run_main, run_module, step
 from tests.conftest import ROOT
 
 
@@ -122,7 +123,7 @@ def test_shown_commands_can_be_pasted(module, tmp_path):
     assert subprocess.check_output(shown, **shell) == shown
 
 
-def test_progress_is_shown_on_terminals_only(capfd, monkeypatch):
+def test_progress_of_what_is_done_at_once_is_shown_on_terminals_only(capfd, monkeypatch):
     assert list(progress(range(3), "count", mininterval=0)) == [0, 1, 2]
     assert capfd.readouterr().err == ""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
@@ -130,3 +131,41 @@ def test_progress_is_shown_on_terminals_only(capfd, monkeypatch):
         bar.update()
         bar.refresh()
     assert "count:  50%" in capfd.readouterr().err
+
+
+def test_progress_of_what_takes_long_is_a_line_now_and_then_in_a_file(capfd, monkeypatch):
+    """Ten things of 20 s each: lines at least 30 s apart, and no control signs."""
+    clock = [0]
+    monkeypatch.setattr("tqdm.std.time", lambda: clock[0])
+
+    def things():
+        for thing in range(10):
+            clock[0] += 20
+            yield thing
+
+    assert list(progress(things(), "count", total=10)) == [*range(10)]
+    *lines, end = capfd.readouterr().err.split("\n")
+    done = [re.match(r"count: .* (\d+)/10 \[", line)[1] for line in lines]
+    assert done == ["2", "4", "6", "8", "10"]
+    assert "\r" not in "".join(lines)
+    assert end == ""
+
+
+@pytest.mark.parametrize("error", [CommandError("bad"), KeyboardInterrupt(), OSError(28, "full")])
+def test_a_step_that_fails_leaves_no_folder(tmp_path, error):
+    def make(folder):
+        (folder / "half").touch()
+        raise error
+
+    with pytest.raises(type(error)):
+        step(tmp_path / "work/data/text", {}, make)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_step_whose_command_failed_keeps_the_log_that_the_error_names(tmp_path):
+    def make(folder):
+        run_module("nothing.of.this.name", log=folder / "log")
+
+    with pytest.raises(ChildError, match=r"full log in .*text.partial/log"):
+        step(tmp_path / "text", {}, make)
+    assert "nothing" in (tmp_path / "text.partial/log").read_text()

@@ -8,6 +8,7 @@ import pytest
 
 from recipes.lab.steps import CommandError, matches, record, step
 from recipes.lab.subwords import SentencePiece, SubwordNMT
+from recipes.mt import scoring
 from recipes.mt.corpus import (
     SEPARATOR,
     Moses,
@@ -19,7 +20,7 @@ from recipes.mt.corpus import (
     split_pairs,
     write_columns,
 )
-from recipes.mt.prepare import lengths_fit
+from recipes.mt.prepare import Cleaning
 from recipes.mt.quickstart import length_bins
 from recipes.mt.scoring import score, token_accuracy
 
@@ -199,21 +200,21 @@ def test_impossible_vocabulary_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("pair", "fits"),
+    ("pair", "why"),
     [
-        (("a b c", "a b"), True),
-        (("a b c d", "a b"), False),  # longer than 3
-        (("a b", "a b c d"), False),
-        (("", "a"), False),
-        (("a", "a b c"), False),  # three times as long
+        (("a b c", "a b"), ""),
+        (("a b c d", "a b"), "of more than 3 words on a side"),
+        (("a b", "a b c d"), "of more than 3 words on a side"),
+        (("", "a"), "empty on a side"),
+        (("a", "a b c"), "more than 2 times as long on one side"),
     ],
 )
-def test_length_filter_has_limits_and_a_ratio(pair, fits):
-    assert lengths_fit(pair, 1, 3, 2.0) is fits
+def test_length_filter_has_limits_and_a_ratio(pair, why):
+    assert Cleaning("train", "words", 1, 3, 2.0).why_unfit(pair) == why
 
 
 def test_length_filter_without_upper_limit():
-    assert lengths_fit(("a " * 500, "a " * 500), 1, None, 1.5)
+    assert Cleaning("train", "words", 1, None, 1.5).why_unfit(("a " * 500, "a " * 500)) == ""
 
 
 def test_neighbours_are_joined_without_losing_any():
@@ -252,3 +253,20 @@ def test_score_of_a_group_has_count_matches_and_accuracy():
 
 def test_perfect_one_word_texts_score_full_bleu():
     assert score(["eins"], ["eins"], [["a"]], [["a"]])["bleu"] == pytest.approx(100)
+
+
+def test_bleu_of_chinese_counts_characters():
+    """By words a line without spaces is right or wrong as a whole."""
+    words = ["今天天气很好"], ["今天天气很好吗"]
+    tokens = [["a"]], [["a"]]
+    assert score(*words, *tokens, language="zh")["bleu"] > 50
+    assert score(*words, *tokens)["bleu"] < 1
+
+
+def test_bleu_names_the_package_that_a_language_needs(monkeypatch):
+    def lacking(**settings):
+        raise RuntimeError("Please install `pip install sacrebleu[ja]`")
+
+    monkeypatch.setattr(scoring, "BLEU", lacking)
+    with pytest.raises(CommandError, match=r"sacreBLEU cannot split ja .*sacrebleu\[ja\]"):
+        scoring.sacrebleu("ja")

@@ -13,8 +13,8 @@ from recipes.lab.scores import write_scores
 from recipes.lab.steps import CommandError
 from recipes.mt.analysis import options
 from recipes.mt.analysis.stack import stack_groups
-from recipes.mt.corpus import Pair
-from recipes.mt.scoring import METRICS, METRICS_ARE, groups_by_length, score_groups
+from recipes.mt.corpus import Pair, languages_of
+from recipes.mt.scoring import METRICS, groups_by_length, metrics_are, score_groups
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +46,8 @@ def run(args: argparse.Namespace) -> None:
     if args.stack:
         pairs, stacks = stack_all(pairs, args.stack)
         column, groups_are, name = "sentences", "number of stacked sentences", "length-stacked"
+    _, language = languages_of(*args.test)
+    measured = metrics_are(language)  # an error now, and not after decoding
     models = options.open_models(args)
     sides = list(zip(*pairs, strict=True))
     metrics = {metric: METRICS[metric] for metric in ("bleu", "exact_match")}
@@ -54,13 +56,14 @@ def run(args: argparse.Namespace) -> None:
         hypotheses = options.translations(model, how, args.output / "translations", sides[0])
         sources, references = (list(map(model.plain, side)) for side in sides)
         groups = (stacks, args.stack) if stacks else groups_by_length(sources, args.bins)
-        scored = score_groups(hypotheses, references, groups[0], list(map(str, groups[1])))
+        labels = list(map(str, groups[1]))
+        scored = score_groups(hypotheses, references, groups[0], labels, language=language)
         for label, score in scored.items():
             values = {metric: score[metric] for metric in ("count", *metrics)}
             rows.append({**columns, column: label, **values})
     counts = {row[column]: row["count"] for row in rows}
     sentences = ", ".join(f"{label}: {count}" for label, count in counts.items())
-    facts = options.facts(args, models, sentences=sentences, metrics=METRICS_ARE)
+    facts = options.facts(args, models, sentences=sentences, metrics=measured)
     title = f"Scores by {groups_are}" if stacks else "Scores by source length"
     how_shown = {"name": name, "groups_are": groups_are}
     write_scores(args.output, title, rows, column, metrics, facts, **how_shown)

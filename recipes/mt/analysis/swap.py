@@ -20,7 +20,8 @@ from recipes.lab.options import positive
 from recipes.lab.steps import CommandError
 from recipes.lab.tables import Cells, of_seeds, seed_table
 from recipes.mt.analysis import options
-from recipes.mt.corpus import SEPARATOR, join_neighbours
+from recipes.mt.corpus import SEPARATOR, join_neighbours, languages_of
+from recipes.mt.scoring import sacrebleu
 
 ORDERS = ("original", "swapped")
 BLEUS = (*ORDERS, "drop")
@@ -80,7 +81,7 @@ def run(args: argparse.Namespace) -> None:
             f"--test: no line has the separator {SEPARATOR} between words, so there is nothing to"
             " swap; make such text by `python -m recipes.mt.analyze interpolate`, or give --join 10"
         )
-    models, metric = options.open_models(args), BLEU()
+    models, metric = options.open_models(args), sacrebleu(languages_of(*args.test)[1])
     sources, references = zip(*pairs, strict=True)
     cells: Cells = {}
     rows = []

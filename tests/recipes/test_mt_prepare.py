@@ -1,0 +1,209 @@
+"""What `recipes.mt.run prepare` does with text of the caller: cleaning and languages."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from recipes.lab.steps import CommandError, recorded
+from recipes.mt import prepare
+from recipes.mt.experiment import Experiment
+from recipes.mt.run import main, parse_arguments
+
+PAIRS = 60
+BY_RECIPE = ("wmt14_en_de", "multi30k_small")  # BPE after Moses tokens, and sentencepiece
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Writes texts by name of the file, into the folder in which commands run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(prepare, "binarise", lambda *_: None)  # a command of fairseq
+
+    def write(**texts):
+        for name, lines in texts.items():
+            text = "".join(f"{line}\n" for line in lines)
+            (tmp_path / name.replace("_", ".")).write_text(text, encoding="utf-8")
+
+    return write
+
+
+def sentences(count=PAIRS, words=4):
+    return [f"satz {' '.join(str(n * k) for k in range(1, words))} ." for n in range(count)]
+
+
+def run(recipe, *words, splits=("valid", "test"), codes=("en", "de")):
+    """Prepares ``train.en train.de`` and the files of other splits in the folder ``work``."""
+    files = [x for s in ("train", *splits) for x in (f"--{s}", *(f"{s}.{c}" for c in codes))]
+    main([recipe, "prepare", *files, "--work", "work", "--workers", "1", *words])
+
+
+def given(write, source=None, target=None, codes=("en", "de")):
+    short = sentences(6)
+    texts = {"train": (source or sentences(), target or sentences()), "valid": (short, short)}
+    texts["test"] = texts["valid"]
+    sides = ((f"{s}_{c}", t) for s, pair in texts.items() for c, t in zip(codes, pair, strict=True))
+    write(**dict(sides))
+
+
+# ---- cleaning ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", BY_RECIPE)
+def test_a_file_of_blank_lines_is_refused_by_name(write, recipe):
+    given(write, source=[" "] * PAIRS)
+    with pytest.raises(CommandError, match=r"--train train.en train.de: no line has text in both"):
+        run(recipe)
+
+
+def test_blank_lines_of_a_test_set_are_refused_too(write):
+    given(write)
+    write(test_en=[""] * 6)
+    with pytest.raises(CommandError, match=r"--test test.en test.de: no line has text in both"):
+        run("multi30k_small")
+
+
+def test_what_is_refused_leaves_no_folder(write, tmp_path):
+    given(write, source=[""] * PAIRS)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(CommandError):
+        run("wmt14_en_de")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("recipe", "unit"), [("wmt14_en_de", "words"), ("multi30k_small", "subwords")]
+)
+def test_cleaning_that_leaves_no_pair_is_an_error(write, recipe, unit):
+    given(write, target=sentences(words=200))
+    why = f"--train: cleaning by {unit} removed all {PAIRS} pairs .*; check that line n of one file"
+    with pytest.raises(CommandError, match=why):
+        run(recipe)
+
+
+def test_cleaning_says_how_many_pairs_it_removed_and_why(write, capsys):
+    source, target = sentences(), sentences()
+    source[3] = target[10] = ""
+    source[20] = target[20] = " ".join("a" * 81)
+    target[30] = " ".join("a" * 70)
+    given(write, source, target)
+    run("wmt14_en_de")
+    said = capsys.readouterr().out
+    assert (
+        f"train: cleaning by words removed 4 of {PAIRS} pairs (2 empty on a side, 1 of more than 80"
+        " words on a side, 1 more than 9 times as long on one side)" in said
+    )
+    assert f"train: cleaning by subwords removed none of {PAIRS - 4} pairs" in said
+
+
+def test_preparation_says_what_it_reads_and_does(write, capsys):
+    """Also in a file that keeps its output, where no bar is drawn."""
+    given(write)
+    run("wmt14_en_de")
+    said = capsys.readouterr().out
+    assert f"read: train {PAIRS} pairs, valid 6, test 6" in said
+    for name in ("text", "tokenised", "subwords", "binary"):
+        assert f"\nprepare {name}: " in f"\n{said}"
+    run("wmt14_en_de")
+    assert capsys.readouterr().out.count(": finished before") == 4
+
+
+# ---- languages -----------------------------------------------------------------------------------
+
+FRENCH = ("--target-lang", "fr")
+
+
+def test_files_of_other_languages_are_refused(write):
+    given(write, codes=("en", "fr"))
+    why = (
+        r"--train train.en train.fr: by their names en and fr, but multi30k_small has en and de; "
+        "give --source-lang en --target-lang fr"
+    )
+    with pytest.raises(CommandError, match=why):
+        run("multi30k_small", codes=("en", "fr"))
+
+
+def test_files_in_the_other_direction_are_refused(write):
+    given(write)
+    with pytest.raises(CommandError, match=r"--test test.de test.en: by their names de and en"):
+        run("multi30k_small", "--test", "test.de", "test.en", splits=())
+
+
+@pytest.mark.parametrize("names", [("a.src", "a.tgt"), ("a.txt", "b.txt"), ("a.en", "b.en")])
+def test_names_that_name_no_languages_are_as_good(write, names):
+    write(**{name.replace(".", "_"): sentences() for name in names})
+    words = ["multi30k_small", "prepare", "--train", *names, "--work", "work", "--workers", "1"]
+    main(words)
+    assert recorded(Path("work/text"))["languages"] == ["en", "de"]
+
+
+@pytest.mark.parametrize("recipe", BY_RECIPE)
+def test_languages_name_the_data(write, monkeypatch, recipe):
+    calls = []
+    monkeypatch.setattr(prepare, "binarise", lambda *given: calls.append(given[1]))
+    given(write, codes=("en", "fr"))
+    run(recipe, *FRENCH, codes=("en", "fr"))
+    names = {path.name for path in Path("work").rglob("train.*")}
+    assert names == {"train.en", "train.fr"}
+    assert calls == [("en", "fr")]
+
+
+def test_later_stages_take_the_languages_of_the_data(write):
+    given(write, codes=("en", "fr"))
+    run("multi30k_small", *FRENCH, codes=("en", "fr"))
+    args, extra = parse_arguments(["multi30k_small", "train", "--work", "work", "--device", "cpu"])
+    assert args.settled.languages == ("en", "fr")
+    assert args.settled.title.endswith("(no paper), here en to fr")
+    assert extra == []
+    with pytest.raises(CommandError, match=r"--work work: its text is en to fr, not en to cs"):
+        parse_arguments(["multi30k_small", "train", "--work", "work", "--target-lang", "cs"])
+
+
+def test_moses_reads_the_language_that_is_given(write):
+    """French keeps an apostrophe with the word before it, English with what follows."""
+    given(write, target=["l'eau c'est bon ."] * PAIRS, codes=("en", "fr"))
+    run("wmt14_en_de", *FRENCH, codes=("en", "fr"))
+    assert Path("work/tokenised/train.fr").read_text().startswith("l&apos; eau c&apos; est")
+
+
+@pytest.mark.parametrize(("target", "tokenizer"), [("zh", "zh"), ("de", "13a")])
+def test_sacrebleu_splits_as_is_usual_for_the_target_language(
+    write, monkeypatch, target, tokenizer
+):
+    given(write, codes=("en", target))
+    run("multi30k_small", "--target-lang", target, codes=("en", target))
+    args, extra = parse_arguments(["multi30k_small", "score", "--work", "work"])
+    args.extra = extra
+    monkeypatch.setattr(Experiment, "subwords", SimpleNamespace(decode=str))
+    training = Experiment(args, "cape", {}, None)
+    training.scores_of("test", [[["eins zwei drei vier"]] * 3], "mean")
+    assert f"|tok:{tokenizer}|" in (training.run / "scores.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--target-lang", "en"), "--source-lang en --target-lang en: are alike"),
+        (("--target-lang", "a/b"), "--target-lang: 'a/b' is no name of a language"),
+        (("--target-lang", "xx"), "language xx: there are no built-in number lists"),
+    ],
+)
+def test_bad_languages_are_refused(tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((CommandError, SystemExit)) as error:
+        main(["multi30k_small", "prepare", "--work", "work", "--workers", "1", "--sample", *words])
+    assert re.search(message, f"{error.value} {capsys.readouterr().err}")
+
+
+@pytest.mark.slow
+def test_all_stages_follow_the_languages(run_cli, tmp_path):
+    """Number lists in French, from text to score."""
+    words = ["multi30k_small", "all", "--sample", "--target-lang", "fr", "--work", "work"]
+    command = ["python", "-m", "recipes.mt.run", *words, "--threads", "1"]
+    said = run_cli(*command, cwd=tmp_path, timeout=1200, warm_children=True).stdout
+    assert re.search(r"\| test \| 12 \| \d", said)
+    assert (tmp_path / "work/binary/dict.fr.txt").exists()
+    page = (tmp_path / "work/runs/cape/scores.md").read_text("utf-8")
+    assert page.startswith("# Multi30k English-German by a small model, for CPUs (no paper), here en")
+    assert not list(tmp_path.rglob("*.de*"))
