@@ -62,9 +62,7 @@ def language(text: str) -> str:
     return text
 
 
-def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """Our options, among them ``settled``, the recipe, and ``compared``, settings by name; and the
-    rest, which is for fairseq-train."""
+def make_parser() -> options.Parser:
     parser = options.new_parser(__doc__)
     add = parser.add_argument
     add("recipe", choices=RECIPES, metavar="RECIPE", help=", ".join(RECIPES))
@@ -107,6 +105,13 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
     add("--sample", action="store_true", help="check of the whole recipe at a tiny scale")
     text = "print the commands of train, select and decode, whatever stages are named; run nothing"
     add("--dry-run", action="store_true", help=text)
+    return parser
+
+
+def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """Our options, among them ``settled``, the recipe, and ``compared``, settings by name; and the
+    rest, which is for fairseq-train."""
+    parser = make_parser()
     args, extra = parser.parse_known_args(argv)
     if "all" in args.stages:
         args.stages = [*STAGES, *(name for name in MORE if name in args.stages)]
