@@ -40,6 +40,17 @@ def whole(text: str, least: int = 0) -> int:
 positive = partial(whole, least=1)
 
 
+class Distinct(argparse.Action):
+    """Stores a list whose values all differ. A seed that is given twice would count as two."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        """See argparse."""
+        if len(set(values)) < len(values):
+            shown = " ".join(map(str, values))
+            raise argparse.ArgumentError(self, f"{shown}: give each once")
+        setattr(namespace, self.dest, values)
+
+
 def add_position_args(
     parser: argparse._ActionsContainer,
     domain: str | None = "text",

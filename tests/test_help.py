@@ -210,6 +210,13 @@ def test_every_training_takes_types_and_seeds(actions):
         assert comparing <= actions[option].keys()
 
 
+def test_a_seed_that_is_given_twice_is_no_second_seed(actions):
+    for name, action in actions["--seeds"].items():
+        with pytest.raises(argparse.ArgumentError) as error:
+            action(None, argparse.Namespace(), [1, 2, 1])
+        assert str(error.value) == "argument --seeds: 1 2 1: give each once", name
+
+
 def test_every_program_that_computes_in_its_own_way_takes_a_device(actions):
     """The Trainer has --use_cpu; quickstart and asr.run have flags of their recipes."""
     trainer = {name for name in actions["--compare"] if name.endswith(("finetune_hf", "whisper"))}

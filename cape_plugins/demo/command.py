@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from cape_plugins.arguments import add_position_args, positive, settings_to_compare
+from cape_plugins.arguments import Distinct, add_position_args, positive, settings_to_compare
 from cape_plugins.demo.model import BATCH, LAYERS, UPDATES, Job, train_and_test
 from cape_plugins.demo.tasks import CHANCE, SYMBOLS, TASKS, Task
 from cape_plugins.files import writing
@@ -43,7 +43,7 @@ def add_demo_args(parser: argparse.ArgumentParser) -> None:
     # as people say it who compare nothing but types
     add("--types", dest="compare", nargs="+", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     text = "each type is trained with each of these seeds (default: 1 2 3)"
-    add("--seeds", **numbers, nargs="+", default=[1, 2, 3], help=text)
+    add("--seeds", **numbers, nargs="+", action=Distinct, default=[1, 2, 3], help=text)
     add("--updates", **numbers, default=UPDATES, help=f"training steps (default: {UPDATES})")
     cores = available_cores()
     text = f"trainings side by side (default: {cores})"
@@ -83,7 +83,7 @@ def run_demo(args: argparse.Namespace) -> str:
     print(introduction(task), flush=True)
     jobs = [
         Job(args.domain, name, settings, seed, args.updates, device)
-        for seed in dict.fromkeys(args.seeds)
+        for seed in args.seeds
         for name, settings in compared.items()
     ]
     rows = list(_with_progress(_trained(jobs, min(args.jobs, len(jobs))), len(jobs)))

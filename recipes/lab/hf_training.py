@@ -95,11 +95,8 @@ def parse(
     for name in ("per_device_train_batch_size", "per_device_eval_batch_size"):
         if (size := getattr(training, name)) < 1:
             raise CommandError(f"--{name} {size} is not allowed; allowed: >= 1")
-    seeds = args.seeds or ()
-    seed_given = any(word.split("=")[0] == "--seed" for word in rest)
-    if seeds and (seed_given or len(set(seeds)) < len(seeds)):
-        why = f"--seeds {' '.join(map(str, seeds))}: give each once, and no --seed besides"
-        raise CommandError(why)
+    if args.seeds and any(word.split("=")[0] == "--seed" for word in rest):
+        raise CommandError(f"--seeds {' '.join(map(str, args.seeds))}: give no --seed besides")
     check_shared(args)
     (unset,) = trainer_parser.parse_args_into_dataclasses(args=ours, look_for_args_file=False)
     args.defaults = {name: parser.get_default(name) for name in vars(args)} | _init_fields(unset)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from cape_plugins import PRESETS, TYPES, arguments
-from cape_plugins.arguments import PREFIX, TYPE_ARG, Parser, positive, sole, whole
+from cape_plugins.arguments import PREFIX, TYPE_ARG, Distinct, Parser, positive, sole, whole
 from cape_plugins.domains import DOMAINS
 from recipes.lab.steps import CommandError, reason, started_as
 
@@ -73,7 +73,12 @@ def named_models(words: Sequence[str]) -> dict[str, list[str]]:
         parts = [sorted(glob.glob(part)) if "*" in part else [part] for part in rest.split(",")]
         if not all(parts):
             raise CommandError(f"--model {word}: nothing matches; give the path of a checkpoint")
-        named.append((name, [path for part in parts for path in part]))
+        paths = [path for part in parts for path in part]
+        places = list(map(os.path.realpath, paths))
+        for path, place in zip(paths, places, strict=True):
+            if places.count(place) > 1:  # would count as two seeds
+                raise CommandError(f"--model {word}: names {path} twice; give each once")
+        named.append((name, paths))
     short = [name for name, _ in named]
     models: dict[str, list[str]] = {}
     for word, (name, paths) in zip(words, named, strict=True):
@@ -110,7 +115,12 @@ SHARED: dict[str, dict[str, Any]] = {
         "help": "what is trained: types of position embedding, with their defaults or with others "
         "as in cape:max_global_scale=1",
     },
-    "seeds": {**_COUNT, "nargs": "+", "help": "each type is trained with each of these seeds"},
+    "seeds": {
+        **_COUNT,
+        "nargs": "+",
+        "action": Distinct,
+        "help": "each type is trained with each of these seeds",
+    },
     "seed": {"type": whole, "metavar": "N", "help": "seed of the random numbers that are drawn"},
     "model": {"metavar": "PATH", "help": "trained model: checkpoint or folder"},
     "models": {  # see named_models

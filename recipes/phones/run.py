@@ -111,8 +111,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     _complete_training(args)
     if args.tier and not args.data:
         raise CommandError("--tier needs --data, a folder with TextGrids")
-    for name in ("conditions", "seeds"):
-        setattr(args, name, list(dict.fromkeys(getattr(args, name))))
+    args.conditions = list(dict.fromkeys(args.conditions))
     options.check_shared(args)
     return args
 

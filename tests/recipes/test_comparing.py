@@ -2,6 +2,7 @@
 
 import argparse
 import csv
+import re
 
 import pytest
 import torch
@@ -74,6 +75,17 @@ def test_models_are_named_by_their_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "a")
     assert list(options.named_models(["last.pt", "../b/last.pt", "hub/name"])) == ["a", "b", "name"]
     assert options.named_models(["c=../c-*/last.pt"]) == {"c": ["../c-1/last.pt", "../c-2/last.pt"]}
+
+
+@pytest.mark.parametrize("word", ["c=last.pt,../a/last.pt", "../*/last.pt,last.pt"])
+def test_a_model_that_is_given_twice_is_no_second_seed(tmp_path, monkeypatch, word):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/last.pt").touch()
+    monkeypatch.chdir(tmp_path / "a")
+    with pytest.raises(
+        CommandError, match=f"--model {re.escape(word)}: .*last.pt twice; give each"
+    ):
+        options.named_models([word])
 
 
 def test_fairseq_cannot_choose_a_gpu():

@@ -189,7 +189,6 @@ BAD = [
     (vit, ["--compare", "cape", "nopos", "cape"], "--compare cape is given twice"),
     (vit, ["--train-sizes", "16", "32"], "--univit"),
     (vit, ["--univit", "--train-sizes", "16"], "--train-sizes 16: --univit needs several sizes"),
-    (vit, ["--seeds", "1", "1"], "--seeds 1 1: give each once"),
     (vit, ["--seeds", "1", "2", "--seed", "3"], "no --seed besides"),
     (vit, ["--per_device_train_batch_size", "0"], "--per_device_train_batch_size 0"),
     (vit, ["--model-config", '{"patch_size": 0}'], "patch_size 0 is not allowed"),

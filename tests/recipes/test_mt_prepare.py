@@ -205,5 +205,7 @@ def test_all_stages_follow_the_languages(run_cli, tmp_path):
     assert re.search(r"\| test \| 12 \| \d", said)
     assert (tmp_path / "work/binary/dict.fr.txt").exists()
     page = (tmp_path / "work/runs/cape/scores.md").read_text("utf-8")
-    assert page.startswith("# Multi30k English-German by a small model, for CPUs (no paper), here en")
+    assert page.startswith(
+        "# Multi30k English-German by a small model, for CPUs (no paper), here en"
+    )
     assert not list(tmp_path.rglob("*.de*"))
