@@ -44,6 +44,17 @@ def check_increasing(numbers: Sequence[float], option: str) -> None:
         )
 
 
+def check_reach(tested: Sequence[float], trained: float) -> None:
+    """Refuses a training of which not even its own length would be tested."""
+    if max(tested) < trained:
+        shown = " ".join(f"{length:g}" for length in tested)
+        raise CommandError(
+            f"--test-lengths {shown}: shorter than --train-length {trained:g}, so that nothing says"
+            f" how the models do at the length of training and beyond; give one of {trained:g} or"
+            " more"
+        )
+
+
 def bins(edges: Sequence[int], option: str) -> list[tuple[str, int, float]]:
     """Label, lowest and highest number of the bins with these upper ends, and of what is beyond.
 

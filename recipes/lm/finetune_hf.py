@@ -32,7 +32,13 @@ from hf_models import CapeLlamaConfig, CapeLlamaForCausalLM
 from recipes.lab.data import fingerprint
 from recipes.lab.hf_checkpoints import load_model, make_config, read_beside, read_config
 from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
-from recipes.lab.options import add_shared, check_increasing, positive, settings_to_compare
+from recipes.lab.options import (
+    add_shared,
+    check_increasing,
+    check_reach,
+    positive,
+    settings_to_compare,
+)
 from recipes.lab.steps import CommandError, run_main
 from recipes.lab.tables import Row
 from recipes.lm.data import IGNORED, TASKS, Task, blocks, encode, exercises, read_texts
@@ -84,6 +90,7 @@ def read_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Any, T
         raise CommandError(f"--train-file has no effect on --task {args.task}; give --task text")
     if not task.make and (least := min(args.train_length, *args.test_lengths)) < 2:
         raise CommandError(f"length {least} has no token to predict; allowed for texts: >= 2")
+    check_reach(args.test_lengths, args.train_length)
     if args.validation_file and not args.train_file:
         raise CommandError("--validation-file needs --train-file")
     return args, training, task

@@ -214,6 +214,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     options.check_increasing(args.test_lengths, "--test-lengths")
     if (least := min(args.train_length, *args.test_lengths)) < 2:
         raise CommandError(f"length {least} has no token to predict; allowed: >= 2")
+    options.check_reach(args.test_lengths, args.train_length)
     if args.validation_file and not args.train_file:
         raise CommandError("--validation-file needs --train-file")
     name = args.train_file[0].name.removesuffix(".gz") if args.train_file else "made-up"

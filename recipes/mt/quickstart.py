@@ -150,7 +150,13 @@ def prepare_files(args: argparse.Namespace) -> Data:
             few = f"only {len(splits[split])} {split} pairs are that short, {MIN_PAIRS} are needed"
             raise CommandError(f"--max-train-length {limit}: {few}; choose a larger length")
     bins = length_bins(limit)
-    groups = [options.bin_of(word_count(source), bins) for source, _ in splits["test"]]
+    counts = [word_count(source) for source, _ in splits["test"]]
+    if max(counts) <= limit:
+        why = (
+            f"no test sentence is longer, the longest has {max(counts)} words; choose a smaller one"
+        )
+        raise CommandError(f"--max-train-length {limit}: {why}, or give a longer --test")
+    groups = [options.bin_of(count, bins) for count in counts]
     files = [path for paths in (args.data, args.valid, args.test) for path in paths or ()]
     settings = {
         "vocab_size": args.vocab_size or 4000,

@@ -108,6 +108,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
             setattr(args, option, value)
     if args.conditions is None:
         args.conditions = TRAINED[:2] if args.test_lengths else TRAINED
+    if args.test_lengths and args.train_length:
+        options.check_reach(args.test_lengths, args.train_length)
     _complete_training(args)
     if args.tier and not args.data:
         raise CommandError("--tier needs --data, a folder with TextGrids")

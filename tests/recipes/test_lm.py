@@ -174,7 +174,7 @@ BAD = [
     (["--task", "text", "--train-file", "gone.txt"], "gone.txt: No such file"),
     (["--task", "text", "--test-lengths", "1", "4"], "length 1 has no token to predict"),
     (OF_THIS_FILE, "the validation text has"),
-    ([*OF_THIS_FILE, "--test-lengths", "64"], "the training text has"),
+    (["--train-length", "64", "--test-lengths", "32"], "shorter than --train-length 64"),
     (["--position-max-global-shift", "5"], "--position-max-global-shift"),
     (["--model", "./no/folder"], "--model ./no/folder: no such folder"),
 ]

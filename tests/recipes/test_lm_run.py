@@ -78,7 +78,7 @@ def test_nothing_is_shifted_where_the_test_is_no_longer():
     (cape, shape, rfs) = map(
         config,
         parsed(
-            *("--train-length", "128", "--test-lengths", "64", "96"),
+            *("--train-length", "128", "--test-lengths", "64", "128"),
             *("--compare", "cape", "shape", "rfs"),
         ).values(),
     )
@@ -267,7 +267,8 @@ BAD = [
     (["--train-length", "0"], "--train-length: '0' is not a whole number of at least 1"),
     (["--validation-file", "a.txt"], "--validation-file needs --train-file"),
     (["--train-file", "gone.txt"], "gone.txt: No such file"),
-    ([*OF_THIS_FILE, "--test-lengths", "64"], "the training text has"),
+    (["--train-length", "64", "--test-lengths", "16", "32"], "shorter than --train-length 64"),
+    ([*OF_THIS_FILE, "--test-lengths", "64", "900001"], "the training text has"),
     ([*OF_THIS_FILE, "--test-lengths", "900000"], "the training text has"),
     (["--train-file", __file__, "--test-lengths", "900000"], "the validation text has"),
     (["--device", "cuda:99"], "--device cuda:99: "),

@@ -90,6 +90,7 @@ def test_command_tests_by_length(tmp_path, monkeypatch, capsys):
     [
         ("--test-lengths 1 --conditions exc", "--conditions exc: sinpos is tested with positions"),
         ("--test-lengths 1 --attention-epochs 2", "--attention-epochs has no effect"),
+        ("--train-length 2 --test-lengths 0.5 1", "shorter than --train-length 2"),
         ("--attention-epochs 3 13", "--attention-epochs 13: allowed: 1 to 12"),
         ("--paper --optimizer adamw", "--optimizer adamw with --paper has no learning rates"),
     ],

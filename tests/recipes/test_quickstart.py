@@ -247,6 +247,10 @@ BAD_INPUTS = [
     (("--data", "few", "few"), ("--data", "only 3", "200")),
     (("--data", "own.en", "own.de", "--test", "gone", "gone"), ("--test", "gone")),
     (("--data", "own.en", "own.de", "--max-train-length", "1"), ("--max-train-length 1",)),
+    (
+        ("--data", "own.en", "own.de", "--max-train-length", "999"),
+        ("--max-train-length 999", "no test sentence is longer", "smaller"),
+    ),
     (("--data", "own.en"), ("--data", "2 arguments")),
     (("--test", "own.en", "own.de"), ("--test needs --data",)),
     (("--variants", "rotary"), ("--compare rotary is unknown", "cape-no-alpha")),
