@@ -2,7 +2,8 @@
 #                   built-in data and compare them by sentence length
 #                   (DATA=train.en,train.de for your own text; ARGS=... for other options: both go on at once)
 # make test         lint and the whole test suite; make test-fast leaves out what starts subprocesses
-# All targets install what they need into .venv first; `make setup` does only that.
+# All targets install what they need into .venv first; `make setup` does only that. What stands
+# behind ## at a target is its line of `make help`.
 
 PYTHON ?= python3
 WORKERS ?= 2
@@ -16,13 +17,13 @@ PACKAGES := cape_plugins fairseq_user_dir hf_models
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-hf setup-serve quickstart test test-fast test-versions test-hf-common lint format bench wheel clean distclean
 
-help:
-	@echo "make setup | quickstart | test | test-fast | test-versions | test-hf-common | lint | format | bench | setup-hf | setup-serve | wheel | clean | distclean"
+help: ## shows these lines
+	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
 
 # ---- installation --------------------------------------------------------------------------------
 # Each step leaves a stamp, so that a second call does nothing and an interrupted one goes on.
 
-setup: $(VENV)/project.stamp
+setup: $(VENV)/project.stamp ## installs fairseq and what it needs into .venv
 
 $(VENV)/venv.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' || \
@@ -50,7 +51,7 @@ $(VENV)/project.stamp: setup.py pyproject.toml $(wildcard $(PACKAGES:=/__init__.
 	$(PIP) install --no-build-isolation --no-deps -e .
 	@touch $@
 
-setup-hf: $(VENV)/hf.stamp
+setup-hf: $(VENV)/hf.stamp ## adds Hugging Face
 
 # The pinned versions need Python 3.11; Python 3.10 gets the last ones that support it.
 $(VENV)/hf.stamp: requirements/hf.txt $(VENV)/project.stamp
@@ -58,7 +59,7 @@ $(VENV)/hf.stamp: requirements/hf.txt $(VENV)/project.stamp
 	then $(PIP) install -r requirements/hf.txt; else $(PIP) install -e '.[hf]'; fi
 	@touch $@
 
-setup-serve: $(VENV)/serve.stamp
+setup-serve: $(VENV)/serve.stamp ## adds the engines of `cape-plugins export`
 
 $(VENV)/serve.stamp: requirements/serve.txt $(VENV)/hf.stamp
 	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; \
@@ -69,11 +70,11 @@ $(VENV)/serve.stamp: requirements/serve.txt $(VENV)/hf.stamp
 
 # DATA is read from the environment: make hands on the variables of its command line. Who gives DATA
 # or ARGS has seen the demo.
-quickstart: setup
+quickstart: setup ## a demo of a minute, then a comparison; DATA=train.en,train.de for your own text
 	$(if $(DATA)$(ARGS),,$(BIN)/cape-plugins demo --seeds 1)
 	$(BIN)/python -m recipes.mt.quickstart $(ARGS)
 
-bench: setup-serve
+bench: setup-serve ## runs the benchmarks; ARGS= has options
 	$(BIN)/python -m benchmarks.run $(ARGS)
 
 # ---- checks --------------------------------------------------------------------------------------
@@ -84,43 +85,43 @@ bench: setup-serve
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 \
     $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test: lint setup-serve
+test: lint setup-serve ## runs ruff and all tests; ARGS= has options of pytest
 	$(PYTEST) $(ARGS)
 
-test-fast: setup-serve
+test-fast: setup-serve ## runs the tests that start no command lines and train nothing long
 	$(PYTEST) -m "not slow" $(ARGS)
 
 # The fast tests of Hugging Face models on the oldest tested release of transformers and on the newest
 # one of the package index, each in a folder in front of the environment; RELEASES="5.21.1 5.22.2"
 # for others. Writes hf_models/tested.json, from which setup.py takes the range.
-test-versions: setup-serve
+test-versions: setup-serve ## runs the fast tests of Hugging Face models on the oldest and the newest transformers
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m tests.versions $(RELEASES) \
 	    --pytest "-n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)"
 
 # The tests that transformers has for all its models, of the installed version; the last line says
 # what was run and what was left out. ARGS="--position-embedding relpos" for another type.
-test-hf-common: setup-hf
+test-hf-common: setup-hf ## runs transformers' tests for all its models on those of this package
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.hf_common.run $(ARGS)
 
-lint: setup
+lint: setup ## runs ruff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-format: setup
+format: setup ## runs ruff, which repairs what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 # ---- release -------------------------------------------------------------------------------------
 
 # build/lib keeps modules that were deleted since, and setuptools would put them into the wheel
-wheel: setup
+wheel: setup ## builds the package into dist
 	rm -rf build/lib build/bdist.*
 	$(BIN)/python -m build --no-isolation --outdir dist .
 
 # build/ also holds the models of the quickstart; distclean takes these, too
-clean:
+clean: ## removes what was built
 	rm -rf build/lib build/bdist.* dist *.egg-info .pytest_cache .ruff_cache
 	find $(wildcard $(PACKAGES) recipes benchmarks tests) -name __pycache__ -type d -prune -exec rm -rf {} +
 
-distclean: clean
+distclean: clean ## also removes .venv and build, with the models of the quickstart
 	rm -rf build $(VENV)

@@ -7,6 +7,7 @@ import io
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 import warnings
 from collections import defaultdict
@@ -223,3 +224,14 @@ def test_every_program_that_computes_in_its_own_way_takes_a_device(actions):
     of_recipes = {"recipes.mt.quickstart", "recipes.asr.run"}
     computing = (actions["--compare"].keys() | actions["--limit"].keys()) - trainer - of_recipes
     assert computing <= actions["--device"].keys()
+
+
+# ---- make ----------------------------------------------------------------------------------------
+
+
+def test_make_help_has_a_line_for_each_target():
+    targets = re.search(r"^\.PHONY: (.*)", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)[1]
+    said = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    lines = [re.fullmatch(r"make ([a-z-]+) {2,}(\S.*)", row) for row in said.stdout.splitlines()]
+    assert {line[1] for line in lines} == {*targets.split()}
+    assert len(lines) == len(targets.split())
