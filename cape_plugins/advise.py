@@ -138,6 +138,8 @@ def advice(args: argparse.Namespace) -> str:
         f"field:    position_embedding={json.dumps(settings)}",
     ]
     reasons = notes(corpus, config, unit)
+    if corpus.counts and corpus.counts.doubt:
+        reasons.append(f"warning: {corpus.counts.doubt}.")
     if args.train_text and not args.tokenizer:
         reasons.append(
             "tokens were counted at white space, which fits text after subword segmentation; of "

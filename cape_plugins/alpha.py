@@ -25,7 +25,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cape_plugins.files import compression
+
 _MAX_COUNT = 2**63 - 1  # counts are stored in int64 tensors of checkpoints
+USUAL = (0.5, 2.0)  # alpha of languages; measured ones are 0.94 to 1.3
 _REMEDY = "or give the ratio yourself, for example --position-source-scale 1.05"
 
 
@@ -62,6 +65,18 @@ class TokenCounts:
     def alpha(self) -> float:
         """Target tokens per source token."""
         return self.target / self.source
+
+    @property
+    def doubt(self) -> str:
+        """What to check where alpha is unusual, empty where it is not."""
+        low, high = USUAL
+        if low <= self.alpha <= high:
+            return ""
+        return (
+            f"alpha {self.alpha:.3g} is outside of {low:g} to {high:g}; check that line n of one "
+            "side is the translation of line n of the other, and that both are in subwords: "
+            "languages without spaces between words need them, or --tokenizer"
+        )
 
     def __str__(self) -> str:
         return f"{self.target}/{self.source}"
@@ -124,8 +139,8 @@ def count_text_files(
         FileNotFoundError: if a file is missing.
         ValueError: if a file is empty, damaged or not UTF-8, or if the line counts differ.
     """
-    sides = [(str(path), _count_text(Path(path), eos)) for path in (source_path, target_path)]
-    return _total(sides[:1], sides[1:])
+    source, target = ((str(p), _count_text(Path(p), eos)) for p in (source_path, target_path))
+    return _total([source], [target])
 
 
 def count_lengths(
@@ -168,20 +183,23 @@ def text_lines(path: str | os.PathLike[str]) -> Iterator[str]:
     path = Path(path)
     _require_file(path)
     number = 0
-    try:
-        # text mode with universal newlines, because fairseq splits in this way
+    try:  # text mode with universal newlines, because fairseq splits in this way
         with (
             gzip.open(path, "rt", encoding="utf-8")
             if path.suffix == ".gz"
             else path.open(encoding="utf-8") as file
         ):
-            for number, line in enumerate(file, 1):  # noqa: B007, the error below tells it
+            for number, line in enumerate(file, 1):
+                if "\0" in line:
+                    if why := compression(path):
+                        raise ValueError(f"{path} {why}.")
+                    remedy = "this is no text, or UTF-16 without a mark; convert it to UTF-8"
+                    raise ValueError(f"{path}: line {number} holds a byte 0; {remedy}.")
                 yield line
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path} is not UTF-8 text near line {number + 1} ({error.reason}); "
-            "convert it, for example with `iconv -t utf-8`."
-        ) from None
+        why = f"is not UTF-8 text near line {number + 1} ({error.reason})"
+        remedy = "convert it, for example with `iconv -t utf-8`"
+        raise ValueError(f"{path} {compression(path) or f'{why}; {remedy}'}.") from None
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise ValueError(
             f"{path} is not a complete gzip file ({error}); compress it again."

@@ -93,7 +93,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_alpha_args(parser: argparse.ArgumentParser) -> None:
-    corpus = parser.add_mutually_exclusive_group(required=True)
+    parser.set_defaults(refuse=parser.error)
+    parser.add_argument(
+        "files", nargs="*", metavar="SOURCE TARGET", help="the same as --text SOURCE TARGET"
+    )
+    corpus = parser.add_mutually_exclusive_group()
     corpus.add_argument(
         "--text",
         nargs=2,
@@ -136,6 +140,8 @@ def alpha_report(args: argparse.Namespace) -> str:
         ValueError: if data are damaged or if arguments do not fit together.
     """
     counts = _count(args)
+    if counts.doubt:
+        print(f"warning: {counts.doubt}", file=sys.stderr)
     return (
         f"source tokens  {counts.source}\n"
         f"target tokens  {counts.target}\n"
@@ -145,6 +151,15 @@ def alpha_report(args: argparse.Namespace) -> str:
 
 
 def _count(args: argparse.Namespace) -> TokenCounts:
+    if args.files:
+        given = f"SOURCE TARGET {' '.join(args.files)}"
+        if len(args.files) != 2:
+            raise ValueError(f"{given}: give two files, the source and its translation.")
+        if option := "--text" if args.text else "--binarized" if args.binarized else "":
+            raise ValueError(f"{given}: give them once, without {option}.")
+        args.text = args.files
+    if not (args.text or args.binarized):
+        args.refuse("one of the arguments SOURCE TARGET --text --binarized is required")
     if args.tokenizer and not args.text:
         raise ValueError(
             f"--tokenizer {args.tokenizer} belongs to --text; binarised data have their tokens."

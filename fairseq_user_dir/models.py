@@ -213,6 +213,8 @@ def _count_tokens(task: Any, how: str, asked: bool) -> str:
         counts.source,
         "" if COUNTED[how] else ", EOS not counted",
     )
+    if counts.doubt:
+        logger.warning("%s", counts.doubt)
     return str(counts)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cape_plugins.files import compression
 from recipes.lab.steps import CommandError, reason
 
 TABLES = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
@@ -124,6 +125,8 @@ def train_and_test(
 def read_text(path: Path) -> str:
     """A text file in UTF-16 by its mark, as Praat writes it, else UTF-8, else Latin-1; also .gz."""
     data = path.read_bytes()
+    if why := compression(path):
+        raise CommandError(f"{path} {why}")
     if path.suffix == ".gz":
         try:
             data = gzip.decompress(data)

@@ -73,7 +73,7 @@ def folder_name(name: str) -> str:
 def progress(work: Iterable | None = None, title: str = "", **options: Any) -> tqdm:
     """A progress bar; where the output goes to a file, a line now and then of what takes long."""
     if sys.stderr.isatty():
-        return tqdm(work, title, leave=False, **options)
+        return tqdm(work, title, leave=False, disable=None, **options)
     seldom = {"delay": 10, "mininterval": 30}  # seconds
     # tqdm has control signs of its own for a file, the last of them as it closes
     return _ProgressLines(work, title, leave=False, file=io.StringIO(), **{**options, **seldom})

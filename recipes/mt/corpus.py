@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sacremoses import MosesDetokenizer, MosesPunctNormalizer, MosesTokenizer
 
-from cape_plugins.files import writing
+from cape_plugins.files import compression, writing
 from recipes.lab import subwords
 from recipes.lab.steps import CommandError, digest, recorded
 
@@ -44,13 +44,17 @@ def read_lines(path: Path, option: str) -> Iterator[str]:
     number = 0
     try:
         with opener(path, "rb") as file:
-            for number, line in enumerate(file, 1):  # noqa: B007 used in the error
+            for number, line in enumerate(file, 1):
+                if b"\0" in line:
+                    why = f"line {number} holds a byte 0; this is no text, convert it to UTF-8"
+                    raise CommandError(f"{option} {path}: {compression(path) or why}")
                 yield line.decode("utf-8").strip()
     except UnicodeDecodeError as error:
-        raise CommandError(
-            f"{option} {path}: line {number} is not UTF-8 ({error.reason}); convert the file, for"
-            f" example with: iconv -f latin1 -t utf-8"
-        ) from None
+        why = (
+            f"line {number} is not UTF-8 ({error.reason}); convert the file, for example with:"
+            " iconv -f latin1 -t utf-8"
+        )
+        raise CommandError(f"{option} {path}: {compression(path) or why}") from None
     except (OSError, EOFError) as error:  # EOFError: half a gzip file
         raise unreadable(option, path, error) from None
     if number == 0:

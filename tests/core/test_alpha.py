@@ -287,6 +287,29 @@ def test_command_prints_counts_and_flag(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().out == text
 
 
+def test_files_need_no_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = list(map(str, write_text(tmp_path)))
+    for words in (["--text", *paths], paths, ["--no-eos", *paths]):
+        assert main(["alpha", *words]) == 0
+    first, second, other = re.findall(r"--position-source-scale (.*)", capsys.readouterr().out)
+    assert first == second != other
+
+
+@pytest.mark.parametrize(
+    ("words", "warned"), [(1, True), (2, True), (3, False), (4, False), (12, False), (13, True)]
+)
+def test_a_ratio_that_no_languages_have_is_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: int, warned: bool
+) -> None:
+    """6 source tokens a line with their end; Chinese without spaces gives 20 and more."""
+    paths = write_text(tmp_path, "a b c d e\n", "x " * (words - 1) + "\n")
+    assert main(["alpha", *map(str, paths)]) == 0
+    captured = capsys.readouterr()
+    assert f"alpha          {words / 6:.6g}\n" in captured.out
+    start = f"warning: alpha {words / 6:.3g} is outside of 0.5 to 2; check"
+    assert captured.err.startswith(start) if warned else captured.err == ""
+
+
 def test_command_leaves_out_ends_of_sentences(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -310,7 +333,9 @@ def test_command_leaves_out_ends_of_sentences(
         (["--binarized", "a", "--source-lang", "de"], "--target-lang is missing"),
         (["--binarized", "a", "--source-lang", "de", "--target-lang", "en"], "data folder a does"),
         (["--text", "a", "b", "--split", "train"], "--split train belongs to --binarized"),
-        ([], "one of the arguments --text --binarized is required"),
+        ([], "one of the arguments SOURCE TARGET --text --binarized is required"),
+        (["a"], "SOURCE TARGET a: give two files"),
+        (["a", "b", "--text", "a", "b"], "SOURCE TARGET a b: give them once, without --text"),
     ],
 )
 def test_command_refuses_bad_input(

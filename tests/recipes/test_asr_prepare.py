@@ -193,6 +193,55 @@ def test_recordings_that_are_cut_off(tmp_path, capsys):
     assert output.err == "", "no bar"
 
 
+def damage(source):
+    """Makes recordings of `source` unusable; returns their names."""
+    (source / "01.txt").write_bytes(b"a byte \0 in it\n")
+    write(source / "with a\ttab.wav", 0.3)
+    write_text(source / "with a\ttab.txt", "text")
+    (source / "03.wav").write_bytes(b"RIFF")
+    (source / "04.wav").write_bytes(b"RIFF")
+    write(source / "no text.wav", 0.3)
+    return ("01.txt", "with a\\ttab.wav", "03.wav", "04.wav", "no text.wav")
+
+
+def test_all_that_is_left_out_is_listed_and_one_bad_text_stops_nothing(tmp_path, capsys):
+    source = tmp_path / "mine"
+    for n in range(30):
+        write(source / f"{n:02}.wav", 0.3)
+        write_text(source / f"{n:02}.txt", f"text {n}")
+    names = damage(source)
+    run("folder", source, "--output", tmp_path / "out")
+    prepared = {id for name in ("train", "valid", "test") for id in texts(tmp_path / "out", name)}
+    assert prepared == {f"{n:02}" for n in range(30)} - {"01", "03", "04"}
+    said = capsys.readouterr().out
+    lines = (tmp_path / "out/left_out.txt").read_text("utf-8").splitlines()
+    assert len(lines) == len(names)
+    for name in names:
+        assert sum(name in line for line in lines) == 1, name
+        assert name in said, name
+    assert "all of them and why: left_out.txt" in said
+
+
+def test_one_bad_byte_in_a_table_leaves_out_one_recording(tmp_path, capsys):
+    rows = [f"{n}.wav,say {n}\n" for n in range(12)]
+    rows[5] = "5.wav,say \0 five\n"
+    for n in range(12):
+        write(tmp_path / "in" / f"{n}.wav", 0.3)
+    (tmp_path / "in/metadata.csv").write_text("file_name,text\n" + "".join(rows))
+    run("folder", tmp_path / "in", "--output", tmp_path / "out")
+    prepared = {id for name in ("train", "valid", "test") for id in texts(tmp_path / "out", name)}
+    assert prepared == {str(n) for n in range(12)} - {"5"}
+    assert "1 with a damaged text" in capsys.readouterr().out
+
+
+def test_one_bad_byte_in_the_transcript_of_a_chapter_leaves_out_one_recording(libri, tmp_path):
+    (path,) = libri.rglob("19-198.trans.txt")
+    path.write_text(path.read_text().replace("0000 CHAPTER", "0000 CHAP\0TER"))
+    run("librispeech", libri, "--output", tmp_path / "out")
+    assert "19-198-0000" not in texts(tmp_path / "out", "train")
+    assert "19-198-0001" in texts(tmp_path / "out", "train")
+
+
 # ---- what is refused -----------------------------------------------------------------------------
 
 

@@ -134,16 +134,16 @@ def test_progress_of_what_is_done_at_once_is_shown_on_terminals_only(capfd, monk
 
 
 def test_progress_of_what_takes_long_is_a_line_now_and_then_in_a_file(capfd, monkeypatch):
-    """Ten things of 20 s each: lines at least 30 s apart, and no control signs."""
+    """Ten steps of 20 s each: lines at least 30 s apart, and no control signs."""
     clock = [0]
     monkeypatch.setattr("tqdm.std.time", lambda: clock[0])
 
-    def things():
-        for thing in range(10):
+    def slow():
+        for number in range(10):
             clock[0] += 20
-            yield thing
+            yield number
 
-    assert list(progress(things(), "count", total=10)) == [*range(10)]
+    assert list(progress(slow(), "count", total=10)) == [*range(10)]
     *lines, end = capfd.readouterr().err.split("\n")
     done = [re.match(r"count: .* (\d+)/10 \[", line)[1] for line in lines]
     assert done == ["2", "4", "6", "8", "10"]

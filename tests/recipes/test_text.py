@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from recipes.lab.data import read_text
 from recipes.lab.steps import CommandError, matches, record, step
 from recipes.lab.subwords import SentencePiece, SubwordNMT
 from recipes.mt import scoring
@@ -194,6 +195,21 @@ def test_impossible_vocabulary_is_named(tmp_path):
     with pytest.raises(CommandError, match="--vocab-size 5"):
         SentencePiece.train([tmp_path / "text"], tmp_path / "model", 5)
     assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("read", [read_text, lambda path: list(read_lines(path, "--train"))])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (bytes.fromhex("28b52ffd200e710000") + b"one two\nthree\n", "is compressed by zstd; .*-d"),
+        (b"PK\x03\x04\x14\0\0\0", "is compressed by zip; .*unzip"),
+        (b"one two\nthree\0\n", "holds a byte 0|is no text"),
+    ],
+)
+def test_what_is_no_text_is_named(tmp_path, read, content, message):
+    (tmp_path / "train").write_bytes(content)
+    with pytest.raises(CommandError, match=f"train:? .*{message}"):
+        read(tmp_path / "train")
 
 
 # ---- filters -----------------------------------------------------------------------------------
