@@ -69,11 +69,13 @@ class LeftOut:
     Attributes:
         reasons: Number of recordings for each reason.
         examples: The first recording for each reason, with details.
+        entries: All of them, each with its reason.
     """
 
     def __init__(self) -> None:
         self.reasons: Counter[str] = Counter()
         self.examples: dict[str, str] = {}
+        self.entries: list[str] = []
 
     @contextlib.contextmanager
     def counting(self, place: str = "") -> Iterator[None]:
@@ -83,6 +85,7 @@ class LeftOut:
         except Unusable as error:
             self.reasons[error.reason] += 1
             self.examples.setdefault(error.reason, f"{place}{error}")
+            self.entries.append(f"{error.reason}: {place}{error}")
 
     def __str__(self) -> str:
         return ", ".join(f"{count} {reason}" for reason, count in self.reasons.items())

@@ -1,6 +1,8 @@
 """What is said in which recording of LibriSpeech, TED-LIUM 3, WSJ, or any folder, as sets of
 utterances: ``train``, ``valid``, test sets."""
 
+import codecs
+import contextlib
 import csv
 import io
 import json
@@ -16,21 +18,33 @@ import numpy as np
 import soundfile
 
 from cape_plugins.speech.audio import AudioError, audio_seconds
-from cape_plugins.speech.manifest import LeftOut, Utterance
-from recipes.asr.manifest import ToWrite, ascii_words, files_below, report_left_out, write_audio
+from cape_plugins.speech.manifest import Utterance
+from recipes.asr.manifest import DAMAGED, ToWrite, ascii_words, files_below, write_audio
 from recipes.lab.data import read_text
 from recipes.lab.steps import CommandError
 
 Sets = dict[str, list[Utterance]]
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
+FEW = 10  # one byte of so many, or less, may be 0; more are in what is no text
 TEXT_COLUMNS = ("text", "transcription", "transcript", "sentence")  # of a metadata file
 # Speech of espeak-ng: most words in training; of the tests, how many have so many words
 TRAIN_STRINGS, TRAIN_WORDS = 6000, 6
 TEST_WORDS = {(2, 4): 160, (4, 8): 120, (8, 16): 80, (16, 32): 40, (32, 64): 30, (64, 96): 20}
 
 
+def read_transcripts(path: Path) -> str:
+    """A text about recordings, with DAMAGED for a byte 0 here and there: of a table of thousands,
+    one bad line is then left out alone."""
+    data = path.read_bytes()
+    marked = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    if 0 < data.count(0) <= len(data) // FEW and not marked:
+        with contextlib.suppress(UnicodeDecodeError):  # the error below names its line
+            return data.replace(b"\0", DAMAGED.encode()).decode("utf-8-sig")
+    return read_text(path)
+
+
 def read_lines(path: Path) -> list[str]:
-    return [line.strip() for line in read_text(path).split("\n")]
+    return [line.strip() for line in read_transcripts(path).split("\n")]
 
 
 def gathered(read: Callable[[Path], Iterable[Utterance]], sets: Mapping[str, list[Path]]) -> Sets:
@@ -290,7 +304,8 @@ def split_folder(folder: Path, names: Mapping[str, Sequence[str]]) -> Sets:
     parts["train"] = parts["train"] or folder
     sets = {split: utterances_in(part) for split, part in parts.items() if part}
     missing = [split for split in names if split not in sets]
-    recordings = sets["train"]
+    recordings = [utterance for utterance in sets["train"] if utterance.text]
+    others = [utterance for utterance in sets["train"] if not utterance.text]  # to be reported
     size = min(1000, max(1, len(recordings) // 10))
     if len(recordings) <= size * len(missing):
         why = f"{len(recordings)} recordings are too few to split off {', '.join(missing)}"
@@ -299,6 +314,7 @@ def split_folder(folder: Path, names: Mapping[str, Sequence[str]]) -> Sets:
     drawn = np.split(order, [size * (n + 1) for n in range(len(missing))])
     for split, rows in zip((*missing, "train"), drawn, strict=True):
         sets[split] = [recordings[n] for n in sorted(rows)]
+    sets["train"] += others
     return sets
 
 
@@ -317,19 +333,22 @@ def utterances_in(folder: Path) -> list[Utterance]:
         pairs = [(folder / row["file_name"], row[column] or "") for row in rows]
     else:
         recordings = recordings_in(folder)
-        described = [path for path in recordings if path.with_suffix(".txt").is_file()]
-        if len(described) < 2:
+        pairs = [(path, text_beside(path)) for path in recordings]
+        described = sum(bool(text) for _, text in pairs)
+        if described < 2:
             raise CommandError(
                 f"{folder} holds {len(recordings)} recordings ({', '.join(AUDIO_SUFFIXES)}), "
-                f"{len(described)} of them with a text; at least 2 are needed. Give metadata.csv "
+                f"{described} of them with a text; at least 2 are needed. Give metadata.csv "
                 "with the columns file_name and text, or a text file beside each, one.txt beside "
                 "one.wav"
             )
-        left_out = LeftOut()
-        left_out.reasons["without a text"] = len(recordings) - len(described)
-        report_left_out("folder", left_out, len(recordings))
-        pairs = [(path, read_text(path.with_suffix(".txt"))) for path in described]
     return [Utterance(_id(path, folder), path, text.strip()) for path, text in pairs]
+
+
+def text_beside(recording: Path) -> str:
+    """What a file beside a recording says, empty where there is none."""
+    path = recording.with_suffix(".txt")
+    return read_transcripts(path) if path.is_file() else ""
 
 
 def _id(path: Path, folder: Path) -> str:
@@ -338,7 +357,7 @@ def _id(path: Path, folder: Path) -> str:
 
 
 def _metadata(table: Path) -> list[dict[str, str]]:
-    text = read_text(table)
+    text = read_transcripts(table)
     if table.suffix == ".csv":
         return list(csv.DictReader(io.StringIO(text, newline="")))
     rows = []

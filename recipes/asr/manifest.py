@@ -32,6 +32,11 @@ class ToWrite(NamedTuple):
     write: Callable[[Path], None]  # may raise AudioError
 
 
+LEFT_OUT = "left_out.txt"  # in a folder of data: recordings that are not used, and why
+SHOWN = 20  # of them, of a set
+DAMAGED = "\ufffd"  # in place of a byte that is no text; words keep it, and collect leaves them out
+
+
 def ascii_words(text: str) -> str:
     """Lower-case words of a to z and apostrophes; accents go, all else, digits too, separates.
 
@@ -40,7 +45,7 @@ def ascii_words(text: str) -> str:
     """
     text = unicodedata.normalize("NFKD", text.replace("’", "'").lower())
     text = "".join(c for c in text if not unicodedata.combining(c))
-    return _spaced(re.sub("[^a-z']", " ", text))
+    return _spaced(re.sub(f"[^a-z'{DAMAGED}]", " ", text))
 
 
 def unicode_words(text: str) -> str:
@@ -51,7 +56,7 @@ def unicode_words(text: str) -> str:
     """
     text = unicodedata.normalize("NFC", text.replace("’", "'").lower())
     # L: letters, M: marks, which many scripts write vowels with, N: digits
-    kept = (c if c == "'" or unicodedata.category(c)[0] in "LMN" else " " for c in text)
+    kept = (c if c in ("'", DAMAGED) or unicodedata.category(c)[0] in "LMN" else " " for c in text)
     return _spaced("".join(kept))
 
 
@@ -69,28 +74,41 @@ def write_audio(path: Path, samples: np.ndarray, sampling_rate: int) -> None:
 
 
 def usable(
-    items: Iterable[Any], total: int, name: str, measure: Callable[[Any], Utterance] = measured
+    items: Iterable[Any],
+    total: int,
+    name: str,
+    measure: Callable[[Any], Utterance] = measured,
+    listing: Path | None = None,
 ) -> list[Utterance]:
     """What of the set `name` can be used; the others, for which `measure` raises Unusable, are
-    counted and reported."""
+    counted and reported, and added to the file `listing`."""
     kept, left_out = [], LeftOut()
     for item in progress(items, name, total=total, unit="recording"):
         with left_out.counting():
             kept.append(measure(item))
-    report_left_out(name, left_out, total)
+    report_left_out(name, left_out, total, listing)
     if not kept:
         why = f"none of {total} recordings can be used. {left_out.example}".strip()
         raise CommandError(f"{name} data: {why}")
     return kept
 
 
-def report_left_out(name: str, left_out: LeftOut, total: int) -> None:
-    """Says how many recordings are left out, and why; the first process alone does."""
-    count = left_out.reasons.total()
-    if count and os.environ.get("RANK", "0") == "0":
-        examples = (f"  {reason}: {example}" for reason, example in left_out.examples.items())
-        said = f"{name} data: {count} of {total} skipped ({left_out})"
-        print(said, *examples, sep="\n", flush=True)
+def report_left_out(name: str, left_out: LeftOut, total: int, listing: Path | None = None) -> None:
+    """Says how many recordings are left out, and why; the first process alone does. All of them are
+    added to the file `listing`."""
+    entries = left_out.entries
+    if not entries or os.environ.get("RANK", "0") != "0":
+        return
+    # an example of each sort at least
+    shown = list(dict.fromkeys([*(f"{r}: {e}" for r, e in left_out.examples.items()), *entries]))
+    shown = [f"  {entry}" for entry in shown[: max(SHOWN, len(left_out.examples))]]
+    if listing:
+        with open(listing, "a", encoding="utf-8") as file:
+            file.writelines(f"{name}: {' '.join(entry.split())}\n" for entry in entries)
+        shown.append(f"  all of them and why: {listing.name} in the folder of the data")
+    print(
+        f"{name} data: {len(entries)} of {total} skipped ({left_out})", *shown, sep="\n", flush=True
+    )
 
 
 def collect(
@@ -105,6 +123,11 @@ def collect(
 
     def measure(utterance: Utterance) -> Utterance:
         audio = utterance.audio
+        shown = utterance.id if isinstance(audio, ToWrite) else str(audio)
+        if DAMAGED in utterance.text:
+            raise Unusable("with a damaged text", shown)
+        if re.search(r"[\t\r\n]", f"{utterance.id} {shown}"):  # a line of the manifest has none
+            raise Unusable("with a tab or line break in its name", repr(shown))
         try:
             if isinstance(audio, ToWrite) and utterance.text:
                 utterance = utterance._replace(audio=folder / "audio" / name / audio.name)
@@ -115,7 +138,7 @@ def collect(
             raise Unusable("unreadable", error) from None
         return measured(utterance)
 
-    return usable(utterances, len(utterances), name, measure)
+    return usable(utterances, len(utterances), name, measure, folder / LEFT_OUT)
 
 
 SOURCES = "sources"  # in the record of a folder: what its sources were
@@ -188,10 +211,13 @@ def make_folder(
 def _replace_content(folder: Path, new: Path, tables: Sequence[str]) -> None:
     """Moves what was made into a finished folder, whose `tables` and their recordings go. The
     record is last: up to then the folder counts as made of what there was before."""
+    (folder / LEFT_OUT).unlink(missing_ok=True)
     for name in tables:
         (folder / name).unlink(missing_ok=True)
         shutil.rmtree(folder / "audio" / Path(name).stem, ignore_errors=True)
-    made = (path for pattern in ("audio/*", "*.tsv", "*.model") for path in new.glob(pattern))
+    made = (
+        path for pattern in ("audio/*", "*.tsv", "*.model", LEFT_OUT) for path in new.glob(pattern)
+    )
     for path in (*made, new / steps.RECORD):
         place = folder / path.relative_to(new)
         place.parent.mkdir(exist_ok=True)

@@ -7,7 +7,8 @@
     python -m recipes.asr.prepare folder SOURCE --output data/mine      # any recordings with texts
     python -m recipes.asr.prepare synthetic --output data/synthetic     # espeak-ng
 
-Recordings that cannot be read, are shorter than a window or have no text are counted and left out.
+Recordings that cannot be read, are shorter than a window or have no text are counted and left out;
+left_out.txt in the output lists them.
 A finished folder is reused, unless recordings or texts of SOURCE have changed since.
 The format is described in recipes/asr/manifest.py.
 """

@@ -201,7 +201,7 @@ def damage(source):
     (source / "03.wav").write_bytes(b"RIFF")
     (source / "04.wav").write_bytes(b"RIFF")
     write(source / "no text.wav", 0.3)
-    return ("01.txt", "with a\\ttab.wav", "03.wav", "04.wav", "no text.wav")
+    return ("01.wav", "with a\\ttab.wav", "03.wav", "04.wav", "no text.wav")
 
 
 def test_all_that_is_left_out_is_listed_and_one_bad_text_stops_nothing(tmp_path, capsys):
