@@ -202,9 +202,9 @@ def _count_tokens(task: Any, how: str, asked: bool) -> str:
         counts = count_binarized(folders, source, target, split, eos=COUNTED[how])
     except (OSError, ValueError) as error:
         raise SettingsError(
-            f"--position-source-scale {how} cannot count the training data: {error}. Give the "
-            "ratio of target to source tokens, for example --position-source-scale 1.03; "
-            "`cape-plugins alpha` counts it."
+            f"--position-source-scale {how} cannot count the training data: "
+            f"{str(error).rstrip('.')}. Give the ratio of target to source tokens, for example "
+            "--position-source-scale 1.03; `cape-plugins alpha` counts it."
         ) from error
     logger.info(
         "source scale alpha = %.5f (%d target / %d source tokens%s)",

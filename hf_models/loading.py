@@ -32,7 +32,7 @@ def clear_errors(source: str) -> Iterator[None]:
     try:
         yield
     except StrictDataclassError as error:
-        told = " ".join(str(error).split())
+        told = " ".join(str(error).split()).rstrip(".")
         raise ValueError(
             f"the configuration of {source} is not allowed: {told}. Correct its config.json."
         ) from error

@@ -34,8 +34,10 @@ class ChildError(RuntimeError):
 
 
 def reason(error: BaseException) -> str:
-    """The first line of what an error of a library says; its name where it says nothing."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__).strip()
+    """The first line of what an error of a library says, without a full stop, as messages go on
+    behind it; the name of the error where it says nothing."""
+    first = str(error).strip().partition("\n")[0]
+    return first.strip().rstrip(".") or type(error).__name__
 
 
 def run_main(main: Callable[[], None], interrupted: str = "") -> None:

@@ -193,8 +193,9 @@ def test_alpha_is_not_counted_from_damaged_data(fault, tmp_path):
         if content is not None:
             (tmp_path / f"train.en-de.{language}.idx").write_bytes(content)
     match = rf"(?s)--position-source-scale auto.*{message}.*give the ratio"
-    with pytest.raises(ValueError, match=re.compile(match, re.IGNORECASE)):
+    with pytest.raises(ValueError, match=re.compile(match, re.IGNORECASE)) as error:
         build_model(args, Task(tmp_path))
+    assert ".. " not in str(error.value)
 
 
 def test_alpha_is_counted_from_sound_data(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 
 from recipes.lab.options import usable_folder
 from recipes.lab.runs import run_all
-from recipes.lab.steps import ChildError, CommandError, progress, run_main, run_module, step
+from recipes.lab.steps import ChildError, CommandError, progress, reason, run_main, run_module, step
 from tests.conftest import ROOT
 
 
@@ -169,3 +169,9 @@ def test_a_step_whose_command_failed_keeps_the_log_that_the_error_names(tmp_path
     with pytest.raises(ChildError, match=r"full log in .*text.partial/log"):
         step(tmp_path / "text", {}, make)
     assert "nothing" in (tmp_path / "text.partial/log").read_text()
+
+
+def test_the_reason_of_an_error_is_a_part_of_a_sentence():
+    """The message that it is put into goes on, or ends with a full stop of its own."""
+    assert reason(ValueError("No such column. \nTraceback ...")) == "No such column"
+    assert reason(KeyError()) == "KeyError"
