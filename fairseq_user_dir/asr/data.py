@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 MAX_UNKNOWN = 0.1  # share of units of training that the dictionary may lack
+LEAST_LEFT = 0.1  # share of training that is no longer than a batch
 TOLERANCE = 0.02  # share by which a duration in a manifest may be off, and at least
 SLACK = 0.05  # seconds
 
@@ -135,6 +136,28 @@ class SpeechDataset(FairseqDataset):
         """The longest first, so that what needs most memory is met at once."""
         order = np.argsort(-self.seconds, kind="stable")
         return order[self.seconds[order] > 0]
+
+    def filter_indices_by_size(
+        self, indices: np.ndarray, max_sizes: Any
+    ) -> tuple[np.ndarray, list[int]]:
+        """See fairseq. Says how much a training leaves out, and what limit would leave out nothing.
+
+        Raises:
+            ValueError: if a training leaves out more than nine tenths.
+        """
+        kept, too_long = super().filter_indices_by_size(indices, max_sizes)
+        if not self.training or not too_long:
+            return kept, too_long
+        frames, units = max_sizes if isinstance(max_sizes, Sequence) else (max_sizes, max_sizes)
+        message = (
+            f"{len(too_long)} of {len(indices)} recordings have more than {frames} frames or "
+            f"{units} units and are left out. The lowest of --max-tokens, --max-source-positions and "
+            f"--max-target-positions counts; --max-tokens {self.sizes[indices].max()} fits all."
+        )
+        if len(kept) < LEAST_LEFT * len(indices):
+            raise ValueError(message)
+        logger.warning("%s", message)
+        return kept, too_long
 
     def batch_by_size(
         self,

@@ -6,6 +6,7 @@ import pytest
 pytest.importorskip("soundfile")
 import soundfile
 import torch
+from fairseq import utils
 
 from cape_plugins.speech.manifest import load
 from fairseq_user_dir.asr.manifest import read_manifest
@@ -164,6 +165,37 @@ def test_recording_of_an_untrue_duration_is_reported_and_replaced(tmp_path, capl
     dataset = training_set(tmp_path, "--padding-free")
     assert dataset[0].text == "b"
     assert "has 1.00 s, its manifest says 5.00" in caplog.text
+
+
+def fitting(folder, limit):
+    """What a training keeps with --max-tokens, as fairseq filters it."""
+    task = make_task(folder)
+    task.load_dataset("train")
+    dataset = task.dataset("train")
+    limits = utils.resolve_max_positions(task.max_positions(), None, limit)
+    return task.filter_indices_by_size(dataset.ordered_indices(), dataset, limits, True)
+
+
+@pytest.fixture
+def long_ones(tmp_path):
+    """Thirty recordings, of 18, 28 ... 308 frames."""
+    write_manifest(tmp_path, "train", [0.2 + 0.1 * n for n in range(30)])
+    return tmp_path
+
+
+def test_recordings_that_do_not_fit_a_batch_are_counted_with_the_limit_that_fits(long_ones, caplog):
+    assert len(fitting(long_ones, 100)) == 9
+    (said,) = (r.getMessage() for r in caplog.records if "--max-tokens" in r.getMessage())
+    assert said.startswith("21 of 30 recordings have more than 100 frames or 100 units")
+    assert "--max-tokens 308 fits all" in said
+
+
+def test_a_training_that_leaves_out_almost_all_is_refused(long_ones):
+    message = "28 of 30 recordings have more than 30 frames or 30 units.*--max-tokens 308 fits all"
+    with pytest.raises(ValueError, match=message):
+        fitting(long_ones, 30)
+    with pytest.raises(ValueError, match="30 of 30 recordings"):
+        fitting(long_ones, 5)
 
 
 def test_units_that_the_dictionary_lacks_are_reported(tmp_path, caplog):
