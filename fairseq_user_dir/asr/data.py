@@ -151,8 +151,8 @@ class SpeechDataset(FairseqDataset):
         frames, units = max_sizes if isinstance(max_sizes, Sequence) else (max_sizes, max_sizes)
         message = (
             f"{len(too_long)} of {len(indices)} recordings have more than {frames} frames or "
-            f"{units} units and are left out. The lowest of --max-tokens, --max-source-positions and "
-            f"--max-target-positions counts; --max-tokens {self.sizes[indices].max()} fits all."
+            f"{units} units and are left out. The lowest of --max-tokens, --max-source-positions "
+            f"and --max-target-positions counts; --max-tokens {self.sizes[indices].max()} fits all."
         )
         if len(kept) < LEAST_LEFT * len(indices):
             raise ValueError(message)
