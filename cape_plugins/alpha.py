@@ -180,9 +180,8 @@ def text_lines(path: str | os.PathLike[str]) -> Iterator[str]:
         FileNotFoundError: if the file is missing.
         ValueError: if it is empty, damaged or not UTF-8.
     """
-    path = Path(path)
+    path, number = Path(path), 0
     _require_file(path)
-    number = 0
     try:  # text mode with universal newlines, because fairseq splits in this way
         with (
             gzip.open(path, "rt", encoding="utf-8")
