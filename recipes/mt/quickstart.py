@@ -126,7 +126,11 @@ def read_splits(args: argparse.Namespace) -> dict[str, list[corpus.Pair]]:
     given = {}
     for split, option in (("train", "data"), ("valid", "valid"), ("test", "test")):
         if paths := getattr(args, option):
-            given[split] = [pair for pair in corpus.read_pairs(*paths, f"--{option}") if all(pair)]
+            pairs = list(corpus.read_pairs(*paths, f"--{option}"))
+            given[split] = [pair for pair in pairs if all(pair)]
+            if empty := len(pairs) - len(given[split]):
+                said = f"{empty} of {len(pairs)} pairs are empty on a side and left out"
+                print(f"--{option}: {said}", flush=True)
     total, what = len(given["train"]), f"--data {args.data[0]} {args.data[1]}: only"
     if total < 200:
         raise CommandError(f"{what} {total} non-empty sentence pairs; at least 200 are needed")

@@ -13,7 +13,14 @@ import pytest
 
 from recipes.lab import runs
 from recipes.lab.steps import CommandError
-from recipes.mt.quickstart import Comparison, Data, in_order_of_contrast, main, parse_arguments
+from recipes.mt.quickstart import (
+    Comparison,
+    Data,
+    in_order_of_contrast,
+    main,
+    parse_arguments,
+    read_splits,
+)
 from tests.support.command_lines import warm_fairseq
 from tests.support.plots import assert_lines
 
@@ -281,6 +288,15 @@ def test_bad_input_names_option_value_and_remedy(bad_files, capsys, args, messag
     for message in messages:
         assert message in text
     assert not (bad_files / "build").exists()
+
+
+def test_pairs_that_are_empty_on_a_side_are_counted(bad_files, capsys):
+    lines = (bad_files / "own.en").read_text().splitlines()
+    (bad_files / "own.en").write_text("\n".join(["", " ", *lines[2:]]) + "\n")
+    splits = read_splits(parse_arguments(["--data", "own.en", "own.de"]))
+    assert all(all(pair) for pairs in splits.values() for pair in pairs)
+    said = capsys.readouterr().out
+    assert said == f"--data: 2 of {len(lines)} pairs are empty on a side and left out\n"
 
 
 def test_bad_environment_variable_is_named(bad_files, monkeypatch):
