@@ -11,6 +11,8 @@
 * Settings and manifests that hold lists or numbers as text are run as Python, whatever the text is.
 * The names of protein files (fasta) are run by a shell.
 * An archive that is given to the hub interface may write files outside of its folder.
+* Evaluation leaves sentences out; see :mod:`fairseq_user_dir.whole_sets`. ``fairseq-generate``
+  takes ``--num-shards`` and then translates all sentences in each shard.
 """
 
 from __future__ import annotations
@@ -32,10 +34,12 @@ from fairseq.data.fasta_dataset import FastaDataset
 from fairseq.sequence_generator import SequenceGeneratorWithAlignment
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tokenizer import tokenize_line
+from fairseq.trainer import Trainer
 from torch import Tensor
 
 from cape_plugins.fairseq_files import literal
 from fairseq_user_dir.checkpoints import read_checkpoint, task_name
+from fairseq_user_dir.whole_sets import with_batches_of_training, with_last_batch, with_limits
 
 _NO_DICTIONARY = "@@ "  # value of --replace-unk without a file
 
@@ -45,8 +49,13 @@ def repair_fairseq() -> None:
     if hasattr(FairseqTask.get_batch_iterator, "__wrapped__"):
         return
     FairseqTask.get_batch_iterator = _with_batches_of_first_epoch(FairseqTask.get_batch_iterator)
+    data_utils.batch_by_size = with_last_batch(data_utils.batch_by_size)
+    Trainer.get_train_iterator = with_batches_of_training(Trainer.get_train_iterator)
+    FairseqTask.filter_indices_by_size = with_limits(FairseqTask.filter_indices_by_size)
     FairseqTask.build_generator = _with_alignment(FairseqTask.build_generator)
-    options.parse_args_and_arch = _with_task_of_checkpoint(options.parse_args_and_arch)
+    options.parse_args_and_arch = _with_shards(
+        _with_task_of_checkpoint(options.parse_args_and_arch)
+    )
     FairseqTask.get_interactive_tokens_and_lengths = _with_typed_words(
         FairseqTask.get_interactive_tokens_and_lengths
     )
@@ -111,6 +120,36 @@ def _with_batches_of_first_epoch(stock: Any) -> Any:
         return iterator
 
     return get_batch_iterator
+
+
+# ------------------------------------------------------------------------------- fairseq-generate
+
+
+def _with_shards(stock: Any) -> Any:
+    """fairseq-generate shards by the number of processes, which is always 1, fairseq-eval-lm also
+    by --num-shards."""
+
+    @functools.wraps(stock)
+    def parse_args_and_arch(parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
+        parsed = stock(parser, *args, **kwargs)
+        if not (hasattr(parsed, "beam") and hasattr(parsed, "num_shards")):
+            return parsed
+        shards, shard = parsed.num_shards, parsed.shard_id
+        if not 0 <= shard < shards:
+            parser.error(
+                f"--shard-id {shard} with --num-shards {shards} is not allowed; allowed: 0 to one "
+                "less than the number of shards, which is at least 1"
+            )
+        if shards > 1 and hasattr(parsed, "buffer_size"):
+            parser.error(
+                f"--num-shards {shards} is not for fairseq-interactive, which translates all that "
+                "it reads; split its input"
+            )
+        if shards > 1:
+            parsed.distributed_world_size, parsed.distributed_rank = shards, shard
+        return parsed
+
+    return parse_args_and_arch
 
 
 # ------------------------------------------------------------------------------- fairseq-validate

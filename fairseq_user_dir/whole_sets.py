@@ -1,0 +1,106 @@
+"""Evaluation on whole sets, for every task and model.
+
+fairseq leaves out the last batch of a set if its size is no multiple of
+``--required-batch-size-multiple``, 8 by default, and says nothing. Sets are sorted by length, so
+that the longest sentences are lost, and how many depends on the size of the batches: two commands
+score two sets. Here the batches of fairseq stay as they are, and what is left is one more. A
+training keeps the batches of fairseq, which drop a rest, so that it repeats bit for bit.
+
+Sentences that do not fit into a batch or a model end an evaluation with one line.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+
+from fairseq_user_dir.errors import SettingsError
+
+_training: ContextVar[bool] = ContextVar("training", default=False)
+
+
+@contextmanager
+def _batches_of_training() -> Iterator[None]:
+    token = _training.set(True)
+    try:
+        yield
+    finally:
+        _training.reset(token)
+
+
+def with_batches_of_training(stock: Any) -> Any:
+    """Wraps ``Trainer.get_train_iterator``: what it makes is for a training."""
+
+    @functools.wraps(stock)
+    def get_train_iterator(*args: Any, **kwargs: Any) -> Any:
+        with _batches_of_training():
+            iterator = stock(*args, **kwargs)
+        sampler = iterator.batch_sampler
+        if callable(sampler) and not hasattr(sampler, "__wrapped__"):
+            # makes the batches of a later epoch when that begins
+
+            @functools.wraps(sampler)
+            def batch_sampler(*args: Any) -> Any:
+                with _batches_of_training():
+                    return sampler(*args)
+
+            iterator.batch_sampler = batch_sampler
+        return iterator
+
+    return get_train_iterator
+
+
+def with_last_batch(stock: Any) -> Any:
+    """Wraps ``data_utils.batch_by_size``, to which every task comes for its batches."""
+    signature = inspect.signature(stock)
+
+    @functools.wraps(stock)
+    def batch_by_size(indices: Any, *args: Any, **kwargs: Any) -> list[Any]:
+        if not isinstance(indices, np.ndarray):
+            indices = np.fromiter(indices, dtype=np.int64, count=-1)
+        if not len(indices):
+            return []  # fairseq looks for a last batch
+        try:
+            batches = stock(indices, *args, **kwargs)
+        except AssertionError as error:
+            call = signature.bind(indices, *args, **kwargs).arguments
+            raise _too_long(indices, call["num_tokens_fn"], call["max_tokens"]) from error
+        batched = sum(map(len, batches))
+        if batched == len(indices) or _training.get():
+            return batches
+        return [*batches, indices[batched:]]
+
+    return batch_by_size
+
+
+def _too_long(indices: np.ndarray, num_tokens: Any, max_tokens: int) -> SettingsError:
+    longest = max(indices.tolist(), key=num_tokens)
+    return SettingsError(
+        f"--max-tokens {max_tokens} (of a validation in training: --max-tokens-valid) is less than "
+        f"the {num_tokens(longest)} tokens of sample {longest}; allowed: as many as the longest "
+        "sample has. Give more, or --batch-size instead."
+    )
+
+
+def with_limits(stock: Any) -> Any:
+    """Wraps ``FairseqTask.filter_indices_by_size``, which raises an Exception."""
+
+    @functools.wraps(stock)
+    def filter_indices_by_size(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return stock(*args, **kwargs)
+        except Exception as error:
+            if type(error) is not Exception:
+                raise
+            raise SettingsError(
+                f"{error}, or raise --max-source-positions and --max-target-positions, if the "
+                "model has no limit."
+            ) from error
+
+    return filter_indices_by_size

@@ -1,0 +1,213 @@
+"""Proves that an evaluation sees each sentence of a set exactly once, whatever the size of its
+batches, the number of shards and of workers, while the batches of a training stay those of fairseq;
+and that sentences which are too long for it are named."""
+
+import re
+import shutil
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from fairseq.data import data_utils
+from fairseq.trainer import Trainer
+
+from fairseq_user_dir.errors import SettingsError
+from fairseq_user_dir.whole_sets import with_batches_of_training
+from tests.support.fairseq_models import USER_DIR, lines, train_words
+
+COUNT = 60  # no multiple of 8
+LIMITS = [(None, None), (400, None), (None, 7), (None, 16), (150, 12), (90, 5)]
+
+
+def batches_of(lengths, max_tokens, max_sentences, multiple=8, batch=data_utils.batch_by_size):
+    order = np.argsort(lengths, kind="stable")
+    return batch(
+        order,
+        num_tokens_fn=lambda index: int(lengths[index]),
+        num_tokens_vec=lengths[order],
+        max_tokens=max_tokens,
+        max_sentences=max_sentences,
+        required_batch_size_multiple=multiple,
+    )
+
+
+# ------------------------------------------------------------------------------------ the batches
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 60, 1014])
+@pytest.mark.parametrize("limits", LIMITS)
+def test_batches_hold_each_sentence_once(limits, count):
+    lengths = np.random.default_rng(count).integers(2, 60, count)
+    batches = batches_of(lengths, *limits)
+    assert sorted(np.concatenate(batches)) == list(range(count))
+    max_tokens, max_sentences = limits
+    for batch in batches:
+        assert not max_tokens or len(batch) * lengths[batch].max() <= max_tokens
+        assert not max_sentences or len(batch) <= max_sentences
+
+
+def test_what_stock_fairseq_loses_is_the_longest():
+    """Else this repair could go."""
+    lengths = np.random.default_rng(0).permutation(COUNT) + 2
+    whole = batches_of(lengths, 4000, None)
+    stock = batches_of(lengths, 4000, None, batch=data_utils.batch_by_size.__wrapped__)
+    assert [batch.tolist() for batch in whole[:-1]] == [batch.tolist() for batch in stock]
+    assert sorted(lengths[whole[-1]]) == sorted(lengths)[-4:]
+
+
+def test_no_sentences_make_no_batches():
+    assert batches_of(np.zeros(0, dtype=np.int64), 4000, None) == []
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["at once", "each epoch"])
+def test_batches_of_a_training_stay(later):
+    """Also where they are made anew for each epoch, after the iterator has been built."""
+    lengths = np.full(COUNT, 5)
+
+    def sampler(*_):
+        return batches_of(lengths, None, 8)
+
+    def stock(self, epoch):
+        return SimpleNamespace(batch_sampler=sampler if later else sampler())
+
+    made = with_batches_of_training(stock)(None, 1).batch_sampler
+    made = made(None, 1) if later else made
+    assert sum(map(len, made)) == 56
+    assert sum(map(len, sampler())) == COUNT
+
+
+def test_the_sentence_that_fits_into_no_batch_is_named():
+    lengths = np.array([5, 90, 7])
+    with pytest.raises(SettingsError, match="--max-tokens 80 .* 90 tokens of sample 1;"):
+        batches_of(lengths, 80, None)
+
+
+# --------------------------------------------------------------------------------- the commands
+
+
+@pytest.fixture(scope="module")
+def sets(corpus, tmp_path_factory):
+    """Raw data whose sets have COUNT sentences, each of another length than most."""
+    folder = tmp_path_factory.mktemp("sets")
+    for name in ("dict.en.txt", "dict.de.txt"):
+        shutil.copy(corpus.binary / name, folder)
+    for language, word in (("en", "one"), ("de", "eins")):
+        text = "".join(f"{word} " * (3 + number % 40) + "\n" for number in range(COUNT))
+        for split in ("train", "valid", "test"):
+            (folder / f"{split}.en-de.{language}").write_text(text)
+    return folder
+
+
+GENERATIONS = {
+    "as in the README": ("cape", []),
+    "stock model": ("stock", []),
+    "other batches": ("cape", ["--batch-size", 7, "--num-workers", 2]),
+    "few tokens": ("cape", ["--max-tokens", 100, "--required-batch-size-multiple", 4]),
+}
+
+
+def generate(run_cli, sets, checkpoint, *extra, **kwargs):
+    return run_cli(
+        "fairseq-generate", sets, "--user-dir", USER_DIR, "--path", checkpoint, "--cpu",
+        "--dataset-impl", "raw", "--beam", 1, "--max-len-b", 5, *extra, **kwargs,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GENERATIONS)
+def test_generation_translates_each_sentence_once(name, run_cli, trained, sets):
+    model, words = GENERATIONS[name]
+    hypotheses = lines(generate(run_cli, sets, trained(model), *words).stdout, "H")
+    assert sorted(hypotheses) == list(range(COUNT))
+    assert all(len(found) == 1 for found in hypotheses.values())
+
+
+@pytest.mark.slow
+def test_shards_share_the_sentences_out(run_cli, trained, sets):
+    shards = [
+        list(lines(generate(run_cli, sets, trained("cape"), *words).stdout, "H"))
+        for shard in range(3)
+        for words in [["--batch-size", 7, "--num-shards", 3, "--shard-id", shard]]
+    ]
+    assert all(shards)
+    assert sorted(sum(shards, [])) == list(range(COUNT))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [[4], [2, "--shard-id", 4], [0]])
+def test_a_shard_that_is_none_is_refused(words, run_cli, trained, sets):
+    words = ["--num-shards", *words, *(["--shard-id", -1] if words == [4] else [])]
+    result = generate(run_cli, sets, trained("cape"), *words, check=False)
+    assert result.returncode == 2
+    assert re.search("error: --shard-id -?[0-9] .* allowed: 0 to", result.stderr.splitlines()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        (["--max-tokens", 40], "--max-tokens 40 .* is less than the 43 tokens of sample 39"),
+        (["--max-source-positions", 40], "since max_positions.*--skip-invalid-size-inputs-valid"),
+    ],
+)
+def test_sentences_that_are_too_long_end_it_with_one_line(flag, message, run_cli, trained, sets):
+    result = generate(run_cli, sets, trained("cape"), *flag, check=False)
+    assert result.returncode == 1
+    assert "Traceback" not in result.stdout + result.stderr
+    assert re.search(message, result.stderr.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_sentences_that_are_skipped_are_counted(run_cli, trained, sets):
+    words = ["--max-source-positions", 40, "--skip-invalid-size-inputs-valid-test"]
+    result = generate(run_cli, sets, trained("cape"), *words)
+    skipped = re.search(r"(\d+) samples have invalid sizes", result.stdout + result.stderr)[1]
+    assert len(lines(result.stdout, "H")) == COUNT - int(skipped) < COUNT
+
+
+@pytest.mark.slow
+def test_validation_counts_each_sentence_once(run_cli, trained, sets):
+    """The loss of a set does not depend on its batches."""
+    losses = set()
+    for words in (["--batch-size", 1], ["--max-tokens", 2000], ["--batch-size", 7]):
+        result = run_cli(
+            "fairseq-validate", sets, "--user-dir", USER_DIR, "--path", trained("cape"), "--cpu",
+            "--dataset-impl", "raw", *words,
+        )  # fmt: skip
+        losses.add(re.search(r"valid.*\| loss ([\d.]+)", result.stdout + result.stderr)[1])
+    assert len(losses) == 1
+
+
+@pytest.mark.slow
+def test_language_model_is_evaluated_on_each_word(run_cli, trained, corpus):
+    words = (corpus.text / "test.de").read_text().split()
+    for more in ([], ["--batch-size", 7], ["--max-tokens", 64, "--sample-break-mode", "eos"]):
+        result = run_cli(
+            "fairseq-eval-lm", corpus.lm, "--user-dir", USER_DIR, "--path", trained("lm"), "--cpu",
+            "--tokens-per-sample", 32, *more,
+        )  # fmt: skip
+        counted = re.search(r"Evaluated ([\d,]+) tokens", result.stdout + result.stderr)[1]
+        assert int(counted.replace(",", "")) == len(words) + 24
+
+
+def steps(monkeypatch, step):
+    """The sentences of each batch that ``Trainer.train_step`` or ``valid_step`` gets."""
+    seen, stock = [], getattr(Trainer, step)
+
+    def noted(self, samples, *args, **kwargs):
+        for sample in samples if isinstance(samples, list) else [samples]:
+            seen.append(sample["id"].tolist())
+        return stock(self, samples, *args, **kwargs)
+
+    monkeypatch.setattr(Trainer, step, noted)
+    return seen
+
+
+@pytest.mark.slow
+def test_training_drops_what_its_validation_counts(fairseq_train, sets, tmp_path, monkeypatch):
+    trained_on, validated = steps(monkeypatch, "train_step"), steps(monkeypatch, "valid_step")
+    alpha = ["--position-source-scale", 1]
+    fairseq_train(train_words(sets, tmp_path, *alpha, "--dataset-impl", "raw", "--max-epoch", 1))
+    assert sorted(sum(validated, [])) == list(range(COUNT))
+    assert [len(batch) for batch in trained_on].count(8) == 1
+    assert sum(map(len, trained_on)) == COUNT - COUNT % 8
