@@ -5,6 +5,7 @@
   ``fairseq-interactive`` it would copy ``<unk>``, since it looks for the word among the known ones.
 * A training resumed in the second epoch or later is not the one that was interrupted: sentences of
   equal length are put into batches by a random number of the epoch in which the *program* started.
+* A finished training that is started again trains one update more and writes its checkpoints anew.
 * Language models cannot be used through the hub, nor trained on ``--sample-break-mode eos``, with
   numpy 2: fairseq asks it for ``numpy.compat.long``, the ``int`` of Python 3.
 * ``fairseq-validate`` asks for ``--task``, which the checkpoint knows and from which it is taken.
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import functools
 import inspect
+import logging
 import shlex
 import sys
 import tarfile
@@ -28,7 +30,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from fairseq import file_utils, options, utils
+from fairseq import checkpoint_utils, file_utils, options, utils
 from fairseq.data import data_utils
 from fairseq.data.fasta_dataset import FastaDataset
 from fairseq.sequence_generator import SequenceGeneratorWithAlignment
@@ -41,6 +43,8 @@ from cape_plugins.fairseq_files import literal
 from fairseq_user_dir.checkpoints import read_checkpoint, task_name
 from fairseq_user_dir.whole_sets import with_batches_of_training, with_last_batch, with_limits
 
+logger = logging.getLogger(__name__)
+
 _NO_DICTIONARY = "@@ "  # value of --replace-unk without a file
 
 
@@ -49,6 +53,7 @@ def repair_fairseq() -> None:
     if hasattr(FairseqTask.get_batch_iterator, "__wrapped__"):
         return
     FairseqTask.get_batch_iterator = _with_batches_of_first_epoch(FairseqTask.get_batch_iterator)
+    checkpoint_utils.load_checkpoint = _with_end(checkpoint_utils.load_checkpoint)
     data_utils.batch_by_size = with_last_batch(data_utils.batch_by_size)
     Trainer.get_train_iterator = with_batches_of_training(Trainer.get_train_iterator)
     FairseqTask.filter_indices_by_size = with_limits(FairseqTask.filter_indices_by_size)
@@ -120,6 +125,34 @@ def _with_batches_of_first_epoch(stock: Any) -> Any:
         return iterator
 
     return get_batch_iterator
+
+
+def _with_end(stock: Any) -> Any:
+    """fairseq looks for the end of a training after an update, not before the first."""
+
+    @functools.wraps(stock)
+    def load_checkpoint(cfg: Any, trainer: Trainer, **kwargs: Any) -> Any:
+        extra_state, epoch_itr = stock(cfg, trainer, **kwargs)
+        limits, updates = trainer.cfg.optimization, trainer.get_num_updates()
+        if limits.max_update and updates >= limits.max_update:
+            end = f"--max-update {limits.max_update}"
+        elif limits.max_epoch and epoch_itr.next_epoch_idx > limits.max_epoch:
+            end = f"--max-epoch {limits.max_epoch}"
+        elif 0 < limits.stop_time_hours < trainer.cumulative_training_time() / 3600:
+            end = f"--stop-time-hours {limits.stop_time_hours}"
+        else:
+            return extra_state, epoch_itr
+        logger.info(
+            "the training in %s is finished: %d updates, %s; nothing is written. Raise the limit "
+            "to go on.",
+            cfg.save_dir,
+            updates,
+            end,
+        )
+        limits.max_epoch = -1  # fairseq's loop over epochs ends before the first
+        return extra_state, epoch_itr
+
+    return load_checkpoint
 
 
 # ------------------------------------------------------------------------------- fairseq-generate

@@ -120,6 +120,32 @@ def test_killed_training_resumes_bit_for_bit(name, run_cli, corpus, spy, tmp_pat
         assert_same(killed["model"], final_state(tmp_path / "again")[0])
 
 
+ENDS = {
+    "--max-update": ["--max-update", 3],
+    "--max-epoch": ["--max-epoch", 1],
+    "--stop-time-hours": ["--stop-time-hours", 1e-9],
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_finished_training_stays_as_it_is_when_started_again(end, run_cli, corpus, tmp_path):
+    words = [*train_words(corpus.binary, tmp_path, updates=30), *ENDS[end]]
+    run_cli(*words)
+    before = {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in tmp_path.iterdir()}
+    result = run_cli(*words)
+    assert {f: (f.stat().st_mtime_ns, f.read_bytes()) for f in tmp_path.iterdir()} == before
+    said = [line for line in (result.stdout + result.stderr).splitlines() if "is finished" in line]
+    assert len(said) == 1
+    assert f"{end} {ENDS[end][1]}" in said[0]
+
+
+def test_finished_training_goes_on_with_more_updates(run_cli, corpus, tmp_path):
+    for updates in (3, 5):
+        run_cli(*train_words(corpus.binary, tmp_path, updates=updates))
+    state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
+    assert state["optimizer_history"][-1]["num_updates"] == 5
+
+
 def free_port():
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))

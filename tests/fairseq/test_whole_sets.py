@@ -130,7 +130,7 @@ def test_shards_share_the_sentences_out(run_cli, trained, sets):
         for words in [["--batch-size", 7, "--num-shards", 3, "--shard-id", shard]]
     ]
     assert all(shards)
-    assert sorted(sum(shards, [])) == list(range(COUNT))
+    assert sorted(np.concatenate(shards)) == list(range(COUNT))
 
 
 @pytest.mark.slow
@@ -208,6 +208,6 @@ def test_training_drops_what_its_validation_counts(fairseq_train, sets, tmp_path
     trained_on, validated = steps(monkeypatch, "train_step"), steps(monkeypatch, "valid_step")
     alpha = ["--position-source-scale", 1]
     fairseq_train(train_words(sets, tmp_path, *alpha, "--dataset-impl", "raw", "--max-epoch", 1))
-    assert sorted(sum(validated, [])) == list(range(COUNT))
+    assert sorted(np.concatenate(validated)) == list(range(COUNT))
     assert [len(batch) for batch in trained_on].count(8) == 1
     assert sum(map(len, trained_on)) == COUNT - COUNT % 8
