@@ -12,6 +12,7 @@
 * Settings and manifests that hold lists or numbers as text are run as Python, whatever the text is.
 * The names of protein files (fasta) are run by a shell.
 * An archive that is given to the hub interface may write files outside of its folder.
+* BLEU of an empty hypothesis, as CTC models have them, reads memory that is not its own.
 * Evaluation leaves sentences out; see :mod:`fairseq_user_dir.whole_sets`. ``fairseq-generate``
   takes ``--num-shards`` and then translates all sentences in each shard.
 """
@@ -30,10 +31,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 from fairseq import checkpoint_utils, file_utils, options, utils
 from fairseq.data import data_utils
 from fairseq.data.fasta_dataset import FastaDataset
+from fairseq.scoring import bleu
 from fairseq.sequence_generator import SequenceGeneratorWithAlignment
+from fairseq.tasks import TASK_REGISTRY
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tokenizer import tokenize_line
 from fairseq.trainer import Trainer
@@ -58,12 +62,12 @@ def repair_fairseq() -> None:
     Trainer.get_train_iterator = with_batches_of_training(Trainer.get_train_iterator)
     FairseqTask.filter_indices_by_size = with_limits(FairseqTask.filter_indices_by_size)
     FairseqTask.build_generator = _with_alignment(FairseqTask.build_generator)
-    options.parse_args_and_arch = _with_shards(
-        _with_task_of_checkpoint(options.parse_args_and_arch)
-    )
+    for repair in (_with_task_of_checkpoint, _with_scorer_of_task, _with_shards):
+        options.parse_args_and_arch = repair(options.parse_args_and_arch)
     FairseqTask.get_interactive_tokens_and_lengths = _with_typed_words(
         FairseqTask.get_interactive_tokens_and_lengths
     )
+    bleu.Scorer.add = _with_an_end(bleu.Scorer.add)
     utils.load_align_dict = _with_default(utils.load_align_dict)
     utils.post_process_prediction = _with_replacement(utils.post_process_prediction)
     _take_literals_only()
@@ -181,6 +185,34 @@ def _with_shards(stock: Any) -> Any:
         if shards > 1:
             parsed.distributed_world_size, parsed.distributed_rank = shards, shard
         return parsed
+
+    return parse_args_and_arch
+
+
+def _with_an_end(stock: Any) -> Any:
+    """The library of BLEU looks for the last word of a sentence, which has to have one: EOS, as
+    models with a decoder write it."""
+
+    @functools.wraps(stock)
+    def add(self: bleu.Scorer, ref: Tensor, pred: Tensor) -> None:
+        end = torch.tensor([self.eos], dtype=torch.int)
+        stock(self, *(words if words.ne(self.pad).any() else end for words in (ref, pred)))
+
+    return add
+
+
+def _with_scorer_of_task(stock: Any) -> Any:
+    """A task can choose the scorer by an attribute `scorer`, where the command line does not."""
+
+    @functools.wraps(stock)
+    def parse_args_and_arch(
+        parser: argparse.ArgumentParser, input_args: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        given, _ = parser.parse_known_args(input_args)
+        scorer = getattr(TASK_REGISTRY.get(getattr(given, "task", None)), "scorer", None)
+        if scorer is not None and hasattr(given, "beam"):
+            parser.set_defaults(scoring=scorer)
+        return stock(parser, input_args, *args, **kwargs)
 
     return parse_args_and_arch
 

@@ -55,6 +55,8 @@ class CapeAsrTask(LegacyFairseqTask):
     ``--max-tokens`` counts frames: ``--max-tokens 12000`` are 120 seconds at a hop of 10 ms.
     """
 
+    scorer = "cape_wer"  # of fairseq-generate, unless --scoring names another
+
     @staticmethod
     def add_args(parser: argparse.ArgumentParser) -> None:
         """Adds the flags of data, SpecAugment and decoding."""

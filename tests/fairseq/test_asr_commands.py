@@ -127,6 +127,47 @@ def test_error_rates_are_jiwers(run_cli, folder, checkpoint):
     assert tuple(map(float, valid)) == pytest.approx((wer, ler), abs=0.006)
 
 
+EMPTY = """
+import sys
+import torch
+from fairseq import scoring
+from fairseq.data import Dictionary
+from omegaconf import OmegaConf
+import fairseq_user_dir
+
+dictionary = Dictionary()
+words = dictionary.encode_line("a b c d e", add_if_not_exist=True).int()
+settings = scoring.SCORER_REGISTRY[sys.argv[1]].__dataclass
+scorer = scoring.build_scorer(OmegaConf.structured(settings(_name=sys.argv[1])), dictionary)
+for reference, hypothesis in ("a b c d e", ""), ("", ""):
+    if hasattr(scorer, "add_string"):
+        scorer.add_string(reference, hypothesis)
+    else:
+        target = words if reference else words[-1:]
+        scorer.add(target, words[:0])
+        scorer.add(target, torch.full((2,), dictionary.pad()).int())
+print(scorer.result_string())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bleu", "sacrebleu", "chrf", "cape_wer"])
+def test_an_empty_hypothesis_is_scored(name, run_cli):
+    """In a process of its own, which fairseq's BLEU ended by a segmentation fault."""
+    score = re.search(r"(?:=|WER) ([\d.]+)", run_cli("python", "-c", EMPTY, name).stdout)[1]
+    assert float(score) == (100.0 if name == "cape_wer" else 0.0)
+
+
+@pytest.mark.slow
+def test_the_task_chooses_its_scorer(run_cli, folder, checkpoint):
+    words = ("fairseq-generate", folder, *TASK, "--path", checkpoint, "--gen-subset", "test")
+    scores = [
+        run_cli(*words, *more).stdout.splitlines()[-1] for more in ([], ["--scoring", "bleu"])
+    ]
+    assert re.search("WER [0-9.]+ LER [0-9.]+$", scores[0])
+    assert "BLEU4 = " in scores[1]
+
+
 @pytest.mark.slow
 def test_recordings_without_text_are_understood_and_not_scored(run_cli, folder, checkpoint):
     """Recordings in a manifest, and by their paths, are decoded like those with a text."""
