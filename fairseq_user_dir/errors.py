@@ -1,18 +1,20 @@
 """Mistakes of people in settings, data and checkpoints, as fairseq's commands show them.
 
-In Python they are ValueErrors that a module of this project raises. A command prints their message
-in one line and ends with status 1; every other error keeps its traceback, because it may be a fault
-of a program.
+In Python they are ValueErrors that a module of this project raises, or what fairseq itself refuses
+by a statement with a reason. A command prints their message in one line and ends with status 1;
+every other error keeps its traceback, because it may be a fault of a program.
 """
 
 from __future__ import annotations
 
+import linecache
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
+import fairseq
 from hydra.errors import CompactHydraException
 from torch.multiprocessing import ProcessRaisedException
 
@@ -20,6 +22,19 @@ import cape_plugins
 from cape_plugins.arguments import in_flags
 
 _OWN = (Path(cape_plugins.__file__).parent, Path(__file__).parent)
+_FAIRSEQ = Path(fairseq.__file__).parent
+
+# Beginnings of what fairseq says when it refuses something, and what it does not say: what to do.
+_REMEDIES = {
+    "Dataset not found": "give --gen-subset, --valid-subset or --train-subset the name of a set in "
+    "the data folder, such as test",
+    "Model file not found": "check the path in --path",
+    "Could not infer language pair": "give --source-lang and --target-lang or, for data of another "
+    "kind, the --task of the checkpoint (cape_asr for speech)",
+    "Size of sample": "or raise --max-source-positions and --max-target-positions, if the model "
+    "has no limit",
+    "--share-": "make the data by fairseq-preprocess --joined-dictionary, or leave the flag out",
+}
 
 
 class SettingsError(ValueError, CompactHydraException):
@@ -64,6 +79,10 @@ def _message(error: BaseException, trace: TracebackType | None) -> str | None:
         text = str(error)
     elif isinstance(error, ValueError) and _raised_here(trace):
         text = in_flags(str(error))
+    elif _refused_by_fairseq(error, trace):
+        text = str(error)
+        does = (remedy for start, remedy in _REMEDIES.items() if text.startswith(start))
+        text = "; ".join([text, *does])
     elif isinstance(error, ProcessRaisedException):
         # a process of a training on several GPUs raised it; its text ends a printed traceback
         name = f"{SettingsError.__module__}.{SettingsError.__qualname__}: "
@@ -84,9 +103,32 @@ def _in_command(trace: TracebackType | None) -> bool:
     return False
 
 
-def _raised_here(trace: TracebackType | None) -> bool:
-    """Whether a module of this project raised the error itself, not torch or numpy below it."""
+def _end(trace: TracebackType | None) -> tuple[Path, str]:
+    """File and statement that raised the error."""
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    folders = Path(trace.tb_frame.f_code.co_filename).parents if trace is not None else ()
+    if trace is None:
+        return Path(), ""
+    file = trace.tb_frame.f_code.co_filename
+    return Path(file), linecache.getline(file, trace.tb_lineno).strip()
+
+
+def _raised_here(trace: TracebackType | None) -> bool:
+    """Whether a module of this project raised the error itself, not torch or numpy below it."""
+    folders = _end(trace)[0].parents
     return any(folder in folders for folder in _OWN)
+
+
+def _refused_by_fairseq(error: BaseException, trace: TracebackType | None) -> bool:
+    """Whether fairseq tells a mistake of the user: by a statement with a text, or a missing file.
+    Its commands also assert what belongs together."""
+    file, statement = _end(trace)
+    command = file.parent.name == "fairseq_cli"
+    if not str(error) or not (command or _FAIRSEQ in file.parents):
+        return False
+    if isinstance(error, FileNotFoundError):
+        return True
+    if isinstance(error, AssertionError):
+        return command and statement.startswith("assert ")
+    plain = type(error) is Exception or isinstance(error, ValueError | OSError)
+    return plain and statement.startswith("raise ")

@@ -23,6 +23,7 @@ import argparse
 import functools
 import inspect
 import logging
+import os
 import shlex
 import sys
 import tarfile
@@ -45,7 +46,8 @@ from torch import Tensor
 
 from cape_plugins.fairseq_files import literal
 from fairseq_user_dir.checkpoints import read_checkpoint, task_name
-from fairseq_user_dir.whole_sets import with_batches_of_training, with_last_batch, with_limits
+from fairseq_user_dir.errors import SettingsError
+from fairseq_user_dir.whole_sets import with_batches_of_training, with_last_batch
 
 logger = logging.getLogger(__name__)
 
@@ -58,9 +60,11 @@ def repair_fairseq() -> None:
         return
     FairseqTask.get_batch_iterator = _with_batches_of_first_epoch(FairseqTask.get_batch_iterator)
     checkpoint_utils.load_checkpoint = _with_end(checkpoint_utils.load_checkpoint)
+    checkpoint_utils.load_model_ensemble_and_task = _with_task_of_failure(
+        checkpoint_utils.load_model_ensemble_and_task
+    )
     data_utils.batch_by_size = with_last_batch(data_utils.batch_by_size)
     Trainer.get_train_iterator = with_batches_of_training(Trainer.get_train_iterator)
-    FairseqTask.filter_indices_by_size = with_limits(FairseqTask.filter_indices_by_size)
     FairseqTask.build_generator = _with_alignment(FairseqTask.build_generator)
     for repair in (_with_task_of_checkpoint, _with_scorer_of_task, _with_shards):
         options.parse_args_and_arch = repair(options.parse_args_and_arch)
@@ -233,6 +237,35 @@ def _with_task_of_checkpoint(stock: Any) -> Any:
         return stock(parser, input_args, *args, **kwargs)
 
     return parse_args_and_arch
+
+
+# ----------------------------------------------------------------------- checkpoints of other tasks
+
+
+def _with_task_of_failure(stock: Any) -> Any:
+    """A model that cannot be built or loaded in one task may belong to another."""
+
+    @functools.wraps(stock)
+    def load_model_ensemble_and_task(
+        filenames: Sequence[str], arg_overrides: Any = None, task: Any = None, *args: Any,
+        **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        try:
+            return stock(filenames, arg_overrides, task, *args, **kwargs)
+        except (SettingsError, OSError):
+            raise
+        except Exception as error:
+            here = next((n for n, kind in TASK_REGISTRY.items() if kind is type(task)), None)
+            for path in filter(os.path.isfile, filenames if here else ()):
+                trained = task_name(read_checkpoint(path))
+                if trained != here:
+                    raise SettingsError(
+                        f"{path} was trained with --task {trained}, not {here}, in which it cannot "
+                        f"be used; give --task {trained} and a data folder of that task."
+                    ) from error
+            raise
+
+    return load_model_ensemble_and_task
 
 
 # ---------------------------------------------------------------------------------- --replace-unk

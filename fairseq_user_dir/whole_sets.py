@@ -6,7 +6,7 @@ that the longest sentences are lost, and how many depends on the size of the bat
 score two sets. Here the batches of fairseq stay as they are, and what is left is one more. A
 training keeps the batches of fairseq, which drop a rest, so that it repeats bit for bit.
 
-Sentences that do not fit into a batch or a model end an evaluation with one line.
+A sentence that fits into no batch ends an evaluation with one line.
 """
 
 from __future__ import annotations
@@ -86,21 +86,3 @@ def _too_long(indices: np.ndarray, num_tokens: Any, max_tokens: int) -> Settings
         f"the {num_tokens(longest)} tokens of sample {longest}; allowed: as many as the longest "
         "sample has. Give more, or --batch-size instead."
     )
-
-
-def with_limits(stock: Any) -> Any:
-    """Wraps ``FairseqTask.filter_indices_by_size``, which raises an Exception."""
-
-    @functools.wraps(stock)
-    def filter_indices_by_size(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return stock(*args, **kwargs)
-        except Exception as error:
-            if type(error) is not Exception:
-                raise
-            raise SettingsError(
-                f"{error}, or raise --max-source-positions and --max-target-positions, if the "
-                "model has no limit."
-            ) from error
-
-    return filter_indices_by_size

@@ -1,8 +1,13 @@
 """Proves that a mistake of people stops fairseq's commands with one line that names flags, and that
 everything else keeps its traceback."""
 
+import linecache
+import re
+import shutil
 import sys
+from pathlib import Path
 
+import fairseq
 import pytest
 import torch.multiprocessing
 
@@ -13,6 +18,7 @@ from cape_plugins.arguments import in_flags
 from cape_plugins.config import options
 from fairseq_user_dir.errors import SettingsError, named_by_flags, print_without_traceback
 from tests.support.fairseq_models import USER_DIR, train_words
+from tests.support.fairseq_speech import durations, write_manifest
 
 NAMED = {
     "mean_normalize=True is impossible; set mean_normalize=False.": (
@@ -82,6 +88,25 @@ def test_other_errors_keep_their_traceback(error, hook, capsys):
     assert "Traceback" in run_as(COMMAND, error, capsys)
 
 
+@pytest.mark.parametrize("error", [ValueError, Exception, KeyError, RuntimeError])
+def test_values_that_fairseq_refuses_are_one_line(error, hook, capsys, tmp_path):
+    """By a statement, with a reason; other kinds of errors may be faults."""
+    file = Path(fairseq.__file__).parent / "no_such_module.py"
+    linecache.cache[str(file)] = (0, None, ["raise error\n"], str(file))
+    place = {"error": error("--x 3 is impossible")}
+    try:
+        exec(
+            compile("exec(code)", COMMAND, "exec"),
+            {"code": compile("raise error", file, "exec"), **place},
+        )
+    except Exception as raised:
+        sys.excepthook(type(raised), raised, raised.__traceback__)
+    printed = capsys.readouterr().err
+    refused = error in (ValueError, Exception)
+    assert (printed == "fairseq-train: error: --x 3 is impossible\n") == refused
+    assert ("Traceback" in printed) != refused
+
+
 @pytest.mark.parametrize("package", [cape_plugins, fairseq_user_dir.asr, torch])
 def test_values_that_this_project_refuses_are_one_line(package, hook, capsys):
     place = {"error": ValueError("max_offset=3 is\nnot allowed")}
@@ -133,3 +158,86 @@ def test_command_stops_with_one_line(command, run_cli, corpus, trained, tmp_path
     assert result.returncode == 1
     assert "Traceback" not in result.stderr + result.stdout
     assert result.stderr.splitlines()[-1].startswith(f"fairseq-{command}: error: {message}")
+
+
+# Words after the data, and what the line has to say. {speech}, {ctc} ... are made by fixtures.
+REFUSED = {
+    "translation model for speech": (
+        ["fairseq-generate", "{speech}", "--task", "cape_asr", "--path", "{cape}"],
+        "was trained with --task translation, not cape_asr",
+    ),
+    "CTC model for translation": (
+        ["fairseq-generate", "{binary}", "--path", "{ctc}"],
+        "was trained with --task cape_asr, not translation",
+    ),
+    "no task": (
+        ["fairseq-generate", "{speech}", "--path", "{ctc}"],
+        "Could not infer language pair.* --task of the checkpoint",
+    ),
+    "no such checkpoint": (
+        ["fairseq-generate", "{binary}", "--path", "gone.pt"],
+        "Model file not found: gone.pt; .*--path",
+    ),
+    "no checkpoint": (["fairseq-generate", "{binary}"], "--path required"),
+    "no such set": (
+        ["fairseq-generate", "{binary}", "--path", "{cape}", "--gen-subset", "gone"],
+        "Dataset not found: gone .*; .*--gen-subset",
+    ),
+    "no such set for validation": (
+        ["fairseq-validate", "{binary}", "--path", "{cape}", "--valid-subset", "gone",
+         "--batch-size", 8],
+        "Dataset not found: gone .*; .*--valid-subset",
+    ),
+    "no language model's data": (
+        ["fairseq-eval-lm", "{binary}", "--path", "{lm}"],
+        "No such file or directory: .*dict.txt",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def places(corpus, trained, run_cli, tmp_path_factory):
+    """Folders and checkpoints by name."""
+    pytest.importorskip("soundfile")
+    speech = tmp_path_factory.mktemp("speech")
+    for seed, split in enumerate(("train", "valid", "test")):
+        write_manifest(speech, split, durations(6, seed), seed)
+    run_cli(
+        "fairseq-train", speech, "--user-dir", USER_DIR, "--task", "cape_asr", "--cpu", "--arch",
+        "cape_ctc_transformer_tiny", "--encoder-embed-dim", 16, "--encoder-attention-heads", 2,
+        "--encoder-layers", 1, "--criterion", "cape_ctc", "--optimizer", "adam",
+        "--max-tokens", 500, "--max-update", 1, "--save-dir", speech,
+    )  # fmt: skip
+    checkpoints = {name: trained(name) for name in ("cape", "lm")}
+    return {
+        "binary": corpus.binary,
+        "speech": speech,
+        "ctc": speech / "checkpoint_last.pt",
+        **checkpoints,
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_belong_together_is_refused_in_one_line(name, run_cli, places):
+    words, message = REFUSED[name]
+    command, data, *words = [str(word).format(**places) for word in words]
+    result = run_cli(command, data, "--user-dir", USER_DIR, "--cpu", *words, check=False)
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr + result.stdout
+    assert re.match(f"{command}: error: .*{message}", result.stderr.splitlines()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dictionaries", "fine-tuning"])
+def test_training_refuses_in_one_line(name, run_cli, corpus, tmp_path):
+    data, words = corpus.binary, ["--finetune-from-model", "gone.pt"]
+    if name == "dictionaries":
+        data, words = tmp_path / "separate", ["--share-all-embeddings"]
+        shutil.copytree(corpus.binary, data)
+        (data / "dict.de.txt").write_text("eins 3\n")
+    result = run_cli(*train_words(data, tmp_path / "run", *words), check=False)
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr + result.stdout
+    message = {"fine-tuning": "gone.pt does not exist", "dictionaries": "--joined-dictionary"}[name]
+    assert message in result.stderr.splitlines()[-1]
