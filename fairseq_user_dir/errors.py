@@ -121,7 +121,7 @@ def _raised_here(trace: TracebackType | None) -> bool:
 
 def _refused_by_fairseq(error: BaseException, trace: TracebackType | None) -> bool:
     """Whether fairseq tells a mistake of the user: by a statement with a text, or a missing file.
-    Its commands also assert what belongs together."""
+    It also asserts what belongs together, in its commands and with the names of flags."""
     file, statement = _end(trace)
     command = file.parent.name == "fairseq_cli"
     if not str(error) or not (command or _FAIRSEQ in file.parents):
@@ -129,6 +129,6 @@ def _refused_by_fairseq(error: BaseException, trace: TracebackType | None) -> bo
     if isinstance(error, FileNotFoundError):
         return True
     if isinstance(error, AssertionError):
-        return command and statement.startswith("assert ")
+        return (command or "--" in str(error)) and statement.startswith("assert ")
     plain = type(error) is Exception or isinstance(error, ValueError | OSError)
     return plain and statement.startswith("raise ")

@@ -8,6 +8,9 @@
 * A finished training that is started again trains one update more and writes its checkpoints anew.
 * Language models cannot be used through the hub, nor trained on ``--sample-break-mode eos``, with
   numpy 2: fairseq asks it for ``numpy.compat.long``, the ``int`` of Python 3.
+* ``--num-batch-buckets`` asks numpy for a keyword of old versions.
+* ``--diverse-beam-groups`` takes the number of a sentence in its set for that in its batch.
+* The task ``translation_from_pretrained_bart`` looks for its settings under an old name.
 * ``fairseq-validate`` asks for ``--task``, which the checkpoint knows and from which it is taken.
 * Settings and manifests that hold lists or numbers as text are run as Python, whatever the text is.
 * The names of protein files (fasta) are run by a shell.
@@ -34,12 +37,14 @@ from typing import Any
 import numpy as np
 import torch
 from fairseq import checkpoint_utils, file_utils, options, utils
-from fairseq.data import data_utils
+from fairseq.data import bucket_pad_length_dataset, data_utils
 from fairseq.data.fasta_dataset import FastaDataset
 from fairseq.scoring import bleu
+from fairseq.search import DiverseBeamSearch
 from fairseq.sequence_generator import SequenceGeneratorWithAlignment
 from fairseq.tasks import TASK_REGISTRY
 from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretrainedBARTTask
 from fairseq.tokenizer import tokenize_line
 from fairseq.trainer import Trainer
 from torch import Tensor
@@ -78,6 +83,10 @@ def repair_fairseq() -> None:
     FastaDataset._build_index = _with_quoted_path(FastaDataset._build_index)
     if hasattr(tarfile, "data_filter"):  # Python 3.10.12, 3.11.4 and later
         file_utils.tarfile = SimpleNamespace(open=_Archive.open)
+    DiverseBeamSearch.step = _with_places(DiverseBeamSearch.step)
+    TranslationFromPretrainedBARTTask.args = property(lambda task: task.cfg)
+    for module in (data_utils, bucket_pad_length_dataset):
+        module.get_buckets = _buckets
     if not hasattr(np, "compat"):
         np.compat = SimpleNamespace(long=int)
 
@@ -237,6 +246,35 @@ def _with_task_of_checkpoint(stock: Any) -> Any:
         return stock(parser, input_args, *args, **kwargs)
 
     return parse_args_and_arch
+
+
+# -------------------------------------------------------------------------- batches and beams
+
+
+def _buckets(sizes: Any, num_buckets: int) -> np.ndarray:
+    """The function of fairseq in the words of numpy 2."""
+    shares = np.linspace(0, 100, num_buckets + 1)
+    return np.unique(np.percentile(sizes, shares, method="lower")[1:])
+
+
+def _with_places(stock: Any) -> Any:
+    """Groups of beams count their common words for each place in the batch."""
+
+    @functools.wraps(stock)
+    def step(
+        self: DiverseBeamSearch,
+        step: int,
+        lprobs: Tensor,
+        scores: Tensor | None,
+        prev_output_tokens: Tensor | None = None,
+        original_batch_idxs: Tensor | None = None,
+    ) -> Any:
+        if step == 0:
+            self.sentences = original_batch_idxs
+        places = original_batch_idxs[:, None].eq(self.sentences).long().argmax(1)
+        return stock(self, step, lprobs, scores, prev_output_tokens, places)
+
+    return step
 
 
 # ----------------------------------------------------------------------- checkpoints of other tasks

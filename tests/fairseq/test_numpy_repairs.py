@@ -1,0 +1,71 @@
+"""Proves that options of fairseq which broke under today's numpy, or never worked, do what they say
+with stock and cape models alike."""
+
+import numpy as np
+import pytest
+import torch
+from fairseq.data import Dictionary, data_utils
+from fairseq.search import DiverseBeamSearch
+
+import fairseq_user_dir  # noqa: F401 repairs fairseq
+from tests.support.fairseq_models import generate_words, lines, train_words
+
+
+def test_buckets_are_percentiles_of_the_sizes():
+    sizes = np.array([9, 2, 4, 7, 5, 3])
+    assert data_utils.get_buckets(sizes, 5).tolist() == [3, 4, 5, 7, 9]
+
+
+@pytest.mark.parametrize("numbers", [[0, 1, 2], [40, 7, 12]], ids=["places", "others"])
+def test_diverse_beams_of_a_sentence_do_not_depend_on_the_others(numbers):
+    """Nor on its number in the set. The second sentence ends after two steps."""
+    dictionary = Dictionary()
+    for index in range(6):
+        dictionary.add_symbol(f"w{index}")
+    logits = torch.randn(4, 3, 4, len(dictionary))  # step, sentence, beam, word
+    scores = torch.randn(3, 4, 5)
+
+    def beams(sentences):
+        search = DiverseBeamSearch(dictionary, num_groups=2, diversity_strength=2.0)
+        for step, lprobs in enumerate(logits.log_softmax(-1)):
+            left = [sentence for sentence in sentences if sentence != 1 or step < 2]
+            ids = torch.tensor(numbers)[left]
+            _, words, _ = search.step(step, lprobs[left], scores[left], None, ids)
+            yield words[-1]
+
+    assert all(map(torch.equal, beams([0, 1, 2]), beams([2])))
+
+
+# --------------------------------------------------------------------------------- the commands
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["transformer_tiny", "cape_transformer_tiny"])
+def test_buckets_train_and_validate(arch, run_cli, corpus, tmp_path):
+    words = ["--num-batch-buckets", 3, "--max-tokens", 300]
+    if "cape" not in arch:
+        words += ["--user-dir", "fairseq_user_dir"]
+    log = run_cli(*train_words(corpus.binary, tmp_path, *words, arch=arch, updates=3)).stdout
+    assert "valid on 'valid' subset" in log
+    assert "loss nan" not in log
+
+
+@pytest.mark.slow
+def test_diverse_beams_decode_several_batches(run_cli, trained, test_data):
+    words = generate_words(test_data, trained("cape"), "--beam", 4, "--diverse-beam-groups", 2)
+    whole, small = (lines(run_cli(*words, "--batch-size", size).stdout, "H") for size in (24, 5))
+    assert whole.keys() == small.keys() == set(range(24))
+    assert [whole[i][0][1] for i in whole] == [small[i][0][1] for i in whole]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["bart_base", "cape_bart_base"])
+def test_a_translation_model_learns_from_bart(arch, run_cli, corpus, tmp_path):
+    task = ["--task", "translation_from_pretrained_bart", "--langs", "en,de"]
+    words = train_words(corpus.binary, tmp_path, *task, arch=arch, updates=2)
+    if "cape" in arch:
+        words += ["--position-source-scale", 1]
+    run_cli(*words, "--max-source-positions", 64, "--max-target-positions", 64)
+    words = generate_words(corpus.binary, tmp_path / "checkpoint_last.pt", *task)
+    output = run_cli(*words, "-s", "en", "-t", "de", "--max-len-b", 9).stdout
+    assert sorted(lines(output, "H")) == list(range(24))
