@@ -82,6 +82,13 @@ class EncoderPositions(Bound, _PositionStack):
             out["src_tokens"] = [caller_tokens]
         return out
 
+    def _reorder_encoder_out(self, encoder_out: dict[str, Any], new_order: Tensor) -> Any:
+        """BART's beams share the states of their source; the caller's tokens have a row for each,
+        as attention has."""
+        encoder_out = super()._reorder_encoder_out(encoder_out, new_order)
+        tokens = [tokens.index_select(0, new_order) for tokens in encoder_out["src_tokens"]]
+        return {**encoder_out, "src_tokens": tokens}
+
     def _prepend_embedding(self, embeddings: Tensor, slot: Tensor, bos: int) -> Tensor:
         """``[B, S, C]`` to ``[B, S + 1, C]`` with the embedding of BOS at `slot` ``[B, 1]``."""
         embeddings = torch.cat((torch.zeros_like(embeddings[:, :1]), embeddings), dim=1)
