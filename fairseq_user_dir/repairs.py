@@ -10,6 +10,7 @@
   numpy 2: fairseq asks it for ``numpy.compat.long``, the ``int`` of Python 3.
 * ``--num-batch-buckets`` asks numpy for a keyword of old versions.
 * ``--diverse-beam-groups`` takes the number of a sentence in its set for that in its batch.
+* ``--dataset-impl cached`` cannot give the sentences that are asked for before an epoch begins.
 * The task ``translation_from_pretrained_bart`` looks for its settings under an old name.
 * ``fairseq-validate`` asks for ``--task``, which the checkpoint knows and from which it is taken.
 * Settings and manifests that hold lists or numbers as text are run as Python, whatever the text is.
@@ -39,6 +40,7 @@ import torch
 from fairseq import checkpoint_utils, file_utils, options, utils
 from fairseq.data import bucket_pad_length_dataset, data_utils
 from fairseq.data.fasta_dataset import FastaDataset
+from fairseq.data.indexed_dataset import IndexedCachedDataset, IndexedDataset
 from fairseq.scoring import bleu
 from fairseq.search import DiverseBeamSearch
 from fairseq.sequence_generator import SequenceGeneratorWithAlignment
@@ -52,7 +54,7 @@ from torch import Tensor
 from cape_plugins.fairseq_files import literal
 from fairseq_user_dir.checkpoints import read_checkpoint, task_name
 from fairseq_user_dir.errors import SettingsError
-from fairseq_user_dir.whole_sets import with_batches_of_training, with_last_batch
+from fairseq_user_dir.whole_sets import with_batches_of_training, with_last_batch, with_shards
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +73,7 @@ def repair_fairseq() -> None:
     data_utils.batch_by_size = with_last_batch(data_utils.batch_by_size)
     Trainer.get_train_iterator = with_batches_of_training(Trainer.get_train_iterator)
     FairseqTask.build_generator = _with_alignment(FairseqTask.build_generator)
-    for repair in (_with_task_of_checkpoint, _with_scorer_of_task, _with_shards):
+    for repair in (_with_task_of_checkpoint, _with_scorer_of_task, with_shards):
         options.parse_args_and_arch = repair(options.parse_args_and_arch)
     FairseqTask.get_interactive_tokens_and_lengths = _with_typed_words(
         FairseqTask.get_interactive_tokens_and_lengths
@@ -84,6 +86,7 @@ def repair_fairseq() -> None:
     if hasattr(tarfile, "data_filter"):  # Python 3.10.12, 3.11.4 and later
         file_utils.tarfile = SimpleNamespace(open=_Archive.open)
     DiverseBeamSearch.step = _with_places(DiverseBeamSearch.step)
+    IndexedCachedDataset.__getitem__ = _with_file(IndexedCachedDataset.__getitem__)
     TranslationFromPretrainedBARTTask.args = property(lambda task: task.cfg)
     for module in (data_utils, bucket_pad_length_dataset):
         module.get_buckets = _buckets
@@ -175,33 +178,6 @@ def _with_end(stock: Any) -> Any:
 # ------------------------------------------------------------------------------- fairseq-generate
 
 
-def _with_shards(stock: Any) -> Any:
-    """fairseq-generate shards by the number of processes, which is always 1, fairseq-eval-lm also
-    by --num-shards."""
-
-    @functools.wraps(stock)
-    def parse_args_and_arch(parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
-        parsed = stock(parser, *args, **kwargs)
-        if not (hasattr(parsed, "beam") and hasattr(parsed, "num_shards")):
-            return parsed
-        shards, shard = parsed.num_shards, parsed.shard_id
-        if not 0 <= shard < shards:
-            parser.error(
-                f"--shard-id {shard} with --num-shards {shards} is not allowed; allowed: 0 to one "
-                "less than the number of shards, which is at least 1"
-            )
-        if shards > 1 and hasattr(parsed, "buffer_size"):
-            parser.error(
-                f"--num-shards {shards} is not for fairseq-interactive, which translates all that "
-                "it reads; split its input"
-            )
-        if shards > 1:
-            parsed.distributed_world_size, parsed.distributed_rank = shards, shard
-        return parsed
-
-    return parse_args_and_arch
-
-
 def _with_an_end(stock: Any) -> Any:
     """The library of BLEU looks for the last word of a sentence, which has to have one: EOS, as
     models with a decoder write it."""
@@ -257,6 +233,23 @@ def _buckets(sizes: Any, num_buckets: int) -> np.ndarray:
     return np.unique(np.percentile(sizes, shares, method="lower")[1:])
 
 
+def _with_file(stock: Any) -> Any:
+    """A sentence that is not in the cache is read from the file, which is closed again: worker
+    processes would share its place."""
+
+    @functools.wraps(stock)
+    def __getitem__(self: IndexedCachedDataset, index: int) -> Tensor:
+        if index in self.cache_index:
+            return stock(self, index)
+        item = IndexedDataset.__getitem__(self, index)
+        if self.data_file:
+            self.data_file.close()
+            self.data_file = None
+        return item
+
+    return __getitem__
+
+
 def _with_places(stock: Any) -> Any:
     """Groups of beams count their common words for each place in the batch."""
 
@@ -293,7 +286,7 @@ def _with_task_of_failure(stock: Any) -> Any:
         except (SettingsError, OSError):
             raise
         except Exception as error:
-            here = next((n for n, kind in TASK_REGISTRY.items() if kind is type(task)), None)
+            here = next((name for name, row in TASK_REGISTRY.items() if row is type(task)), None)
             for path in filter(os.path.isfile, filenames if here else ()):
                 trained = task_name(read_checkpoint(path))
                 if trained != here:

@@ -11,6 +11,7 @@ A sentence that fits into no batch ends an evaluation with one line.
 
 from __future__ import annotations
 
+import argparse
 import functools
 import inspect
 from collections.abc import Iterator
@@ -86,3 +87,30 @@ def _too_long(indices: np.ndarray, num_tokens: Any, max_tokens: int) -> Settings
         f"the {num_tokens(longest)} tokens of sample {longest}; allowed: as many as the longest "
         "sample has. Give more, or --batch-size instead."
     )
+
+
+def with_shards(stock: Any) -> Any:
+    """Wraps ``options.parse_args_and_arch``. fairseq-generate shards by the number of processes, which is always 1, fairseq-eval-lm also
+    by --num-shards."""
+
+    @functools.wraps(stock)
+    def parse_args_and_arch(parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
+        parsed = stock(parser, *args, **kwargs)
+        if not (hasattr(parsed, "beam") and hasattr(parsed, "num_shards")):
+            return parsed
+        shards, shard = parsed.num_shards, parsed.shard_id
+        if not 0 <= shard < shards:
+            parser.error(
+                f"--shard-id {shard} with --num-shards {shards} is not allowed; allowed: 0 to one "
+                "less than the number of shards, which is at least 1"
+            )
+        if shards > 1 and hasattr(parsed, "buffer_size"):
+            parser.error(
+                f"--num-shards {shards} is not for fairseq-interactive, which translates all that "
+                "it reads; split its input"
+            )
+        if shards > 1:
+            parsed.distributed_world_size, parsed.distributed_rank = shards, shard
+        return parsed
+
+    return parse_args_and_arch

@@ -8,7 +8,7 @@ from fairseq.data import Dictionary, data_utils
 from fairseq.search import DiverseBeamSearch
 
 import fairseq_user_dir  # noqa: F401 repairs fairseq
-from tests.support.fairseq_models import generate_words, lines, train_words
+from tests.support.fairseq_models import differences, generate_words, lines, parameters, train_words
 
 
 def test_buckets_are_percentiles_of_the_sizes():
@@ -48,6 +48,22 @@ def test_buckets_train_and_validate(arch, run_cli, corpus, tmp_path):
     log = run_cli(*train_words(corpus.binary, tmp_path, *words, arch=arch, updates=3)).stdout
     assert "valid on 'valid' subset" in log
     assert "loss nan" not in log
+
+
+@pytest.mark.slow
+def test_cached_data_train_as_mapped_ones(run_cli, corpus, tmp_path):
+    text, words = corpus.text, corpus.binary / "dict.en.txt"
+    run_cli(
+        "fairseq-preprocess", "-s", "en", "-t", "de", "--trainpref", text / "train",
+        "--validpref", text / "valid", "--srcdict", words, "--tgtdict", words,
+        "--dataset-impl", "cached", "--destdir", tmp_path / "cached",
+    )  # fmt: skip
+    alpha = ["--position-source-scale", 1]
+    run_cli(*train_words(corpus.binary, tmp_path / "a", *alpha, updates=30))
+    cached = ["--dataset-impl", "cached", "--num-workers", 1]
+    run_cli(*train_words(tmp_path / "cached", tmp_path / "b", *alpha, *cached, updates=30))
+    trained = [parameters(tmp_path / run / "checkpoint_last.pt") for run in "ab"]
+    assert not differences(*trained)
 
 
 @pytest.mark.slow

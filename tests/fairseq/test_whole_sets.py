@@ -119,7 +119,7 @@ def test_generation_translates_each_sentence_once(name, run_cli, trained, sets):
     model, words = GENERATIONS[name]
     hypotheses = lines(generate(run_cli, sets, trained(model), *words).stdout, "H")
     assert sorted(hypotheses) == list(range(COUNT))
-    assert all(len(found) == 1 for found in hypotheses.values())
+    assert all(len(texts) == 1 for texts in hypotheses.values())
 
 
 @pytest.mark.slow
