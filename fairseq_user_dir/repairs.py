@@ -13,9 +13,7 @@
 * ``--dataset-impl cached`` cannot give the sentences that are asked for before an epoch begins.
 * The task ``translation_from_pretrained_bart`` looks for its settings under an old name.
 * ``fairseq-validate`` asks for ``--task``, which the checkpoint knows and from which it is taken.
-* Settings and manifests that hold lists or numbers as text are run as Python, whatever the text is.
-* The names of protein files (fasta) are run by a shell.
-* An archive that is given to the hub interface may write files outside of its folder.
+* Data are run as code; see :mod:`fairseq_user_dir.data_only`.
 * BLEU of an empty hypothesis, as CTC models have them, reads memory that is not its own.
 * Evaluation leaves sentences out; see :mod:`fairseq_user_dir.whole_sets`. ``fairseq-generate``
   takes ``--num-shards`` and then translates all sentences in each shard.
@@ -28,18 +26,14 @@ import functools
 import inspect
 import logging
 import os
-import shlex
-import sys
-import tarfile
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from fairseq import checkpoint_utils, file_utils, options, utils
+from fairseq import checkpoint_utils, options, utils
 from fairseq.data import bucket_pad_length_dataset, data_utils
-from fairseq.data.fasta_dataset import FastaDataset
 from fairseq.data.indexed_dataset import IndexedCachedDataset, IndexedDataset
 from fairseq.scoring import bleu
 from fairseq.search import DiverseBeamSearch
@@ -51,8 +45,8 @@ from fairseq.tokenizer import tokenize_line
 from fairseq.trainer import Trainer
 from torch import Tensor
 
-from cape_plugins.fairseq_files import literal
 from fairseq_user_dir.checkpoints import read_checkpoint, task_name
+from fairseq_user_dir.data_only import run_no_data
 from fairseq_user_dir.errors import SettingsError
 from fairseq_user_dir.whole_sets import with_batches_of_training, with_last_batch, with_shards
 
@@ -81,10 +75,7 @@ def repair_fairseq() -> None:
     bleu.Scorer.add = _with_an_end(bleu.Scorer.add)
     utils.load_align_dict = _with_default(utils.load_align_dict)
     utils.post_process_prediction = _with_replacement(utils.post_process_prediction)
-    _take_literals_only()
-    FastaDataset._build_index = _with_quoted_path(FastaDataset._build_index)
-    if hasattr(tarfile, "data_filter"):  # Python 3.10.12, 3.11.4 and later
-        file_utils.tarfile = SimpleNamespace(open=_Archive.open)
+    run_no_data()
     DiverseBeamSearch.step = _with_places(DiverseBeamSearch.step)
     IndexedCachedDataset.__getitem__ = _with_file(IndexedCachedDataset.__getitem__)
     TranslationFromPretrainedBARTTask.args = property(lambda task: task.cfg)
@@ -92,31 +83,6 @@ def repair_fairseq() -> None:
         module.get_buckets = _buckets
     if not hasattr(np, "compat"):
         np.compat = SimpleNamespace(long=int)
-
-
-# ------------------------------------------------------------------------------- texts run as code
-
-
-def _take_literals_only() -> None:
-    """Hides Python's ``eval`` from the modules of fairseq: all of them use it to read data, and a
-    name of the module comes before one of Python."""
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] == "fairseq":
-            module.eval = literal
-
-
-def _with_quoted_path(stock: Any) -> Any:
-    @functools.wraps(stock)
-    def build_index(self: FastaDataset, path: str) -> Any:
-        return stock(self, shlex.quote(path))
-
-    return build_index
-
-
-class _Archive(tarfile.TarFile):
-    """Extracts no file to a place above the folder that it is extracted to."""
-
-    extraction_filter = staticmethod(lambda *member: tarfile.data_filter(*member))
 
 
 # --------------------------------------------------------------------------------------- resuming

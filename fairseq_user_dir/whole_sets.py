@@ -90,8 +90,8 @@ def _too_long(indices: np.ndarray, num_tokens: Any, max_tokens: int) -> Settings
 
 
 def with_shards(stock: Any) -> Any:
-    """Wraps ``options.parse_args_and_arch``. fairseq-generate shards by the number of processes, which is always 1, fairseq-eval-lm also
-    by --num-shards."""
+    """Wraps ``options.parse_args_and_arch``: fairseq-generate shares a set out by the number of
+    processes, which is always 1, and not as fairseq-eval-lm also by --num-shards."""
 
     @functools.wraps(stock)
     def parse_args_and_arch(parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
