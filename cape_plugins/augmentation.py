@@ -210,7 +210,7 @@ def draw_local(
     """
     batch = coords.shape[0] if batch_size is None else batch_size
     shape = (batch, *coords.shape[1:])
-    shift = _uniform(shape, max_local_shift, coords.device, generator) * step
+    shift = times(_uniform(shape, max_local_shift, coords.device, generator), step)
     return shift if augmented is None else torch.where(augmented, shift, 0.0)
 
 
@@ -262,18 +262,24 @@ def augment(
     shared = {"shift": shift, "scale": scale, "offset": offset, "local_shift": local_shift}
     for name, part in shared.items():
         _check_shape(name, part, coords)
-    for term in (shift, None if offset is None else offset * step, local_shift):
+    for term in (shift, None if offset is None else times(offset, step), local_shift):
         if term is not None:
             coords = coords + term
     return coords if scale is None else coords * scale
 
 
+def times(value: Tensor, factor: Tensor | float) -> Tensor:
+    """``value * factor``; `value` itself where the factor is 1, because on a GPU a small operation
+    costs as much as a large one."""
+    return value if type(factor) is float and factor == 1.0 else value * factor
+
+
 def _mean(coords: Tensor, valid: Tensor | None) -> Tensor:
     if valid is None:
         return coords.mean(1, keepdim=True)
-    weight = valid[..., None].float()
+    valid = valid[..., None]
     # a sample without any valid position (a dummy row) keeps its coordinates instead of 0 / 0
-    return (coords * weight).sum(1, keepdim=True) / weight.sum(1, keepdim=True).clamp(min=1.0)
+    return (coords * valid).sum(1, keepdim=True) / valid.sum(1, keepdim=True).clamp(min=1)
 
 
 def _uniform(
@@ -283,7 +289,7 @@ def _uniform(
     generator: torch.Generator | None,
 ) -> Tensor:
     """U(-half_width, half_width) in float32."""
-    return (2.0 * half_width) * _unit(shape, device, generator) - half_width
+    return times(_unit(shape, device, generator), 2.0 * half_width) - half_width
 
 
 def _unit(

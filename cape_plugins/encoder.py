@@ -15,6 +15,7 @@ from cape_plugins.augmentation import (
     draw_local,
     positions_at,
     sorted_sample,
+    times,
 )
 from cape_plugins.config import PositionConfig
 from cape_plugins.domains import DOMAINS
@@ -138,14 +139,14 @@ class PositionEncoder(nn.Module):
             number = positions.elements(positions.rows)[..., 0]
         elif positions.first is not None and positions.index is not None:
             # frames of which some were skipped are the first, the second ... of those that are left
-            number = (positions.index - 1).clamp(min=0).float()
+            number = positions.numbers.float()
         else:
             raise ValueError(
                 f"position embedding {self.config.type!r} in training takes positions that are "
                 "counted, not arbitrary coordinates; use token_positions or frame_positions, or "
                 "another type."
             )
-        number = number * self.alpha
+        number = times(number, self.alpha)
         self.check_length(number.shape[1])
         if draw.count is None and self.config.synchronize:
             raise ValueError(
@@ -181,12 +182,17 @@ class PositionEncoder(nn.Module):
         """Rows of raw positions ``[B or 1, T, D]`` and their step where this encoder has them:
         ``start + alpha * gamma * position / unit``. Local shifts and offsets, which are measured in
         steps, are not scaled by alpha."""
-        step = positions.step * self.config.gamma / self.unit
+        step = self._in_units(positions.step, self.config.gamma)
         if positions.in_steps:  # one factor: frames at the hop of the host are whole numbers
-            rows = positions.rows * (self.alpha * step)
+            rows = times(positions.rows, self.alpha * step)
         else:
-            rows = positions.rows * (self.alpha * self.config.gamma) / self.unit
-        return self.start + rows, step
+            rows = self._in_units(positions.rows, self.alpha * self.config.gamma)
+        return (self.start + rows if self.start else rows), step
+
+    def _in_units(self, value: Tensor | float, factor: float) -> Tensor | float:
+        """``value * factor / unit``."""
+        value = times(value, factor)
+        return value if self.unit == 1.0 else value / self.unit
 
     def forward(
         self,
@@ -240,8 +246,8 @@ class PositionEncoder(nn.Module):
             if rows is not None:
                 return positions.gather(rows, dtype)
         coords = self.coordinates(positions, draw, local_shift, generator, random)
-        embedding, valid = self.encoding(self._encodable(coords, positions)), positions.valid
-        if valid is not None:
+        embedding = self.encoding(self._encodable(coords, positions))
+        if (valid := positions.valid) is not None:
             # in place is several times faster on a CPU than masked_fill_; padding may become -0.0
             same = embedding.shape[0] == valid.shape[0] and not embedding.requires_grad
             embedding = embedding.mul_(valid[..., None]) if same else embedding * valid[..., None]
@@ -249,7 +255,7 @@ class PositionEncoder(nn.Module):
 
     def _shared(self, positions: Positions) -> Tensor | None:
         """``[T, K]`` embeddings of regular positions as they are; None where samples differ."""
-        step = positions.step * self.config.gamma / self.unit
+        step = self._in_units(positions.step, self.config.gamma)
         counted = positions.in_steps and positions.rows.shape[0] == 1 and type(step) is float
         if counted and isinstance(self.encoding, Sinusoid):
             first, step = positions.first, self.alpha * step
@@ -263,7 +269,7 @@ class PositionEncoder(nn.Module):
         """What the encoding takes: coordinates, or numbers of steps."""
         if not self.config.encoding.steps:
             return coords
-        return (coords - self.start) / (positions.step * self.config.gamma / self.unit)
+        return (coords - self.start) / self._in_units(positions.step, self.config.gamma)
 
     def coordinates(
         self,
@@ -275,13 +281,13 @@ class PositionEncoder(nn.Module):
     ) -> Tensor:
         """The coordinates ``[B or 1, T, D]`` float32 that are encoded, augmented where there is a
         draw; see :meth:`forward` for the arguments."""
-        config, valid = self.config, positions.valid
+        mean_normalize = self.config.mean_normalize
         rows, step = self.place(positions)
         augmented = None if draw is None else draw.augmented
         if draw is None or draw.order is None:
             coords = positions.elements(rows)
         else:
-            coords = self.start + self.sampled(positions, draw) * step
+            coords = self.start + times(self.sampled(positions, draw), step)
             if augmented is not None:  # the others as in evaluation, where skipped frames count
                 coords = torch.where(augmented, coords, positions.elements(rows))
         local = self.max_local_shift if random and local_shift is None else 0.0
@@ -292,8 +298,8 @@ class PositionEncoder(nn.Module):
             )
         return augment(
             coords,
-            valid,
-            mean_normalize=config.mean_normalize,
+            positions.valid if mean_normalize else None,
+            mean_normalize=mean_normalize,
             draw=draw,
             local_shift=local_shift,
             step=step,

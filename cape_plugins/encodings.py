@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from cape_plugins.domains import each_domain
 from cape_plugins.registry import ENCODINGS, Encoding
@@ -61,7 +62,10 @@ FREQUENCIES: dict[str, Frequencies] = {
     "fairseq": fairseq_frequencies,
     "marian": marian_frequencies,
 }
-KEPT_ROWS = 4096  # 8 MiB at 512 channels; what is further on is encoded in each forward
+KEPT_ROWS = 4096  # 8 MiB at 512 channels; more are kept of inputs that are as long
+# Frequencies and first phases of channels, by function, number, order and device: two small tensors
+# which would take a dozen operations in each forward. Neither saved nor a part of any module.
+_CHANNELS: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
 COMBINATIONS = ("add", "concat")
 LAYOUTS = ("cos_sin_interleaved", "sin_cos_blocks")
 
@@ -130,8 +134,8 @@ class Sinusoid(nn.Module):
         # on the CPU also where a model is built on "meta"; an axis of one cell has no neighbours
         distance = [2.0 * gamma / (size - 1) if size > 1 else 0.0 for size in reversed(sizes)]
         step = torch.tensor(distance, dtype=torch.float32, device="cpu")[:, None]
-        phase = self.weights(step.device).float().abs() * step
-        return 2 * int((phase > math.pi).any(0).sum())
+        weights, _ = self._channels(step.device)
+        return int((weights.abs() * step > math.pi).any(0).sum())
 
     def grid(self, grid: Tensor) -> Tensor:
         """Encodes few rows exactly, as tables are made: sin and cos of the same phases.
@@ -164,19 +168,17 @@ class Sinusoid(nn.Module):
         Returns:
             ``[T, K]`` float32, which the caller may change.
         """
-        # a program has no values to keep; frequencies of a caller may be learned, or change
-        traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
-        fixed = type(self) is Sinusoid and isinstance(self.frequencies, str)
-        plain = fixed and not traced and type(numbers) is Tensor and isinstance(first, int)
+        plain = self._keeps and type(numbers) is Tensor and isinstance(first, int)
         end = first + numbers.shape[0] if plain else 0
-        if not plain or end > KEPT_ROWS:
+        # all rows of an input as long as this, which are few beside what a model computes of them
+        if not plain or end > max(KEPT_ROWS, numbers.shape[0]):
             return self.grid(start + numbers * step)
         kept_key, rows = self._kept
         key = start, step, numbers.device
         if rows is None or key != kept_key or rows.shape[0] < end:
             # generation goes on from call to call; other inputs come once
             grown = min(KEPT_ROWS, max(64, 2 ** math.ceil(math.log2(end))))
-            count = grown if key == kept_key else end
+            count = max(end, grown) if key == kept_key else end
             with torch.inference_mode(False):  # later calls may train
                 number = torch.arange(count, dtype=torch.float32, device=numbers.device)
                 rows = self.grid(start + number[:, None] * step)
@@ -192,15 +194,34 @@ class Sinusoid(nn.Module):
         Returns:
             ``[B, T, K]`` float32; differs from :meth:`grid` by float32 rounding of the phase.
         """
-        weights = self.weights(coords.device).float()
-        sine, cosine = torch.zeros_like(weights[0]), torch.full_like(weights[0], math.pi / 2)
+        return _phase(coords, *self._channels(coords.device)).sin_()
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether results may be kept: a program has no values to keep, and frequencies of a caller
+        may be learned, or change."""
+        traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        return type(self) is Sinusoid and isinstance(self.frequencies, str) and not traced
+
+    def _channels(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Frequencies ``[D, K]`` and phases at 0 ``[K]`` of all channels, in float32."""
+        if not self._keeps:
+            return self._make_channels(device)
+        key = FREQUENCIES[self.frequencies], self.dim, self.interleaved, device
+        if key in _CHANNELS:
+            return _CHANNELS[key]
+        with torch.inference_mode(False):  # later calls may train
+            channels = self._make_channels(device)
+        if type(channels[0]) is Tensor:  # fake tensors have no values to keep
+            _CHANNELS[key] = channels
+        return channels
+
+    def _make_channels(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        weights = self.weights(device).float()
+        cosine = weights.new_full((self.dim // 2,), math.pi / 2)
         if self.interleaved:
-            weights = weights.repeat_interleave(2, dim=1)
-            offset = torch.stack((cosine, sine), dim=-1).flatten()
-        else:
-            weights = torch.cat((weights, weights), dim=1)
-            offset = torch.cat((sine, cosine))
-        return _phase(coords, weights, offset).sin_()
+            return weights.repeat_interleave(2, dim=1), F.pad(cosine[:, None], (0, 1)).flatten()
+        return torch.cat((weights, weights), dim=1), F.pad(cosine, (self.dim // 2, 0))
 
 
 def warn_of_coarse_grid(

@@ -26,8 +26,8 @@ class Positions(NamedTuple):
         step: Distance between neighbouring positions, the unit of the local shift: a number or a
             tensor that broadcasts to `rows`.
         in_steps: Whether `rows` are multiples of `step`, such as the numbers of tokens or frames.
-        index: ``[B, T]`` int64, 1 + the row of each element, 0 on padding; None if element t is at
-            row t in all samples.
+        index: ``[B, T]`` int64, 1 + the row of each element, 0 on padding; or bool, False on
+            padding, where element t is at row t in all samples; None if so and nothing is padded.
         first: Number of row 0, counted from the beginning of the sequence; a tensor without
             dimensions where the host may not read it (caches of fixed size). None if positions
             are not counted.
@@ -44,7 +44,8 @@ class Positions(NamedTuple):
     @property
     def valid(self) -> Tensor | None:
         """``[B, T]`` bool, False on padding; None if nothing is padded."""
-        return None if self.index is None else self.index > 0
+        in_place = self.index is None or self.index.dtype == torch.bool
+        return self.index if in_place else self.index > 0
 
     @property
     def regular(self) -> bool:
@@ -56,12 +57,19 @@ class Positions(NamedTuple):
         """``[B, T, D]`` float32, or ``[1, T, D]`` if the batch shares its positions."""
         return self.elements(self.rows * self.step if self.in_steps else self.rows)
 
+    @property
+    def numbers(self) -> Tensor:
+        """``[B or 1, T]`` int64, the row of each element; on padding some row, the last by -1."""
+        if self.index is None or self.index.dtype == torch.bool:
+            return torch.arange(self.rows.shape[1], device=self.rows.device)[None]
+        return self.index - 1
+
     def elements(self, rows: Tensor) -> Tensor:
-        """``[B, T, D]``, from `rows` ``[B or 1, T, D]`` those of each element; the first on
+        """``[B or 1, T, D]``, from `rows` ``[B or 1, T, D]`` those of each element; any on
         padding."""
-        if self.index is None or rows.shape[0] > 1:
+        if self.index is None or self.index.dtype == torch.bool or rows.shape[0] > 1:
             return rows
-        return rows[0][(self.index - 1).clamp(min=0)]
+        return rows[0][self.numbers]
 
     def gather(self, rows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """``[B or 1, T, K]``, from embeddings ``[T, K]`` of shared rows those of each element, in
@@ -69,6 +77,8 @@ class Positions(NamedTuple):
         rows = rows.to(dtype)
         if self.index is None:
             return rows[None]
+        if self.index.dtype == torch.bool:
+            return rows * self.index[..., None]
         # index 0 means padding: one zero row in front serves it
         rows = F.pad(rows, (0, 0, 1, 0))
         batch, length = self.index.shape
@@ -142,9 +152,8 @@ def frame_positions(
     if length < 0:
         raise ValueError(f"num_frames holds {length}; allowed: >= 0 for each sample.")
     step = _per_sample("seconds_per_frame", seconds_per_frame, num_frames)
-    number = torch.arange(length, device=num_frames.device)
-    index = (number + 1) * (number < num_frames[:, None])
-    return Positions(number.float().view(1, -1, 1), step, True, index, 0)
+    number = torch.arange(length, dtype=torch.float32, device=num_frames.device)
+    return Positions(number.view(1, -1, 1), step, True, number < num_frames[:, None], 0)
 
 
 def timed_frame_positions(
@@ -171,14 +180,13 @@ def timed_frame_positions(
             "allowed: [batch, frames] times and [batch] numbers of frames."
         )
     batch, length = times.shape
-    index = torch.arange(1, length + 1, device=times.device)
-    valid = index <= num_frames[:, None]
+    valid = torch.arange(length, device=times.device) < num_frames[:, None]
     gaps = times.diff(dim=1).masked_fill(~valid[:, 1:], float("inf"))
     gaps = torch.cat((gaps, gaps.new_full((batch, 1), float("inf"))), dim=1).amin(1)[:, None, None]
     step = _per_sample("seconds_per_frame", seconds_per_frame, num_frames)
     step = torch.where(gaps.isfinite(), gaps, step)
     rows = times.float().masked_fill(~valid, 0.0)[..., None]
-    return Positions(rows, step, index=index * valid, first=0)
+    return Positions(rows, step, index=valid, first=0)
 
 
 def patch_positions(*sizes: int, device: torch.device | str | None = None) -> Positions:
@@ -206,7 +214,7 @@ def patch_positions(*sizes: int, device: torch.device | str | None = None) -> Po
                 "least one patch on each axis: is the image smaller than the patch?"
             )
     axes = torch.meshgrid(*(_axis(size, device) for size in sizes), indexing="ij")
-    grid = torch.stack([axis.flatten() for axis in reversed(axes)], dim=1)
+    grid = torch.stack(axes[::-1], dim=-1).flatten(0, -2)
     # filled on the device: copying from the host would synchronise
     step = [
         torch.full((), 2.0 / size, dtype=torch.float32, device=device) for size in reversed(sizes)
@@ -235,7 +243,6 @@ def coordinate_positions(
             f"coords has shape {tuple(coords.shape)}; allowed: [batch, positions, "
             f"{' or '.join(map(str, allowed))}]."
         )
-    index = None
     if valid is not None:
         _check_valid(valid)
         if valid.shape[1] != coords.shape[1] or coords.shape[0] not in (1, valid.shape[0]):
@@ -245,15 +252,14 @@ def coordinate_positions(
             )
         # values on padding, NaN included, must not reach the mean or the embedding
         coords = coords.masked_fill(~valid[..., None], 0.0)
-        index = torch.arange(1, valid.shape[1] + 1, device=valid.device) * valid
-    return Positions(coords.float(), step, index=index)
+    return Positions(coords.float(), step, index=valid)
 
 
 def _axis(size: int, device: torch.device | str | None) -> Tensor:
     # symmetric and exact at both ends; torch.linspace would fix the size in exported programs, and
     # so would a branch for a size of 1
     number = torch.arange(size, dtype=torch.float32, device=device)
-    return (2 * number - (size - 1)) / torch.sym_max(size - 1, 1)
+    return (number - (size - 1) / 2) / (torch.sym_max(size - 1, 1) / 2)
 
 
 def _per_sample(name: str, value: Tensor | float, num_frames: Tensor) -> Tensor | float:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from cape_plugins import Draw, PositionConfig
 from cape_plugins.binding import Bound
@@ -91,7 +92,7 @@ class EncoderPositions(Bound, _PositionStack):
 
     def _prepend_embedding(self, embeddings: Tensor, slot: Tensor, bos: int) -> Tensor:
         """``[B, S, C]`` to ``[B, S + 1, C]`` with the embedding of BOS at `slot` ``[B, 1]``."""
-        embeddings = torch.cat((torch.zeros_like(embeddings[:, :1]), embeddings), dim=1)
+        embeddings = F.pad(embeddings, (0, 0, 1, 0))
         vector = self.embed_tokens(slot.new_full(slot.shape, bos))
         return embeddings.scatter(1, slot[..., None].expand_as(vector), vector)
 
@@ -156,8 +157,7 @@ def prepend_bos(tokens: Tensor, padding_idx: int, bos: int) -> tuple[Tensor, Ten
         ``[B, S + 1]`` tokens and ``[B, 1]`` the column of BOS.
     """
     slot = tokens.ne(padding_idx).int().argmax(dim=1, keepdim=True)
-    longer = torch.cat((tokens.new_full((tokens.shape[0], 1), padding_idx), tokens), dim=1)
-    return longer.scatter(1, slot, bos), slot
+    return F.pad(tokens, (1, 0), value=padding_idx).scatter(1, slot, bos), slot
 
 
 @contextmanager

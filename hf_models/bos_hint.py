@@ -6,10 +6,11 @@ The encoder puts it there and takes its state out of what it returns; the decode
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from transformers.modeling_outputs import BaseModelOutput
 
 
@@ -27,39 +28,52 @@ class CapeEncoderOutput(BaseModelOutput):
     leading_state: Tensor | None = None
 
 
-def first_valid(mask: Tensor | None, content: Tensor) -> Tensor:
-    """``[B, 1]``, column of the first token of each sentence."""
-    if mask is None:
-        return torch.zeros(content.shape[0], 1, dtype=torch.long, device=content.device)
-    return mask.ne(0).int().argmax(dim=1, keepdim=True)
+class Hint(NamedTuple):
+    """Where the hint stands in a batch of sentences of up to S tokens.
+
+    Attributes:
+        column: ``[B, 1]``, directly before the first token of each sentence; None if no sentence is
+            padded: column 0.
+        mask: ``[B, S + 1]``, 0 on padding; None if nothing is padded.
+    """
+
+    column: Tensor | None = None
+    mask: Tensor | None = None
 
 
-def prepend(content: Tensor, first: Tensor, token: Any, padding: float) -> Tensor:
-    """``[B, S, ...]`` to ``[B, S + 1, ...]`` with `token` directly before column `first` ``[B, 1,
-    ...]``, and `padding` before that."""
-    longer = torch.cat((torch.full_like(content[:, :1], padding), content), dim=1)
-    column = torch.arange(longer.shape[1], device=content.device)
-    if content.dim() == 3:
-        column = column[:, None]
-    return torch.where(column == first, token, longer)
-
-
-def extend_mask(mask: Tensor | None) -> Tensor | None:
-    """``[B, S]`` to ``[B, S + 1]`` with BOS directly before the first token.
+def place_hint(mask: Tensor | None) -> Hint:
+    """The place of the hint in sentences with the mask ``[B, S]``.
 
     Raises:
         ValueError: for a mask of another kind.
     """
     if mask is None:
-        return None
+        return Hint()
     if mask.dim() != 2:
         raise ValueError(
             f"attention_mask has shape {tuple(mask.shape)}; with source_bos=True only "
             "[batch, source length] is allowed, because the source grows by the BOS hint. "
             "Give such a mask, or set source_bos to False."
         )
-    slot = mask.ne(0).int().argmax(dim=1, keepdim=True)
-    return torch.cat((torch.zeros_like(mask[:, :1]), mask), dim=1).scatter(1, slot, 1)
+    column = mask.ne(0).int().argmax(dim=1, keepdim=True)
+    return Hint(column, F.pad(mask, (1, 0)).scatter(1, column, 1))
+
+
+def prepend(ids: Tensor, hint: Hint, token: int, padding: int) -> Tensor:
+    """``[B, S]`` to ``[B, S + 1]`` with `token` at the place of the hint, and `padding` before."""
+    if hint.column is None:
+        return F.pad(ids, (1, 0), value=token)
+    return F.pad(ids, (1, 0), value=padding).scatter(1, hint.column, token)
+
+
+def prepend_embedding(embeddings: Tensor, hint: Hint, vector: Tensor) -> Tensor:
+    """``[B, S, C]`` to ``[B, S + 1, C]`` with `vector` ``[1, 1, C]`` at the place of the hint, and
+    zero before."""
+    vector = vector.to(embeddings.dtype).expand(embeddings.shape[0], 1, -1)
+    if hint.column is None:
+        return torch.cat((vector, embeddings), dim=1)
+    column = hint.column[..., None].expand_as(vector)
+    return F.pad(embeddings, (0, 0, 1, 0)).scatter(1, column, vector)
 
 
 def without_bos(
@@ -85,11 +99,13 @@ def without_hint(output: BaseModelOutput, mask: Tensor | None) -> CapeEncoderOut
     hidden_states = output.hidden_states
     if hidden_states is not None:  # None where a caller has selected others
         hidden_states = tuple(None if state is None else state[:, 1:] for state in hidden_states)
+    # one operation, whose gradient is one, too
+    leading, states = output.last_hidden_state.split((1, output.last_hidden_state.shape[1] - 1), 1)
     return CapeEncoderOutput(
-        last_hidden_state=output.last_hidden_state[:, 1:],
+        last_hidden_state=states,
         hidden_states=hidden_states,
         attentions=without_bos(output.attentions, mask, queries=True),
-        leading_state=output.last_hidden_state[:, :1],
+        leading_state=leading,
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +18,6 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from cape_plugins import Draw
-from cape_plugins.speech.subsampling import subsampled_lengths
 from hf_models.host import drops_layer
 from hf_models.modeling import (
     InitializesPositions,
@@ -32,12 +33,18 @@ from hf_models.speech import (
     check_mask,
     check_seconds,
     hop_in_seconds,
+    values_to_check,
 )
 from hf_models.switching import Addend, Seam
 
-CONVOLUTIONS = [(3, 1), (3, 2)]  # kernel size and stride
 STRIDE = 2  # frames per position of the encoder
 _ROUNDING = 5e-3  # rounding of sinusoids stored in half precision
+# What is added to the score of padding: of eager attention transformers' number, of sdpa its own,
+# which it would otherwise make of a bool in each layer.
+_PADDING_SCORE: dict[str, Callable[[torch.dtype], float]] = {
+    "eager": lambda dtype: torch.finfo(dtype).min,
+    "sdpa": lambda dtype: -math.inf,
+}
 
 
 class NaturalLengthSettings:
@@ -109,27 +116,28 @@ class NaturalLengthEncoder(Seam, InitializesPositions):
             attention_mask: ``[B, T]``, 0 on padding; without effect unless at natural length.
             hop_nanoseconds: See :meth:`hf_models.speech.SpeechEncoder.forward`; so are the others.
         """
-        features, mask = split_mask(input_features, attention_mask, self.config)
-        batch, _, length = features.shape
-        if mask is None:
-            lengths = torch.full((batch,), length, device=features.device)
-        else:  # values on padding must not reach the last frames through a kernel
-            lengths = mask.long().sum(-1).clamp(min=1)
-            mask = torch.arange(length, device=mask.device) < lengths[:, None]
-            features = features * mask[:, None].to(features.dtype)
+        features, mask = split_mask(input_features, attention_mask, self.config, self.training)
+        if mask is not None:  # of a recording without frames, the first one counts
+            mask = F.pad(mask[:, 1:].ne(0), (1, 0), value=True)
+            # values on padding must not reach the last frames through a kernel
+            features = features * mask[:, None]
         hidden = F.gelu(self.conv1(features))
         if mask is not None:
-            hidden = hidden * mask[:, None].to(hidden.dtype)
+            hidden = hidden * mask[:, None]
             mask = mask[:, ::STRIDE]
         hidden = F.gelu(self.conv2(hidden)).permute(0, 2, 1)
-        hop = hop_in_seconds(hop_nanoseconds, self.config.hop_seconds, batch)
-        lengths = subsampled_lengths(CONVOLUTIONS, lengths)
+        batch, length, _ = hidden.shape
+        hop = hop_in_seconds(hop_nanoseconds, self.config.hop_seconds, batch, self.training)
+        if mask is None:
+            lengths = torch.full((batch,), length, device=features.device)
+        else:
+            lengths = mask.sum(-1)
         frames = Frames(lengths, hop, frame_nanoseconds, draw)
         hidden = add_positions(self.positions, hidden, frames, STRIDE)
         hidden = F.dropout(hidden, self.dropout, self.training)
         visible = None
         if mask is not None:
-            visible = create_bidirectional_mask(self.config, hidden, mask)
+            visible = attention_mask_of(mask, self.config, hidden, self.training)
         for layer in self.layers:
             if not drops_layer(self):
                 hidden = layer(hidden, visible, **kwargs)
@@ -155,16 +163,36 @@ class MaskedDecoder:
         if encoder_attention_mask is not None:
             embeds, states = inputs["inputs_embeds"], inputs["encoder_hidden_states"]
             content = inputs["input_ids"] if embeds is None else embeds
-            inputs["cross_mask"] = create_bidirectional_mask(
-                self.config, content, encoder_attention_mask, states
+            inputs["cross_mask"] = attention_mask_of(
+                encoder_attention_mask, self.config, states, self.training, content
             )
         return super().forward(**inputs)
 
 
+def attention_mask_of(
+    valid: Tensor, config: Any, states: Tensor, training: bool, queries: Tensor | None = None
+) -> Tensor | None:
+    """Mask that keeps attention to padding out, in the form that the attention of a model takes.
+
+    Args:
+        valid: ``[B, S]`` bool, False on padding.
+        config: Configuration of the model.
+        states: ``[B, S, C]``, which are attended to.
+        training: Whether a step of training runs. transformers looks whether anything is padded at
+            all, for which each step would wait for a GPU.
+        queries: ``[B, T, ...]`` of a decoder; default `states`.
+    """
+    if training and config._attn_implementation in _PADDING_SCORE:
+        score = _PADDING_SCORE[config._attn_implementation](states.dtype)
+        return torch.zeros_like(valid, dtype=states.dtype).masked_fill(~valid, score)[:, None, None]
+    queries, states = (states, None) if queries is None else (queries, states)
+    return create_bidirectional_mask(config, queries, valid, states)
+
+
 def split_mask(
-    features: Tensor, attention_mask: Tensor | None, config: Any
+    features: Tensor, attention_mask: Tensor | None, config: Any, training: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Features ``[B, bins, T]`` and their mask ``[B, T]`` bool, which may be one more bin
+    """Features ``[B, bins, T]`` and their mask ``[B, T]``, 0 on padding, which may be one more bin
     (:func:`join_mask`); None where padding is not masked.
 
     Raises:
@@ -178,16 +206,17 @@ def split_mask(
         )
     if shape[1] > bins:
         mask = features[:, bins]
-        if not torch.compiler.is_compiling() and not ((mask == 0) | (mask == 1)).all():
+        values = values_to_check(mask, training)
+        if values is not None and not ((values == 0) | (values == 1)).all():
             raise ValueError(
                 f"input_features has {shape[1]} bins, and the last is no mask; allowed: {bins}. "
                 "Give what the feature extractor of this model returned."
             )
-        return features[:, :bins], mask > 0.5
+        return features[:, :bins], mask
     if attention_mask is None or not config.at_natural_length:
         return features, None
-    check_mask(attention_mask, shape[0], shape[2])
-    return features, attention_mask.bool()
+    check_mask(attention_mask, shape[0], shape[2], training)
+    return features, attention_mask
 
 
 def join_mask(features: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -203,7 +232,7 @@ class RecognisesRecordings(RecognitionModel):
 
     def frames_to_augment(self, features: Tensor, mask: Tensor | None) -> Tensor | None:
         """Masked by SpecAugment; None with a mask among the features, as in generation."""
-        frames, mask = split_mask(features, mask, self.config)
+        frames, mask = split_mask(features, mask, self.config, self.training)
         if frames.shape != features.shape:
             return None
         room = frames.shape[2] >= self.config.mask_time_length  # for a span
@@ -244,7 +273,7 @@ class ClassifiesRecordings:
                 **kwargs,
             )
         mask = getattr(encoder_outputs, "attention_mask", None)
-        if mask is None or mask.all():
+        if mask is None or (not self.training and mask.all()):  # without a wait for a GPU
             return super().forward(None, encoder_outputs, labels, return_dict=True)
         last, states = encoder_outputs.last_hidden_state, encoder_outputs.hidden_states
         means = states and tuple(_mean(state, mask) for state in states)

@@ -125,8 +125,7 @@ def move(
         ids = position_ids.expand(valid.shape)
         first = ids.masked_fill(~valid, ids.shape[1]).amin(1, keepdim=True)
         number = (ids - first).clamp(min=0)
-        index = torch.arange(1, ids.shape[1] + 1, device=ids.device) * valid
-        raw = Positions(number[..., None].float(), in_steps=True, index=index)
+        raw = Positions(number[..., None].float(), in_steps=True, index=valid)
     return encoder.coordinates(raw, draw, generator=rank_generator, random=True)[..., 0]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -154,9 +155,9 @@ class SpeechEncoder(EncodesSpeech, Seam, InitializesPositions):
             attention_mask = attention_mask.long()
             # generate() hands over a mask of three dimensions
             mask = attention_mask if attention_mask.dim() == 2 else attention_mask[:, :, -1]
-            check_mask(mask, batch, length)
+            check_mask(mask, batch, length, self.training)
             lengths = mask.sum(-1)
-        hop = hop_in_seconds(hop_nanoseconds, self.config.hop_seconds, batch)
+        hop = hop_in_seconds(hop_nanoseconds, self.config.hop_seconds, batch, self.training)
         with self.conv.using(Frames(lengths, hop, frame_nanoseconds, draw)):
             return super().forward(input_features, attention_mask=attention_mask, **kwargs)
 
@@ -293,18 +294,26 @@ def check_seconds(config: Any, *names: str) -> None:
             )
 
 
-def check_mask(mask: Tensor, batch: int, length: int) -> None:
-    """Raises ValueError for a mask that is not ``[B, T]``, or that pads on the left or within."""
+def values_to_check(values: Tensor, training: bool) -> np.ndarray | None:
+    """Values of an input that is to be checked; None in a compiled program, which has none, and on a
+    GPU in training, where each step would wait for it."""
+    if torch.compiler.is_compiling() or (training and not values.is_cpu):
+        return None
+    # numpy has no bfloat16; on a CPU it is no operation that others would have to wait for
+    return (values.float() if values.is_floating_point() else values).numpy(force=True)
+
+
+def check_mask(mask: Tensor, batch: int, length: int, training: bool) -> None:
+    """Raises ValueError for a mask that is not ``[B, T]``, or that pads on the left or within, as
+    far as :func:`values_to_check` shows."""
     if tuple(mask.shape) != (batch, length):
         raise ValueError(
             f"attention_mask has shape {tuple(mask.shape)}; allowed: {(batch, length)}, [batch, "
             "frames] of input_features. Give the mask that the feature extractor returned with "
             "them."
         )
-    if torch.compiler.is_compiling():  # a program has no values to look at
-        return
-    visible = mask.bool()
-    if (visible[:, 1:] & ~visible[:, :-1]).any():
+    visible = values_to_check(mask, training)
+    if visible is not None and ((visible[:, 1:] != 0) & (visible[:, :-1] == 0)).any():
         raise ValueError(
             "attention_mask has padding before frames; allowed: padding after the last frame of a "
             "recording, because time is counted from the first frame. Set padding_side='right' "
@@ -313,7 +322,7 @@ def check_mask(mask: Tensor, batch: int, length: int) -> None:
 
 
 def hop_in_seconds(
-    hop_nanoseconds: Tensor | int | None, default: float, batch: int
+    hop_nanoseconds: Tensor | int | None, default: float, batch: int, training: bool
 ) -> Tensor | float:
     """Distance of frames, a number or ``[B]`` float32.
 
@@ -321,6 +330,7 @@ def hop_in_seconds(
         hop_nanoseconds: A number or ``[B]`` integers, as a model was given it.
         default: Seconds, where it is None.
         batch: B.
+        training: Whether a step of training runs; see :func:`values_to_check`.
 
     Raises:
         ValueError: unless it is an integer that can be a hop: people think in seconds.
@@ -337,10 +347,11 @@ def hop_in_seconds(
         if hop_nanoseconds.shape not in ((), (1,), (batch,)):
             shape = tuple(hop_nanoseconds.shape)
             raise ValueError(f"hop_nanoseconds has shape {shape}; {allowed}")
-        if not torch.compiler.is_compiling():  # a program has no values to look at
-            low, high = hop_nanoseconds.min(), hop_nanoseconds.max()
+        hops = values_to_check(hop_nanoseconds, training)
+        if hops is not None:
+            low, high = hops.min(), hops.max()
             if low < MIN_HOP or high > MAX_HOP:
-                worst = int(low if low < MIN_HOP else high)
+                worst = low if low < MIN_HOP else high
                 raise ValueError(f"hop_nanoseconds holds {worst}; {allowed}")
         return hop_nanoseconds.float() * 1e-9
     if (

@@ -50,7 +50,7 @@ class LearnedTable(Addend):
     def look_up(self, positions: Positions, batch_size: int) -> Tensor:
         """``[B, T, C]``, one row for each counted position."""
         if positions.index is not None:
-            number = (positions.index - 1).clamp(min=0)
+            number = positions.numbers.clamp(min=0)
         else:
             number = positions.rows[..., 0].long().expand(batch_size, -1)
         rows = self.offset + number % (self.num_embeddings - self.offset)

@@ -16,9 +16,10 @@ from cape_plugins import Draw, PositionEncoder, Positions, token_positions
 from cape_plugins.binding import Bound
 from hf_models.bos_hint import (
     CapeEncoderOutput,
-    extend_mask,
-    first_valid,
+    Hint,
+    place_hint,
     prepend,
+    prepend_embedding,
     with_hint,
     without_bos,
     without_hint,
@@ -106,6 +107,7 @@ class SourceStack(TextStack):
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         draw: Draw | None = None,
+        hint: Hint | None = None,
         **kwargs: Any,
     ) -> BaseModelOutput | CapeEncoderOutput:
         """Encodes the source; not augmented without a draw, also in training mode.
@@ -115,6 +117,7 @@ class SourceStack(TextStack):
             attention_mask: ``[B, S]``, 0 on padding, on whichever side.
             inputs_embeds: ``[B, S, C]`` in the place of `input_ids`.
             draw: From :meth:`~cape_plugins.PositionEncoder.draw`; default the bound draw.
+            hint: Place of the BOS hint, where the caller has it already.
 
         Returns:
             stock output, of S positions; with the BOS hint :class:`CapeEncoderOutput`.
@@ -128,14 +131,14 @@ class SourceStack(TextStack):
                 "[batch, source length] of the tokens. Give the mask that came with them."
             )
         if self.has_hint:
-            mask = extend_mask(attention_mask)
-            first = first_valid(attention_mask, content)
+            hint = place_hint(attention_mask) if hint is None else hint
+            mask = hint.mask
             if inputs_embeds is None:
-                input_ids = prepend(input_ids, first, self.bos_token, self.padding_idx)
+                input_ids = prepend(input_ids, hint, self.bos_token, self.padding_idx)
             else:
-                bos = self.embed_tokens(first.new_full((1, 1), self.bos_token))
-                bos = (bos * getattr(self, "embed_scale", 1.0)).to(inputs_embeds.dtype)
-                inputs_embeds = prepend(inputs_embeds, first[..., None], bos, 0.0)
+                token = content.new_full((1, 1), self.bos_token, dtype=torch.long)
+                bos = self.embed_tokens(token) * getattr(self, "embed_scale", 1.0)
+                inputs_embeds = prepend_embedding(inputs_embeds, hint, bos)
         length = expected[1] + self.has_hint
         positions = token_positions(self.valid_tokens(mask, input_ids, content, length))
         with self.embed_positions.using(self.embedding(positions, content, length, draw)):
@@ -227,6 +230,7 @@ class TranslationModel:
         Raises:
             ValueError: for `encoder_outputs` without the state of the BOS hint.
         """
+        hint = place_hint(attention_mask) if self.encoder.has_hint else None
         if encoder_outputs is None:
             content = given_content(input_ids, inputs_embeds)
             if draw is None:
@@ -241,6 +245,7 @@ class TranslationModel:
                     input_ids,
                     attention_mask,
                     inputs_embeds,
+                    hint=hint,
                     return_dict=True,
                     **without_cache(kwargs),
                 )
@@ -251,7 +256,7 @@ class TranslationModel:
         states, cross_mask = encoder_outputs, attention_mask
         if self.encoder.has_hint:
             states, encoder_outputs = with_hint(encoder_outputs)
-            cross_mask = extend_mask(attention_mask)
+            cross_mask = hint.mask
         with self.decoder.using(decoder_draw):
             output = super().forward(
                 input_ids=input_ids,  # some stock models make the decoder's of them
@@ -279,7 +284,7 @@ class TranslationModel:
                 continue
             valid = stack.valid_tokens(mask, ids, content, content.shape[1])
             if stack is self.encoder and stack.has_hint:
-                valid = extend_mask(valid)
+                valid = place_hint(valid).mask
             spans.append(stack.positions.span(valid))
         return spans
 

@@ -108,7 +108,8 @@ def subsampled_positions(
 
 
 def _output_lengths(lengths: Any, kernel: int, stride: int) -> Any:
-    return (lengths + 2 * (kernel // 2) - kernel) // stride + 1
+    padded = 2 * (kernel // 2) - kernel + stride
+    return (lengths + padded) // stride if padded or stride > 1 else lengths
 
 
 def _zero_padding(hidden: Tensor, lengths: Tensor) -> Tensor:

@@ -23,7 +23,13 @@ from cape_plugins.options import choose
 from cape_plugins.speech.ctc import ctc_loss
 from hf_models.configuration import PositionEmbeddingMixin
 from hf_models.modeling import PositionModelMixin, build_positions, draw_positions
-from hf_models.speech import SpeechEncoder, Subsampler, check_seconds, encoder_lengths
+from hf_models.speech import (
+    SpeechEncoder,
+    Subsampler,
+    check_seconds,
+    encoder_lengths,
+    values_to_check,
+)
 from hf_models.switching import FamilyClasses, add_parts
 
 # Settings of CAPE Appendix C.2 by corpus: what of them the defaults do not have, which checkpoints
@@ -274,9 +280,10 @@ class CapeSpeechForCTC(PositionModelMixin, PreTrainedModel):
         )
 
     def _ctc_loss(self, logits: Tensor, mask: Tensor | None, labels: Tensor) -> Tensor:
-        if labels.numel() and labels.max() >= self.config.vocab_size:
+        values = values_to_check(labels, self.training)
+        if values is not None and values.size and values.max() >= self.config.vocab_size:
             raise ValueError(
-                f"label {int(labels.max())} is not allowed; allowed: 0 to "
+                f"label {values.max()} is not allowed; allowed: 0 to "
                 f"{self.config.vocab_size - 1} (vocab_size), negative on padding. Does the "
                 "tokenizer belong to this model?"
             )

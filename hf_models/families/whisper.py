@@ -154,7 +154,7 @@ class CapeWhisperForConditionalGeneration(
 
         batch, _, frames = features.shape
         features, kwargs["attention_mask"] = join_mask(features, kwargs.get("attention_mask"))
-        hop = hop_in_seconds(kwargs.get("hop_nanoseconds"), shown.hop_seconds, batch)
+        hop = hop_in_seconds(kwargs.get("hop_nanoseconds"), shown.hop_seconds, batch, False)
         stock_hop = isinstance(hop, float | int) and math.isclose(hop, HOP_SECONDS)
         positions = self._get_feat_extract_output_lengths(frames)
         pieces = math.ceil(positions / shown.max_source_positions)

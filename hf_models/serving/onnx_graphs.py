@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 
-from hf_models.bos_hint import extend_mask, with_hint
+from hf_models.bos_hint import place_hint, with_hint
 from hf_models.host import cache_name
 from hf_models.images import PatchEmbeddings
 from hf_models.natural_length import NaturalLengthEncoder
@@ -240,7 +240,7 @@ class _Encoder(nn.Module):
         output = encoder(**given, return_dict=True)
         if getattr(encoder, "has_hint", False):
             output, _ = with_hint(output)
-            mask = extend_mask(mask)
+            mask = place_hint(mask).mask
         states = output.last_hidden_state
         if "attention_mask" in output:
             mask = output.attention_mask.long()

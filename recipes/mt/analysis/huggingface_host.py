@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from cape_plugins import PositionConfig
 from hf_models import CapeMarianConfig, CapeMarianMTModel
-from hf_models.bos_hint import extend_mask
+from hf_models.bos_hint import place_hint
 from recipes.lab.steps import CommandError, reason
 from recipes.mt.analysis.translators import Decoding, Ids, Running, Translator, pad
 
@@ -110,7 +110,7 @@ class HuggingFaceTranslator(Translator):
         for hook in hooks:
             hook.remove()
         states.append(torch.cat((output.leading_state, output.last_hidden_state), dim=1))
-        return states, extend_mask(valid).bool()
+        return states, place_hint(valid).mask.bool()
 
     def _batch(self, sources: list[Ids]) -> dict[str, Tensor]:
         ids = pad(sources, self.tokenizer.pad_token_id, self.running.device)
