@@ -105,8 +105,12 @@ class _CapeSeq2Seq(_CapeModel):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """See fairseq; the encoder, which draws for both sides, is told how long the target is."""
-        with self.encoder.using(self._target_lengths(prev_output_tokens, *args, **kwargs)):
+        """See fairseq; the encoder, which draws for both sides, is told how long the target is,
+        where the draw depends on that."""
+        lengths = None
+        if self.position_config.sampling:
+            lengths = self._target_lengths(prev_output_tokens, *args, **kwargs)
+        with self.encoder.using(lengths):
             return super().forward(src_tokens, src_lengths, prev_output_tokens, *args, **kwargs)
 
     def _target_lengths(self, prev_output_tokens: Tensor, *_: Any, **__: Any) -> Tensor:

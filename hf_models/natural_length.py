@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -39,11 +38,11 @@ from hf_models.switching import Addend, Seam
 
 STRIDE = 2  # frames per position of the encoder
 _ROUNDING = 5e-3  # rounding of sinusoids stored in half precision
-# What is added to the score of padding: of eager attention transformers' number, of sdpa its own,
-# which it would otherwise make of a bool in each layer.
-_PADDING_SCORE: dict[str, Callable[[torch.dtype], float]] = {
-    "eager": lambda dtype: torch.finfo(dtype).min,
-    "sdpa": lambda dtype: -math.inf,
+# From 1 where there is no padding, and 0, to what transformers would add to scores: 0, and the least
+# number or -inf, which sdpa would otherwise make of a mask in each layer.
+_SCORES: dict[str, Callable[[Tensor], Tensor]] = {
+    "eager": lambda valid: (valid - 1) * torch.finfo(valid.dtype).max,
+    "sdpa": torch.log,
 }
 
 
@@ -182,9 +181,9 @@ def attention_mask_of(
             all, for which each step would wait for a GPU.
         queries: ``[B, T, ...]`` of a decoder; default `states`.
     """
-    if training and config._attn_implementation in _PADDING_SCORE:
-        score = _PADDING_SCORE[config._attn_implementation](states.dtype)
-        return torch.zeros_like(valid, dtype=states.dtype).masked_fill(~valid, score)[:, None, None]
+    if training and config._attn_implementation in _SCORES:
+        scores = _SCORES[config._attn_implementation](valid.to(states.dtype))
+        return scores[:, None, None]
     queries, states = (states, None) if queries is None else (queries, states)
     return create_bidirectional_mask(config, queries, valid, states)
 

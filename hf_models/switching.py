@@ -53,8 +53,13 @@ class LearnedTable(Addend):
             number = positions.numbers.clamp(min=0)
         else:
             number = positions.rows[..., 0].long().expand(batch_size, -1)
-        rows = self.offset + number % (self.num_embeddings - self.offset)
-        return nn.Embedding.forward(self, rows)
+        size, end = self.num_embeddings - self.offset, positions.rows.shape[1]
+        # a program serves all lengths; otherwise texts that fit into the table, as most do, are told
+        # from others by what the host knows
+        plain = isinstance(positions.first, int) and not torch.compiler.is_compiling()
+        if not plain or positions.first + end > size:
+            number = number % size
+        return nn.Embedding.forward(self, number + self.offset if self.offset else number)
 
 
 class Seam:

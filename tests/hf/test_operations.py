@@ -1,0 +1,116 @@
+"""Training steps wait for a GPU no more often than those of the stock models, and launch few
+operations more. Counted on any device (tests/support/operations.py)."""
+
+import pytest
+import torch
+
+from cape_plugins import encodings
+from tests.support import whisper
+from tests.support.hf import ALL, FAMILIES, OF_FAMILY, batch, loss
+from tests.support.operations import operations
+
+# Waits in a step for which there is no stock model, or that positions cannot do without.
+WAITS = {
+    # its layers are those of Speech2Text, which look whether anything is padded; the loss takes the
+    # labels without their padding
+    "speech_ctc": {"aten::_local_scalar_dense": 1, "aten::masked_select": 1},
+    # the number of packed texts is the number of orders to draw, read together with the longest
+    "drawn positions of packed texts": {"cape_plugins::sample_positions": 1},
+}
+# Operations of a step of cape beyond those of the stock model, at most.
+ADDED = {"marian": 40, "vit": 30, "whisper": 40}
+ROTARY = [name for name, family in FAMILIES.items() if family.stock_type == "rope"]
+
+
+@pytest.fixture(autouse=True)
+def new_process(monkeypatch):
+    """Frequencies that other tests have made are not there."""
+    monkeypatch.setattr(encodings, "_CHANNELS", {})
+
+
+def step(model, inputs):
+    """A training step, the first one."""
+    model.train()
+    return operations(lambda: loss(model(**inputs)).backward())
+
+
+def stock_step(family, inputs):
+    return step(FAMILIES[family].build_stock(), {**inputs, **FAMILIES[family].stock_call})
+
+
+def whisper_steps(mask=True):
+    """Of the stock model and of ours at natural length."""
+    inputs = {"input_features": whisper.RAGGED, "labels": whisper.LABELS}
+    whole = {"input_features": whisper.WHOLE, "labels": whisper.LABELS}
+    masked = {"attention_mask": whisper.MASK} if mask else {}
+    return step(whisper.make_stock(), whole), step(whisper.switched(), {**inputs, **masked})
+
+
+def packed():
+    """Two rows of three texts each."""
+    lengths = (4, 5, 3), (2, 3, 7)
+    numbers = [torch.cat([torch.arange(length) for length in row]) for row in lengths]
+    ids = torch.arange(24).view(2, 12) + 1
+    return {"input_ids": ids, "position_ids": torch.stack(numbers), "labels": ids}
+
+
+@pytest.mark.parametrize(("family", "name"), ALL)
+def test_a_step_waits_no_more_often_than_that_of_the_stock_model(family, name):
+    inputs = batch(family)
+    own = step(FAMILIES[family].build(OF_FAMILY[family][name]), inputs).read
+    allowed = WAITS[family] if family in WAITS else stock_step(family, inputs).read
+    assert own.total() <= sum(allowed.values()), own
+
+
+@pytest.mark.parametrize("mask", [True, False])
+def test_whisper_at_natural_length_waits_no_more_often_than_the_stock_model(mask):
+    stock, own = whisper_steps(mask)
+    assert own.read.total() <= stock.read.total(), own.read
+
+
+@pytest.mark.parametrize("name", OF_FAMILY["llama"])
+@pytest.mark.parametrize("family", ROTARY)
+def test_a_step_of_packed_texts_waits_once_where_positions_are_drawn(family, name):
+    model = FAMILIES[family].build(OF_FAMILY[family][name])
+    sampling = model.config.position_config.sampling
+    exception = WAITS["drawn positions of packed texts"] if sampling else {}
+    allowed = stock_step(family, packed()).read
+    assert step(model, packed()).read == allowed + type(allowed)(exception)
+
+
+def test_waits_are_seen():
+    """In whichever way a program asks for a number."""
+    mask, numbers = torch.tensor([True, False]), torch.arange(2.0)
+    for ask in (
+        lambda: bool(mask.any()),
+        lambda: int(numbers[1]),
+        lambda: numbers.tolist(),
+        lambda: numbers.cpu(),
+        lambda: numbers[mask],
+        lambda: mask.nonzero(),
+        lambda: torch.equal(mask, mask),
+    ):
+        assert operations(ask).read.total() == 1
+    assert not operations(lambda: numbers[numbers.long()] * mask).read
+
+
+@pytest.mark.parametrize("family", ADDED)
+def test_a_step_of_cape_launches_few_operations_more_than_that_of_the_stock_model(family):
+    if family == "whisper":
+        stock, own = whisper_steps()
+    else:
+        inputs = batch(family)
+        if "pixel_values" in inputs:  # of the size for which the stock table need not be resized
+            inputs["pixel_values"] = inputs["pixel_values"].new_zeros(3, 3, 32, 32)
+        own = step(FAMILIES[family].build(OF_FAMILY[family]["cape"]), inputs)
+        stock = stock_step(family, inputs)
+    assert 0 < own.launched.total() - stock.launched.total() <= ADDED[family]
+
+
+def test_later_steps_make_no_frequencies_anew():
+    model = FAMILIES["marian"].build(OF_FAMILY["marian"]["cape"]).train()
+    inputs = batch("marian")
+    with torch.no_grad():
+        first, second = (operations(lambda: model(**inputs)) for _ in range(2))
+    assert "aten::pow" not in second.launched
+    assert second.launched.total() <= first.launched.total()
