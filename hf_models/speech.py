@@ -295,8 +295,8 @@ def check_seconds(config: Any, *names: str) -> None:
 
 
 def values_to_check(values: Tensor, training: bool) -> np.ndarray | None:
-    """Values of an input that is to be checked; None in a compiled program, which has none, and on a
-    GPU in training, where each step would wait for it."""
+    """Values of an input that is to be checked; None in a compiled program, which has none, and in
+    training on a GPU, for which each step would wait."""
     if torch.compiler.is_compiling() or (training and not values.is_cpu):
         return None
     # numpy has no bfloat16; on a CPU it is no operation that others would have to wait for

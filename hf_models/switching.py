@@ -54,8 +54,8 @@ class LearnedTable(Addend):
         else:
             number = positions.rows[..., 0].long().expand(batch_size, -1)
         size, end = self.num_embeddings - self.offset, positions.rows.shape[1]
-        # a program serves all lengths; otherwise texts that fit into the table, as most do, are told
-        # from others by what the host knows
+        # that a text fits into the table, as most do, is known without looking at numbers, but not
+        # to a program, which serves all lengths
         plain = isinstance(positions.first, int) and not torch.compiler.is_compiling()
         if not plain or positions.first + end > size:
             number = number % size

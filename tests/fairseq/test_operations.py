@@ -12,9 +12,17 @@ from fairseq.models.speech_to_text.s2t_transformer import S2TTransformerModel
 
 from cape_plugins import encodings
 from tests.support.fairseq_models import VARIANTS, build, build_lm, build_variant, loss_of
-from tests.support.fairseq_speech import CTC, S2T, SEQ2SEQ, SIZES, make_model, make_task
-from tests.support.fairseq_speech import TYPES as SPEECH_TYPES
-from tests.support.fairseq_speech import durations, write_manifest
+from tests.support.fairseq_speech import (
+    CTC,
+    S2T,
+    SEQ2SEQ,
+    SIZES,
+    TYPES,
+    durations,
+    make_model,
+    make_task,
+    write_manifest,
+)
 from tests.support.operations import operations
 
 ADDED = 40  # operations of a step of cape beyond those of the stock model, at most
@@ -79,7 +87,7 @@ def stock_speech_model(task):
 
 
 @pytest.mark.parametrize("arch", [CTC, S2T, SEQ2SEQ])
-@pytest.mark.parametrize("name", SPEECH_TYPES)
+@pytest.mark.parametrize("name", TYPES)
 def test_a_step_of_a_speech_model_waits_no_more_often_than_that_of_the_stock_model(
     recordings, arch, name
 ):

@@ -1,4 +1,4 @@
-"""Counts what a step asks of a device. The counts are those of a GPU, on whatever device it runs."""
+"""Counts what a step asks of a device: of a GPU, on whatever device it runs."""
 
 from __future__ import annotations
 
