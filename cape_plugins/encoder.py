@@ -259,7 +259,8 @@ class PositionEncoder(nn.Module):
         counted = positions.in_steps and positions.rows.shape[0] == 1 and type(step) is float
         if counted and isinstance(self.encoding, Sinusoid):
             first, step = positions.first, self.alpha * step
-            return self.encoding.counted(positions.rows[0], first, self.start, step)
+            rows = self.encoding.counted(positions.rows[0], first, self.start, step)
+            return rows.clone() if positions.index is None else rows  # else gather copies them
         rows, _ = self.place(positions)
         if rows.shape[0] > 1:
             return None

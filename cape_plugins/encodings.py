@@ -166,7 +166,7 @@ class Sinusoid(nn.Module):
             step: Distance of neighbours.
 
         Returns:
-            ``[T, K]`` float32, which the caller may change.
+            ``[T, K]`` float32, kept rows, which the caller must not change.
         """
         plain = self._keeps and type(numbers) is Tensor and isinstance(first, int)
         end = first + numbers.shape[0] if plain else 0
@@ -183,7 +183,7 @@ class Sinusoid(nn.Module):
                 number = torch.arange(count, dtype=torch.float32, device=numbers.device)
                 rows = self.grid(start + number[:, None] * step)
             self._kept = key, rows
-        return rows[first:end].clone()
+        return rows[first:end]
 
     def forward(self, coords: Tensor) -> Tensor:
         """Encodes many positions in one pass over memory, using cos(p) = sin(p + pi / 2).

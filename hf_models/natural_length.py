@@ -38,8 +38,8 @@ from hf_models.switching import Addend, Seam
 
 STRIDE = 2  # frames per position of the encoder
 _ROUNDING = 5e-3  # rounding of sinusoids stored in half precision
-# From 1 where there is no padding, and 0 elsewhere, to what transformers would add to scores: 0, and
-# the least number or -inf, which sdpa would otherwise make of a mask in each layer.
+# From 1 where there is no padding, and 0 elsewhere, to what transformers would add to scores: 0,
+# and the least number or -inf, which sdpa would otherwise make of a mask in each layer.
 _SCORES: dict[str, Callable[[Tensor], Tensor]] = {
     "eager": lambda valid: (valid - 1) * torch.finfo(valid.dtype).max,
     "sdpa": torch.log,

@@ -53,11 +53,11 @@ class LearnedTable(Addend):
             number = positions.numbers.clamp(min=0)
         else:
             number = positions.rows[..., 0].long().expand(batch_size, -1)
-        size, end = self.num_embeddings - self.offset, positions.rows.shape[1]
+        size, length = self.num_embeddings - self.offset, positions.rows.shape[1]
         # that a text fits into the table, as most do, is known without looking at numbers, but not
         # to a program, which serves all lengths
         plain = isinstance(positions.first, int) and not torch.compiler.is_compiling()
-        if not plain or positions.first + end > size:
+        if not plain or positions.first + length > size:
             number = number % size
         return nn.Embedding.forward(self, number + self.offset if self.offset else number)
 

@@ -1,0 +1,78 @@
+"""Operations and memory of the core in training (tests/support/operations.py)."""
+
+import pytest
+import torch
+
+from cape_plugins import frame_positions, token_position_at, token_positions
+from cape_plugins.encodings import KEPT_ROWS
+from tests.support.core import FRAMES, HOP, make_encoder, make_positions, valid_mask
+from tests.support.operations import operations
+
+LONG = KEPT_ROWS + 100
+
+
+def embed(encoder, positions):
+    return encoder(positions, encoder.draw(positions.rows.shape[0]))
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_long_inputs_without_augmentation_cost_no_more_than_augmented_ones(padded):
+    """Rows are kept for the next input, however long."""
+    valid = torch.ones(1, LONG, dtype=torch.bool)
+    positions = token_positions(valid) if padded else token_position_at(0, length=LONG)
+    counts = {}
+    for name in ("sinpos", "cape"):
+        encoder = make_encoder(name)
+        first = embed(encoder, positions)
+        counts[name] = operations(lambda encoder=encoder: embed(encoder, positions)).launched
+        if name == "sinpos":
+            assert torch.equal(embed(encoder, positions), first)
+    assert counts["sinpos"].total() <= counts["cape"].total()
+    assert "aten::sin" not in counts["sinpos"]
+
+
+def test_rows_of_a_longer_input_are_those_of_the_shorter():
+    encoder = make_encoder("sinpos")
+    short = embed(encoder, token_position_at(0, length=LONG - 50))
+    assert torch.equal(embed(encoder, token_position_at(0, length=LONG))[:, :-50], short)
+
+
+def test_a_far_position_keeps_no_rows_before_it():
+    encoder = make_encoder("sinpos").eval()
+    encoder(token_position_at(10**9))
+    rows = encoder.encoding._kept[1]
+    assert rows is None or rows.shape[0] <= KEPT_ROWS
+
+
+@pytest.mark.parametrize("name", ["sinpos", "cape"])
+@pytest.mark.parametrize("padded", [True, False])
+def test_a_result_may_be_changed_by_its_owner(name, padded):
+    encoder = make_encoder(name).eval()
+    positions = token_positions(valid_mask()) if padded else token_position_at(0, length=6)
+    result = encoder(positions)
+    expected = result.clone()
+    result.fill_(7.0)
+    assert torch.equal(encoder(positions), expected)
+
+
+def test_frames_are_looked_up_by_no_index():
+    """Element t is at row t in all samples, which a mask says."""
+    positions = frame_positions(FRAMES, HOP)
+    assert positions.index.dtype == torch.bool
+    assert torch.equal(positions.valid, valid_mask())
+    rows = torch.arange(12.0).view(6, 2) + 1
+    gathered = positions.gather(rows)
+    for row, length in enumerate(FRAMES.tolist()):
+        assert torch.equal(gathered[row, :length], rows[:length])
+        assert gathered[row, length:].eq(0).all()
+
+
+@pytest.mark.parametrize("domain", ["text", "audio", "image"])
+def test_neutral_factors_launch_nothing(domain):
+    """gamma, alpha, unit and start of 1 and 0."""
+    neutral, scaled = (make_encoder("cape", domain, gamma=gamma) for gamma in (1.0, 0.5))
+    raw = make_positions(domain)
+    counts = [operations(lambda e=e: e.place(raw)).launched.total() for e in (neutral, scaled)]
+    assert counts[0] < counts[1]
+    if domain == "image":
+        assert counts[0] == 0
