@@ -67,12 +67,9 @@ def test_frames_are_looked_up_by_no_index():
         assert gathered[row, length:].eq(0).all()
 
 
-@pytest.mark.parametrize("domain", ["text", "audio", "image"])
-def test_neutral_factors_launch_nothing(domain):
-    """gamma, alpha, unit and start of 1 and 0."""
-    neutral, scaled = (make_encoder("cape", domain, gamma=gamma) for gamma in (1.0, 0.5))
-    raw = make_positions(domain)
-    counts = [operations(lambda e=e: e.place(raw)).launched.total() for e in (neutral, scaled)]
-    assert counts[0] < counts[1]
-    if domain == "image":
-        assert counts[0] == 0
+def test_neutral_factors_launch_nothing():
+    """gamma, alpha and unit of 1, a first position at 0."""
+    raw = make_positions("image")
+    neutral, scaled = (make_encoder("cape", "image", gamma=gamma) for gamma in (1.0, 0.5))
+    assert operations(lambda: neutral.place(raw)).launched.total() == 0
+    assert operations(lambda: scaled.place(raw)).launched.total() > 0
