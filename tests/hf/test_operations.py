@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from cape_plugins import encodings
+from hf_models.speech import check_mask
 from tests.support import whisper
 from tests.support.hf import ALL, FAMILIES, OF_FAMILY, batch, loss
 from tests.support.operations import operations
@@ -92,6 +93,21 @@ def test_waits_are_seen():
     ):
         assert operations(ask).read.total() == 1
     assert not operations(lambda: numbers[numbers.long()] * mask).read
+
+
+def test_values_are_checked_but_in_training_on_another_device():
+    mask = torch.tensor([[1, 1, 0], [0, 1, 1]])
+    for training in (True, False):
+        with pytest.raises(ValueError, match="padding before frames"):
+            check_mask(mask, 2, 3, training)
+        for dtype in (torch.bool, torch.bfloat16):
+            with pytest.raises(ValueError, match="padding before frames"):
+                check_mask(mask.to(dtype), 2, 3, training)
+    check_mask(mask[:1], 1, 3, False)
+    check_mask(mask.to("meta"), 2, 3, True)  # has no values that could be read
+    with pytest.raises(ValueError, match="shape"):
+        check_mask(mask.to("meta"), 2, 4, True)
+    assert not operations(lambda: check_mask(mask[:1], 1, 3, True)).read
 
 
 @pytest.mark.parametrize("family", ADDED)
