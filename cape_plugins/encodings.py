@@ -134,7 +134,7 @@ class Sinusoid(nn.Module):
         # on the CPU also where a model is built on "meta"; an axis of one cell has no neighbours
         distance = [2.0 * gamma / (size - 1) if size > 1 else 0.0 for size in reversed(sizes)]
         step = torch.tensor(distance, dtype=torch.float32, device="cpu")[:, None]
-        weights, _ = self._channels(step.device)
+        weights, _ = self._channels(step)
         return int((weights.abs() * step > math.pi).any(0).sum())
 
     def grid(self, grid: Tensor) -> Tensor:
@@ -168,7 +168,7 @@ class Sinusoid(nn.Module):
         Returns:
             ``[T, K]`` float32, kept rows, which the caller must not change.
         """
-        plain = self._keeps and type(numbers) is Tensor and isinstance(first, int)
+        plain = self._keeps(numbers) and isinstance(first, int)
         end = first + numbers.shape[0] if plain else 0
         # all rows of an input as long as this, which are few beside what a model computes of them
         if not plain or end > max(KEPT_ROWS, numbers.shape[0]):
@@ -194,27 +194,25 @@ class Sinusoid(nn.Module):
         Returns:
             ``[B, T, K]`` float32; differs from :meth:`grid` by float32 rounding of the phase.
         """
-        return _phase(coords, *self._channels(coords.device)).sin_()
+        return _phase(coords, *self._channels(coords)).sin_()
 
-    @property
-    def _keeps(self) -> bool:
-        """Whether results may be kept: a program has no values to keep, and frequencies of a caller
-        may be learned, or change."""
+    def _keeps(self, coords: Tensor) -> bool:
+        """Whether results may be kept: programs and fake tensors have no values to keep, and
+        frequencies of a caller may be learned, or change."""
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
-        return type(self) is Sinusoid and isinstance(self.frequencies, str) and not traced
+        fixed = type(self) is Sinusoid and isinstance(self.frequencies, str)
+        return fixed and not traced and type(coords) is Tensor
 
-    def _channels(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Frequencies ``[D, K]`` and phases at 0 ``[K]`` of all channels, in float32."""
-        if not self._keeps:
-            return self._make_channels(device)
-        key = FREQUENCIES[self.frequencies], self.dim, self.interleaved, device
-        if key in _CHANNELS:
-            return _CHANNELS[key]
-        with torch.inference_mode(False):  # later calls may train
-            channels = self._make_channels(device)
-        if type(channels[0]) is Tensor:  # fake tensors have no values to keep
-            _CHANNELS[key] = channels
-        return channels
+    def _channels(self, coords: Tensor) -> tuple[Tensor, Tensor]:
+        """Frequencies ``[D, K]`` and phases at 0 ``[K]`` of all channels, in float32, on the device
+        of the coordinates."""
+        if not self._keeps(coords):
+            return self._make_channels(coords.device)
+        key = FREQUENCIES[self.frequencies], self.dim, self.interleaved, coords.device
+        if key not in _CHANNELS:
+            with torch.inference_mode(False):  # later calls may train
+                _CHANNELS[key] = self._make_channels(coords.device)
+        return _CHANNELS[key]
 
     def _make_channels(self, device: torch.device) -> tuple[Tensor, Tensor]:
         weights = self.weights(device).float()
