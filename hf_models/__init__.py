@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from hf_models.callback import RankSeedCallback
+from hf_models.checks import check_family
 from hf_models.families import FAMILIES
 from hf_models.families.speech_ctc import CapeSpeechConfig
 from hf_models.families.whisper import CapeWhisperConfig
@@ -113,6 +114,7 @@ __all__ = [
     "CapeWhisperFeatureExtractor",
     "FamilyClasses",
     "RankSeedCallback",
+    "check_family",
     "register_family",
     "switch",
 ]

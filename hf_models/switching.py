@@ -166,16 +166,19 @@ def add_parts(family: FamilyClasses) -> FamilyClasses:
 def _auto_classes(parts: Mapping[type, type]) -> dict[Any, type]:
     """Auto classes that load one of the stock classes, to the class in its place."""
     configs = {stock.config_class for stock in parts if hasattr(stock, "config_class")}
+    loading = (pair for config in configs for pair in auto_models(config).items())
+    return {auto: parts[stock] for auto, stock in loading if stock in parts}
+
+
+def auto_models(config: type) -> dict[Any, type]:
+    """Auto classes that load models with configurations of a class, and these models."""
     loading = {}
     for auto in vars(modeling_auto).values():
         models = getattr(auto, "_model_mapping", None) if isinstance(auto, type) else None
-        if models is None:
-            continue
-        for config in configs:  # asked one by one: a list of all would import every model there is
-            stock = models.get(config, None)
-            stock = stock[0] if isinstance(stock, tuple) else stock  # the one that is loaded
-            if stock in parts:
-                loading[auto] = parts[stock]
+        # asked for this configuration: a list of all would import every model there is
+        model = None if models is None else models.get(config, None)
+        if model is not None:  # of several the one that is loaded
+            loading[auto] = model[0] if isinstance(model, tuple) else model
     return loading
 
 

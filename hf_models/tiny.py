@@ -1,0 +1,210 @@
+"""Tiny models of every family, derived from the stock configurations, and inputs for models of any
+size: what is checked where there is no trained model, or no data."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hf_models.speech import EncodesSpeech
+from hf_models.switching import PARTS
+
+# Values of the fields that a stock configuration has of these. Large weights tell wrong positions
+# from rounding.
+SIZES: dict[str, Any] = {
+    "vocab_size": 60,
+    **dict.fromkeys(("hidden_size", "d_model"), 32),
+    **dict.fromkeys(("num_hidden_layers", "encoder_layers", "decoder_layers"), 2),
+    **dict.fromkeys(("num_attention_heads", "encoder_attention_heads"), 4),
+    "decoder_attention_heads": 4,
+    "num_key_value_heads": 2,
+    **dict.fromkeys(("intermediate_size", "encoder_ffn_dim", "decoder_ffn_dim"), 64),
+    **dict.fromkeys(("max_position_embeddings", "max_source_positions"), 40),
+    "max_target_positions": 20,
+    "image_size": 32,
+    "patch_size": 8,
+    **dict.fromkeys(("num_mel_bins", "input_feat_per_channel"), 8),
+    "conv_channels": 24,
+    "classifier_proj_size": 16,
+    **dict.fromkeys(("init_std", "initializer_range"), 0.2),
+}
+# Tokens with a meaning, where those of the stock configuration are not in the small vocabulary
+_TOKENS = {"pad": 59, "bos": 1, "eos": 0, "cls": 1, "sep": 0, "decoder_start": 59}
+LENGTHS = (9, 6)  # tokens of the two samples, all within every table
+FRAMES = (50, 34)
+_TARGETS = (7, 5)  # tokens of the transcripts
+_MAIN = ("input_ids", "input_features")  # inputs that can be padded
+
+
+def tiny_config(config_class: Any) -> Any:
+    """A configuration of a stock class with small sizes.
+
+    Args:
+        config_class: Of transformers, or of a package that adds a family.
+    """
+    return config_class(**tiny_sizes(config_class))
+
+
+def tiny_sizes(config_class: Any) -> dict[str, Any]:
+    """The small sizes that a configuration has fields for; those of its parts as dicts."""
+    default = config_class()
+    sizes = {name: value for name, value in SIZES.items() if name in vars(default)}
+    if "vocab_size" in sizes:
+        for name, token in _TOKENS.items():
+            stock = getattr(default, f"{name}_token_id", None)
+            if isinstance(stock, int) and stock >= sizes["vocab_size"]:
+                sizes[f"{name}_token_id"] = token
+    for name, part in getattr(config_class, "sub_configs", {}).items():
+        sizes[name] = tiny_sizes(part)
+    return sizes
+
+
+def tiny_model(stock_class: Any, seed: int = 0) -> Any:
+    """A stock model with small sizes and random weights, in evaluation mode."""
+    torch.manual_seed(seed)
+    return fill_zeros(stock_class(tiny_config(stock_class.config_class)).eval())
+
+
+@torch.no_grad()
+def fill_zeros(model: Any) -> Any:
+    """Draws the tables and special tokens that some models begin with zeros in, in place: positions
+    that are zero cannot be wrong."""
+    generator = torch.Generator().manual_seed(0)
+    for name, table in model.named_parameters():
+        if table.dim() > 1 and not table.any() and not name.endswith("bias"):
+            table.copy_(torch.randn(table.shape, generator=generator) * 0.2)
+    return model
+
+
+# ---- inputs --------------------------------------------------------------------------------------
+
+
+class Samples(NamedTuple):
+    """Inputs of a model.
+
+    Attributes:
+        rows: Each sample as a batch of one, without padding.
+        padding: What each input is padded with; those that are not here have one size.
+        axis: Axis of the main input, without that of the batch, along which it is padded.
+    """
+
+    rows: list[dict[str, Tensor]]
+    padding: dict[str, float]
+    axis: int = 0
+
+    def batch(self, side: str = "right") -> dict[str, Tensor]:
+        """All samples in one batch, with masks where they are padded."""
+        batch: dict[str, Tensor] = {}
+        for name in self.rows[0]:
+            rows = [row[name][0] for row in self.rows]
+            if name in self.padding:
+                axis = self.axis if name in _MAIN else 0
+                mask = "decoder_attention_mask" if name.startswith("decoder") else "attention_mask"
+                ones = [torch.ones(row.shape[axis], dtype=torch.long) for row in rows]
+                batch[mask] = _joined(ones, side, 0)
+                rows = [row.movedim(axis, 0) for row in rows]
+                batch[name] = _joined(rows, side, self.padding[name]).movedim(1, axis + 1)
+            else:
+                batch[name] = torch.stack(rows)
+        return batch
+
+
+def _joined(rows: Sequence[Tensor], side: str, value: float) -> Tensor:
+    """``[B, T, ...]`` of rows ``[t, ...]`` that are filled up on one side."""
+    longest = max(map(len, rows))
+    fillings = [row.new_full((longest - len(row), *row.shape[1:]), value) for row in rows]
+    pairs = zip(rows, fillings, strict=True)
+    return torch.stack([torch.cat(p if side == "right" else p[::-1]) for p in pairs])
+
+
+def sample_inputs(model: Any, full_length: bool = True) -> Samples:
+    """Two samples for a model, of random numbers, in the form that its main input has.
+
+    Args:
+        model: A stock model, or one of this package.
+        full_length: Whether recordings have the one length that a stock Whisper takes.
+
+    Raises:
+        ValueError: for a model with another main input than the families here have.
+    """
+    generator = torch.Generator().manual_seed(1)
+    name, config = model.main_input_name, model.config
+    if name == "input_ids":
+        rows = [{name: _tokens(config, length, generator)} for length in LENGTHS]
+        padding, axis = {name: pad_token(config)}, 0
+        targets: Sequence[int] = LENGTHS  # a classifier looks for EOS at the places of the source
+    elif name == "pixel_values":
+        sizes = getattr(config, "vision_config", config)
+        size = sizes.image_size
+        height, width = (size, size) if isinstance(size, int) else size
+        shape = (1, sizes.num_channels, height, width)
+        rows = [{name: torch.randn(shape, generator=generator)} for _ in LENGTHS]
+        return Samples(rows, {})
+    elif name == "input_features":
+        shapes, axis = _recordings(model, full_length)
+        rows = [{name: torch.randn(shape, generator=generator)} for shape in shapes]
+        padding = {name: 0.0} if len({*shapes}) > 1 else {}
+        targets = _TARGETS
+    else:
+        raise ValueError(
+            f"the main input of {type(model).__name__} is {name!r}; made here are input_ids, "
+            "pixel_values and input_features. Give inputs=Samples(rows, padding)."
+        )
+    if config.is_encoder_decoder and takes_targets(model):
+        for row, length in zip(rows, targets, strict=True):
+            row["decoder_input_ids"] = _tokens(config, length, generator)
+            row["decoder_input_ids"][:, 0] = start_token(config)
+        padding["decoder_input_ids"] = pad_token(config)
+    return Samples(rows, padding, axis)
+
+
+def _recordings(model: Any, full_length: bool) -> tuple[list[tuple[int, ...]], int]:
+    """Shapes of two recordings, and the axis of their frames without that of the batch."""
+    config, own = model.config, PARTS.get(type(model), type(model))
+    if issubclass(own, EncodesSpeech):
+        bins = getattr(config, "num_mel_bins", None)
+        bins = bins or config.input_feat_per_channel * config.input_channels
+        return [(1, frames, bins) for frames in FRAMES], 0
+    frames = 2 * config.max_source_positions  # the one length that a stock Whisper takes
+    lengths = (frames, frames if full_length else 2 * frames // 3)
+    return [(1, config.num_mel_bins, length) for length in lengths], 1
+
+
+def takes_targets(model: Any) -> bool:
+    """Whether the forward of a model takes the ids of its decoder."""
+    return "decoder_input_ids" in inspect.signature(type(model).forward).parameters
+
+
+def _tokens(config: Any, length: int, generator: torch.Generator) -> Tensor:
+    """``[1, length]`` ids without a meaning of their own, EOS last."""
+    special = {token for name, token in _special_tokens(config).items() if token is not None}
+    words = [token for token in range(config.vocab_size) if token not in special]
+    ids = torch.randint(len(words), (1, length), generator=generator)
+    ids = torch.tensor(words)[ids]
+    if (end := _special_tokens(config).get("eos_token_id")) is not None:
+        ids[:, -1] = end
+    return ids
+
+
+def _special_tokens(config: Any) -> Mapping[str, int | None]:
+    """Tokens with a meaning, by field; of several the first."""
+    names = [name for name in vars(config) if name.endswith("_token_id")]
+    values = {name: getattr(config, name) for name in names}
+    return {name: v[0] if isinstance(v, list) and v else v for name, v in values.items()}
+
+
+def pad_token(config: Any) -> int:
+    """The padding token; where there is none, any will do, because it is masked."""
+    token = _special_tokens(config).get("pad_token_id")
+    return 0 if token is None else token
+
+
+def start_token(config: Any) -> int:
+    """The token that a decoder begins with."""
+    tokens = _special_tokens(config)
+    named = (tokens.get(f"{name}_token_id") for name in ("decoder_start", "bos", "eos"))
+    return next((token for token in named if token is not None), pad_token(config))
