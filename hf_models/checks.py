@@ -20,10 +20,11 @@ from cape_plugins.registry import DEFAULT_TYPE, types_of
 from hf_models.generated import Generated, forced_logits, generate, step_difference
 from hf_models.settings import FIELD
 from hf_models.switching import PARTS, auto_models, is_model, switch
-from hf_models.tiny import Samples, fill_zeros, sample_inputs
+from hf_models.tiny import Samples, fill_zeros, pad_token, sample_inputs
 
 BEAMS = 3
 _STEP = 1e-3  # of the one training step
+_NEW_TABLES = 0.5  # standard deviation
 
 
 def check_family(
@@ -87,8 +88,12 @@ def _with_scale(settings: Mapping[str, Any], place: tuple[str, str]) -> dict[str
 
 
 def copy_of(stock_model: Any) -> Any:
-    """A copy in evaluation mode and float32, without tables of zeros."""
-    return fill_zeros(deepcopy(stock_model).float().eval().requires_grad_(True))
+    """A copy in evaluation mode and float32, without tables of zeros and with a padding token, as
+    heads that look for the last token ask for."""
+    model = fill_zeros(deepcopy(stock_model).float().eval().requires_grad_(True))
+    if getattr(model.config, "pad_token_id", 0) is None:
+        model.config.pad_token_id = pad_token(model.config)
+    return model
 
 
 # ---- the stock type ------------------------------------------------------------------------------
@@ -129,7 +134,7 @@ def _outputs(model: Any, inputs: Mapping[str, Tensor], **options: Any) -> dict[s
 def tensors_of(output: Any, name: str = "") -> dict[str, Tensor]:
     """Numbers of an output by name, those of tuples by their place; caches are left out."""
     if isinstance(output, Tensor):
-        return {name: output.detach()} if output.is_floating_point() else {}
+        return {name: output} if output.is_floating_point() else {}
     if isinstance(output, Mapping):
         parts = output.items()
     elif isinstance(output, tuple | list):
@@ -188,23 +193,27 @@ def _padding(reference: Any, model: Any, samples: Samples, side: str) -> float:
     if side == "left" and main != "input_ids":
         raise NotApplicable("recordings are padded on the right")
     together = _outputs(model, samples.batch(side))
+    alone = [_outputs(reference, row) for row in samples.rows]
+    names = list(alone[0])
+    if side == "left":  # heads of encoders read the first place, which is padding then
+        names = [name for name in names if len({row[name].shape for row in alone}) > 1]
+    if not names:
+        raise NotApplicable("its head reads one place of the batch")
     worst = 0.0
-    for number, row in enumerate(samples.rows):
-        alone = _outputs(reference, row)
+    for number, row in enumerate(alone):
         parts = {
-            name: _without_padding(together[name][number : number + 1], expected, side)
-            for name, expected in alone.items()
-            if name in together
+            name: _without_padding(together[name][number : number + 1], row[name], side)
+            for name in names
         }
-        worst = max(worst, largest(alone, parts))
+        worst = max(worst, largest({name: row[name] for name in names}, parts))
     return worst
 
 
 def _without_padding(padded: Tensor, expected: Tensor, side: str) -> Tensor:
     """The part of a sample ``[1, T, ...]`` that it has alone, ``[1, t, ...]``."""
-    if expected.dim() < 2 or padded.shape[1] == expected.shape[1]:
+    length = expected.shape[1] if expected.dim() > 1 else None
+    if length is None or padded.shape[1] == length:
         return padded
-    length = expected.shape[1]
     return padded[:, :length] if side == "right" else padded[:, -length:]
 
 
@@ -290,32 +299,38 @@ def _storage_checks(
 ) -> Iterator[Check]:
     """Through the Auto classes: the switched model as it was saved, and the stock checkpoint with a
     position embedding."""
-    autos = [auto for auto, model in auto_models(type(own.config)).items() if model is type(own)]
-    with tempfile.TemporaryDirectory() as folder:
-        saved = check("saved", lambda: own.save_pretrained(folder) or type(own).__name__)
+    models = auto_models(type(own.config)).items()
+    autos = [auto for auto, model in models if model is type(own)] or [type(own)]
+    with tempfile.TemporaryDirectory() as own_folder, tempfile.TemporaryDirectory() as folder:
+        saved = check("saved", lambda: own.save_pretrained(own_folder) or type(own).__name__)
         if saved.failed:
             yield saved
             return
-        for auto in autos or [type(own)]:
-            name = f"saved and loaded by {auto.__name__}"
-            yield check(name, partial(_loaded, auto, folder, own, samples))
-        yield check("the stock class refuses the folder", lambda: _refused(type(stock), folder))
-    with tempfile.TemporaryDirectory() as folder:
         stock.save_pretrained(folder)
-        for auto in autos or [type(own)]:
+        for auto in autos:
+            load = partial(_load, auto, own_folder, folder)
+            name = f"saved and loaded by {auto.__name__}"
+            yield check(name, partial(_loaded, load, own, samples))
+            load = partial(_load, auto, folder, folder, **{FIELD: position_embedding})
             name = f"stock checkpoint loaded by {auto.__name__} with {FIELD}"
-            yield check(name, partial(_loaded, auto, folder, own, samples, position_embedding))
+            yield check(name, partial(_loaded, load, own, samples))
+        yield check("the stock class refuses the folder", partial(_refused, stock, own_folder))
 
 
-def _loaded(
-    auto: Any,
-    folder: str,
-    own: Any,
-    samples: Samples,
-    position_embedding: Mapping[str, Any] | None = None,
-) -> float:
-    wish = {} if position_embedding is None else {FIELD: position_embedding}
-    model = auto.from_pretrained(folder, local_files_only=True, **wish).eval()
+def _load(auto: Any, folder: str, stock_folder: str, **settings: Any) -> Any:
+    try:
+        return auto.from_pretrained(folder, local_files_only=True, **settings)
+    except Exception:
+        try:
+            auto.from_pretrained(stock_folder, local_files_only=True)
+        except Exception as error:  # whatever it is, it is no fault of the position embedding
+            reason = f"{type(error).__name__} with the stock model as well"
+            raise NotApplicable(reason) from None
+        raise
+
+
+def _loaded(load: Callable[[], Any], own: Any, samples: Samples) -> float:
+    model = load().eval()
     if type(model) is not type(own):
         raise Mismatch(f"gives a {type(model).__name__}, expected {type(own).__name__}")
     expected, weights = own.state_dict(), model.state_dict()
@@ -328,12 +343,12 @@ def _loaded(
     return largest(_outputs(own, samples.rows[0]), _outputs(model, samples.rows[0]))
 
 
-def _refused(stock_class: Any, folder: str) -> str:
+def _refused(stock: Any, folder: str) -> str:
     try:
-        stock_class.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        return f"{type(error).__name__}"
-    raise Mismatch(f"{stock_class.__name__} loads the folder, and computes other positions")
+        type(stock).from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError):
+        return "it does not load"
+    raise Mismatch(f"{type(stock).__name__} loads it, and would compute other positions")
 
 
 # ---- the wished type -----------------------------------------------------------------------------
@@ -346,8 +361,13 @@ def _wish_checks(
     before = {name for name, _ in own.named_parameters()}
     switched = check(f"{prefix}switch", partial(_switched, own, wish, {}))
     yield switched
-    if not switched.failed:
-        yield from model_checks(own, before, prefix, inputs)
+    if switched.failed:
+        return
+    with torch.no_grad():  # a wrong distance must be seen in a table that is not trained
+        for name, table in own.named_parameters():
+            if name not in before:
+                table.normal_(std=_NEW_TABLES)
+    yield from model_checks(own, before, prefix, inputs)
 
 
 def model_checks(
@@ -404,7 +424,8 @@ def _training(own: Any, samples: Samples, stock_names: set[str]) -> str:
     trained = {name: tuple(value.shape) for name, value in tensors_of(output).items()}
     if trained != shapes:
         raise Mismatch(f"shapes in training {trained}, in evaluation {shapes}")
-    loss = sum(value.square().mean() for value in _with_gradients(output))
+    answers = [value for value in tensors_of(output).values() if value.requires_grad]
+    loss = torch.stack([value.square().mean() for value in answers]).sum()
     loss.backward()
     gradients = {n: p.grad for n, p in own.named_parameters() if p.grad is not None}
     for name, gradient in gradients.items():
@@ -420,8 +441,3 @@ def _training(own: Any, samples: Samples, stock_names: set[str]) -> str:
             raise Mismatch(f"{name} is not finite after the step")
     return f"loss {loss.item():.3g}, {len(gradients)} gradients are finite"
 
-
-def _with_gradients(output: Any) -> Iterator[Tensor]:
-    for value in output.values():
-        if isinstance(value, Tensor) and value.requires_grad:
-            yield value

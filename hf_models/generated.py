@@ -49,6 +49,7 @@ def generate(model: Any, inputs: Mapping[str, Tensor], beams: int) -> Generated:
         min_new_tokens=STEPS,
         num_beams=beams,
         num_return_sequences=beams,
+        no_repeat_ngram_size=1,  # attention over one token again and again would hide distances
         do_sample=False,
         use_cache=True,
         pad_token_id=pad_token(config),
