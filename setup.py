@@ -113,6 +113,11 @@ setup(
             "hugging_face-onnx = hf_models.serving.onnx:export",
             "hugging_face-stock = hf_models.serving.stock:export",
         ],
+        # and for `cape-plugins doctor`, named after the host
+        "cape_plugins.doctor": [
+            "fairseq = fairseq_user_dir.doctor:doctor",
+            "hugging_face = hf_models.doctor:doctor",
+        ],
     },
     zip_safe=False,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-OK, FAILED, SKIPPED = "ok", "FAIL", "skip"
+OK, FAILED, SKIPPED, NOTE = "ok", "FAIL", "skip", "note"
 # Largest difference relative to the largest number that is compared; float32 loses less in any
 # depth, a wrong position costs a hundred times more.
 LIMIT = 1e-4
@@ -16,7 +16,7 @@ class Check(NamedTuple):
 
     Attributes:
         name: What was compared.
-        status: "ok", "FAIL" or "skip".
+        status: "ok", "FAIL" or "skip"; "note" of what a report of an error should say.
         text: The difference with its limit, or the reason.
     """
 
@@ -30,11 +30,11 @@ class Check(NamedTuple):
         return self.status == FAILED
 
 
-class Mismatch(Exception):  # noqa: N818 it is a result
+class Mismatch(Exception):
     """What a comparison has to say where a number cannot: a shape, a name, a missing weight."""
 
 
-class NotApplicable(Exception):  # noqa: N818 it is a result
+class NotApplicable(Exception):
     """Why a model has nothing to compare."""
 
 

@@ -1,6 +1,7 @@
 """The command ``cape-plugins``: shows in two minutes what position embeddings do on longer inputs,
 prints the folder for fairseq, counts alpha of a corpus, advises on settings, prints the table of
-options, draws pictures, exports to engines that serve models."""
+options, draws pictures, exports to engines that serve models, checks models on the installed
+hosts."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from cape_plugins.alpha import TokenCounts, by_tokenizer, count_binarized, count
 from cape_plugins.arguments import Parser, in_flags
 from cape_plugins.config import PositionConfig, applies, options
 from cape_plugins.demo.command import add_demo_args, run_demo
+from cape_plugins.doctor import add_doctor_args
 from cape_plugins.domains import DOMAINS
 from cape_plugins.options import unit_of
 from cape_plugins.pictures.command import add_plot_args, draw_picture
@@ -31,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         Exit status 0. A bad argument or input ends the process with status 2 and one line that
-        names it.
+        names it; a doctor who finds a difference, with status 1.
     """
     args = _parser().parse_args(argv)
     args.argv = list(sys.argv[1:] if argv is None else argv)
@@ -89,6 +91,10 @@ def _parser() -> argparse.ArgumentParser:
     text = "write a trained model for an engine that serves it without this package"
     export = commands.add_parser("export", help=text, description=text)
     add_export_args(export)
+
+    text = "check whether models compute what they should with the installed hosts"
+    doctor = commands.add_parser("doctor", help=text, description=text)
+    add_doctor_args(doctor)
     return parser
 
 

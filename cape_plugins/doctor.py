@@ -4,27 +4,26 @@ what they should."""
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
+import os
 import platform
 from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, entry_points, version
-from pathlib import Path
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from typing import Any
 
 from cape_plugins.arguments import TYPE_ARG, add_position_args, given_settings
-from cape_plugins.checks import Check
+from cape_plugins.checks import SKIPPED, Check
 from cape_plugins.registry import DEFAULT_TYPE, ROTARY_TYPES, TYPES
-from cape_plugins.serving.command import FAIRSEQ, HUGGING_FACE
+from cape_plugins.serving.command import FAIRSEQ, HUGGING_FACE, add_data
 
 GROUP = "cape_plugins.doctor"  # entry points, named after the host
 PACKAGES = (
-    *("cape-plugins", "torch", "transformers", "tokenizers", "huggingface_hub", "accelerate"),
+    *("cape-plugins", "torch", "transformers", "tokenizers", "huggingface-hub", "accelerate"),
     *("peft", "fairseq", "fairseq-fixed"),
 )
-# Checks of one model, a file or a folder or a name, or of built-in ones; the settings are those of
-# its position embedding in training, None for the default.
-Doctor = Callable[[str | None, Mapping[str, Any] | None], Iterator[tuple[str, Check]]]
+# Yields the checks of args.model, or of built-in models where it is None, each with the name of its
+# model. The settings are those of the position embedding in training, None for the defaults.
+Doctor = Callable[[argparse.Namespace, Mapping[str, Any] | None], Iterator[tuple[str, Check]]]
 
 
 def add_doctor_args(parser: argparse.ArgumentParser) -> None:
@@ -39,11 +38,93 @@ def add_doctor_args(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object, for reports of errors"
     )
-    parser.add_argument(
-        "--data",
-        metavar="DIR",
-        help="of a fairseq checkpoint: folder with its dictionaries (default: the one that it was "
-        "trained on)",
-    )
-    add_position_args(parser, None, types={**ROTARY_TYPES, **TYPES})
+    add_data(parser)
+    default = f"{DEFAULT_TYPE}, then a type with relative attention where the model has one"
+    add_position_args(parser, None, default, types={**ROTARY_TYPES, **TYPES})
     parser.set_defaults(run=run_doctor)
+
+
+def run_doctor(args: argparse.Namespace) -> str:
+    """Prints the versions and one line for each check.
+
+    Returns:
+        a sentence that says that all is well.
+
+    Raises:
+        SystemExit: with status 1 if a check failed.
+        ValueError: if the model is of no known family, cannot be read, or cannot have the settings.
+        ImportError: if the host of the model is not installed.
+    """
+    versions, rows = installed_versions(), []
+    if not args.json:
+        print("\n".join(f"{name} {number}" for name, number in versions.items()), flush=True)
+    for model, row in _checks(args, _settings(args)):
+        rows.append({"model": model, **row._asdict()})
+        if not args.json:
+            print(f"{row.status:5}{model}: {row.name}: {row.text}", flush=True)
+    failed = sum(Check(row["name"], row["status"], row["text"]).failed for row in rows)
+    report = _summary(len(rows), failed)
+    if args.json:
+        report = json.dumps({"versions": versions, "checks": rows}, indent=2)
+    if failed:
+        print(report, flush=True)
+        raise SystemExit(1)
+    return report
+
+
+def _summary(checks: int, failed: int) -> str:
+    if not failed:
+        return "no difference: the models compute what they should with these versions"
+    return (
+        f"{failed} of {checks} checks failed: do not trust these models with these versions. "
+        "Install tested ones, or report the lines above."
+    )
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of Python, of this package and of its hosts, of those that are installed."""
+    versions = {"Python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return versions
+
+
+def _settings(args: argparse.Namespace) -> dict[str, Any] | None:
+    options, chosen = given_settings(args, None), getattr(args, TYPE_ARG)
+    return {"type": chosen or DEFAULT_TYPE, **options} if chosen or options else None
+
+
+def _checks(
+    args: argparse.Namespace, settings: Mapping[str, Any] | None
+) -> Iterator[tuple[str, Check]]:
+    """Of the host of the model; without a model, of all hosts that are installed."""
+    points = {point.name: point for point in entry_points(group=GROUP)}
+    if not points:
+        raise ImportError("the package cape-plugins is not installed: pip install .")
+    if args.model is not None:
+        host = FAIRSEQ if os.path.isfile(args.model) else HUGGING_FACE
+        yield from _doctor(points[host])(args, settings)
+        return
+    for name, point in sorted(points.items()):
+        try:
+            doctor = _doctor(point)
+        except ImportError as error:
+            yield name, Check("host", SKIPPED, str(error))
+            continue
+        yield from doctor(args, settings)
+
+
+def _doctor(point: EntryPoint) -> Doctor:
+    try:
+        return point.load()
+    except ImportError as error:
+        raise ImportError(
+            f"models of {point.name} need a package that cannot be imported ({error}); install it: "
+            f"pip install 'cape-plugins[{_EXTRAS[point.name]}]'"
+        ) from None
+
+
+_EXTRAS = {FAIRSEQ: "fairseq", HUGGING_FACE: "hf"}

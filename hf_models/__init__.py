@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from hf_models.callback import RankSeedCallback
-from hf_models.checks import check_family
+from hf_models.checks.family import check_family
 from hf_models.families import FAMILIES
 from hf_models.families.speech_ctc import CapeSpeechConfig
 from hf_models.families.whisper import CapeWhisperConfig

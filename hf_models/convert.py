@@ -35,7 +35,7 @@ from hf_models.counting import count_texts
 from hf_models.export import make_self_contained
 from hf_models.feature_extraction import choose_extractor
 from hf_models.images import PatchEmbeddings
-from hf_models.loading import clear_errors, load_whole
+from hf_models.loading import clear_errors, load_whole, require_place
 from hf_models.serving.stock_model import build_stock, fill_table, parts_of
 from hf_models.settings import FIELD
 from hf_models.switching import stock_class
@@ -74,8 +74,7 @@ def convert(
         ValueError: if `source` is of an unknown family or cannot be read, if a setting is wrong,
             or if the stock model, or with `neutral` the new one, would not give the same output.
     """
-    if not os.path.exists(source) and (source[:1] in "./~" or source.count("/") > 1):
-        raise ValueError(f"{source}: no such folder; check the path.")
+    require_place(source)
     with complete_folder(Path(target), "DST") as folder:
         with clear_errors(source):
             config = AutoConfig.from_pretrained(source)

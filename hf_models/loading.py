@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 from collections.abc import Iterator
@@ -49,6 +50,16 @@ def clear_errors(source: str) -> Iterator[None]:
             f"the configuration of {source} builds no model ({type(error).__name__}: {error}). "
             "Compare its config.json with that of a model that loads."
         ) from error
+
+
+def require_place(source: str) -> None:
+    """Refuses a path of no folder, which transformers would look up on the hub.
+
+    Raises:
+        ValueError: naming it.
+    """
+    if not os.path.exists(source) and (source[:1] in "./~" or source.count("/") > 1):
+        raise ValueError(f"{source}: no such folder; check the path.")
 
 
 # Parameters that another position embedding may have of its own.

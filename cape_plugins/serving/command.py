@@ -42,7 +42,7 @@ def add_export_args(parser: argparse.ArgumentParser) -> None:
 
 def _add_ctranslate2_args(parser: argparse.ArgumentParser) -> None:
     _add_paths(parser, SOURCES)
-    _add_data(parser)
+    add_data(parser)
     for side in ("source", "target"):
         parser.add_argument(
             f"--max-{side}-tokens",
@@ -75,7 +75,7 @@ def _add_onnx_args(parser: argparse.ArgumentParser) -> None:
 
 def _add_stock_args(parser: argparse.ArgumentParser) -> None:
     _add_paths(parser, SOURCES)
-    _add_data(parser)
+    add_data(parser)
     parser.add_argument(
         "--to",
         choices=(FAIRSEQ, HUGGING_FACE.replace("_", "-")),
@@ -111,7 +111,8 @@ def _add_paths(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("out", metavar="OUT", type=Path, help="new folder")
 
 
-def _add_data(parser: argparse.ArgumentParser) -> None:
+def add_data(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--data``."""
     parser.add_argument(
         "--data",
         metavar="DIR",

@@ -49,10 +49,7 @@ def build_stock(cape: PreTrainedModel, stock_class: Any) -> PreTrainedModel:
         cape: A model of this package.
         stock_class: The class that it stands for.
     """
-    own_fields = vars(type(cape.config)()).keys() - vars(stock_class.config_class()).keys()
-    settings = cape.config.to_dict()
-    for field in (*own_fields, "model_type", "auto_map"):  # the last names code of this package
-        settings.pop(field, None)
+    settings = stock_settings(cape.config, stock_class.config_class)
     has_patches = any(isinstance(module, PatchEmbeddings) for module in cape.modules())
     if has_patches and hasattr(cape.config, "use_absolute_position_embeddings"):
         settings["use_absolute_position_embeddings"] = True
@@ -68,6 +65,18 @@ def build_stock(cape: PreTrainedModel, stock_class: Any) -> PreTrainedModel:
     }
     stock.load_state_dict({**tables, **kept})
     return stock
+
+
+def stock_settings(config: Any, stock_config: Any) -> dict[str, Any]:
+    """Fields of the configuration of a stock model, from one of this package.
+
+    Args:
+        config: Of this package.
+        stock_config: Class of the stock configuration.
+    """
+    own_fields = vars(type(config)()).keys() - vars(stock_config()).keys()
+    left_out = {*own_fields, "model_type", "auto_map"}  # the last names code of this package
+    return {name: value for name, value in config.to_dict().items() if name not in left_out}
 
 
 def parts_of(cape: PreTrainedModel, stock: PreTrainedModel) -> list[Part]:

@@ -3,16 +3,20 @@ before it is in tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin
 
-from hf_models.tiny import pad_token, start_token
+from cape_plugins.checks import Check, check
+from hf_models.checks.outputs import relative
+from hf_models.checks.samples import Samples, pad_token, start_token
 
 STEPS = 6  # tokens that are generated
+BEAMS = 3
 _TARGET = ("decoder_input_ids", "decoder_attention_mask")
 
 
@@ -97,3 +101,63 @@ def step_difference(expected: Generated, got: Generated) -> float:
     difference = (expected.logits - got.logits)[comparable].abs().max()
     difference = difference / expected.logits.abs().max().clamp(min=1e-12)
     return difference.item() if difference.isfinite() else float("inf")
+
+
+# ---- the checks ----------------------------------------------------------------------------------
+
+
+def generation_checks(
+    own: Any, samples: Samples, stock: Any | None = None, prefix: str = ""
+) -> Iterator[Check]:
+    """Logits of each step: of the stock model, and of one forward over all tokens."""
+    if not own.can_generate():
+        return
+    for beams, name in ((1, "greedy generation"), (BEAMS, "beam search")):
+        generated = _Once(partial(generate, own, samples.rows[0], beams))
+        if stock is not None:
+            yield check(name, partial(_against_stock, stock, samples.rows[0], beams, generated))
+        yield check(
+            f"{prefix}{name}: cached steps against one forward",
+            partial(_against_forward, own, samples.rows[0], generated),
+        )
+    if own.config.is_encoder_decoder or own.main_input_name not in samples.padding:
+        return
+    yield check(
+        f"{prefix}greedy generation from a batch padded on the left",
+        partial(_from_padded, own if stock is None else stock, own, samples),
+    )
+
+
+class _Once:
+    """The result of a call that two checks need, or its error for both."""
+
+    def __init__(self, call: Callable[[], Generated]) -> None:
+        self.call, self.result = call, None
+
+    def __call__(self) -> Generated:
+        if self.result is None:
+            self.result = self.call()
+        return self.result
+
+
+def _against_stock(
+    stock: Any, row: Mapping[str, Tensor], beams: int, generated: Callable[[], Generated]
+) -> float:
+    return step_difference(generate(stock, row, beams), generated())
+
+
+def _against_forward(
+    own: Any, row: Mapping[str, Tensor], generated: Callable[[], Generated]
+) -> float:
+    steps = generated()
+    return relative(forced_logits(own, row, steps.sequences, steps.logits.shape[1]), steps.logits)
+
+
+def _from_padded(reference: Any, own: Any, samples: Samples) -> float:
+    together = generate(own, samples.batch("left"), 1)
+    worst = 0.0
+    for number, row in enumerate(samples.rows):
+        alone = generate(reference, row, 1)
+        part = together.row(number, alone.sequences.shape[1])
+        worst = max(worst, step_difference(alone, part))
+    return worst

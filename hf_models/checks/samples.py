@@ -1,5 +1,4 @@
-"""Tiny models of every family, derived from the stock configurations, and inputs for models of any
-size: what is checked where there is no trained model, or no data."""
+"""Inputs for models of any family and size: two samples of random numbers."""
 
 from __future__ import annotations
 
@@ -13,74 +12,10 @@ from torch import Tensor
 from hf_models.speech import EncodesSpeech
 from hf_models.switching import PARTS
 
-# Values of the fields that a stock configuration has of these. Large weights tell wrong positions
-# from rounding.
-SIZES: dict[str, Any] = {
-    "vocab_size": 60,
-    **dict.fromkeys(("hidden_size", "d_model"), 32),
-    **dict.fromkeys(("num_hidden_layers", "encoder_layers", "decoder_layers"), 2),
-    **dict.fromkeys(("num_attention_heads", "encoder_attention_heads"), 4),
-    "decoder_attention_heads": 4,
-    "num_key_value_heads": 2,
-    **dict.fromkeys(("intermediate_size", "encoder_ffn_dim", "decoder_ffn_dim"), 64),
-    **dict.fromkeys(("max_position_embeddings", "max_source_positions"), 40),
-    "max_target_positions": 20,
-    "image_size": 32,
-    "patch_size": 8,
-    **dict.fromkeys(("num_mel_bins", "input_feat_per_channel"), 8),
-    "conv_channels": 24,
-    "classifier_proj_size": 16,
-    **dict.fromkeys(("init_std", "initializer_range"), 0.2),
-}
-# Tokens with a meaning, where those of the stock configuration are not in the small vocabulary
-_TOKENS = {"pad": 59, "bos": 1, "eos": 0, "cls": 1, "sep": 0, "decoder_start": 59}
 LENGTHS = (9, 6)  # tokens of the two samples, all within every table
 FRAMES = (50, 34)
 _TARGETS = (7, 5)  # tokens of the transcripts
 _MAIN = ("input_ids", "input_features")  # inputs that can be padded
-
-
-def tiny_config(config_class: Any) -> Any:
-    """A configuration of a stock class with small sizes.
-
-    Args:
-        config_class: Of transformers, or of a package that adds a family.
-    """
-    return config_class(**tiny_sizes(config_class))
-
-
-def tiny_sizes(config_class: Any) -> dict[str, Any]:
-    """The small sizes that a configuration has fields for; those of its parts as dicts."""
-    default = config_class()
-    sizes = {name: value for name, value in SIZES.items() if name in vars(default)}
-    if "vocab_size" in sizes:
-        for name, token in _TOKENS.items():
-            stock = getattr(default, f"{name}_token_id", None)
-            if isinstance(stock, int) and stock >= sizes["vocab_size"]:
-                sizes[f"{name}_token_id"] = token
-    for name, part in getattr(config_class, "sub_configs", {}).items():
-        sizes[name] = tiny_sizes(part)
-    return sizes
-
-
-def tiny_model(stock_class: Any, seed: int = 0) -> Any:
-    """A stock model with small sizes and random weights, in evaluation mode."""
-    torch.manual_seed(seed)
-    return fill_zeros(stock_class(tiny_config(stock_class.config_class)).eval())
-
-
-@torch.no_grad()
-def fill_zeros(model: Any) -> Any:
-    """Draws the tables and special tokens that some models begin with zeros in, in place: positions
-    that are zero cannot be wrong."""
-    generator = torch.Generator().manual_seed(0)
-    for name, table in model.named_parameters():
-        if table.dim() > 1 and not table.any() and not name.endswith("bias"):
-            table.copy_(torch.randn(table.shape, generator=generator) * 0.2)
-    return model
-
-
-# ---- inputs --------------------------------------------------------------------------------------
 
 
 class Samples(NamedTuple):
@@ -152,7 +87,8 @@ def sample_inputs(model: Any, full_length: bool = True) -> Samples:
     else:
         raise ValueError(
             f"the main input of {type(model).__name__} is {name!r}; made here are input_ids, "
-            "pixel_values and input_features. Give inputs=Samples(rows, padding)."
+            "pixel_values and input_features. Give inputs=hf_models.checks.samples.Samples(rows, "
+            "padding)."
         )
     if config.is_encoder_decoder and takes_targets(model):
         for row, length in zip(rows, targets, strict=True):

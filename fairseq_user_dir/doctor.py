@@ -1,0 +1,1 @@
+"""What ``cape-plugins doctor`` does for checkpoints of fairseq."""

@@ -1,0 +1,1 @@
+"""Checks of families and models on the hosts that are installed."""

@@ -1,0 +1,182 @@
+"""What a family has to hold with every release of its hosts: with the stock type a model computes
+what the stock class does; with any other it trains, and its cached steps are those of one forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+import torch
+
+from cape_plugins import PositionConfig
+from cape_plugins.checks import SKIPPED, Check, NotApplicable, check
+from cape_plugins.families import find_family
+from cape_plugins.options import COUNTED
+from cape_plugins.registry import DEFAULT_TYPE, types_of
+from hf_models.checks.generation import generation_checks
+from hf_models.checks.model import evaluation, model_checks, padding
+from hf_models.checks.outputs import largest, outputs_of
+from hf_models.checks.samples import Samples, pad_token, sample_inputs
+from hf_models.checks.storage import storage_checks
+from hf_models.checks.tiny import fill_zeros
+from hf_models.settings import FIELD
+from hf_models.switching import PARTS, is_model, switch
+
+RELATIVE = "relative_context"
+_NEW_TABLES = 0.5  # standard deviation
+
+
+def check_family(
+    stock_model: Any,
+    position_embedding: Mapping[str, Any] | None = None,
+    inputs: Samples | None = None,
+) -> list[Check]:
+    """Compares a family of this package with its stock model, and trains one step with another
+    position embedding.
+
+    A copy is switched to the type of the stock model and has to give the same logits, also in
+    padded batches, in generation with a cache, and after it is saved and loaded. Numbers are
+    compared, as wrong positions often choose the same tokens.
+
+    Args:
+        stock_model: A model of transformers of a registered family, with any weights; it stays as
+            it is. Copies compute in float32, and tables of zeros are drawn in them.
+        position_embedding: ``{"type": ..., option: value}`` to train with; by default ``cape``,
+            and then a type with relative attention where the family has one. A source scale that
+            is left out is 1.
+        inputs: Samples without padding; by default two of random numbers.
+
+    Returns:
+        the checks, in their order; ``check.failed`` tells those with a difference.
+
+    Raises:
+        ValueError: if the class of the model has no counterpart in a registered family, or its
+            inputs cannot be made.
+    """
+    own_class = PARTS.get(type(stock_model))
+    if not is_model(own_class):
+        known = sorted(stock.__name__ for stock, part in PARTS.items() if is_model(part))
+        raise ValueError(
+            f"stock_model is a {type(stock_model).__name__}, which has no counterpart in a "
+            f"registered family; allowed: {', '.join(known)}. Register its family by "
+            "hf_models.register_family, or give such a model."
+        )
+    samples = sample_inputs(stock_model) if inputs is None else inputs
+    to_train = wishes(own_class.config_class, position_embedding)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        checks = list(_stock_checks(stock_model, samples))
+        for number, wish in enumerate(to_train):
+            checks += _wish_checks(stock_model, wish, inputs, optional=number > 0)
+    return checks
+
+
+def wishes(config_class: Any, settings: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """Position embeddings to train with: the one that is wished, or those of the default.
+
+    Args:
+        config_class: Of this package, of the family.
+        settings: See :func:`check_family`.
+
+    Raises:
+        ValueError: if the family cannot have the settings.
+    """
+    place = config_class.position_fields[FIELD]
+    if settings is not None:
+        return [_with_scale(settings, place)]
+    rows = types_of(place[1], place[0]).items()
+    relative = next(([name] for name, row in rows if RELATIVE in row.options), [])
+    return [_with_scale({"type": name}, place) for name in (DEFAULT_TYPE, *relative)]
+
+
+def _with_scale(settings: Mapping[str, Any], place: tuple[str, str]) -> dict[str, Any]:
+    """Settings that a model takes: nobody has counted alpha here."""
+    counted = PositionConfig.from_dict(settings, *place).source_scale in COUNTED
+    return {**settings, "source_scale": "1"} if counted else {**settings}
+
+
+def copy_of(stock_model: Any) -> Any:
+    """A copy in evaluation mode and float32, without tables of zeros and with a padding token, as
+    heads that look for the last token ask for."""
+    model = fill_zeros(deepcopy(stock_model).float().eval().requires_grad_(True))
+    if getattr(model.config, "pad_token_id", 0) is None:
+        model.config.pad_token_id = pad_token(model.config)
+    return model
+
+
+# ---- the stock type ------------------------------------------------------------------------------
+
+
+def _stock_checks(stock_model: Any, samples: Samples) -> Iterator[Check]:
+    """Compares with the stock class."""
+    stock, own = copy_of(stock_model), copy_of(stock_model)
+    family = find_family(own.config.model_type)
+    types = {
+        row.field: {"type": family.stock_type(vars(own.config), side)}
+        for side, row in family.sides.items()
+    }
+    position_embedding = types.pop(FIELD)
+    switched = check("switch to the stock type", partial(_switched, own, position_embedding, types))
+    yield switched
+    if switched.failed:
+        return
+    yield check("logits", lambda: _logits(stock, own, samples))
+    yield check("hidden states and attentions", lambda: _states(stock, own, samples))
+    for side in ("right", "left"):
+        yield check(f"padding on the {side}", partial(padding, stock, own, samples, side))
+    yield from generation_checks(own, samples, stock)
+    yield check("evaluation draws no random numbers", lambda: evaluation(own, samples))
+    yield from storage_checks(stock, own, samples, position_embedding)
+
+
+def _switched(model: Any, position_embedding: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
+    switch(model, position_embedding, **fields)
+    return repr(position_embedding["type"])
+
+
+def _logits(stock: Any, own: Any, samples: Samples) -> float:
+    return max(largest(outputs_of(stock, row), outputs_of(own, row)) for row in samples.rows)
+
+
+def _states(stock: Any, own: Any, samples: Samples) -> float:
+    """Of all layers; attention weights are returned by eager attention alone."""
+    outputs = []
+    for model in (stock, own):
+        before = model.config._attn_implementation
+        model.set_attn_implementation("eager")
+        options = {"output_hidden_states": True, "output_attentions": True}
+        outputs.append(outputs_of(model, samples.rows[0], **options))
+        model.set_attn_implementation(before)
+    return largest(*outputs)
+
+
+# ---- another type --------------------------------------------------------------------------------
+
+
+def _wish_checks(
+    stock_model: Any, wish: Mapping[str, Any], inputs: Samples | None, optional: bool
+) -> Iterator[Check]:
+    own, prefix = copy_of(stock_model), f"{wish['type']}: "
+    before = {name for name, _ in own.named_parameters()}
+    switched = check(f"{prefix}switch", partial(_switched_if, own, wish, optional))
+    yield switched
+    if switched.failed or switched.status == SKIPPED:
+        return
+    with torch.no_grad():  # a wrong distance must be seen in a table that is not trained
+        for name, table in own.named_parameters():
+            if name not in before:
+                table.normal_(std=_NEW_TABLES)
+    yield from model_checks(own, before, prefix, inputs)
+
+
+def _switched_if(own: Any, wish: Mapping[str, Any], optional: bool) -> str:
+    """Not all families have relative attention."""
+    try:
+        return _switched(own, wish, {})
+    except ValueError as refusal:
+        if optional:
+            raise NotApplicable(str(refusal)) from None
+        raise

@@ -1,0 +1,137 @@
+"""Checks of one model of this package, whatever its position embedding is: those that need no stock
+model to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cape_plugins import PositionEncoder
+from cape_plugins.checks import Check, Mismatch, NotApplicable, check
+from hf_models.checks.generation import generation_checks
+from hf_models.checks.outputs import largest, outputs_of, tensors_of
+from hf_models.checks.samples import Samples, sample_inputs
+
+_STEP = 1e-3  # learning rate of the one training step
+
+
+def model_checks(
+    own: Any, stock_names: set[str], prefix: str = "", inputs: Samples | None = None
+) -> Iterator[Check]:
+    """Checks of a model of this package on its own, which is trained by one step at the end.
+
+    Args:
+        own: In evaluation mode and float32.
+        stock_names: Parameters that its stock model has, too.
+        prefix: Of the names of the checks.
+        inputs: Samples without padding; by default two of random numbers.
+    """
+    full_length = not getattr(own.config, "at_natural_length", False)
+    samples = sample_inputs(own, full_length) if inputs is None else inputs
+    yield check(f"{prefix}evaluation draws no random numbers", lambda: evaluation(own, samples))
+    for side in ("right", "left"):
+        yield check(f"{prefix}padding on the {side}", partial(padding, own, own, samples, side))
+    yield from generation_checks(own, samples, prefix=prefix)
+    yield check(f"{prefix}training draws positions", lambda: _augmentation(own, samples))
+    yield check(f"{prefix}one training step", lambda: _training(own, samples, stock_names))
+
+
+def padding(reference: Any, model: Any, samples: Samples, side: str) -> float:
+    """Largest relative difference of samples in one padded batch of `model` to each of them alone
+    in `reference`."""
+    main = model.main_input_name
+    if main not in samples.padding:
+        raise NotApplicable(f"{main} of one size")
+    if side == "left" and main != "input_ids":
+        raise NotApplicable("recordings are padded on the right")
+    together = outputs_of(model, samples.batch(side))
+    alone = [outputs_of(reference, row) for row in samples.rows]
+    names = list(alone[0])
+    if side == "left":  # heads of encoders read the first place, which is padding then
+        names = [name for name in names if len({row[name].shape for row in alone}) > 1]
+    if not names:
+        raise NotApplicable("its head reads one place of the batch")
+    worst = 0.0
+    for number, row in enumerate(alone):
+        parts = {
+            name: _without_padding(together[name][number : number + 1], row[name], side)
+            for name in names
+        }
+        worst = max(worst, largest({name: row[name] for name in names}, parts))
+    return worst
+
+
+def _without_padding(padded: Tensor, expected: Tensor, side: str) -> Tensor:
+    """The part of a sample ``[1, T, ...]`` that it has alone, ``[1, t, ...]``."""
+    length = expected.shape[1] if expected.dim() > 1 else None
+    if length is None or padded.shape[1] == length:
+        return padded
+    return padded[:, :length] if side == "right" else padded[:, -length:]
+
+
+def evaluation(model: Any, samples: Samples) -> str:
+    """Checks that a forward in evaluation mode draws nothing, and gives the same again."""
+    settings = (model.config.position_settings(field) for field in model.config.position_fields)
+    if any(config.random_evaluation for config in settings):
+        raise NotApplicable("its settings ask for random positions in evaluation")
+    batch = samples.batch()
+    before = torch.get_rng_state()
+    first, second = outputs_of(model, batch), outputs_of(model, batch)
+    if not torch.equal(before, torch.get_rng_state()):
+        raise Mismatch("a forward in evaluation mode has drawn random numbers")
+    if largest(first, second):
+        raise Mismatch("two forwards in evaluation mode differ")
+    return "none drawn, two forwards are equal"
+
+
+def _augmentation(own: Any, samples: Samples) -> str:
+    """With only the position encoders in training mode, so that nothing else is random."""
+    encoders = [module for module in own.modules() if isinstance(module, PositionEncoder)]
+    for encoder in encoders:
+        encoder.train()
+    try:
+        if not any(encoder.draws for encoder in encoders):
+            raise NotApplicable("nothing is random")
+        batch = samples.batch()
+        with torch.random.fork_rng():
+            outputs = []
+            for seed in (0, 1):
+                torch.manual_seed(seed)
+                # rotary models draw where there are gradients
+                outputs.append(tensors_of(own(**batch, return_dict=True)))
+    finally:
+        own.eval()
+    if not largest(*outputs):
+        raise Mismatch("training forwards of two seeds are equal: no draw reaches the positions")
+    return "forwards of two seeds differ"
+
+
+def _training(own: Any, samples: Samples, stock_names: set[str]) -> str:
+    batch = samples.batch()
+    shapes = {name: tuple(value.shape) for name, value in outputs_of(own, batch).items()}
+    own.train()
+    optimizer = torch.optim.SGD(own.parameters(), _STEP)
+    output = own(**batch, return_dict=True)
+    trained = {name: tuple(value.shape) for name, value in tensors_of(output).items()}
+    if trained != shapes:
+        raise Mismatch(f"shapes in training {trained}, in evaluation {shapes}")
+    answers = [value for value in tensors_of(output).values() if value.requires_grad]
+    loss = torch.stack([value.square().mean() for value in answers]).sum()
+    loss.backward()
+    gradients = {n: p.grad for n, p in own.named_parameters() if p.grad is not None}
+    for name, gradient in gradients.items():
+        if not gradient.isfinite().all():
+            raise Mismatch(f"the gradient of {name} is not finite")
+    new = {name for name, _ in own.named_parameters()} - stock_names
+    if new and not any(gradients[name].any() for name in new & gradients.keys()):
+        raise Mismatch(f"no gradient reaches {', '.join(sorted(new))}")
+    optimizer.step()
+    own.eval()
+    for name, value in outputs_of(own, batch).items():
+        if not value.isfinite().all():
+            raise Mismatch(f"{name} is not finite after the step")
+    return f"loss {loss.item():.3g}, {len(gradients)} gradients are finite"

@@ -1,0 +1,55 @@
+"""The outputs of two models as numbers, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cape_plugins.checks import Mismatch
+
+
+@torch.no_grad()
+def outputs_of(model: Any, inputs: Mapping[str, Tensor], **options: Any) -> dict[str, Tensor]:
+    """What :func:`tensors_of` tells of a forward without gradients."""
+    return tensors_of(model(**inputs, return_dict=True, **options))
+
+
+def tensors_of(output: Any, name: str = "") -> dict[str, Tensor]:
+    """Numbers of an output by name, those of tuples by their place; caches are left out."""
+    if isinstance(output, Tensor):
+        return {name: output} if output.is_floating_point() else {}
+    if isinstance(output, Mapping):
+        parts = output.items()
+    elif isinstance(output, tuple | list):
+        parts = enumerate(output)
+    else:
+        return {}
+    nested = (tensors_of(part, f"{name}.{key}".lstrip(".")) for key, part in parts)
+    return {key: value for part in nested for key, value in part.items()}
+
+
+def largest(expected: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> float:
+    """Largest difference of tensors of the same names, relative to the largest number of each.
+
+    Raises:
+        Mismatch: for another name or shape.
+    """
+    if missing := expected.keys() ^ got.keys():
+        who = "the stock model" if missing <= got.keys() else "the switched model"
+        raise Mismatch(f"{who} gives no {', '.join(sorted(missing))}")
+    worst = 0.0
+    for name, numbers in expected.items():
+        if numbers.shape != got[name].shape:
+            shapes = f"{tuple(got[name].shape)}, expected {tuple(numbers.shape)}"
+            raise Mismatch(f"{name} has shape {shapes}")
+        worst = max(worst, relative(numbers, got[name]))
+    return worst
+
+
+def relative(expected: Tensor, got: Tensor) -> float:
+    """Largest difference relative to the largest number; infinite where one is no number."""
+    difference = (expected - got).abs().max() / expected.abs().max().clamp(min=1e-12)
+    return difference.item() if difference.isfinite() else float("inf")

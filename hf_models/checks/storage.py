@@ -1,0 +1,73 @@
+"""Saving and loading, through the Auto classes."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from cape_plugins.checks import Check, Mismatch, NotApplicable, check
+from hf_models.checks.outputs import largest, outputs_of
+from hf_models.checks.samples import Samples
+from hf_models.settings import FIELD
+from hf_models.switching import auto_models
+
+
+def storage_checks(
+    stock: Any, own: Any, samples: Samples, position_embedding: Mapping[str, Any]
+) -> Iterator[Check]:
+    """Through the Auto classes: the switched model as it was saved, and the stock checkpoint with a
+    position embedding."""
+    models = auto_models(type(own.config)).items()
+    autos = [auto for auto, model in models if model is type(own)] or [type(own)]
+    with tempfile.TemporaryDirectory() as own_folder, tempfile.TemporaryDirectory() as folder:
+        saved = check("saved", lambda: own.save_pretrained(own_folder) or type(own).__name__)
+        if saved.failed:
+            yield saved
+            return
+        stock.save_pretrained(folder)
+        for auto in autos:
+            load = partial(_load, auto, own_folder, folder)
+            name = f"saved and loaded by {auto.__name__}"
+            yield check(name, partial(_loaded, load, own, samples))
+            load = partial(_load, auto, folder, folder, **{FIELD: position_embedding})
+            name = f"stock checkpoint loaded by {auto.__name__} with {FIELD}"
+            yield check(name, partial(_loaded, load, own, samples))
+        yield check("the stock class refuses the folder", partial(_refused, stock, own_folder))
+
+
+def _load(auto: Any, folder: str, stock_folder: str, **settings: Any) -> Any:
+    try:
+        return auto.from_pretrained(folder, local_files_only=True, **settings)
+    except Exception:
+        try:
+            auto.from_pretrained(stock_folder, local_files_only=True)
+        except Exception as error:  # whatever it is, it is no fault of the position embedding
+            reason = f"{type(error).__name__} with the stock model as well"
+            raise NotApplicable(reason) from None
+        raise
+
+
+def _loaded(load: Callable[[], Any], own: Any, samples: Samples) -> float:
+    model = load().eval()
+    if type(model) is not type(own):
+        raise Mismatch(f"gives a {type(model).__name__}, expected {type(own).__name__}")
+    expected, weights = own.state_dict(), model.state_dict()
+    if names := expected.keys() ^ weights.keys():
+        raise Mismatch(f"the weights {', '.join(sorted(names))} are in one of both only")
+    changed = [name for name in expected if not torch.equal(expected[name], weights[name])]
+    if changed:
+        raise Mismatch(f"{len(changed)} weights are not those saved, such as {changed[0]}")
+    model.set_attn_implementation(own.config._attn_implementation)
+    return largest(outputs_of(own, samples.rows[0]), outputs_of(model, samples.rows[0]))
+
+
+def _refused(stock: Any, folder: str) -> str:
+    try:
+        type(stock).from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError):
+        return "it does not load"
+    raise Mismatch(f"{type(stock).__name__} loads it, and would compute other positions")

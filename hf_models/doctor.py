@@ -1,0 +1,156 @@
+"""What ``cape-plugins doctor`` does for Hugging Face models."""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import AutoConfig
+from transformers.utils import logging
+
+import hf_models
+from cape_plugins import PositionConfig
+from cape_plugins.checks import NOTE, SKIPPED, Check
+from hf_models.checks.family import check_family, wishes
+from hf_models.checks.model import model_checks
+from hf_models.checks.tiny import tiny_model, tiny_sizes
+from hf_models.convert import own_class
+from hf_models.loading import clear_errors, load_whole, require_place
+from hf_models.serving.source import refuse_data
+from hf_models.serving.stock_model import build_stock, stock_settings
+from hf_models.settings import FIELD
+from hf_models.switching import PARTS, is_model, stock_class
+
+LARGE = 200_000_000  # parameters of a model of which the first layers are checked
+LAYERS = 2
+_DEPTHS = ("num_hidden_layers", "encoder_layers", "decoder_layers")
+Rows = Iterator[tuple[str, Check]]
+
+
+def doctor(args: argparse.Namespace, settings: Mapping[str, Any] | None) -> Rows:
+    """Checks a model, or a tiny one of each registered family.
+
+    Args:
+        args: Of ``cape-plugins doctor``.
+        settings: ``{"type": ..., option: value}`` to train with; None for those of
+            :func:`~hf_models.check_family`.
+
+    Raises:
+        ValueError: if the model is of no registered family, cannot be read, or cannot have these
+            settings.
+    """
+    refuse_data(args)
+    with _quiet() as raised:
+        yield from _of_families(settings) if args.model is None else _of(args.model, settings)
+    for text in sorted(raised):
+        yield "transformers", Check("warning", NOTE, text)
+
+
+@contextmanager
+def _quiet() -> Iterator[set[str]]:
+    """Keeps logs and progress bars back, and collects the warnings of Python."""
+    verbosity, raised = logging.get_verbosity(), set()
+
+    def collect(message: Any, category: type, *_: Any, **__: Any) -> None:
+        raised.add(f"{category.__name__}: {' '.join(str(message).split())}")
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning = collect
+            yield raised
+    finally:
+        logging.set_verbosity(verbosity)
+        logging.enable_progress_bar()
+
+
+# ---- built-in models -----------------------------------------------------------------------------
+
+
+def _of_families(settings: Mapping[str, Any] | None) -> Rows:
+    """Of each registered family the model that generates, else the first with a head."""
+    for config, autos in hf_models.AUTO_CLASSES.items():
+        name, place = config.model_type, config.position_fields[FIELD]
+        if settings is not None:
+            try:
+                PositionConfig.from_dict(settings, *place)
+            except ValueError as error:
+                yield name, Check("settings", SKIPPED, str(error))
+                continue
+        models = [part for part in PARTS.values() if is_model(part) and part.config_class is config]
+        if not models:  # a model of this package alone
+            yield from _own_rows(name, config, list(autos.values())[-1], settings)
+            continue
+        generating = (model for model in models if model.can_generate())
+        own = next(generating, models[min(1, len(models) - 1)])
+        for row in check_family(tiny_model(stock_class(own)), settings):
+            yield name, row
+
+
+def _own_rows(name: str, config: Any, model_class: Any, settings: Mapping[str, Any] | None) -> Rows:
+    for wish in wishes(config, settings):
+        torch.manual_seed(0)
+        model = model_class(config(**tiny_sizes(config), position_embedding=wish)).eval()
+        for row in model_checks(model, set(), f"{wish['type']}: "):
+            yield name, row
+
+
+# ---- the model of a user -------------------------------------------------------------------------
+
+
+def _of(source: str, settings: Mapping[str, Any] | None) -> Rows:
+    require_place(source)
+    with clear_errors(source):
+        config = AutoConfig.from_pretrained(source)
+    own = own_class(source, config)
+    stock, is_own = stock_class(own), hasattr(config, "position_fields")
+    before = _depth(config)
+    if stock is not None and _is_large(config, stock):
+        _cut(config)
+        text = f"the first {LAYERS} of {before}, because the model is large"
+        yield source, Check("layers", NOTE, text)
+    model_class = own if is_own else stock
+    with clear_errors(source):
+        model, _ = load_whole(model_class, source, config=config)
+    model = model.float().eval()
+    if is_own:
+        names = set()
+        if stock is not None:
+            stock_model = build_stock(model, stock)
+            names = {name for name, _ in stock_model.named_parameters()}
+        prefix = f"{model.config.position_embedding['type']} of the checkpoint: "
+        for row in model_checks(model, names, prefix):
+            yield source, row
+        if stock is None:
+            return
+        model = stock_model
+    for row in check_family(model, settings):
+        yield source, row
+
+
+def _is_large(config: Any, stock: Any) -> bool:
+    if hasattr(config, "position_fields"):
+        config = stock.config_class(**stock_settings(config, stock.config_class))
+    with torch.device("meta"):
+        model = stock(config)
+    return sum(parameter.numel() for parameter in model.parameters()) > LARGE
+
+
+def _depth(config: Any) -> int:
+    return max((getattr(config, name, 0) or 0 for name in _DEPTHS), default=0)
+
+
+def _cut(config: Any) -> None:
+    """Leaves the first layers of each stack; the vocabulary and the width stay."""
+    for part in (config, *(getattr(config, name) for name in config.sub_configs)):
+        for name in _DEPTHS:
+            if name in vars(part):
+                setattr(part, name, min(LAYERS, getattr(part, name)))
+        if getattr(part, "layer_types", None):
+            part.layer_types = part.layer_types[:LAYERS]
