@@ -23,7 +23,7 @@ from hf_models.loading import clear_errors, load_whole, require_place
 from hf_models.serving.source import refuse_data
 from hf_models.serving.stock_model import build_stock, stock_settings
 from hf_models.settings import FIELD
-from hf_models.switching import PARTS, is_model, stock_class
+from hf_models.switching import PARTS, stock_class
 
 LARGE = 200_000_000  # parameters of a model of which the first layers are checked
 LAYERS = 2
@@ -74,7 +74,7 @@ def _quiet() -> Iterator[set[str]]:
 
 
 def _of_families(settings: Mapping[str, Any] | None) -> Rows:
-    """Of each registered family the model that generates, else the first with a head."""
+    """Of each registered family one model."""
     for config, autos in hf_models.AUTO_CLASSES.items():
         name, place = config.model_type, config.position_fields[FIELD]
         if settings is not None:
@@ -83,14 +83,23 @@ def _of_families(settings: Mapping[str, Any] | None) -> Rows:
             except ValueError as error:
                 yield name, Check("settings", SKIPPED, str(error))
                 continue
-        models = [part for part in PARTS.values() if is_model(part) and part.config_class is config]
-        if not models:  # a model of this package alone
+        if (stock := head_of(config)) is None:
             yield from _own_rows(name, config, list(autos.values())[-1], settings)
             continue
-        generating = (model for model in models if model.can_generate())
-        own = next(generating, models[min(1, len(models) - 1)])
-        for row in check_family(tiny_model(stock_class(own)), settings):
+        for row in check_family(tiny_model(stock), settings):
             yield name, row
+
+
+def head_of(config: type) -> Any:
+    """Of the stock models of a family the one that generates, else the first with a head; None if
+    it has no stock models.
+
+    Args:
+        config: Class of the configuration of this package.
+    """
+    models = [stock for stock, own in PARTS.items() if getattr(own, "config_class", 0) is config]
+    generating = (model for model in models if model.can_generate())
+    return next(generating, models[min(1, len(models) - 1)]) if models else None
 
 
 def _own_rows(name: str, config: Any, model_class: Any, settings: Mapping[str, Any] | None) -> Rows:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hf_models.speech import EncodesSpeech
+from hf_models.natural_length import NaturalLengthEncoder
 from hf_models.switching import PARTS
 
 LENGTHS = (9, 6)  # tokens of the two samples, all within every table
@@ -100,11 +100,13 @@ def sample_inputs(model: Any, full_length: bool = True) -> Samples:
 
 def _recordings(model: Any, full_length: bool) -> tuple[list[tuple[int, ...]], int]:
     """Shapes of two recordings, and the axis of their frames without that of the batch."""
-    config, own = model.config, PARTS.get(type(model), type(model))
-    if issubclass(own, EncodesSpeech):
+    config = model.config
+    parts = (PARTS.get(type(module), type(module)) for module in model.modules())
+    if not any(issubclass(part, NaturalLengthEncoder) for part in parts):
         bins = getattr(config, "num_mel_bins", None)
         bins = bins or config.input_feat_per_channel * config.input_channels
         return [(1, frames, bins) for frames in FRAMES], 0
+    # bins come first
     frames = 2 * config.max_source_positions  # the one length that a stock Whisper takes
     lengths = (frames, frames if full_length else 2 * frames // 3)
     return [(1, config.num_mel_bins, length) for length in lengths], 1

@@ -1,0 +1,203 @@
+"""check_family finds nothing in right families, and names what is wrong in broken ones."""
+
+import pytest
+import torch
+import transformers
+from transformers import RobertaConfig, RobertaForMaskedLM, RobertaModel
+from transformers.models.roberta.modeling_roberta import RobertaEmbeddings
+from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
+
+import hf_models
+from cape_plugins import PositionEncoder
+from cape_plugins.families import FAMILY_ROWS, Family, Side, add_family_row
+from hf_models import relative, switching, text
+from hf_models.checks.tiny import tiny_model
+from hf_models.configuration import PositionEmbeddingMixin
+from hf_models.doctor import head_of
+from hf_models.modeling import PositionModelMixin
+from hf_models.switching import PARTS, FamilyClasses, LearnedTable, is_model
+from hf_models.text import TokenEmbeddings, TokenModel
+
+CHOSEN = {head_of(config) for config in hf_models.AUTO_CLASSES}
+STOCK = [stock for stock, part in PARTS.items() if is_model(part)]
+# the doctor's choice of each family; the other heads take minutes together
+HEADS = [
+    stock if stock in CHOSEN else pytest.param(stock, marks=pytest.mark.slow) for stock in STOCK
+]
+
+
+def failed(model, position_embedding=None):
+    """Names of the checks that failed."""
+    return [row.name for row in hf_models.check_family(model, position_embedding) if row.failed]
+
+
+@pytest.mark.parametrize("stock", HEADS, ids=lambda stock: stock.__name__)
+def test_registered_families_pass(stock):
+    rows = hf_models.check_family(tiny_model(stock))
+    assert [row for row in rows if row.failed] == []
+    assert sum(row.status == "ok" for row in rows) >= 10
+
+
+def test_the_model_and_the_random_numbers_of_the_caller_stay():
+    model = tiny_model(transformers.MarianMTModel).half().train()
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    before = torch.get_rng_state()
+    hf_models.check_family(model)
+    assert torch.equal(before, torch.get_rng_state())
+    assert type(model) is transformers.MarianMTModel
+    assert model.training
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in weights.items())
+
+
+# ---- a family that was copied from a neighbour ---------------------------------------------------
+
+
+def register_roberta(offset):
+    """RoBERTa as bert.py has it. Its table begins with two rows before the first position."""
+    table = Side("text", "encoder", dim="hidden_size", table="position_embeddings.weight")
+    add_family_row(Family("roberta", {"encoder": table}, "abspos"))
+
+    class CapeRobertaConfig(PositionEmbeddingMixin, RobertaConfig):
+        model_type = "cape_roberta"
+        position_embedding: dict | None = None
+
+    class Table(LearnedTable, torch.nn.Embedding):
+        pass
+
+    class CapeRobertaEmbeddings(TokenEmbeddings, RobertaEmbeddings):
+        def take_place(self, config, trained):
+            super().take_place(config, trained)
+            if isinstance(self.position_embeddings, LearnedTable):
+                self.position_embeddings.__class__ = Table
+                self.position_embeddings.offset = offset
+
+    class CapeRobertaModel(TokenModel, PositionModelMixin, RobertaModel):
+        pass
+
+    class CapeRobertaForMaskedLM(PositionModelMixin, RobertaForMaskedLM):
+        pass
+
+    parts = (CapeRobertaEmbeddings, CapeRobertaModel, CapeRobertaForMaskedLM)
+    hf_models.register_family(FamilyClasses(CapeRobertaConfig, parts))
+
+
+@pytest.fixture
+def registry():
+    """Takes back what a test registers."""
+    tables = hf_models.AUTO_CLASSES, hf_models.MODELS, PARTS, FAMILY_ROWS
+    before = [dict(table) for table in tables]
+    yield
+    for table, content in zip(tables, before, strict=True):
+        table.clear()
+        table.update(content)
+
+
+def test_a_table_with_rows_before_the_first_position_is_found_by_its_logits(registry):
+    register_roberta(offset=0)
+    rows = hf_models.check_family(tiny_model(RobertaForMaskedLM))
+    wrong = {row.name: row.text for row in rows if row.failed}
+    assert "logits" in wrong
+    assert "relative difference" in wrong["logits"]
+    # what needs no stock model to compare with is right
+    assert not any(name.startswith(("cape", "relpos", "saved", "switch")) for name in wrong)
+
+
+def test_the_same_family_with_its_two_rows_passes(registry):
+    register_roberta(offset=2)
+    assert failed(tiny_model(RobertaForMaskedLM)) == []
+
+
+# ---- adapters that are broken in one way ---------------------------------------------------------
+
+
+def without_past(monkeypatch):
+    monkeypatch.setattr(text, "cached_tokens", lambda *_: 0)
+
+
+def without_mask(monkeypatch):
+    def valid_tokens(self, mask, ids, content, length):
+        return content.new_ones((content.shape[0], length), dtype=torch.bool)
+
+    monkeypatch.setattr(text.TextStack, "valid_tokens", valid_tokens)
+
+
+def with_another_row(monkeypatch):
+    look_up = LearnedTable.look_up
+
+    def wrong(self, positions, batch_size):
+        self.offset += 1
+        try:
+            return look_up(self, positions, batch_size)
+        finally:
+            self.offset -= 1
+
+    monkeypatch.setattr(LearnedTable, "look_up", wrong)
+
+
+def without_query_offset(monkeypatch):
+    monkeypatch.setattr(relative, "cached_tokens", lambda *_: 0)
+
+
+def with_a_draw_in_evaluation(monkeypatch):
+    draw = PositionEncoder.draw
+
+    def always(self, *args, **kwargs):
+        training, self.training = self.training, True
+        try:
+            return draw(self, *args, **kwargs)
+        finally:
+            self.training = training
+
+    monkeypatch.setattr(PositionEncoder, "draw", always)
+
+
+def without_a_draw_in_training(monkeypatch):
+    monkeypatch.setattr(text, "draw_positions", lambda *_: None)
+
+
+def with_a_weight_that_is_not_saved(monkeypatch):
+    dropped = {"model.encoder.layers.0.fc1.weight"}
+    model = hf_models.CapeMarianMTModel
+    monkeypatch.setattr(model, "_keys_to_ignore_on_save", dropped, raising=False)
+
+
+def without_recorded_states(monkeypatch):
+    def record_nothing(module):  # the next model that is switched is recorded anew
+        dict.__setitem__(_CAN_RECORD_REGISTRY, str(type(module)), {})
+
+    monkeypatch.setattr(switching, "record_outputs", record_nothing)
+
+
+CACHED = [
+    f"{name}: cached steps against one forward" for name in ("greedy generation", "beam search")
+]
+
+
+@pytest.mark.parametrize(
+    ("breaks", "stock", "wrong"),
+    [
+        (without_past, "MarianMTModel", CACHED),
+        (without_past, "BartForConditionalGeneration", CACHED),
+        (without_mask, "MarianMTModel", ["padding on the left", "cape: padding on the left"]),
+        (with_another_row, "BartForConditionalGeneration", ["logits"]),
+        (with_another_row, "BertForMaskedLM", ["logits"]),
+        (without_query_offset, "MarianMTModel", [f"relpos: {name}" for name in CACHED]),
+        (
+            with_a_draw_in_evaluation,
+            "BertForMaskedLM",
+            ["cape: evaluation draws no random numbers"],
+        ),
+        (without_recorded_states, "MarianMTModel", ["hidden states and attentions"]),
+        (without_a_draw_in_training, "BertForMaskedLM", ["cape: training draws positions"]),
+        (
+            with_a_weight_that_is_not_saved,
+            "MarianMTModel",
+            ["saved and loaded by AutoModelForSeq2SeqLM"],
+        ),
+    ],
+)
+def test_a_broken_adapter_is_named_by_the_right_check(breaks, stock, wrong, monkeypatch):
+    model = tiny_model(getattr(transformers, stock))
+    assert failed(model) == []
+    breaks(monkeypatch)
+    assert {*wrong} <= {*failed(model)}
