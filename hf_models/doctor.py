@@ -52,11 +52,12 @@ def doctor(args: argparse.Namespace, settings: Mapping[str, Any] | None) -> Rows
 
 @contextmanager
 def _quiet() -> Iterator[set[str]]:
-    """Keeps logs and progress bars back, and collects the warnings of Python."""
+    """Keeps logs, warnings and progress bars back, and collects what a host says of its changes."""
     verbosity, raised = logging.get_verbosity(), set()
 
     def collect(message: Any, category: type, *_: Any, **__: Any) -> None:
-        raised.add(f"{category.__name__}: {' '.join(str(message).split())}")
+        if issubclass(category, FutureWarning | DeprecationWarning):
+            raised.add(f"{category.__name__}: {' '.join(str(message).split())}")
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -156,9 +156,14 @@ def without_a_draw_in_training(monkeypatch):
 
 
 def with_a_weight_that_is_not_saved(monkeypatch):
-    dropped = {"model.encoder.layers.0.fc1.weight"}
-    model = hf_models.CapeMarianMTModel
-    monkeypatch.setattr(model, "_keys_to_ignore_on_save", dropped, raising=False)
+    save = PositionModelMixin.save_pretrained
+
+    def without(self, folder):
+        weights = self.state_dict()
+        del weights["model.encoder.layers.0.fc1.weight"]
+        save(self, folder, state_dict=weights)
+
+    monkeypatch.setattr(PositionModelMixin, "save_pretrained", without)
 
 
 def without_recorded_states(monkeypatch):
