@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import transformers
 from transformers import AutoConfig
 from transformers.utils import logging
 
@@ -20,6 +21,7 @@ from hf_models.checks.model import model_checks
 from hf_models.checks.tiny import tiny_model, tiny_sizes
 from hf_models.convert import own_class
 from hf_models.loading import clear_errors, load_whole, require_place
+from hf_models.releases import is_tested, tested_releases
 from hf_models.serving.source import refuse_data
 from hf_models.serving.stock_model import build_stock, stock_settings
 from hf_models.settings import FIELD
@@ -44,10 +46,17 @@ def doctor(args: argparse.Namespace, settings: Mapping[str, Any] | None) -> Rows
             settings.
     """
     refuse_data(args)
+    yield "transformers", Check("release", NOTE, _tested())
     with _quiet() as raised:
         yield from _of_families(settings) if args.model is None else _of(args.model, settings)
     for text in sorted(raised):
         yield "transformers", Check("warning", NOTE, text)
+
+
+def _tested() -> str:
+    release = transformers.__version__
+    known = ", ".join(row["transformers"] for row in tested_releases())
+    return f"{release} is {'tested' if is_tested(release) else 'untested'}; tested: {known}"
 
 
 @contextmanager

@@ -3,6 +3,7 @@ the tables of the stock classes."""
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +25,8 @@ _TABLES = (
     *("position_embeddings", "position_embedding.weight"),
 )
 
+_OWN = re.compile(r"\.(positions|relative)\.")  # parameters that no stock class has
+
 
 class Part(NamedTuple):
     """A part of a model that encodes positions.
@@ -43,7 +46,8 @@ class Part(NamedTuple):
 
 
 def build_stock(cape: PreTrainedModel, stock_class: Any) -> PreTrainedModel:
-    """The stock model with the weights of `cape`, its tables those of a new stock model.
+    """The stock model with the weights of `cape`, its tables those of a new stock model. Relative
+    embeddings are left out, which no table holds: callers that want the same output refuse them.
 
     Args:
         cape: A model of this package.
@@ -61,7 +65,7 @@ def build_stock(cape: PreTrainedModel, stock_class: Any) -> PreTrainedModel:
     kept = {
         name: weight
         for name, weight in weights.items()
-        if ".positions." not in name and (name not in tables or weight.shape == tables[name].shape)
+        if not _OWN.search(name) and (name not in tables or weight.shape == tables[name].shape)
     }
     stock.load_state_dict({**tables, **kept})
     return stock

@@ -1,0 +1,179 @@
+"""``cape-plugins doctor``: versions, one line for each check, and a status that tells the result."""
+
+import json
+import warnings
+from importlib.metadata import EntryPoint
+
+import pytest
+import torch
+import transformers
+from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, MarianMTModel
+
+import hf_models
+from cape_plugins import cli, doctor
+from hf_models import doctor as hf_doctor
+from hf_models import text
+from hf_models.checks.tiny import tiny_model, tiny_sizes
+
+
+@pytest.fixture(autouse=True)
+def _hosts(monkeypatch):
+    """The entry points of setup.py, whatever is installed."""
+    points = [EntryPoint("hugging_face", "hf_models.doctor:doctor", doctor.GROUP)]
+    monkeypatch.setattr(doctor, "entry_points", lambda group: points)
+
+
+@pytest.fixture
+def marian(tmp_path):
+    folder = tmp_path / "marian"
+    tiny_model(MarianMTModel).save_pretrained(folder)
+    return str(folder)
+
+
+def run(capsys, *arguments):
+    """Exit status, lines of standard output, and standard error."""
+    capsys.readouterr()
+    try:
+        status = cli.main(["doctor", *map(str, arguments)])
+    except SystemExit as ended:
+        status = ended.code
+    output = capsys.readouterr()
+    return status, output.out.splitlines(), output.err
+
+
+def test_a_right_model_gives_versions_one_line_each_and_status_0(marian, capsys):
+    status, lines, error = run(capsys, marian)
+    assert (status, error) == (0, "")
+    assert f"transformers {transformers.__version__}" in lines
+    assert f"torch {torch.__version__}" in lines
+    assert any(line.startswith("note transformers: release: ") for line in lines)
+    checks = [line for line in lines if line.startswith("ok ")]
+    assert f"ok   {marian}: logits: relative difference 0, at most 0.0001" in checks
+    assert len(checks) > 20
+    assert lines[-1].startswith("no difference")
+
+
+def test_a_wrong_model_gives_status_1_and_a_line_for_each_difference(marian, capsys, monkeypatch):
+    monkeypatch.setattr(text, "cached_tokens", lambda *_: 0)
+    status, lines, _ = run(capsys, marian)
+    failed = [line for line in lines if line.startswith("FAIL ")]
+    assert status == 1
+    assert any("greedy generation: cached steps against one forward" in line for line in failed)
+    assert lines[-1].startswith(f"{len(failed)} of ")
+
+
+def test_the_wished_type_is_the_one_that_is_trained(marian, capsys):
+    status, lines, _ = run(
+        capsys, marian, "--position-embedding", "shape", "--position-max-offset", "9"
+    )
+    assert status == 0
+    assert any(": shape: one training step: loss" in line for line in lines)
+    assert not any(": cape: " in line for line in lines)
+
+
+def test_json_has_the_same(marian, capsys):
+    status, lines, _ = run(capsys, marian, "--json")
+    report = json.loads("\n".join(lines))
+    assert status == 0
+    assert report["versions"]["transformers"] == transformers.__version__
+    assert {"model": marian, "name": "logits", "status": "ok"}.items() <= {
+        **next(row for row in report["checks"] if row["name"] == "logits")
+    }.items()
+
+
+def test_a_checkpoint_of_this_package_is_checked_itself_and_by_its_stock_model(tmp_path, capsys):
+    model = hf_models.switch(
+        tiny_model(MarianMTModel), {"type": "cape", "source_scale": 1.2, "relative_context": 2}
+    )
+    model.save_pretrained(tmp_path)
+    status, lines, _ = run(capsys, tmp_path)
+    assert status == 0
+    assert any("cape of the checkpoint: one training step" in line for line in lines)
+    assert any(f"ok   {tmp_path}: logits" in line for line in lines)
+
+
+def test_a_model_without_a_stock_class_is_checked_alone(tmp_path, capsys):
+    config = hf_models.CapeSpeechConfig
+    model = hf_models.CapeSpeechForCTC(config(**tiny_sizes(config), position_embedding={}))
+    model.save_pretrained(tmp_path)
+    status, lines, _ = run(capsys, tmp_path)
+    assert status == 0
+    assert any("cape of the checkpoint: one training step" in line for line in lines)
+    assert not any(": logits:" in line for line in lines)
+
+
+def test_large_models_are_cut_to_their_first_layers(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(hf_doctor, "LARGE", 1000)
+    config = BertConfig(**{**tiny_sizes(BertConfig), "num_hidden_layers": 5})
+    BertForMaskedLM(config).save_pretrained(tmp_path)
+    status, lines, _ = run(capsys, tmp_path)
+    assert status == 0
+    assert f"note {tmp_path}: layers: the first 2 of 5, because the model is large" in lines
+
+
+def test_changes_that_a_host_announces_are_noted(marian, capsys, monkeypatch):
+    step = text.TranslationModel.forward
+
+    def forward(self, *args, **kwargs):
+        warnings.warn("`x` goes", FutureWarning, stacklevel=2)
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(text.TranslationModel, "forward", forward)
+    _, lines, _ = run(capsys, marian)
+    assert "note transformers: warning: FutureWarning: `x` goes" in lines
+
+
+@pytest.mark.slow
+def test_without_a_model_every_family_is_checked(capsys):
+    status, lines, _ = run(capsys)
+    assert status == 0
+    names = {line[5:].partition(":")[0] for line in lines if line.startswith("ok ")}
+    assert names == {config.model_type for config in hf_models.AUTO_CLASSES}
+
+
+def test_families_that_cannot_have_the_wished_type_are_left_out(capsys, monkeypatch):
+    families = {
+        config: autos
+        for config, autos in hf_models.AUTO_CLASSES.items()
+        if config.model_type in ("cape_llama", "cape_bert")
+    }
+    monkeypatch.setattr(hf_models, "AUTO_CLASSES", families)
+    status, lines, _ = run(capsys, "--position-embedding", "relpos")
+    assert status == 0
+    assert any(line.startswith("skip cape_llama: settings: ") for line in lines)
+    assert any(line.startswith("ok   cape_bert: relpos: one training step") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["./missing"], "./missing: no such folder"),
+        (["gpt2"], "holds a GPT2LMHeadModel"),
+        (["empty"], "config.json"),
+        (["marian", "--position-embedding", "rope"], "--position-embedding rope needs"),
+        (["marian", "--position-gamma", "-1"], "--position-gamma"),
+        (["marian", "--data", "x"], "--data x is not allowed"),
+    ],
+)
+def test_usage_errors_are_one_line_and_status_2(arguments, told, marian, tmp_path, capsys):
+    GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=9)).save_pretrained(
+        tmp_path / "gpt2"
+    )
+    (tmp_path / "empty").mkdir()
+    name, *rest = arguments
+    place = name if name.startswith(".") else tmp_path / name
+    status, _, error = run(capsys, place, *rest)
+    assert status == 2
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert told in error
+
+
+def test_a_missing_host_is_named_with_the_way_to_install_it(marian, capsys, monkeypatch):
+    def load(point):
+        raise ImportError("No module named 'transformers'")
+
+    monkeypatch.setattr(EntryPoint, "load", load)
+    status, _, error = run(capsys, marian)
+    assert status == 2
+    assert "install it: pip install 'cape-plugins[hf]'" in error
