@@ -1,9 +1,15 @@
-"""One check of a model on the hosts that are installed, as every host's doctor returns it."""
+"""Checks of models on the hosts that are installed: what the doctors of all hosts share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from cape_plugins.config import PositionConfig
+from cape_plugins.options import COUNTED
+from cape_plugins.registry import DEFAULT_TYPE, types_of
 
 OK, FAILED, SKIPPED, NOTE = "ok", "FAIL", "skip", "note"
 # Largest difference relative to the largest number that is compared; float32 loses less in any
@@ -63,3 +69,39 @@ def check(name: str, compare: Callable[[], float | str]) -> Check:
         return Check(name, OK, result)
     status = OK if result <= LIMIT else FAILED  # NaN fails
     return Check(name, status, f"relative difference {result:.2g}, at most {LIMIT:g}")
+
+
+def relative_difference(expected: Tensor, got: Tensor) -> float:
+    """Largest difference relative to the largest number; infinite where one is no number."""
+    difference = (expected - got).abs().max() / expected.abs().max().clamp(min=1e-12)
+    return difference.item() if difference.isfinite() else float("inf")
+
+
+def wishes(
+    settings: Mapping[str, Any] | None, domain: str, architecture: str
+) -> list[dict[str, Any]]:
+    """Position embeddings to train a model with.
+
+    Args:
+        settings: ``{"type": ..., option: value}``; None for the default type, and a type with
+            relative attention where the architecture has one.
+        domain: Of the model.
+        architecture: Of the model.
+
+    Returns:
+        settings with a source scale of 1 where it would have to be counted.
+
+    Raises:
+        ValueError: if a model of this architecture cannot have them.
+    """
+    if settings is not None:
+        wanted = [settings]
+    else:
+        rows = types_of(architecture, domain).items()
+        relative = [name for name, row in rows if "relative_context" in row.options]
+        wanted = [{"type": name} for name in (DEFAULT_TYPE, *relative[:1])]
+    configs = (PositionConfig.from_dict(wish, domain, architecture) for wish in wanted)
+    return [
+        {**wish, "source_scale": "1"} if config.source_scale in COUNTED else {**wish}
+        for wish, config in zip(wanted, configs, strict=True)
+    ]

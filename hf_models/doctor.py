@@ -15,8 +15,8 @@ from transformers.utils import logging
 
 import hf_models
 from cape_plugins import PositionConfig
-from cape_plugins.checks import NOTE, SKIPPED, Check
-from hf_models.checks.family import check_family, wishes
+from cape_plugins.checks import NOTE, SKIPPED, Check, wishes
+from hf_models.checks.family import check_family
 from hf_models.checks.model import model_checks
 from hf_models.checks.tiny import tiny_model, tiny_sizes
 from hf_models.convert import own_class
@@ -113,7 +113,7 @@ def head_of(config: type) -> Any:
 
 
 def _own_rows(name: str, config: Any, model_class: Any, settings: Mapping[str, Any] | None) -> Rows:
-    for wish in wishes(config, settings):
+    for wish in wishes(settings, *config.position_fields[FIELD]):
         torch.manual_seed(0)
         model = model_class(config(**tiny_sizes(config), position_embedding=wish)).eval()
         for row in model_checks(model, set(), f"{wish['type']}: "):

@@ -11,11 +11,8 @@ from typing import Any
 
 import torch
 
-from cape_plugins import PositionConfig
-from cape_plugins.checks import SKIPPED, Check, NotApplicable, check
+from cape_plugins.checks import SKIPPED, Check, NotApplicable, check, wishes
 from cape_plugins.families import find_family
-from cape_plugins.options import COUNTED
-from cape_plugins.registry import DEFAULT_TYPE, types_of
 from hf_models.checks.generation import generation_checks
 from hf_models.checks.model import evaluation, model_checks, padding
 from hf_models.checks.outputs import largest, outputs_of
@@ -25,7 +22,6 @@ from hf_models.checks.tiny import fill_zeros
 from hf_models.settings import FIELD
 from hf_models.switching import PARTS, is_model, switch
 
-RELATIVE = "relative_context"
 _NEW_TABLES = 0.5  # standard deviation
 
 
@@ -65,37 +61,14 @@ def check_family(
             "hf_models.register_family, or give such a model."
         )
     samples = sample_inputs(stock_model) if inputs is None else inputs
-    to_train = wishes(own_class.config_class, position_embedding)
+    place = own_class.config_class.position_fields[FIELD]
+    to_train = wishes(position_embedding, *place)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         checks = list(_stock_checks(stock_model, samples))
         for number, wish in enumerate(to_train):
             checks += _wish_checks(stock_model, wish, inputs, optional=number > 0)
     return checks
-
-
-def wishes(config_class: Any, settings: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Position embeddings to train with: the one that is wished, or those of the default.
-
-    Args:
-        config_class: Of this package, of the family.
-        settings: See :func:`check_family`.
-
-    Raises:
-        ValueError: if the family cannot have the settings.
-    """
-    place = config_class.position_fields[FIELD]
-    if settings is not None:
-        return [_with_scale(settings, place)]
-    rows = types_of(place[1], place[0]).items()
-    relative = next(([name] for name, row in rows if RELATIVE in row.options), [])
-    return [_with_scale({"type": name}, place) for name in (DEFAULT_TYPE, *relative)]
-
-
-def _with_scale(settings: Mapping[str, Any], place: tuple[str, str]) -> dict[str, Any]:
-    """Settings that a model takes: nobody has counted alpha here."""
-    counted = PositionConfig.from_dict(settings, *place).source_scale in COUNTED
-    return {**settings, "source_scale": "1"} if counted else {**settings}
 
 
 def copy_of(stock_model: Any) -> Any:

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin
 
-from cape_plugins.checks import Check, check
-from hf_models.checks.outputs import relative
+from cape_plugins.checks import Check, check, relative_difference
 from hf_models.checks.samples import Samples, pad_token, start_token
 
 STEPS = 6  # tokens that are generated
@@ -150,7 +149,9 @@ def _against_forward(
     own: Any, row: Mapping[str, Tensor], generated: Callable[[], Generated]
 ) -> float:
     steps = generated()
-    return relative(forced_logits(own, row, steps.sequences, steps.logits.shape[1]), steps.logits)
+    return relative_difference(
+        forced_logits(own, row, steps.sequences, steps.logits.shape[1]), steps.logits
+    )
 
 
 def _from_padded(reference: Any, own: Any, samples: Samples) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cape_plugins.checks import Mismatch
+from cape_plugins.checks import Mismatch, relative_difference
 
 
 @torch.no_grad()
@@ -45,11 +45,5 @@ def largest(expected: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> float:
         if numbers.shape != got[name].shape:
             shapes = f"{tuple(got[name].shape)}, expected {tuple(numbers.shape)}"
             raise Mismatch(f"{name} has shape {shapes}")
-        worst = max(worst, relative(numbers, got[name]))
+        worst = max(worst, relative_difference(numbers, got[name]))
     return worst
-
-
-def relative(expected: Tensor, got: Tensor) -> float:
-    """Largest difference relative to the largest number; infinite where one is no number."""
-    difference = (expected - got).abs().max() / expected.abs().max().clamp(min=1e-12)
-    return difference.item() if difference.isfinite() else float("inf")

@@ -1,4 +1,4 @@
-"""``cape-plugins doctor``: versions, one line for each check, and a status that tells the result."""
+"""``cape-plugins doctor``: versions, one line for each check, a status that sums them up."""
 
 import json
 import warnings
