@@ -16,6 +16,7 @@ from cape_plugins.registry import DEFAULT_TYPE, TYPES, PositionType, types_of
 
 PREFIX = "position_"
 TYPE_ARG = "position_embedding"
+FAIRSEQ, HUGGING_FACE = "fairseq", "hugging_face"  # hosts, in names of entry points
 
 
 class Parser(argparse.ArgumentParser):
@@ -49,6 +50,16 @@ class Distinct(argparse.Action):
             shown = " ".join(map(str, values))
             raise argparse.ArgumentError(self, f"{shown}: give each once")
         setattr(namespace, self.dest, values)
+
+
+def add_data(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--data``."""
+    parser.add_argument(
+        "--data",
+        metavar="DIR",
+        help="of a fairseq checkpoint: folder with its dictionaries (default: the one that it was "
+        "trained on)",
+    )
 
 
 def add_position_args(

@@ -11,10 +11,16 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from typing import Any
 
-from cape_plugins.arguments import TYPE_ARG, add_position_args, given_settings
+from cape_plugins.arguments import (
+    FAIRSEQ,
+    HUGGING_FACE,
+    TYPE_ARG,
+    add_data,
+    add_position_args,
+    given_settings,
+)
 from cape_plugins.checks import SKIPPED, Check
 from cape_plugins.registry import DEFAULT_TYPE, ROTARY_TYPES, TYPES
-from cape_plugins.serving.command import FAIRSEQ, HUGGING_FACE, add_data
 
 GROUP = "cape_plugins.doctor"  # entry points, named after the host
 PACKAGES = (

@@ -9,11 +9,10 @@ from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from cape_plugins.arguments import positive, whole
+from cape_plugins.arguments import FAIRSEQ, HUGGING_FACE, add_data, positive, whole
 from cape_plugins.serving.output import Exported, complete_folder
 
 GROUP = "cape_plugins.export"  # entry points, named HOST-ENGINE
-FAIRSEQ, HUGGING_FACE = "fairseq", "hugging_face"
 _NAMES = {FAIRSEQ: "checkpoint of fairseq", HUGGING_FACE: "Hugging Face model"}
 SOURCES = "checkpoint of fairseq, or folder of a Hugging Face model"
 # ctranslate2's own names; "auto" and "default" are for loading
@@ -109,16 +108,6 @@ def _table_length(text: str) -> int:
 def _add_paths(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("source", metavar="SOURCE", type=Path, help=what)
     parser.add_argument("out", metavar="OUT", type=Path, help="new folder")
-
-
-def add_data(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--data``."""
-    parser.add_argument(
-        "--data",
-        metavar="DIR",
-        help="of a fairseq checkpoint: folder with its dictionaries (default: the one that it was "
-        "trained on)",
-    )
 
 
 def run_export(args: argparse.Namespace) -> str:
