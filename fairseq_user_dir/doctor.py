@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -85,10 +86,15 @@ def doctor(args: argparse.Namespace, settings: Mapping[str, Any] | None) -> Rows
     place = args.model or "fairseq transformer"
     subject = _built_in() if args.model is None else _loaded(Path(args.model), args.data)
     config = position_config(subject.model)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        for row in _checks(subject, config, settings):
-            yield place, row
+    level = logging.root.manager.disable
+    logging.disable(logging.INFO)  # each model that is built tells its settings
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            for row in _checks(subject, config, settings):
+                yield place, row
+    finally:
+        logging.disable(level)
 
 
 def _checks(

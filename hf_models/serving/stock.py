@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
+from cape_plugins.arguments import HUGGING_FACE
 from cape_plugins.files import editing_json
 from cape_plugins.serving.checks import refuse_large_table
-from cape_plugins.serving.command import HUGGING_FACE, SHORTEST
+from cape_plugins.serving.command import SHORTEST
 from cape_plugins.serving.output import Exported
 from hf_models.convert import copy_other_files, own_class
 from hf_models.feature_extraction import choose_extractor

@@ -27,9 +27,10 @@ from fairseq.data.fasta_dataset import FastaDataset
 from fairseq.modules import MultiheadAttention
 from omegaconf import DictConfig, OmegaConf
 
+from cape_plugins.arguments import FAIRSEQ
 from cape_plugins.fairseq_files import UnsafeSettingError, literal, load_fairseq
 from cape_plugins.pictures.checkpoint import read_stack
-from cape_plugins.serving.command import FAIRSEQ, GROUP
+from cape_plugins.serving.command import GROUP
 from fairseq_user_dir.average import average_checkpoints
 from fairseq_user_dir.errors import SettingsError
 from tests.support.fairseq_models import USER_DIR, Task, build, generate_words, train_words
