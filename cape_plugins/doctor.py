@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import platform
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from typing import Any
@@ -125,7 +126,9 @@ def _checks(
 
 def _doctor(point: EntryPoint) -> Doctor:
     try:
-        return point.load()
+        with warnings.catch_warnings():  # of an untested host, which the report names
+            warnings.simplefilter("ignore")
+            return point.load()
     except ImportError as error:
         raise ImportError(
             f"models of {point.name} need a package that cannot be imported ({error}); install it: "

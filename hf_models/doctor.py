@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from hf_models.switching import PARTS, stock_class
 
 LARGE = 200_000_000  # parameters of a model of which the first layers are checked
 LAYERS = 2
+_NOTE = 160  # characters of a warning
 _DEPTHS = ("num_hidden_layers", "encoder_layers", "decoder_layers")
 Rows = Iterator[tuple[str, Check]]
 
@@ -66,7 +68,8 @@ def _quiet() -> Iterator[set[str]]:
 
     def collect(message: Any, category: type, *_: Any, **__: Any) -> None:
         if issubclass(category, FutureWarning | DeprecationWarning):
-            raised.add(f"{category.__name__}: {' '.join(str(message).split())}")
+            # some hold the values of tensors
+            raised.add(textwrap.shorten(f"{category.__name__}: {message}", _NOTE))
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -1,6 +1,7 @@
 """``cape-plugins doctor`` of models of fairseq: right ones pass, broken ones are named."""
 
 import argparse
+import re
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -92,8 +93,10 @@ def test_checkpoints_pass(name, trained, corpus):
         assert "source_bos" in note
 
 
-def test_a_file_that_is_no_checkpoint_is_status_2(tmp_path, monkeypatch, capsys):
-    points = [EntryPoint("fairseq", "fairseq_user_dir.doctor:doctor", doctor.GROUP)]
+def test_a_file_that_is_no_checkpoint_is_status_2(tmp_path, monkeypatch, capsys, repo_root):
+    setup = (repo_root / "setup.py").read_text(encoding="utf-8")
+    (value,) = re.findall(r'"fairseq = (fairseq_user_dir\.doctor:\w+)"', setup)
+    points = [EntryPoint("fairseq", value, doctor.GROUP)]
     monkeypatch.setattr(doctor, "entry_points", lambda group: points)
     file = tmp_path / "model.pt"
     file.write_bytes(b"nothing")

@@ -1,6 +1,7 @@
 """``cape-plugins doctor``: versions, one line for each check, a status that sums them up."""
 
 import json
+import re
 import warnings
 from importlib.metadata import EntryPoint
 
@@ -17,9 +18,11 @@ from hf_models.checks.tiny import tiny_model, tiny_sizes
 
 
 @pytest.fixture(autouse=True)
-def _hosts(monkeypatch):
-    """The entry points of setup.py, whatever is installed."""
-    points = [EntryPoint("hugging_face", "hf_models.doctor:doctor", doctor.GROUP)]
+def _hosts(monkeypatch, repo_root):
+    """The entry point of setup.py, whatever is installed."""
+    setup = (repo_root / "setup.py").read_text(encoding="utf-8")
+    (value,) = re.findall(r'"hugging_face = (hf_models\.doctor:\w+)"', setup)
+    points = [EntryPoint("hugging_face", value, doctor.GROUP)]
     monkeypatch.setattr(doctor, "entry_points", lambda group: points)
 
 

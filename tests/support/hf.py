@@ -12,6 +12,7 @@ from torch import Tensor
 import hf_models
 from cape_plugins import TYPES, PositionEncoder
 from cape_plugins.registry import ROTARY_TYPES, types_of
+from hf_models.checks.tiny import SIZES, fill_zeros
 
 PAD, EOS = 59, 0
 ALPHA = "11/10"
@@ -49,21 +50,12 @@ class Family(NamedTuple):
     def build(self, settings: dict[str, Any], seed: int = 0, **sizes: Any) -> Any:
         torch.manual_seed(seed)
         config = self.config(**{**self.sizes, **sizes}, position_embedding=settings)
-        return fill_empty_tables(self.model(config).eval())
+        return fill_zeros(self.model(config).eval())
 
     def build_stock(self, seed: int = 0, **sizes: Any) -> Any:
         torch.manual_seed(seed)
         config = self.stock_config(**{**self.sizes, **sizes})
-        return fill_empty_tables(self.stock_model(config).eval())
-
-
-@torch.no_grad()
-def fill_empty_tables(model: Any) -> Any:
-    """Draws the positions and special tokens that some models begin with zeros in."""
-    for name, table in model.named_parameters():
-        if table.dim() > 1 and not table.any() and "bias" not in name.split(".")[-1]:
-            table.normal_(std=0.2)
-    return model
+        return fill_zeros(self.stock_model(config).eval())
 
 
 # ---- batches -------------------------------------------------------------------------------------
@@ -128,45 +120,35 @@ def spelled() -> dict[str, Tensor]:
 
 # ---- the table of families -----------------------------------------------------------------------
 
+
+def small(*names: str) -> dict[str, Any]:
+    """The sizes that `cape-plugins doctor` has for these fields."""
+    return {name: SIZES[name] for name in names}
+
+
+ENCODER_SIZES = small(
+    *("d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim", "init_std")
+)
+DECODER_SIZES = small("decoder_layers", "decoder_attention_heads", "decoder_ffn_dim")
+NO_DROPOUT = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.0)
 SEQ2SEQ = {
-    "vocab_size": 60,
-    "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 64,
-    "decoder_ffn_dim": 64,
-    "max_position_embeddings": 40,
+    **ENCODER_SIZES,
+    **DECODER_SIZES,
+    **NO_DROPOUT,
+    **small("vocab_size", "max_position_embeddings"),
     "pad_token_id": PAD,
     "decoder_start_token_id": PAD,
     "eos_token_id": EOS,
-    "dropout": 0.0,
-    "attention_dropout": 0.0,
-    "activation_dropout": 0.0,
     "encoder_layerdrop": 0.0,
     "decoder_layerdrop": 0.0,
     "scale_embedding": True,
-    "init_std": 0.2,
 }
-STACK = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "initializer_range": 0.2,
-}
-IMAGES = {**STACK, "image_size": 32, "patch_size": 8, "num_labels": 5}
-SPEECH = {
-    "d_model": 32,
-    "encoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "encoder_ffn_dim": 64,
-    "dropout": 0.0,
-    "attention_dropout": 0.0,
-    "activation_dropout": 0.0,
-    "init_std": 0.2,
-}
+STACK = small(
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
+    "initializer_range",
+)
+IMAGES = {**STACK, **small("image_size", "patch_size"), "num_labels": 5}
+SPEECH = {**ENCODER_SIZES, **NO_DROPOUT}
 BEIT = {
     "use_absolute_position_embeddings": True,
     "use_relative_position_bias": True,
@@ -230,20 +212,22 @@ SPEECH_TO_TEXT = row(
     "ForConditionalGeneration",
     {
         **SPEECH,
-        "decoder_layers": 2,
-        "decoder_attention_heads": 4,
-        "decoder_ffn_dim": 64,
-        "conv_channels": 24,
-        "input_feat_per_channel": 8,
+        **DECODER_SIZES,
+        **small("conv_channels", "input_feat_per_channel"),
+        **small("max_source_positions", "max_target_positions"),
         "vocab_size": 40,
-        "max_source_positions": 40,
-        "max_target_positions": 20,
     },
     "sinpos",
     "AutoModelForSpeechSeq2Seq",
     batch=transcribed,
 )
-TOKENS = {**STACK, "vocab_size": 60, "pad_token_id": PAD, "bos_token_id": 1, "eos_token_id": EOS}
+TOKENS = {
+    **STACK,
+    **small("vocab_size"),
+    "pad_token_id": PAD,
+    "bos_token_id": 1,
+    "eos_token_id": EOS,
+}
 ENDS = {"cls_token_id": 1, "sep_token_id": EOS, "local_attention": 6}
 ENDS["global_attn_every_n_layers"] = 2
 BERT_NOISE = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
