@@ -28,8 +28,9 @@ from hf_models.serving.stock_model import build_stock, stock_settings
 from hf_models.settings import FIELD
 from hf_models.switching import PARTS, stock_class
 
-LARGE = 200_000_000  # parameters of a model of which the first layers are checked
+LARGE = 200  # million parameters of a model, beyond which its first layers are checked
 LAYERS = 2
+_STAGES = ("stage_names", "out_features", "out_indices")  # of a backbone, named after its layers
 _NOTE = 160  # characters of a warning
 _DEPTHS = ("num_hidden_layers", "encoder_layers", "decoder_layers")
 Rows = Iterator[tuple[str, Check]]
@@ -49,7 +50,8 @@ def doctor(args: argparse.Namespace, settings: Mapping[str, Any] | None) -> Rows
     """
     refuse_data(args)
     yield "transformers", Check("release", NOTE, _tested())
-    with _quiet() as raised:
+    with torch.random.fork_rng(), _quiet() as raised:
+        torch.manual_seed(0)
         yield from _of_families(settings) if args.model is None else _of(args.model, settings)
     for text in sorted(raised):
         yield "transformers", Check("warning", NOTE, text)
@@ -132,10 +134,9 @@ def _of(source: str, settings: Mapping[str, Any] | None) -> Rows:
         config = AutoConfig.from_pretrained(source)
     own = own_class(source, config)
     stock, is_own = stock_class(own), hasattr(config, "position_fields")
-    before = _depth(config)
-    if stock is not None and _is_large(config, stock):
-        _cut(config)
-        text = f"the first {LAYERS} of {before}, because the model is large"
+    if stock is not None and (size := _millions(config, stock)) > LARGE:
+        config = _cut(config)
+        text = f"the first {LAYERS} of each stack, because the model has {size} million parameters"
         yield source, Check("layers", NOTE, text)
     model_class = own if is_own else stock
     with clear_errors(source):
@@ -156,23 +157,24 @@ def _of(source: str, settings: Mapping[str, Any] | None) -> Rows:
         yield source, row
 
 
-def _is_large(config: Any, stock: Any) -> bool:
+def _millions(config: Any, stock: Any) -> int:
+    """Parameters of a model that is not built."""
     if hasattr(config, "position_fields"):
         config = stock.config_class(**stock_settings(config, stock.config_class))
     with torch.device("meta"):
         model = stock(config)
-    return sum(parameter.numel() for parameter in model.parameters()) > LARGE
+    return sum(parameter.numel() for parameter in model.parameters()) // 10**6
 
 
-def _depth(config: Any) -> int:
-    return max((getattr(config, name, 0) or 0 for name in _DEPTHS), default=0)
-
-
-def _cut(config: Any) -> None:
-    """Leaves the first layers of each stack; the vocabulary and the width stay."""
-    for part in (config, *(getattr(config, name) for name in config.sub_configs)):
+def _cut(config: Any) -> Any:
+    """A configuration of the first layers of each stack; the vocabulary and the width stay."""
+    settings = config.to_dict()
+    for part in (settings, *(settings[name] for name in config.sub_configs)):
         for name in _DEPTHS:
-            if name in vars(part):
-                setattr(part, name, min(LAYERS, getattr(part, name)))
-        if getattr(part, "layer_types", None):
-            part.layer_types = part.layer_types[:LAYERS]
+            if isinstance(part.get(name), int):
+                part[name] = min(LAYERS, part[name])
+        if part.get("layer_types"):
+            part["layer_types"] = part["layer_types"][:LAYERS]
+        for name in _STAGES:
+            part.pop(name, None)
+    return type(config).from_dict(settings)

@@ -39,7 +39,7 @@ def check_family(
 
     Args:
         stock_model: A model of transformers of a registered family, with any weights; it stays as
-            it is. Copies compute in float32, and tables of zeros are drawn in them.
+            it is. Copies compute on the CPU in float32; tables of zeros are drawn.
         position_embedding: ``{"type": ..., option: value}`` to train with; by default ``cape``,
             and then a type with relative attention where the family has one. A source scale that
             is left out is 1.
@@ -72,12 +72,20 @@ def check_family(
 
 
 def copy_of(stock_model: Any) -> Any:
-    """A copy in evaluation mode and float32, without tables of zeros and with a padding token, as
-    heads that look for the last token ask for."""
-    model = fill_zeros(deepcopy(stock_model).float().eval().requires_grad_(True))
+    """A model with the same weights, in evaluation mode and float32, with a padding token, as heads
+    that look for the last token ask for, and without tables of zeros.
+
+    It is built anew: what is no weight, such as sinusoids, may have been rounded to half precision.
+    """
+    model = type(stock_model)(deepcopy(stock_model.config)).eval()
+    computed = {name for name, table in model.named_parameters() if not table.requires_grad}
+    weights = {
+        name: weight for name, weight in stock_model.state_dict().items() if name not in computed
+    }
+    model.load_state_dict(weights, strict=False)
     if getattr(model.config, "pad_token_id", 0) is None:
         model.config.pad_token_id = pad_token(model.config)
-    return model
+    return fill_zeros(model)
 
 
 # ---- the stock type ------------------------------------------------------------------------------

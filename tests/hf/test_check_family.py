@@ -42,11 +42,19 @@ def test_the_model_and_the_random_numbers_of_the_caller_stay():
     model = tiny_model(transformers.MarianMTModel).half().train()
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     before = torch.get_rng_state()
-    hf_models.check_family(model)
+    assert failed(model) == []
     assert torch.equal(before, torch.get_rng_state())
     assert type(model) is transformers.MarianMTModel
     assert model.training
     assert all(torch.equal(model.state_dict()[name], value) for name, value in weights.items())
+
+
+def test_a_model_of_no_family_is_refused_with_those_that_are_known():
+    with pytest.raises(ValueError, match=r"stock_model is a Linear.*MarianMTModel.*Register"):
+        hf_models.check_family(torch.nn.Linear(1, 1))
+    switched = hf_models.switch(tiny_model(transformers.BertModel), {"type": "cape"})
+    with pytest.raises(ValueError, match="stock_model is a CapeBertModel"):
+        hf_models.check_family(switched)
 
 
 # ---- a family that was copied from a neighbour ---------------------------------------------------

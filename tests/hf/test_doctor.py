@@ -8,7 +8,15 @@ from importlib.metadata import EntryPoint
 import pytest
 import torch
 import transformers
-from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, MarianMTModel
+from transformers import (
+    BeitBackbone,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    MarianMTModel,
+    Qwen2ForCausalLM,
+    WhisperForConditionalGeneration,
+)
 
 import hf_models
 from cape_plugins import cli, doctor
@@ -105,13 +113,27 @@ def test_a_model_without_a_stock_class_is_checked_alone(tmp_path, capsys):
     assert not any(": logits:" in line for line in lines)
 
 
-def test_large_models_are_cut_to_their_first_layers(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(hf_doctor, "LARGE", 1000)
-    config = BertConfig(**{**tiny_sizes(BertConfig), "num_hidden_layers": 5})
-    BertForMaskedLM(config).save_pretrained(tmp_path)
+@pytest.mark.parametrize(
+    "stock", [BertForMaskedLM, Qwen2ForCausalLM, BeitBackbone, WhisperForConditionalGeneration]
+)
+def test_large_models_are_cut_to_their_first_layers(stock, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(hf_doctor, "LARGE", -1)
+    sizes = tiny_sizes(stock.config_class)
+    deep = {name: 5 for name in sizes if name.endswith("layers")}
+    stock(stock.config_class(**{**sizes, **deep})).save_pretrained(tmp_path)
+    built = []
+    check = hf_doctor.check_family
+    monkeypatch.setattr(hf_doctor, "check_family", lambda m, s: built.append(m) or check(m, s))
     status, lines, _ = run(capsys, tmp_path)
     assert status == 0
-    assert f"note {tmp_path}: layers: the first 2 of 5, because the model is large" in lines
+    assert any(f"{tmp_path}: layers: the first 2 of each stack" in line for line in lines)
+    assert built[0].config.num_hidden_layers == 2
+
+
+def test_half_precision_is_checked_in_float32(tmp_path, capsys):
+    tiny_model(MarianMTModel).half().save_pretrained(tmp_path)
+    status, _, _ = run(capsys, tmp_path)
+    assert status == 0
 
 
 def test_changes_that_a_host_announces_are_noted(marian, capsys, monkeypatch):
