@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import math
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,14 @@ import torch
 from torch import Tensor
 
 from cape_plugins.speech.features import SAMPLING_RATE
+from cape_plugins.speech.streams import (
+    HEAD_BYTES,
+    CutOffError,
+    Stream,
+    is_absurd,
+    streams,
+    tells_length,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +34,9 @@ Source = str | os.PathLike | bytes
 _SHORTER = re.compile(r"^ *(?:data|SSND|Data Size) *: (\d+) \(should be (\d+)\)", re.MULTILINE)
 _HEADER_BYTES = 44  # header of a wav file; some writers count it as samples
 _UNKNOWN_BYTES = 0x7FFFF000  # least size that programs write into a pipe, where they do not know it
+_RATES = (100, 1_000_000)  # Hz; others cannot be resampled in the memory of a computer
+_BLOCK = 2**20  # samples of all channels that are decoded at a time
+_CANCELLED = 1e-3  # share of the power that is left where channels are of opposite phase
 
 
 class AudioError(ValueError):
@@ -31,7 +44,8 @@ class AudioError(ValueError):
 
 
 def read_audio(source: Source, sampling_rate: int = SAMPLING_RATE) -> Tensor:
-    """Reads a recording of any format that libsndfile knows (wav, flac, ogg, mp3 ...).
+    """Reads a recording of any format that libsndfile knows (wav, flac, ogg, mp3 ...) to its end,
+    also behind the length that its header says, and all streams of joined files.
 
     Channels are averaged; another sampling rate is resampled with an anti-aliasing filter.
 
@@ -43,33 +57,68 @@ def read_audio(source: Source, sampling_rate: int = SAMPLING_RATE) -> Tensor:
         ``[samples]`` float32 in -1 to 1.
 
     Raises:
-        AudioError: if there is no such file, it cannot be decoded, or it holds no sample or samples
-            that are not finite.
+        AudioError: if there is no such file, it cannot be decoded, it holds fewer samples than its
+            header says, none, or some that are not finite, or its channels cancel each other.
         ImportError: without the package soundfile.
     """
-    file = _opened(source)
-    with file:
-        try:
-            samples = file.read(dtype="float32", always_2d=True)
-        except RuntimeError as error:
-            raise _unreadable(source, error) from None
-        rate, expected = file.samplerate, file.frames
-    if len(samples) < 0.99 * expected:
-        raise _cut_off(source, f"{len(samples)} of {expected} samples")
-    if not len(samples):
+    parts = []
+    for stream in _streams(source):
+        with _opened(source, io.BytesIO(stream.data)) as file, _decoding(source):
+            blocks = list(_blocks(file))
+            rate, told = file.samplerate, file.frames if stream.frames is None else stream.frames
+            samples = np.concatenate([*blocks, np.zeros((0, file.channels), np.float32)])
+        if len(samples) < 0.99 * told and not is_absurd(told, len(stream.data)):
+            raise _cut_off(source, f"{len(samples)} of {told} samples")
+        parts.append(resample(torch.from_numpy(_mixed(source, samples)), rate, sampling_rate))
+    waveform = torch.cat(parts)
+    if not len(waveform):
         raise AudioError(f"{_name(source)} holds no sample; leave it out.")
-    if not np.isfinite(samples).all():
-        raise AudioError(f"{_name(source)} holds NaN or infinite samples; repair or leave it out.")
-    return resample(torch.from_numpy(samples.mean(1)), rate, sampling_rate)
+    return waveform
 
 
 def audio_seconds(source: Source) -> float:
-    """Duration of a recording, from its header; raises as :func:`read_audio`.
+    """Duration of a recording; raises as :func:`read_audio`.
 
-    A wav, aiff or au file that holds fewer samples than its header says is cut off, too; in
-    compressed formats only reading shows that."""
-    with _opened(source) as file:
-        return file.frames / file.samplerate
+    It is that of the header where this can be trusted. The whole file is looked into for another
+    length and further streams in Ogg and mp3, and where the header says no length, or a nonsense
+    one; samples are decoded only for FLAC of such a header. A wav, aiff or au file that holds fewer
+    samples than its header says is cut off, too; in other formats only reading shows that."""
+    if isinstance(source, bytes):
+        head, size = source[:HEAD_BYTES], len(source)
+    else:
+        with _decoding(source), open(_existing(source), "rb") as file:
+            head, size = file.read(HEAD_BYTES), os.path.getsize(source)
+    if tells_length(head, size):
+        return _header_seconds(source, io.BytesIO(source) if isinstance(source, bytes) else source)
+    return sum(_header_seconds(source, io.BytesIO(part.data)) for part in _streams(source))
+
+
+def read_segment(source: Source, start: float, end: float) -> tuple[np.ndarray, int]:
+    """The samples between two times in seconds, as they are stored, and their rate in Hz.
+
+    Returns:
+        ``[samples]`` or ``[samples, channels]`` int16, and the sampling rate.
+
+    Raises:
+        AudioError: if it cannot be read, or there are no samples between `start` and `end`.
+    """
+    path = io.BytesIO(source) if isinstance(source, bytes) else _existing(source)
+    with _opened(source, path) as file, _decoding(source):
+        first, last = (round(time * file.samplerate) for time in (start, end))
+        last = min(last, file.frames)
+        if not 0 <= first < last:
+            raise AudioError(
+                f"{_name(source)}: no samples from {start} to {end} s; check the times."
+            )
+        file.seek(first)
+        return file.read(last - first, dtype="int16"), file.samplerate
+
+
+def audio_rate(source: Source) -> int:
+    """Sampling rate of a recording as it is stored, in Hz; raises as :func:`read_audio`."""
+    path = io.BytesIO(source) if isinstance(source, bytes) else _existing(source)
+    with _opened(source, path) as file:
+        return file.samplerate
 
 
 def resample(waveform: Tensor, rate: int, new_rate: int) -> Tensor:
@@ -83,33 +132,94 @@ def resample(waveform: Tensor, rate: int, new_rate: int) -> Tensor:
     return torch.from_numpy(result.astype(np.float32))
 
 
-def _opened(source: Source) -> Any:
+def _streams(source: Source) -> list[Stream]:
+    with _decoding(source):
+        data = source if isinstance(source, bytes) else Path(_existing(source)).read_bytes()
+        try:
+            return streams(data)
+        except CutOffError as error:
+            raise _cut_off(source, error) from None
+
+
+def _header_seconds(source: Source, file: Any) -> float:
+    size = file.getbuffer().nbytes if isinstance(file, io.BytesIO) else os.path.getsize(file)
+    with _opened(source, file) as opened, _decoding(source):
+        frames = opened.frames
+        if is_absurd(frames, size):
+            frames = sum(map(len, _blocks(opened)))
+        return frames / opened.samplerate
+
+
+def _blocks(file: Any) -> Iterator[np.ndarray]:
+    """``[samples, channels]`` float32, up to the end of the stream."""
+    # For a file in which it can seek, soundfile seeks behind what it has read, and that fails at
+    # the end of a FLAC file whose header does not know where the end is.
+    file.seekable = lambda: False
+    while len(block := file.read(_BLOCK // file.channels + 1, dtype="float32", always_2d=True)):
+        yield block
+
+
+def _mixed(source: Source, samples: np.ndarray) -> np.ndarray:
+    """``[samples]``, the mean of channels ``[samples, channels]``."""
+    channels = samples.shape[1]
+    mixed = samples.mean(1)
+    if not np.isfinite(mixed).all():
+        raise AudioError(f"{_name(source)} holds NaN or infinite samples; repair or leave it out.")
+    if channels > 1 and len(samples):
+        power = float(np.vdot(samples, samples)) / samples.size
+        # channels that have nothing in common leave 1 / channels of their power
+        if float(np.vdot(mixed, mixed)) / len(mixed) < _CANCELLED * power / channels:
+            raise AudioError(
+                f"{_name(source)}: its {channels} channels cancel each other (opposite phase), so "
+                "that their mean is silence; write one of them to a file, or leave it out."
+            )
+    return mixed
+
+
+def _existing(source: str | os.PathLike) -> str | os.PathLike:
+    if not os.path.isfile(source):
+        raise AudioError(f"{_name(source)}: no such file; check the path.")
+    return source
+
+
+def _opened(source: Source, file: Any) -> Any:
     try:
         import soundfile
     except (ImportError, OSError) as error:  # OSError: without the library libsndfile
         raise ImportError(
             f"reading recordings needs the package soundfile ({error}); pip install soundfile"
         ) from None
-    if not isinstance(source, bytes) and not os.path.isfile(source):
-        raise AudioError(f"{_name(source)}: no such file; check the path.")
-    try:
-        file = soundfile.SoundFile(io.BytesIO(source) if isinstance(source, bytes) else source)
-    except (RuntimeError, OSError) as error:
-        raise _unreadable(source, error) from None
-    for promised, held in (map(int, sizes) for sizes in _SHORTER.findall(file.extra_info)):
+    with _decoding(source):
+        opened = soundfile.SoundFile(file)
+    for promised, held in (map(int, sizes) for sizes in _SHORTER.findall(opened.extra_info)):
         if held + _HEADER_BYTES < promised < _UNKNOWN_BYTES:
-            file.close()
+            opened.close()
             raise _cut_off(source, f"{held} of {promised} bytes")
-    return file
+    if not _RATES[0] <= opened.samplerate <= _RATES[1]:
+        opened.close()
+        raise AudioError(
+            f"{_name(source)} has a sampling rate of {opened.samplerate} Hz; allowed: {_RATES[0]} "
+            f"to {_RATES[1]}. Repair its header, or leave it out."
+        )
+    return opened
 
 
-def _unreadable(source: Source, error: Exception) -> AudioError:
-    return AudioError(
-        f"{_name(source)} cannot be decoded ({error}); convert it to wav or flac, or leave it out."
-    )
+@contextlib.contextmanager
+def _decoding(source: Source) -> Iterator[None]:
+    """Turns all errors of its block into an :class:`AudioError` of `source`: a damaged file makes
+    the libraries raise many, also of memory and of numbers out of range."""
+    try:
+        yield
+    except AudioError:
+        raise
+    except Exception as error:
+        # soundfile's own text of an error names the object that it has opened
+        why = getattr(error, "error_string", None) or error
+        remedy = "convert it to wav or flac, or leave it out."
+        raise AudioError(f"{_name(source)} cannot be decoded ({why}); {remedy}") from None
 
 
-def _cut_off(source: Source, held: str) -> AudioError:
+def _cut_off(source: Source, held: object) -> AudioError:
     return AudioError(f"{_name(source)} is cut off: {held}; repair it or leave it out.")
 
 

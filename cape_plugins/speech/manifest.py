@@ -13,7 +13,6 @@ import contextlib
 import csv
 import io
 import logging
-import math
 import os
 import re
 from collections import Counter
@@ -31,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 COLUMNS = ("id", "audio", "seconds", "tgt_text")  # columns that are written
 AUDIO_COLUMN, TEXT_COLUMNS = "audio", ("tgt_text", "text")
+_MOST_SECONDS = 1e6  # 11 days: a number of a broken header or table, or none
 _NUMPY = b"\x93NUMPY"
 
 
@@ -118,7 +118,7 @@ def measured(utterance: Utterance, texts: bool = True) -> Utterance:
             seconds = _seconds(_source(utterance.audio))
         except (ValueError, OSError) as error:
             raise Unusable("unreadable", error) from None
-    if not math.isfinite(seconds):
+    if not seconds < _MOST_SECONDS:
         raise Unusable("without a duration", f"{shown} has {seconds} seconds")
     if not seconds > WINDOW_SECONDS:
         raise Unusable(f"of no more than {WINDOW_SECONDS} s", shown)
@@ -254,15 +254,15 @@ def _source(audio: str | os.PathLike | bytes) -> str | bytes:
 
 def _features(source: str | bytes) -> Tensor | None:
     """``[T, bins]`` of a numpy array, mean and variance normalised as log_mel does."""
-    if isinstance(source, bytes):
-        if not source.startswith(_NUMPY):
-            return None
-        array = np.load(io.BytesIO(source))
-    elif source.endswith(".npy"):
-        array = np.load(source)
-    else:
+    if not (source.startswith(_NUMPY) if isinstance(source, bytes) else source.endswith(".npy")):
         return None
-    frames = torch.from_numpy(array.astype(np.float32))
+    try:
+        array = np.load(io.BytesIO(source) if isinstance(source, bytes) else source)
+        frames = torch.from_numpy(array.astype(np.float32))
+    except OSError:  # names the file
+        raise
+    except Exception as error:  # a damaged file makes numpy raise many
+        raise ValueError(f"features cannot be read ({error})") from None
     if frames.dim() != 2 or not len(frames):
         raise ValueError(f"features have shape {tuple(frames.shape)}, not [frames, bins]")
     return normalized(frames)

@@ -15,9 +15,8 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import soundfile
 
-from cape_plugins.speech.audio import AudioError, audio_seconds
+from cape_plugins.speech.audio import AudioError, audio_seconds, read_segment
 from cape_plugins.speech.manifest import Utterance
 from recipes.asr.manifest import DAMAGED, ToWrite, ascii_words, files_below, write_audio
 from recipes.lab.data import read_text
@@ -160,16 +159,8 @@ def _segments(transcript: Path) -> Iterator[Utterance]:
 
 def _cut(source: Path, start: float, end: float, target: Path) -> None:
     """Copies the samples from `start` to `end`, in seconds."""
-    audio_seconds(source)  # its errors say what to do
-    info = soundfile.info(source)
-    first, last = (round(time * info.samplerate) for time in (start, end))
-    if not 0 <= first < min(last, info.frames):
-        raise AudioError(f"{source}: no samples from {start} to {end} s; check the stm file")
-    try:
-        samples, _ = soundfile.read(source, last - first, first, dtype="int16")
-    except RuntimeError as error:
-        raise AudioError(f"{source}: {start} to {end} s cannot be decoded ({error})") from None
-    write_audio(target, samples, info.samplerate)
+    samples, rate = read_segment(source, start, end)
+    write_audio(target, samples, rate)
 
 
 WSJ_TRAIN = ("wsj0/si_tr_s", "wsj1/si_tr_s")  # si284

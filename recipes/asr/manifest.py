@@ -20,6 +20,7 @@ import soundfile
 
 from cape_plugins.speech import manifest
 from cape_plugins.speech.audio import AudioError, read_audio
+from cape_plugins.speech.features import SAMPLING_RATE
 from cape_plugins.speech.manifest import LeftOut, Unusable, Utterance, manifest_lines, measured
 from recipes.lab import steps
 from recipes.lab.steps import CommandError, progress, write_lines
@@ -132,8 +133,9 @@ def collect(
             if isinstance(audio, ToWrite) and utterance.text:
                 utterance = utterance._replace(audio=folder / "audio" / name / audio.name)
                 audio.write(utterance.audio)
-            if decode and utterance.text:
-                read_audio(utterance.audio)
+            if decode and utterance.text:  # a header may say another duration
+                seconds = len(read_audio(utterance.audio)) / SAMPLING_RATE
+                utterance = utterance._replace(seconds=seconds)
         except AudioError as error:
             raise Unusable("unreadable", error) from None
         return measured(utterance)

@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import soundfile
 
-from cape_plugins.speech.audio import read_audio
+from cape_plugins.speech.audio import audio_rate, read_audio
 from cape_plugins.speech.features import SAMPLING_RATE
 from cape_plugins.speech.manifest import LeftOut, Utterance, measured
 from recipes.asr import corpora, manifest
@@ -99,7 +98,7 @@ def _string(takes: Takes, lengths: Sequence[int], rng: Any, number: int) -> Utte
 
 def _join(paths: Sequence[Path], silences: Sequence[float], target: Path) -> None:
     """Writes recordings with so many seconds of silence between them, at the rate of the first."""
-    rate = soundfile.info(paths[0]).samplerate
+    rate = audio_rate(paths[0])
     parts = []
     for path, seconds in zip(paths, (0, *silences), strict=True):
         parts += [np.zeros(round(seconds * rate), np.float32), _read(path, rate).numpy()]

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import soundfile
 import torch
 from torch import Tensor
 
 from cape_plugins.domains import HOP_SECONDS, WINDOW_SECONDS
-from cape_plugins.speech.audio import AudioError, read_audio
+from cape_plugins.speech.audio import AudioError, audio_rate, read_audio
 from cape_plugins.speech.features import SAMPLING_RATE, log_mel, normalized
 from recipes.lab.data import read_text
 from recipes.lab.steps import CommandError, progress
@@ -298,7 +297,7 @@ def _read(place: Path, audio: Path, labels: Path, tier: str | None) -> Example:
     waveform = read_audio(audio, SAMPLING_RATE)
     if not waveform.any():
         raise AudioError("silence from beginning to end")
-    phones = read_labels(labels, soundfile.info(audio).samplerate, tier)
+    phones = read_labels(labels, audio_rate(audio), tier)
     seconds = len(waveform) / SAMPLING_RATE
     end = phones[-1].end
     if not COVERED * seconds < end < seconds + BEYOND:

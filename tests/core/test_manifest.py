@@ -40,12 +40,22 @@ def test_a_duration_is_measured_where_it_is_not_known(recording):
         (None, "x", 1.0, "without a recording"),
         ("a.wav", "x", 0.025, "of no more than 0.025 s"),
         ("a.wav", "x", float("nan"), "without a duration"),
+        ("a.wav", "x", float("inf"), "without a duration"),
+        ("a.wav", "x", 5.8e14, "without a duration"),
+        (b"\x93NUMPY", "x", None, "unreadable"),
+        (b"\x93NUMPY\1\0\x0a\0{'descr':}\n", "x", None, "unreadable"),
     ],
 )
 def test_a_recording_is_left_out_for_each_of_the_reasons(audio, text, seconds, reason):
     with pytest.raises(Unusable) as error:
         measured(Utterance("a", audio, text, seconds))
     assert error.value.reason == reason
+
+
+def test_an_empty_file_of_features_is_unreadable(tmp_path):
+    (tmp_path / "a.npy").write_bytes(b"")
+    with pytest.raises(Unusable, match="features cannot be read"):
+        measured(Utterance("a", tmp_path / "a.npy", "x"))
 
 
 def test_what_is_left_out_is_counted_by_reason():

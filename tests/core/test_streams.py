@@ -1,0 +1,217 @@
+"""Recordings whose header says no length or a wrong one, and files that were joined or cut."""
+
+import io
+import struct
+
+import numpy as np
+import pytest
+
+pytest.importorskip("soundfile")
+
+import soundfile
+
+from cape_plugins.speech import audio
+from cape_plugins.speech.audio import AudioError, audio_seconds, read_audio
+
+RATE = 16000
+NOISE = (0.3 * np.random.default_rng(0).standard_normal(80000)).astype("f")
+SILENCE = np.zeros(80000, "f")
+
+
+def encoded(samples, format, rate=RATE, **options):
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate, format=format, **options)
+    return file.getvalue()
+
+
+def with_total(flac, samples):
+    """FLAC whose header says so many samples; 0 is unknown."""
+    word = int.from_bytes(flac[18:26], "big") >> 36 << 36 | samples
+    return flac[:18] + word.to_bytes(8, "big") + flac[26:]
+
+
+FLAC = encoded(NOISE, "FLAC")
+
+
+@pytest.mark.parametrize("total", [0, 2**36 - 1, 9000])
+def test_flac_is_read_whole_whatever_its_header_says(tmp_path, total):
+    path = tmp_path / "one.flac"
+    path.write_bytes(with_total(FLAC, total))
+    for source in (path, path.read_bytes()):
+        assert np.array_equal(read_audio(source).numpy(), read_audio(FLAC).numpy())
+
+
+@pytest.mark.parametrize("total", [0, 2**36 - 1])
+def test_seconds_of_flac_without_a_total_are_those_of_its_samples(tmp_path, total):
+    path = tmp_path / "one.flac"
+    path.write_bytes(with_total(FLAC, total))
+    for source in (path, path.read_bytes()):
+        assert audio_seconds(source) == 5.0
+
+
+def test_flac_with_fewer_samples_than_its_header_says_is_cut_off():
+    with pytest.raises(AudioError, match="is cut off: 80000 of 90000 samples"):
+        read_audio(with_total(FLAC, 90000))
+
+
+@pytest.mark.parametrize("total", [0, 80000])
+def test_half_a_flac_is_an_audio_error(total):
+    with pytest.raises(AudioError, match="cannot be decoded"):
+        read_audio(with_total(FLAC, total)[: len(FLAC) // 2])
+
+
+@pytest.mark.parametrize("error", [ValueError, MemoryError, OverflowError, TypeError])
+def test_any_error_of_the_library_is_an_audio_error(monkeypatch, error):
+    """A training goes on after an AudioError, and after no other."""
+
+    def fail(*args, **options):
+        raise error("of the library")
+
+    monkeypatch.setattr(soundfile.SoundFile, "read", fail)
+    with pytest.raises(AudioError, match=r"bytes cannot be decoded \(of the library\)"):
+        read_audio(FLAC)
+
+
+def test_durations_of_trusted_headers_decode_nothing(monkeypatch):
+    def fail(*args, **options):
+        raise AssertionError("decoded")
+
+    sources = [encoded(NOISE, name) for name in ("WAV", "FLAC", "OGG", "MP3", "AIFF")]
+    monkeypatch.setattr(audio, "_blocks", fail)
+    assert [audio_seconds(source) for source in sources] == [5.0] * 5
+
+
+def mp3(samples, rate=RATE, **options):
+    """With a bit rate that follows the sound."""
+    return encoded(samples, "MP3", rate, bitrate_mode="VARIABLE", compression_level=0.5, **options)
+
+
+def without_xing(data):
+    """The mp3 without its first frame, which has no sound and says how many frames there are."""
+    return data[data.index(data[:2], 2) :]
+
+
+QUIET_FIRST = np.concatenate([SILENCE, NOISE])
+LOUD_FIRST = np.concatenate([NOISE, SILENCE])
+
+
+@pytest.mark.parametrize("rate", [8000, 16000, 44100])
+@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize("samples", [QUIET_FIRST, LOUD_FIRST], ids=["quiet first", "loud first"])
+def test_mp3_without_a_number_of_frames_is_read_whole(samples, channels, rate):
+    """The first frame alone tells nothing of the others: of loud noise at its beginning libsndfile
+    reads a quarter, and takes silence for several times the duration."""
+    data = without_xing(mp3(np.stack([samples] * channels, 1), rate))
+    expected = len(samples) / rate
+    assert audio_seconds(data) == pytest.approx(expected, abs=0.1)
+    heard = read_audio(data, rate).numpy()
+    assert len(heard) == round(rate * audio_seconds(data))
+    half = len(heard) // 2 - 1200, len(heard) // 2 + 1200
+    loud = slice(half[1], -3000) if samples is QUIET_FIRST else slice(3000, half[0])
+    quiet = slice(3000, half[0]) if samples is QUIET_FIRST else slice(half[1], -3000)
+    assert heard[loud].std() > 0.1
+    assert heard[quiet].std() < 0.01
+
+
+def test_pictures_in_a_tag_of_mp3_are_no_frames():
+    picture = b"\xff\xfb\x90\x00" * 200
+    tag = b"ID3\4\0\0\0\0" + bytes([len(picture) >> 7, len(picture) & 127]) + picture
+    data = without_xing(mp3(QUIET_FIRST))
+    assert audio_seconds(tag + data) == audio_seconds(data)
+
+
+def test_mp3_that_says_too_few_frames_is_read_whole():
+    data = mp3(QUIET_FIRST)
+    place = data.index(b"Xing") + 8
+    (frames,) = struct.unpack_from(">I", data, place)
+    wrong = data[:place] + struct.pack(">I", frames // 2) + data[place + 4 :]
+    assert audio_seconds(wrong) == pytest.approx(10, abs=0.1)
+    assert len(read_audio(wrong)) == pytest.approx(160000, abs=1600)
+
+
+def test_cut_mp3_is_refused():
+    data = mp3(QUIET_FIRST)
+    with pytest.raises(AudioError, match=r"is cut off: \d+ of 160000 samples"):
+        read_audio(data[: len(data) * 3 // 4])
+
+
+JOINED = {
+    "ogg": (encoded(QUIET_FIRST, "OGG"), encoded(NOISE, "OGG")),
+    "opus": (encoded(QUIET_FIRST, "OGG", subtype="OPUS"), encoded(NOISE, "OGG", subtype="OPUS")),
+    "ogg of two rates": (encoded(QUIET_FIRST, "OGG"), encoded(NOISE[:40000], "OGG", 8000)),
+    "mp3": (mp3(QUIET_FIRST), mp3(NOISE)),
+    "mp3 of two rates": (mp3(QUIET_FIRST), mp3(NOISE[:40000], 8000)),
+    "mp3 without frames": (without_xing(mp3(QUIET_FIRST)), without_xing(mp3(NOISE))),
+}
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_joined_streams_are_read_to_the_end_of_the_last(tmp_path, name):
+    first, second = JOINED[name]
+    path = tmp_path / "one"
+    path.write_bytes(first + second)
+    for source in (path, first + second):
+        assert audio_seconds(source) == pytest.approx(15, abs=0.2)
+        samples = read_audio(source).numpy()
+        assert len(samples) == pytest.approx(240000, abs=3200)
+        assert samples[163000:236000].std() > 0.1
+
+
+def test_joined_flac_is_read_to_the_end_of_the_last():
+    assert len(read_audio(FLAC + FLAC)) == 160000
+
+
+@pytest.mark.parametrize("size", [-100, -1])
+def test_ogg_that_ends_within_a_page_is_cut_off(size):
+    """libsndfile reads the whole pages, without a word."""
+    for function in (read_audio, audio_seconds):
+        with pytest.raises(AudioError, match=r"is cut off: \d+ bytes of its last page"):
+            function(encoded(NOISE, "OGG")[:size])
+
+
+@pytest.mark.parametrize("riff", [0, 36, 0xFFFFFFFF], ids=["0", "header", "unknown"])
+@pytest.mark.parametrize("extra", [b"", b"LIST\4\0\0\0INFO"], ids=["plain", "LIST"])
+def test_wav_of_data_size_0_is_read(tmp_path, riff, extra):
+    wav = encoded(NOISE, "WAV")
+    place = wav.index(b"data")
+    path = tmp_path / "one.wav"
+    header = wav[:4] + struct.pack("<I", riff) + wav[8:place] + extra
+    path.write_bytes(header + b"data\0\0\0\0" + wav[place + 8 :])
+    for source in (path, path.read_bytes()):
+        assert audio_seconds(source) == 5.0
+        assert np.array_equal(read_audio(source).numpy(), read_audio(wav).numpy())
+
+
+def test_au_of_data_size_0_is_read():
+    au = encoded(NOISE, "AU")
+    assert audio_seconds(au[:8] + bytes(4) + au[12:]) == 5.0
+
+
+@pytest.mark.parametrize("chunks", [b"", b"LIST\4\0\0\0INFO"])
+def test_wav_without_samples_holds_none(chunks):
+    with pytest.raises(AudioError, match="holds no sample"):
+        read_audio(encoded(SILENCE[:0], "WAV") + chunks)
+
+
+@pytest.mark.parametrize("format", ["WAV", "MP3"])
+def test_channels_of_opposite_phase_are_reported(format):
+    with pytest.raises(AudioError, match="its 2 channels cancel each other"):
+        read_audio(encoded(np.stack((NOISE, -NOISE), 1), format))
+
+
+@pytest.mark.parametrize("second", [-0.5 * NOISE, SILENCE, np.roll(NOISE, 1)])
+def test_channels_that_leave_sound_are_averaged(second):
+    samples = read_audio(encoded(np.stack((NOISE, second), 1), "WAV", subtype="FLOAT")).numpy()
+    np.testing.assert_allclose(samples, (NOISE + second) / 2, atol=1e-6)
+
+
+def test_silence_in_all_channels_is_silence():
+    assert not read_audio(encoded(np.stack((SILENCE, SILENCE), 1), "WAV")).any()
+
+
+@pytest.mark.parametrize("rate", [1, 2**31 - 1])
+def test_absurd_sampling_rates_are_refused(rate):
+    wav = encoded(NOISE, "WAV")
+    for function in (read_audio, audio_seconds):
+        with pytest.raises(AudioError, match=rf"{rate} Hz; allowed: 100 to 1000000"):
+            function(wav[:24] + struct.pack("<I", rate) + wav[28:])
