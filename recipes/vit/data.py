@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from datasets import Image as Feature
-from PIL import Image
+from PIL import Image, ImageOps
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 from transformers import ViTImageProcessor
@@ -178,6 +178,8 @@ def read_images(args: argparse.Namespace, training: Any, rows: Any, channels: in
             f"the {len(values)} classes; where a test has no labels, name another --test-split"
         )
     declared = isinstance(rows.features[pixels], Feature)
+    if declared and rows.features[pixels].mode:  # datasets would convert, and cut values off
+        rows = rows.cast_column(pixels, Feature())
     first = None if declared or not len(rows) else rows[0][pixels]
     if first is not None and not _has_bytes(first):
         raise CommandError(f"--image-column {pixels} has no images but {first!r:.40}; name another")
@@ -194,10 +196,32 @@ def _load(
         raise ValueError("there is none in this row")
     if _has_bytes(image):  # those of a parquet file without a declared feature
         image = Image.open(io.BytesIO(image["bytes"]))
+    image = eight_bits(ImageOps.exif_transpose(image))  # as its camera was held
     # a copy, because the pixels of an image are read-only
     array = torch.from_numpy(np.array(image.convert("L" if channels == 1 else "RGB")))
     array = array[None] if channels == 1 else array.permute(2, 0, 1).contiguous()
     return array, classes[row[target]]
+
+
+def eight_bits(image: Image.Image) -> Image.Image:
+    """The image with its grey values scaled to 0 to 255, where it stores more than 8 bits; Pillow's
+    own conversion cuts them off at 255. White is 65535 for whole numbers; for floats it is 1, or
+    255 if there are larger ones.
+
+    Raises:
+        ValueError: if a value is not between 0 and white.
+    """
+    if image.mode[0] not in "IF":
+        return image
+    values = np.asarray(image, np.float64)
+    low, high = values.min(), values.max()
+    white = 65535 if image.mode[0] == "I" else 1 if high <= 1 else 255
+    if not 0 <= low <= high <= white:  # also where one is no number
+        raise ValueError(
+            f"its values are {low:g} to {high:g}; allowed: whole numbers from 0 to 65535, floats "
+            "from 0 to 1 or 255"
+        )
+    return Image.fromarray((values * (255 / white)).round().astype(np.uint8))
 
 
 def _has_bytes(value: Any) -> bool:

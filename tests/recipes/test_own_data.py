@@ -2,6 +2,7 @@
 
 import argparse
 import csv
+import io
 import re
 import shutil
 
@@ -10,8 +11,9 @@ import pytest
 pytest.importorskip("transformers")
 
 import datasets
+import numpy as np
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 
 from recipes.lab import data
 from recipes.lab.steps import CommandError, run_main
@@ -137,6 +139,83 @@ def test_broken_image_in_a_worker_process_is_named(photos, capsys):
         run_main(lambda: list(loader))
     (error,) = capsys.readouterr().err.splitlines()
     assert re.match(r"error: .*light/3.png cannot be read", error)
+
+
+RAMP = np.arange(256).reshape(16, 16)
+WIDE = {
+    "16 bits": ((RAMP * 257).astype(np.uint16), "PNG"),
+    "16 bits, tiff": ((RAMP * 257).astype(np.uint16), "TIFF"),
+    "16 bits, big-endian": ((RAMP * 257).astype(">u2"), "TIFF"),
+    "32 bits": ((RAMP * 257).astype(np.int32), "TIFF"),
+    "32 bits, pgm": ((RAMP * 257).astype(np.int32), "PPM"),
+    "floats up to 1": ((RAMP / 255).astype(np.float32), "TIFF"),
+    "floats up to 255": (RAMP.astype(np.float32), "TIFF"),
+}
+
+
+def opened(file, declared, channels=1, mode=None):
+    """The image of a parquet file, declared as one or bytes alone, as a model gets it."""
+    image = {"bytes": file, "path": None}
+    features = datasets.Features({"image": datasets.Image(mode), "label": datasets.Value("int64")})
+    rows = datasets.Dataset.from_dict(
+        {"image": [image], "label": [0]}, features=features if declared else None
+    )
+    names = argparse.Namespace(image_column=None, label_column=None)
+    return vit_data.read_images(names, rows, rows, channels).read(0)[0]
+
+
+def encoded(image, format, **options):
+    file = io.BytesIO()
+    image.save(file, format, **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("declared", [True, False], ids=["declared", "bytes"])
+@pytest.mark.parametrize("name", WIDE)
+def test_images_of_more_than_8_bits_are_scaled(name, declared):
+    values, format = WIDE[name]
+    file = encoded(Image.fromarray(values), format)
+    for channels in (1, 3):
+        assert (opened(file, declared, channels) == torch.from_numpy(RAMP)).all()
+
+
+def test_a_declared_mode_does_not_cut_wide_images_off():
+    file = encoded(Image.fromarray((RAMP * 257).astype(np.uint16)), "PNG")
+    assert (opened(file, True, 3, mode="RGB") == torch.from_numpy(RAMP)).all()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.array([[0, 70000]], np.int32),
+        np.array([[-1, 5]], np.int32),
+        np.array([[0.0, 256.0]], np.float32),
+        np.array([[0.0, np.nan]], np.float32),
+    ],
+)
+def test_images_without_a_known_white_are_refused(values):
+    with pytest.raises(CommandError, match="its values are .*; allowed: whole numbers from 0 to"):
+        opened(encoded(Image.fromarray(values), "TIFF"), False)
+
+
+@pytest.mark.parametrize("declared", [True, False], ids=["declared", "bytes"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_images_are_turned_as_their_exif_says(orientation, declared):
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    values = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    expected = {
+        1: values,
+        2: values[:, ::-1],
+        3: values[::-1, ::-1],
+        4: values[::-1],
+        5: values.T,
+        6: np.rot90(values, -1),
+        7: values[::-1, ::-1].T,
+        8: np.rot90(values),
+    }[orientation]
+    file = encoded(Image.fromarray(values), "PNG", exif=exif)
+    assert opened(file, declared)[0].tolist() == expected.tolist()
 
 
 def test_images_are_told_from_others(photos):

@@ -14,7 +14,7 @@ from fairseq import options, tasks
 from fairseq.data import Dictionary
 from fairseq.data.data_utils import collate_tokens
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from PIL import Image
+from PIL import ExifTags, Image
 from torch.nn import functional as F
 from transformers import (
     AutoImageProcessor,
@@ -224,15 +224,43 @@ def test_graphs_translate_as_the_model_does(place, python):
     assert run_program(python, code, cwd=place).strip() == expected
 
 
+def turned(image, path):
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6  # a quarter to the right
+    image.transpose(Image.Transpose.ROTATE_90).save(path, exif=exif)
+
+
+def wide(image, path):
+    Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257).save(path)
+
+
+def floats(image, path):
+    Image.fromarray(np.asarray(image.convert("L")) / np.float32(255)).save(path, "TIFF")
+
+
+WRITERS = {
+    "8 bits": (lambda image, path: image.save(path), "RGB"),
+    "turned by EXIF": (turned, "RGB"),
+    "16 bits": (wide, "L"),
+    "floats": (floats, "L"),
+}
+
+
 @pytest.mark.slow
-def test_graph_classifies_an_image_as_the_model_does(place, python):
+@pytest.mark.parametrize("name", WRITERS)
+def test_graph_classifies_an_image_as_the_model_does(place, python, name, tmp_path):
+    write, mode = WRITERS[name]
+    image = Image.open(place / "image.png").convert("RGB")
+    write(image, tmp_path / "image.png")
     processor = AutoImageProcessor.from_pretrained(place / "vit")
-    given = processor(Image.open(place / "image.png"), do_resize=False, return_tensors="pt")
+    seen = image.convert(mode).convert("RGB")
+    given = processor(seen, do_resize=False, return_tensors="pt")
     with torch.no_grad():
         scores = AutoModelForImageClassification.from_pretrained(place / "vit")(**given).logits[0]
     best, second = scores.topk(2).values
     assert best - second > 1e-2
-    printed = run_program(python, program("image.png"), cwd=place)
+    (tmp_path / "classifier").symlink_to(place / "classifier")
+    printed = run_program(python, program("image.png"), cwd=tmp_path)
     assert int(printed) == scores.argmax()
 
 
