@@ -33,12 +33,13 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-from cape_plugins.alpha import TokenCounts, by_tokenizer, count_lengths, text_lines
+from cape_plugins.alpha import TokenCounts, by_tokenizer, count_lengths
 from cape_plugins.arguments import PREFIX, TYPE_ARG, flag
 from cape_plugins.config import PositionConfig
 from cape_plugins.domains import DOMAINS, Domain
 from cape_plugins.encodings import Sinusoid
 from cape_plugins.registry import DEFAULT_TYPE, ROTARY
+from cape_plugins.texts import text_lines
 
 REACHED = 0.05  # share of the training inputs that reach T
 WIDE = 2  # shifts of more times the median length need a longer training
@@ -315,11 +316,9 @@ def _read_text(args: argparse.Namespace, domain: Domain) -> Corpus:
 
 
 def _lines(option: str, path: str) -> Iterator[str]:
-    """Lines of a file, without the mark that some editors put at its beginning; errors name the
-    option."""
+    """Lines of a file; errors name the option."""
     try:
-        for line in text_lines(path):
-            yield line.removeprefix("\ufeff")
+        yield from text_lines(path)
     except (FileNotFoundError, ValueError) as error:
         raise type(error)(f"{option} {error}") from None
 

@@ -13,11 +13,9 @@ fairseq and without touching the data files beside them.
 
 from __future__ import annotations
 
-import gzip
 import os
 import struct
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -25,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cape_plugins.files import compression
+from cape_plugins.texts import text_lines
 
 _MAX_COUNT = 2**63 - 1  # counts are stored in int64 tensors of checkpoints
 USUAL = (0.5, 2.0)  # alpha of languages; measured ones are 0.94 to 1.3
@@ -168,43 +166,6 @@ def by_tokenizer(name: str) -> Callable[..., Any]:
         raise ImportError(
             f"--tokenizer needs transformers ({error}); install it: pip install 'cape-plugins[hf]'"
         ) from None
-
-
-def text_lines(path: str | os.PathLike[str]) -> Iterator[str]:
-    """The lines of a text file, of which there is at least one.
-
-    Args:
-        path: Text in UTF-8; ``.gz`` is decompressed.
-
-    Raises:
-        FileNotFoundError: if the file is missing.
-        ValueError: if it is empty, damaged or not UTF-8.
-    """
-    path, number = Path(path), 0
-    _require_file(path)
-    try:  # text mode with universal newlines, because fairseq splits in this way
-        with (
-            gzip.open(path, "rt", encoding="utf-8")
-            if path.suffix == ".gz"
-            else path.open(encoding="utf-8") as file
-        ):
-            for number, line in enumerate(file, 1):
-                if "\0" in line:
-                    if why := compression(path):
-                        raise ValueError(f"{path} {why}.")
-                    remedy = "this is no text, or UTF-16 without a mark; convert it to UTF-8"
-                    raise ValueError(f"{path}: line {number} holds a byte 0; {remedy}.")
-                yield line
-    except UnicodeDecodeError as error:
-        why = f"is not UTF-8 text near line {number + 1} ({error.reason})"
-        remedy = "convert it, for example with `iconv -t utf-8`"
-        raise ValueError(f"{path} {compression(path) or f'{why}; {remedy}'}.") from None
-    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise ValueError(
-            f"{path} is not a complete gzip file ({error}); compress it again."
-        ) from None
-    if number == 0:
-        raise ValueError(f"{path} is empty; give a file with one entry a line.")
 
 
 def _count_text(path: Path, eos: bool) -> _Side:

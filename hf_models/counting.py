@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from tqdm import tqdm
 from transformers import AutoTokenizer
 
-from cape_plugins.alpha import TokenCounts, count_token_lists, text_lines
+from cape_plugins.alpha import TokenCounts, count_token_lists
+from cape_plugins.texts import text_lines
 
 
 def token_lists(
@@ -39,7 +40,7 @@ def token_lists(
     def tokens(path: str | os.PathLike[str], target: bool = False) -> Iterator[list[int]]:
         side = "text_target" if target else "text"
         for line in tqdm(text_lines(path), desc=str(path), unit=" lines", disable=None):
-            ids = tokenizer(**{side: line.rstrip("\n")}, verbose=False)["input_ids"]
+            ids = tokenizer(**{side: line}, verbose=False)["input_ids"]
             ids = ids[1:] if ids[:1] == [tokenizer.bos_token_id] else ids
             yield ids if eos else [token for token in ids if token != tokenizer.eos_token_id]
 

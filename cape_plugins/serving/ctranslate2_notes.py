@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cape_plugins.fairseq_files import reason
+from cape_plugins.texts import text_lines
 
 BEAM = 5
 CHECKED = 200  # sentences that a check takes at most
@@ -64,18 +65,12 @@ def read_sentences(path: Path, length: Callable[[str], int] = len) -> list[str]:
         ValueError: if the file cannot be read as UTF-8, or has none.
     """
     try:
-        content = path.read_bytes()
-        text = content.decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        why = reason(error)
-        if isinstance(error, UnicodeDecodeError):
-            line = content.count(b"\n", 0, error.start) + 1
-            why = f"line {line} is not UTF-8"
-        raise ValueError(
-            f"--check {path} cannot be read ({why}); give a text in UTF-8, one sentence a line."
-        ) from None
-    lines = (line.removesuffix("\r") for line in text.split("\n"))
-    sentences = [line for line in lines if line.strip()]
+        sentences = [line for line in text_lines(path) if line.strip()]
+    except OSError as error:
+        remedy = "give a text in UTF-8, one sentence a line"
+        raise ValueError(f"--check {path} cannot be read ({reason(error)}); {remedy}.") from None
+    except ValueError as error:
+        raise ValueError(f"--check {error}") from None
     if not sentences:
         raise ValueError(f"--check {path} has no sentence; give a text, one sentence a line.")
     if len(sentences) <= CHECKED:

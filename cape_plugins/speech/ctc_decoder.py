@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from cape_plugins.speech.ctc import Hypothesis, best_path, collapse
+from cape_plugins.texts import text_lines
 
 logger = logging.getLogger(__name__)
 
@@ -163,16 +164,15 @@ def read_lexicon(path: str | os.PathLike) -> dict[str, list[list[str]]]:
     if not os.path.isfile(path):
         raise ValueError(f"lexicon {os.fspath(path)!r}: no such file.")
     lexicon: dict[str, list[list[str]]] = {}
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            word, *tokens = line.split() or [""]
-            if word and not tokens:
-                raise ValueError(
-                    f"{os.fspath(path)}, line {number}: the word {word!r} has no tokens; write "
-                    "for example: two t w o |"
-                )
-            if word:
-                lexicon.setdefault(word, []).append(tokens)
+    for number, line in enumerate(text_lines(path), start=1):
+        word, *tokens = line.split() or [""]
+        if word and not tokens:
+            raise ValueError(
+                f"{os.fspath(path)}, line {number}: the word {word!r} has no tokens; write for "
+                "example: two t w o |"
+            )
+        if word:
+            lexicon.setdefault(word, []).append(tokens)
     if not lexicon:
         raise ValueError(f"lexicon {os.fspath(path)!r} is empty; write lines such as: two t w o |")
     return lexicon

@@ -10,7 +10,6 @@ uncompressed zip; either holds audio, or frames of features as a numpy array.
 from __future__ import annotations
 
 import contextlib
-import csv
 import io
 import logging
 import os
@@ -25,6 +24,7 @@ from torch import Tensor
 
 from cape_plugins.speech.audio import AudioError, audio_seconds, read_audio
 from cape_plugins.speech.features import HOP_SECONDS, SAMPLING_RATE, WINDOW_SECONDS, normalized
+from cape_plugins.texts import text_lines
 
 logger = logging.getLogger(__name__)
 
@@ -153,12 +153,9 @@ def read_manifest(
     root = audio_root or os.path.dirname(path)
     if not os.path.isfile(path):
         raise ValueError(f"{path}: no such manifest.")
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            table = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-            rows, columns = list(table), table.fieldnames or ()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: cannot be read as UTF-8 text ({error}).") from None
+    # no csv reader: for that a carriage return in a text would end the line
+    columns, *cells = (line.split("\t") for line in text_lines(path) if line)
+    rows = [dict(zip(columns, row, strict=False)) for row in cells]
     column = next((name for name in TEXT_COLUMNS if name in columns), None)
     needed = "audio and tgt_text" if texts else "audio"
     if AUDIO_COLUMN not in columns or not rows or (texts and column is None):
@@ -169,7 +166,7 @@ def read_manifest(
         )
     utterances, left_out = [], LeftOut()
     for number, row in enumerate(progress(rows)):
-        text = " ".join(((column and row.get(column)) or "").split())
+        text = " ".join(row.get(column, "").split())
         with left_out.counting(f"line {number + 2}: "):
             utterances.append(measured(_utterance(row, number, root, text), texts))
     if not utterances:
@@ -184,8 +181,8 @@ def read_manifest(
     return utterances
 
 
-def _utterance(row: Mapping[str, str | None], number: int, root: str, text: str) -> Utterance:
-    audio = (row[AUDIO_COLUMN] or "").strip()
+def _utterance(row: Mapping[str, str], number: int, root: str, text: str) -> Utterance:
+    audio = row.get(AUDIO_COLUMN, "").strip()
     seconds = row.get("seconds") or None
     try:
         seconds = seconds and float(seconds)

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from cape_plugins.speech import manifest
 from cape_plugins.speech.manifest import Unusable, Utterance, measured
+from cape_plugins.texts import read_text
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +56,7 @@ def read_config(folder: str, name: str = "config.yaml") -> dict[str, Any]:
     path = os.path.join(folder, name)
     if not os.path.isfile(path):
         return {}
-    with open(path, encoding="utf-8") as file:
-        config = yaml.safe_load(file) or {}
+    config = yaml.safe_load(read_text(path)) or {}
     used = {key: config.pop(key) for key in _USED if key in config}
     bpe = config.get("bpe_tokenizer") or {}
     if bpe.get("bpe") == "sentencepiece":

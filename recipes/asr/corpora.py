@@ -350,7 +350,14 @@ def _id(path: Path, folder: Path) -> str:
 def _metadata(table: Path) -> list[dict[str, str]]:
     text = read_transcripts(table)
     if table.suffix == ".csv":
-        return list(csv.DictReader(io.StringIO(text, newline="")))
+        # a carriage return ends no line; within quotes it is a part of the text
+        reader = csv.DictReader(io.StringIO(text, newline="\n"))
+        try:
+            return list(reader)
+        except csv.Error as error:
+            line, why = reader.reader.line_num, str(error).partition(" - ")[0]
+            remedy = "put the cell into quotes"
+            raise CommandError(f"{table}, line {line} is no csv ({why}); {remedy}") from None
     rows = []
     for number, line in enumerate(text.split("\n"), 1):
         try:

@@ -1,17 +1,15 @@
 """Data of the caller: data sets of the hub, folders and tables, by options all recipes share."""
 
 import argparse
-import codecs
 import contextlib
 import csv
-import gzip
 import hashlib
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from cape_plugins.files import compression
+from cape_plugins import texts
 from recipes.lab.steps import CommandError, reason
 
 TABLES = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
@@ -20,7 +18,9 @@ TEST_SPLITS = ("test", "validation", "valid", "dev")  # the first that there is,
 
 def open_dataset(name: str, config: str | None = None) -> Mapping[str, Any]:
     """Splits of a hub data set, a folder of ``save_to_disk``, or a folder or file of examples."""
-    from datasets import Dataset, load_dataset, load_from_disk
+    from datasets import Dataset, load_dataset, load_dataset_builder, load_from_disk
+    from datasets.packaged_modules.csv.csv import CsvConfig
+    from datasets.packaged_modules.json.json import JsonConfig
 
     path = Path(name)
     if path.is_file():
@@ -30,7 +30,14 @@ def open_dataset(name: str, config: str | None = None) -> Mapping[str, Any]:
         if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
             data = load_from_disk(name)
             return {"train": data} if isinstance(data, Dataset) else data
-        return load_dataset(name, config)
+        settings = load_dataset_builder(name, config).config
+        more: dict[str, Any] = {}
+        if isinstance(settings, CsvConfig):
+            more = TSV if settings.sep == "\t" else CSV
+        if path.is_dir() and isinstance(settings, CsvConfig | JsonConfig):
+            for file in chain.from_iterable(settings.data_files.values()):
+                more = {**more, **_format_of(Path(file))}
+        return load_dataset(name, config, **more)
 
 
 @contextlib.contextmanager
@@ -40,6 +47,8 @@ def reading(what: str, remedy: str) -> Iterator[None]:
 
     try:
         yield
+    except CommandError:
+        raise
     except Exception as error:
         general = isinstance(error, DatasetGenerationError)  # its cause says what is wrong
         why = reason((error.__cause__ if general else None) or error)
@@ -61,12 +70,46 @@ def open_tables(files: Mapping[str, str], option: str = "--train-file") -> Mappi
         raise CommandError(why)
     if any(Path(name).suffix != suffix for name in files.values()):
         raise CommandError(f"{', '.join(files.values())}: give files of one format")
-    more = {"sep": "\t", "quoting": csv.QUOTE_NONE} if suffix == ".tsv" else {}
     data = {}
     for split, name in files.items():  # one by one, for errors do not say which
         with reading(name, f"give a {suffix} file with a row for each example"):
+            more = _format_of(Path(name))
             data |= load_dataset(TABLES[suffix], data_files={split: name}, **more)
     return data
+
+
+# An empty cell is none; words such as null, NA, None and nan are texts.
+CSV = {"keep_default_na": False, "na_values": [""]}
+TSV = {**CSV, "sep": "\t", "quoting": csv.QUOTE_NONE}
+
+
+def _format_of(path: Path) -> dict[str, Any]:
+    """Options for reading a table.
+
+    Raises:
+        CommandError: naming a line that is no text, or has a carriage return in it where those also
+            end lines.
+    """
+    suffix = path.suffix
+    if suffix not in TABLES or suffix == ".parquet":
+        return {}
+    encoding = texts.text_encoding(path)
+    try:
+        returns = [n for n, line in enumerate(texts.text_lines(path), 1) if "\r" in line]
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+    if suffix not in (".csv", ".tsv"):
+        if encoding in ("utf-16", "utf-32"):
+            raise CommandError(f"{path}: is in {encoding.upper()}; convert it to UTF-8")
+        return {}
+    more = {**(CSV if suffix == ".csv" else TSV), "encoding": encoding}
+    if returns:
+        with open(path, encoding=encoding, newline="\n") as file:
+            if any(line.endswith("\r\n") for line in file):
+                why = "has a carriage return in it, and lines end with one; leave it out"
+                raise CommandError(f"{path}: line {returns[0]} {why}")
+        more["lineterminator"] = "\n"  # else a carriage return ends a row, too
+    return more
 
 
 def given_tables(args: argparse.Namespace) -> Mapping[str, Any]:
@@ -123,24 +166,11 @@ def train_and_test(
 
 
 def read_text(path: Path) -> str:
-    """A text file in UTF-16 by its mark, as Praat writes it, else UTF-8, else Latin-1; also .gz."""
-    data = path.read_bytes()
-    if why := compression(path):
-        raise CommandError(f"{path} {why}")
-    if path.suffix == ".gz":
-        try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError, zlib.error) as error:  # EOFError: half a file
-            why = f"{path} is no complete gzip file ({reason(error)}); compress it again"
-            raise CommandError(why) from None
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return data.decode("utf-16", errors="replace")
-    if b"\0" in data:
-        raise CommandError(f"{path} is no text; repair it, or remove it with its recording")
+    """The whole of a text file, see :func:`cape_plugins.texts.read_text`."""
     try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        return data.decode("latin-1")
+        return texts.read_text(path)
+    except ValueError as error:
+        raise CommandError(str(error)) from None
 
 
 def fingerprint(texts: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ from tqdm import tqdm
 from transformers import HfArgumentParser, Seq2SeqTrainingArguments, Trainer, TrainerCallback
 
 from hf_models import RankSeedCallback
+from recipes.lab.data import read_text
 from recipes.lab.options import add_compared, add_shared, check_shared, new_parser
 from recipes.lab.scores import write_scores
 from recipes.lab.steps import CommandError, folder_name, matches, reason, record, started_as
@@ -110,7 +111,7 @@ def parse(
 def _read_sizes(text: str) -> dict[str, Any]:
     try:
         if not text.lstrip().startswith("{"):
-            text = Path(text).read_text(encoding="utf-8")
+            text = read_text(Path(text))
         sizes = json.loads(text)
     except OSError as error:
         raise CommandError(

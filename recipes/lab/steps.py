@@ -95,8 +95,9 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def read_written(path: Path) -> list[str]:
-    """The lines of a file of :func:`write_lines`; only a line feed ends one."""
-    return path.read_text("utf-8").split("\n")[:-1]
+    """The lines of a file of :func:`write_lines`; only a line feed ends one, for reading as text
+    would end one at a carriage return, too."""
+    return path.read_bytes().decode("utf-8").split("\n")[:-1]
 
 
 def digest(path: Path) -> str:

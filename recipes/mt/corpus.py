@@ -1,7 +1,6 @@
 """Parallel text: files, pairs, Moses tokens, subwords. Files are streamed: WMT is large."""
 
 import contextlib
-import gzip
 import multiprocessing
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,7 +9,8 @@ from pathlib import Path
 
 from sacremoses import MosesDetokenizer, MosesPunctNormalizer, MosesTokenizer
 
-from cape_plugins.files import compression, writing
+from cape_plugins.files import writing
+from cape_plugins.texts import text_lines
 from recipes.lab import subwords
 from recipes.lab.steps import CommandError, digest, recorded
 
@@ -38,27 +38,14 @@ def fingerprint(path: Path, option: str) -> str:
 
 
 def read_lines(path: Path, option: str) -> Iterator[str]:
-    """Yield the stripped lines of a UTF-8 text file, plain or gzip (``.gz``). Only a line feed ends
-    one (not U+2028 and the like, which occur inside crawled sentences); errors name `option`."""
-    opener = gzip.open if path.suffix == ".gz" else open
-    number = 0
+    """Yield the stripped lines of a text file, see :func:`cape_plugins.texts.text_lines`; errors
+    name `option`."""
     try:
-        with opener(path, "rb") as file:
-            for number, line in enumerate(file, 1):
-                if b"\0" in line:
-                    why = f"line {number} holds a byte 0; this is no text, convert it to UTF-8"
-                    raise CommandError(f"{option} {path}: {compression(path) or why}")
-                yield line.decode("utf-8").strip()
-    except UnicodeDecodeError as error:
-        why = (
-            f"line {number} is not UTF-8 ({error.reason}); convert the file, for example with:"
-            " iconv -f latin1 -t utf-8"
-        )
-        raise CommandError(f"{option} {path}: {compression(path) or why}") from None
-    except (OSError, EOFError) as error:  # EOFError: half a gzip file
+        yield from map(str.strip, text_lines(path))
+    except OSError as error:
         raise unreadable(option, path, error) from None
-    if number == 0:
-        raise CommandError(f"{option} {path}: is empty; give a file with one sentence a line")
+    except ValueError as error:
+        raise CommandError(f"{option} {error}") from None
 
 
 def read_pairs(source: Path, target: Path, option: str) -> Iterator[Pair]:

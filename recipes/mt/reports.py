@@ -63,7 +63,7 @@ def read_curve(log: Path) -> Curve:
         moment, offset = began
         return offset + (datetime.strptime(line[:19], _TIME) - moment).total_seconds()
 
-    for line in log.read_text("utf-8").splitlines():
+    for line in log.read_bytes().decode("utf-8").split("\n"):
         if match := _PARAMETERS.search(line):
             parameters = int(match[1].replace(",", ""))
         elif match := runs.RESUMED_LINE.search(line):

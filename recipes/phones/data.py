@@ -117,8 +117,8 @@ def read_labels(path: Path, sampling_rate: int, tier: str | None = None) -> list
         text = read_text(path)
     except OSError as error:
         raise LabelError(f"{path}: {error.strerror}") from None
-    except CommandError:
-        raise LabelError("no text") from None
+    except CommandError as error:
+        raise LabelError(str(error)) from None
     if path.suffix.lower() == ".phn":
         phones = parse_phn(text, sampling_rate)
     else:
@@ -142,7 +142,7 @@ def _clean(name: str) -> str:
 def parse_phn(text: str, sampling_rate: int) -> list[Phone]:
     """TIMIT's format: first sample, last sample and label in each line."""
     phones = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         try:
             if line.strip():
                 start, end, name = line.split()

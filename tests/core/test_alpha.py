@@ -128,7 +128,7 @@ def test_bad_text_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="train.en is empty; give"):
         count_text_files(source, target)
     target.write_bytes("gut\nschön\n".encode("latin-1"))
-    with pytest.raises(ValueError, match="train.en is not UTF-8 text .*; convert it"):
+    with pytest.raises(ValueError, match="train.en: line 2 is not UTF-8 text .*; convert the"):
         count_text_files(source, target)
     damaged = tmp_path / "train.en.gz"
     for data in (

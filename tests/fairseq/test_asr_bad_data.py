@@ -129,7 +129,7 @@ def test_other_formats_are_converted(tmp_path, samples, rate):
 
 REFUSED = {
     "no manifest": (None, "no such manifest"),
-    "empty manifest": ("", "has the columns none"),
+    "empty manifest": ("", "train.tsv is empty"),
     "header only": ("audio\ttgt_text\n", "has the columns audio, tgt_text and 0 lines below"),
     "no text column": ("audio\twords\na.wav\thello\n", "needed: audio and tgt_text"),
     "commas": ("audio,tgt_text\na.wav,hello\n", "tab-separated"),

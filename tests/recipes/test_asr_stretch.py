@@ -34,13 +34,14 @@ def test_manifest_is_read_as_written(tmp_path):
     ("content", "message"),
     [
         (None, "no such manifest"),
-        ("", "has the columns none and 0 lines below; needed: audio and tgt_text"),
+        ("", "test.tsv is empty"),
+        ("id\n", "has the columns id and 0 lines below; needed: audio and tgt_text"),
         ("id,audio,seconds,tgt_text\na,a.wav,1,x\n", "tab-separated"),
         ("id\taudio\ttgt_text\na\ta.wav\tx\n", "line 2: a.wav: no such file"),
         ("id\taudio\tseconds\ttgt_text\n", "and 0 lines below"),
         ("id\taudio\tseconds\ttgt_text\na\ta.wav\t1\n", "(1 without a text). line 2: a.wav"),
         ("id\taudio\tseconds\ttgt_text\na\ta.wav\tlong\tx\n", "line 2: seconds 'long'"),
-        (b"\x89PNG\r\n\xff\xfe", "cannot be read as UTF-8"),
+        (b"\x89PNG\r\n\xff\xfe", "line 1 is not UTF-8 text"),
     ],
 )
 def test_bad_manifests_are_refused(content, message, tmp_path):

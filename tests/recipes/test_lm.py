@@ -147,7 +147,7 @@ def test_compressed_files_are_read_and_half_a_file_is_refused(tmp_path):
     whole = (tmp_path / "a.gz").read_bytes()
     for part in (whole[:-9], b"plain text", whole[:12] + b"\xff" * 20):
         (tmp_path / "half.gz").write_bytes(part)
-        with pytest.raises(CommandError, match=r"half\.gz is no complete gzip file .*again"):
+        with pytest.raises(CommandError, match=r"half\.gz is not a complete gzip file .*again"):
             data.read_texts({"train": [tmp_path / "half.gz"], "test": None})
 
 

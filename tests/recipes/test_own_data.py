@@ -3,6 +3,7 @@
 import argparse
 import csv
 import io
+import json
 import re
 import shutil
 
@@ -77,7 +78,6 @@ TABLES = {
     "words.jsonl": b'{"en": "a", "de": "b"}\nno json\n',
     "no_rows.csv": b"en,de\n",
     "quote.csv": b'en,de\n"a,b\n',
-    "latin.csv": b"en,de\na\xff,b\n",
     "no.parquet": b"en,de\na,b\n",
 }
 
@@ -90,6 +90,91 @@ def test_broken_tables_are_named(name, tmp_path):
         with pytest.raises(CommandError, match=rf"^{tmp_path / name}.*; give a .*file") as error:
             mt.main(words)
         assert "\n" not in str(error.value)
+
+
+def read_rows(path, folder=False):
+    """The rows of a file, by itself or of the folder that it is in."""
+    data_set = (
+        data.open_dataset(str(path.parent)) if folder else data.open_tables({"train": str(path)})
+    )
+    return [list(row.values()) for row in data_set["train"]]
+
+
+WORDS = ["null", "NA", "None", "nan", "NaN", "n/a", "NULL", "#N/A", "<NA>", "-inf", "good"]
+
+
+@pytest.mark.parametrize("folder", [False, True], ids=["file", "folder"])
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
+def test_words_for_nothing_are_texts(suffix, folder, tmp_path):
+    """As in json; only an empty cell is none."""
+    path = tmp_path / "tables" / f"train{suffix}"
+    path.parent.mkdir()
+    cells = [[word, word.upper()] for word in WORDS]
+    if suffix == ".jsonl":
+        rows = [json.dumps({"en": en, "de": de}) for en, de in cells]
+    else:
+        rows = [{".csv": ",", ".tsv": "\t"}[suffix].join(row) for row in [["en", "de"], *cells]]
+    path.write_text("\n".join(rows) + "\n")
+    assert read_rows(path, folder) == cells
+
+
+def test_empty_cells_are_none(tmp_path):
+    (tmp_path / "a.csv").write_text('en,de\na,\n"",b\n')
+    assert read_rows(tmp_path / "a.csv") == [["a", None], [None, "b"]]
+
+
+ODD = "a\u2028b\x85c\x0bd\x0ce\x1cf"
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_rows_of_tables_end_at_line_feeds_alone(suffix, end, tmp_path):
+    separator = {".csv": ",", ".tsv": "\t"}[suffix]
+    text = "".join(f"{separator.join(row)}{end}" for row in (["en", "de"], [ODD, "x"], ["y", ODD]))
+    (tmp_path / f"a{suffix}").write_bytes(text.encode())
+    assert read_rows(tmp_path / f"a{suffix}") == [[ODD, "x"], ["y", ODD]]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_a_carriage_return_ends_no_row(suffix, tmp_path):
+    separator = {".csv": ",", ".tsv": "\t"}[suffix]
+    rows = [["en", "de"], ["a\rb", "x"], ["y", "z"]]
+    (tmp_path / f"a{suffix}").write_bytes("\n".join(map(separator.join, rows)).encode())
+    assert read_rows(tmp_path / f"a{suffix}") == rows[1:]
+    (tmp_path / f"b{suffix}").write_bytes("\r\n".join(map(separator.join, rows)).encode())
+    with pytest.raises(CommandError, match="line 2 has a carriage return in it"):
+        read_rows(tmp_path / f"b{suffix}")
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_cells_keep_their_line_ends(end, tmp_path):
+    cells = [["one\ntwo", "x"], ["y", "three\r\nfour"], ["z", "five\n\nsix"]]
+    with open(tmp_path / "a.csv", "w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator=end).writerows([["en", "de"], *cells])
+    assert read_rows(tmp_path / "a.csv") == cells
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_tables_are_read_by_their_byte_order_mark(encoding, tmp_path):
+    (tmp_path / "a.csv").write_bytes("en,de\ngrün,größer\n".encode(encoding))
+    assert read_rows(tmp_path / "a.csv") == [["grün", "größer"]]
+
+
+def test_json_of_another_encoding_is_refused(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes('{"en": "grün"}\n'.encode("utf-16"))
+    with pytest.raises(CommandError, match=r"a\.jsonl: is in UTF-16; convert it to UTF-8"):
+        read_rows(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize("folder", [False, True], ids=["file", "folder"])
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
+def test_a_byte_of_a_table_that_is_no_text_is_named_by_its_line(suffix, folder, tmp_path):
+    path = tmp_path / "tables" / f"train{suffix}"
+    path.parent.mkdir()
+    row = {".csv": b"a,b", ".tsv": b"a\tb", ".jsonl": b'{"en": "a", "de": "b"}'}[suffix]
+    path.write_bytes(b"\n".join([row, row, row.replace(b"a", b"\xe4")]))
+    with pytest.raises(CommandError, match=rf"train{suffix}: line 3 is not UTF-8"):
+        read_rows(path, folder)
 
 
 @pytest.mark.parametrize(

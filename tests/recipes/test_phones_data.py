@@ -280,7 +280,7 @@ def test_what_cannot_be_used_is_counted(tmp_path):
         *("strange.wav", "unheard.TextGrid", "unlabelled.wav"),
     ]
     assert "starts before the recording" in reasons["before.wav"]
-    assert reasons["binary.wav"] == "no text"
+    assert "binary.PHN: line 1 holds a byte 0" in reasons["binary.wav"]
     assert reasons["early.wav"] == "labels end at 0.12 s, the recording at 0.50 s"
     assert reasons["late.wav"] == "labels end at 1.50 s, the recording at 0.50 s"
     assert reasons["mute.wav"] == "silence from beginning to end"

@@ -54,13 +54,13 @@ def test_bad_files_are_named(tmp_path, content, message):
         path.write_bytes(content)
     with pytest.raises(CommandError, match=message) as error:
         list(read_lines(path, "--train"))
-    assert str(error.value).startswith(f"--train {path}: ")
+    assert str(error.value).startswith(f"--train {path}")
 
 
 def test_damaged_gzip_is_an_error(tmp_path):
     path = tmp_path / "text.gz"
     path.write_bytes(gzip.compress(random.Random(0).randbytes(1000).hex().encode())[:-300])
-    with pytest.raises(CommandError, match="cannot be read"):
+    with pytest.raises(CommandError, match="--data .*text.gz is not a complete gzip file"):
         list(read_lines(path, "--data"))
 
 

@@ -52,13 +52,13 @@ def test_score_that_is_no_number_is_an_error():
 
 def test_texts_to_check_have_sentences(tmp_path):
     text = tmp_path / "text"
-    text.write_bytes("\ufeffa b\r\n\nc\u2028d\x0be\x85".encode())
-    assert read_sentences(text) == ["a b", "c\u2028d\x0be\x85"]
+    text.write_bytes("\ufeffa b\r\n\nc\u2028d\x0be\x85\rf".encode())
+    assert read_sentences(text) == ["a b", "c\u2028d\x0be\x85\rf"]
     text.write_text("\n \n", encoding="utf-8")
     with pytest.raises(ValueError, match="has no sentence"):
         read_sentences(text)
     text.write_bytes(b"a\nb\n\xff\xfe\xfa\n")
-    with pytest.raises(ValueError, match=r"cannot be read \(line 3 is not UTF-8\)"):
+    with pytest.raises(ValueError, match="--check .*: line 3 is not UTF-8 text"):
         read_sentences(text)
     with pytest.raises(ValueError, match="cannot be read"):
         read_sentences(tmp_path / "missing")

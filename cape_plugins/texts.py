@@ -1,0 +1,108 @@
+"""Texts of the user: lines end at a line feed alone, bytes that are no text are an error.
+
+Python's own reading ends a line at a carriage return, ``str.splitlines`` also at U+2028, U+0085 and
+some control characters, all of which occur within sentences that were crawled. A text whose bytes
+were guessed to be of another encoding would be wrong without a word.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import gzip
+import io
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from cape_plugins.files import compression
+
+# The longer marks first: that of UTF-16 is the beginning of that of UTF-32.
+_MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+    codecs.BOM_UTF8: "utf-8-sig",
+}
+
+
+def text_lines(path: str | os.PathLike[str]) -> Iterator[str]:
+    """The lines of a text file, without their ends ``\\n`` or ``\\r\\n``; nothing else ends a line.
+
+    Args:
+        path: Text in UTF-8, or in UTF-16 or UTF-32 with a byte-order mark; ``.gz`` is decompressed.
+
+    Raises:
+        FileNotFoundError: if the file is missing.
+        ValueError: if it is empty or damaged, compressed in another way, or if a line, which the
+            message names, is no text.
+    """
+    path, number = Path(path), 0
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not a file; check the path.")
+    with _opened(path) as (file, encoding):
+        wide = encoding in ("utf-16", "utf-32")
+        lines = io.BytesIO(_decoded(path, file.read(), encoding).encode()) if wide else file
+        for number, line in enumerate(lines, 1):
+            text = _decoded(path, line, "utf-8" if wide or number > 1 else encoding, number)
+            yield text.removesuffix("\n").removesuffix("\r")
+    if number == 0:
+        raise ValueError(f"{path} is empty; give a file with one entry a line.")
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """The whole of a text file, with the line ends that it has; an empty file is an empty text.
+
+    Raises:
+        OSError: if it cannot be opened.
+        ValueError: as from :func:`text_lines`.
+    """
+    path = Path(path)
+    with _opened(path) as (file, encoding):
+        return _decoded(path, file.read(), encoding)
+
+
+def text_encoding(path: str | os.PathLike[str]) -> str:
+    """The name of the encoding by the mark of a file: utf-8, utf-8-sig, utf-16 or utf-32."""
+    with open(path, "rb") as file:
+        return _encoding(file.read(4))
+
+
+def _encoding(head: bytes) -> str:
+    return next((name for mark, name in _MARKS.items() if head.startswith(mark)), "utf-8")
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[tuple[BinaryIO, str]]:
+    """The bytes of a text file, and their encoding."""
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+            head = file.read(4)
+            if why := compression(path):
+                raise ValueError(f"{path} {why}.")
+            file.seek(0)
+            yield file, _encoding(head)
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise ValueError(
+            f"{path} is not a complete gzip file ({error}); compress it again."
+        ) from None
+
+
+def _decoded(path: Path, data: bytes, encoding: str, line: int = 1) -> str:
+    """The text of bytes that begin with this line."""
+    try:
+        text = data.decode(encoding)
+        place = text.find("\0")
+        if place < 0:
+            return text
+        before, why = text[:place], "holds a byte 0"
+        remedy = "this is no text, or one without a byte-order mark; convert it to UTF-8."
+    except UnicodeDecodeError as error:
+        start = len(data) - len(error.object) + error.start  # it counts from behind the mark
+        before = data[:start].decode(encoding, errors="replace")
+        why = f"is not {encoding.upper().removesuffix('-SIG')} text ({error.reason})"
+        remedy = "convert the file, for example with `iconv -f latin1 -t utf-8`, or repair it."
+    raise ValueError(f"{path}: line {line + before.count(chr(10))} {why}; {remedy}")

@@ -1,0 +1,70 @@
+"""Texts of the user: where lines end, encodings, and what is no text."""
+
+import gzip
+import lzma
+
+import pytest
+
+from cape_plugins.texts import read_text, text_lines
+
+ODD = "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg\x1dh\x1ei\rj"  # where str.splitlines ends lines
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("last", [True, False], ids=["ended", "open"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+@pytest.mark.parametrize("suffix", ["txt", "gz"])
+def test_lines_end_at_line_feeds_alone(tmp_path, suffix, encoding, last, end):
+    lines = ["\u010a\u0a0a größe", "", ODD, "  x  "]  # two characters with a byte 10 in UTF-16
+    data = (end.join(lines) + end * last).encode(encoding)
+    path = tmp_path / f"a.{suffix}"
+    path.write_bytes(gzip.compress(data) if suffix == "gz" else data)
+    assert list(text_lines(path)) == lines
+    assert read_text(path) == end.join(lines) + end * last
+
+
+def test_big_endian_utf_16_with_its_mark_is_read(tmp_path):
+    (tmp_path / "a").write_bytes("\ufeffgrün\nx".encode("utf-16-be"))
+    assert list(text_lines(tmp_path / "a")) == ["grün", "x"]
+
+
+BAD = {
+    "latin-1": ("gut\n\nschön\n".encode("latin-1"), "line 3 is not UTF-8 text .*iconv"),
+    "half a character": ("gut\n\nschö".encode()[:-1], "line 3 is not UTF-8 text"),
+    "marked": (b"\xef\xbb\xbfgut\n\n\xff\n", "line 3 is not UTF-8 text"),
+    "half of UTF-16": ("gut\n\nschön".encode("utf-16")[:-1], "line 3 is not UTF-16 text"),
+    "half of UTF-16, high first": (
+        "\ufeffgut\n\nschön".encode("utf-16-be")[:-1],
+        "line 3 is not UTF-16 text",
+    ),
+    "UTF-16 without a mark": ("gut".encode("utf-16-le"), "line 1 holds a byte 0"),
+    "a byte 0": (b"gut\nsch\0n\n", "line 2 holds a byte 0"),
+    "xz": (lzma.compress(b"gut\n"), "is compressed by xz; decompress"),
+    "gzip by another name": (gzip.compress(b"gut\n"), "is compressed by gzip; give it a name"),
+    "zstd": (b"\x28\xb5\x2f\xfd\x04\0", "is compressed by zstd; decompress"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("read", [read_text, lambda path: list(text_lines(path))])
+def test_what_is_no_text_is_named_by_its_line(tmp_path, name, read):
+    data, message = BAD[name]
+    (tmp_path / "a").write_bytes(data)
+    with pytest.raises(ValueError, match=f"a:? {message}"):
+        read(tmp_path / "a")
+
+
+@pytest.mark.parametrize("read", [read_text, lambda path: list(text_lines(path))])
+def test_files_that_are_missing_or_damaged_are_named(tmp_path, read):
+    with pytest.raises(FileNotFoundError, match="gone"):
+        read(tmp_path / "gone")
+    (tmp_path / "a.gz").write_bytes(gzip.compress(b"gut\n" * 9)[:-9])
+    with pytest.raises(ValueError, match="a.gz is not a complete gzip file"):
+        read(tmp_path / "a.gz")
+
+
+def test_an_empty_file_has_no_lines_and_an_empty_text(tmp_path):
+    (tmp_path / "a").write_bytes(b"")
+    assert read_text(tmp_path / "a") == ""
+    with pytest.raises(ValueError, match="a is empty; give"):
+        list(text_lines(tmp_path / "a"))
