@@ -12,7 +12,7 @@ import ctranslate2
 
 folder, file = sys.argv[1:]  # this folder; a text, one sentence a line, see below
 translator = ctranslate2.Translator(folder)
-with open(file, encoding="utf-8") as lines:
+with open(file, encoding="utf-8", newline="\\n") as lines:
     sentences = [line.split() for line in lines]
 results = translator.translate_batch(
     sentences,
@@ -29,7 +29,7 @@ import ctranslate2
 
 folder, file = sys.argv[1:]  # this folder; a text, one beginning a line, see below
 generator = ctranslate2.Generator(folder)
-with open(file, encoding="utf-8") as lines:
+with open(file, encoding="utf-8", newline="\\n") as lines:
     beginnings = [["{start}", *line.split()] for line in lines]
 results = generator.generate_batch(beginnings, max_batch_size=32, max_length={length})
 for result in results:

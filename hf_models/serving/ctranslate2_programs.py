@@ -16,7 +16,7 @@ import ctranslate2
 folder, file = sys.argv[1:]  # this folder; a text, one sentence a line
 translator = ctranslate2.Translator(folder)
 {tokenizer}
-with open(file, encoding="utf-8") as lines:
+with open(file, encoding="utf-8", newline="\\n") as lines:
     sentences = [{encode} for line in lines]
 results = translator.translate_batch(
     sentences,
