@@ -88,8 +88,9 @@ def audio_seconds(source: Source) -> float:
     else:
         with _decoding(source), open(_existing(source), "rb") as file:
             head, size = file.read(HEAD_BYTES), os.path.getsize(source)
-    if tells_length(head, size):
-        return _header_seconds(source, io.BytesIO(source) if isinstance(source, bytes) else source)
+    file = io.BytesIO(source) if isinstance(source, bytes) else source
+    if tells_length(head, size) and (seconds := _header_seconds(source, file)):
+        return seconds
     return sum(_header_seconds(source, io.BytesIO(part.data)) for part in _streams(source))
 
 

@@ -33,7 +33,7 @@ _RATES = (44100, 48000, 32000)
 _WIDE = 0x90  # a bit rate whose frames have room for Xing's header
 
 
-HEAD_BYTES = 4096  # at the beginning of a file, enough for :func:`tells_length`
+HEAD_BYTES = 32  # at the beginning of a file, enough for :func:`tells_length`
 _MOST_FRAMES = 10_000  # in a byte of the file; FLAC and Vorbis need less for silence only
 
 
@@ -70,7 +70,8 @@ def streams(data: bytes) -> list[Stream]:
         b"RIFF": _wav,
         b".snd": _au,
     }
-    read = readers.get(sound[:4], _mp3 if _FRAME.match(sound) else None)
+    tagged = len(sound) < len(data)  # after a tag there may be padding
+    read = readers.get(sound[:4], _mp3 if tagged or _FRAME.match(sound) else None)
     return (list(read(sound)) if read else []) or [Stream(data)]
 
 
@@ -80,7 +81,7 @@ def is_absurd(frames: int, size: int) -> bool:
 
 
 def tells_length(head: bytes, size: int) -> bool:
-    """Whether the length in the header of a file can be trusted.
+    """Whether the length in the header of a file can be trusted, if it is not 0.
 
     Args:
         head: The first :data:`HEAD_BYTES` of the file.
@@ -89,10 +90,6 @@ def tells_length(head: bytes, size: int) -> bool:
     if head.startswith(b"fLaC"):
         frames = _flac_frames(head)
         return frames > 0 and not is_absurd(frames, size)
-    if head.startswith(b"RIFF"):
-        return b"data\0\0\0\0" not in head
-    if head.startswith(b".snd"):
-        return head[8:12] != bytes(4)
     return not (head.startswith((b"ID3", b"OggS")) or _FRAME.match(head))
 
 
@@ -117,6 +114,7 @@ def _flac(data: bytes) -> Iterator[Stream]:
     for start, end in pairwise([*starts, len(data)]):
         part = bytearray(data[start:end])
         frames = _flac_frames(part)
+        part.extend(bytes(max(0, 26 - len(part))))  # of half a header
         # without a total libsndfile reads what is there
         part[21] &= 0xF0
         part[22:26] = bytes(4)
@@ -145,6 +143,7 @@ def _wav(data: bytes) -> Iterator[Stream]:
         name, size = struct.unpack_from("<4sI", data, place)
         if name == b"data" and not size and not _ends_with_chunks(data, place + 8):
             yield Stream(data[: place + 4] + b"\xff" * 4 + data[place + 8 :])
+            return
         place += 8 + size + size % 2
 
 
@@ -170,7 +169,7 @@ def _mp3(data: bytes) -> Iterator[Stream]:
         part = data[start:end]
         frames = _count_frames(part)
         if frames and frames - 1 > _told_frames(part):
-            part = _xing_frame(part, frames) + part
+            part = _with_xing(part, frames)
         if frames:
             yield Stream(part)
 
@@ -210,12 +209,12 @@ def _told_frames(data: bytes) -> int:
     return frames if flags & _HAS_FRAMES else 0
 
 
-def _xing_frame(data: bytes, frames: int) -> bytes:
-    """A frame with Xing's header, for the first frame of `data`."""
+def _with_xing(data: bytes, frames: int) -> bytes:
+    """The frames of `data` behind one with Xing's header."""
     start = _FRAME.search(data).start()
     # no checksum; without padding
     header = bytes([0xFF, data[start + 1] | 1, _WIDE | data[start + 2] & 0x0C, data[start + 3]])
     mono, first = data[start + 3] >> 6 == 3, data[start + 1] >> 3 & 3 == 3
     side = (17 if mono else 32) if first else (9 if mono else 17)
     told = b"Xing" + struct.pack(">II", _HAS_FRAMES, frames)
-    return (header + bytes(side) + told).ljust(_frame_bytes(header), b"\0")
+    return (header + bytes(side) + told).ljust(_frame_bytes(header), b"\0") + data[start:]

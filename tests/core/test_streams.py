@@ -1,5 +1,6 @@
 """Recordings whose header says no length or a wrong one, and files that were joined or cut."""
 
+import contextlib
 import io
 import struct
 
@@ -118,6 +119,7 @@ def test_pictures_in_a_tag_of_mp3_are_no_frames():
     tag = b"ID3\4\0\0\0\0" + bytes([len(picture) >> 7, len(picture) & 127]) + picture
     data = without_xing(mp3(QUIET_FIRST))
     assert audio_seconds(tag + data) == audio_seconds(data)
+    assert audio_seconds(tag + bytes(100) + data) == audio_seconds(data)
 
 
 def test_mp3_that_says_too_few_frames_is_read_whole():
@@ -170,7 +172,11 @@ def test_ogg_that_ends_within_a_page_is_cut_off(size):
 
 
 @pytest.mark.parametrize("riff", [0, 36, 0xFFFFFFFF], ids=["0", "header", "unknown"])
-@pytest.mark.parametrize("extra", [b"", b"LIST\4\0\0\0INFO"], ids=["plain", "LIST"])
+@pytest.mark.parametrize(
+    "extra",
+    [b"", b"LIST\4\0\0\0INFO", b"junk\0\x20\0\0" + bytes(8192)],
+    ids=["plain", "LIST", "8 KiB before"],
+)
 def test_wav_of_data_size_0_is_read(tmp_path, riff, extra):
     wav = encoded(NOISE, "WAV")
     place = wav.index(b"data")
@@ -215,3 +221,16 @@ def test_absurd_sampling_rates_are_refused(rate):
     for function in (read_audio, audio_seconds):
         with pytest.raises(AudioError, match=rf"{rate} Hz; allowed: 100 to 1000000"):
             function(wav[:24] + struct.pack("<I", rate) + wav[28:])
+
+
+@pytest.mark.parametrize("name", ["WAV", "FLAC", "OGG", "MP3", "AU", "AIFF"])
+def test_damaged_recordings_are_read_or_an_audio_error(name):
+    rng = np.random.default_rng(0)
+    whole = np.frombuffer(encoded(NOISE[:8000], name), np.uint8)
+    for size in rng.integers(1, len(whole), 40):
+        data = whole[:size].copy()
+        places = rng.integers(0, min(size, 200), 3)
+        data[places] = rng.integers(0, 256, 3)
+        for function in (audio_seconds, read_audio):
+            with contextlib.suppress(AudioError):
+                function(data.tobytes())
