@@ -242,21 +242,6 @@ def test_one_bad_byte_in_the_transcript_of_a_chapter_leaves_out_one_recording(li
     assert "19-198-0001" in texts(tmp_path / "out", "train")
 
 
-def test_decoding_believes_the_samples_and_not_the_header(tmp_path):
-    for split in ("train", "valid", "test"):
-        write(tmp_path / split / "a.flac", 1.0, format="FLAC")
-        write_text(tmp_path / split / "a.txt", "say it")
-        write(tmp_path / split / "b.wav", 1.0)
-        write_text(tmp_path / split / "b.txt", "say it")
-        flac = bytearray((tmp_path / split / "a.flac").read_bytes())
-        flac[22:26] = (9000).to_bytes(4, "big")  # samples
-        (tmp_path / split / "a.flac").write_bytes(flac)
-    for words, seconds in (((), [0.5625, 1.0]), (("--decode",), [1.0, 1.0])):
-        out = tmp_path / f"out{len(words)}"
-        run("folder", tmp_path, "--output", out, *words)
-        assert [entry.seconds for entry in read_manifest(out / "train.tsv")] == seconds
-
-
 # ---- what is refused -----------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""Finished preparations of speech: reused, and made again where their sources have changed."""
+"""Finished preparations of speech: reused, made again where their sources have changed, or decoded."""
 
 import json
 from pathlib import Path
@@ -118,3 +118,18 @@ def test_folders_made_before_sources_were_recorded(libri, tmp_path, capsys):
     record.write_text(json.dumps(settings))
     run("librispeech", libri, "--output", tmp_path / "out")
     assert f"delete it if {libri} has changed since" in capsys.readouterr().out
+
+
+def test_decoding_believes_the_samples_and_not_the_header(tmp_path):
+    for split in ("train", "valid", "test"):
+        write(tmp_path / split / "a.flac", 1.0, format="FLAC")
+        write_text(tmp_path / split / "a.txt", "say it")
+        write(tmp_path / split / "b.wav", 1.0)
+        write_text(tmp_path / split / "b.txt", "say it")
+        flac = bytearray((tmp_path / split / "a.flac").read_bytes())
+        flac[22:26] = (9000).to_bytes(4, "big")  # samples
+        (tmp_path / split / "a.flac").write_bytes(flac)
+    for words, seconds in (((), [0.5625, 1.0]), (("--decode",), [1.0, 1.0])):
+        out = tmp_path / f"out{len(words)}"
+        run("folder", tmp_path, "--output", out, *words)
+        assert [entry.seconds for entry in read_manifest(out / "train.tsv")] == seconds
