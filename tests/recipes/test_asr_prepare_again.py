@@ -1,4 +1,4 @@
-"""Finished preparations of speech: reused, made again where their sources have changed, or decoded."""
+"""Finished preparations of speech: reused, made again where sources have changed, or decoded."""
 
 import json
 from pathlib import Path
