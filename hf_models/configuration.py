@@ -96,6 +96,11 @@ class PositionEmbeddingMixin:
     def __getstate__(self) -> dict[str, Any]:  # a copy is not in use
         return self.__dict__.copy()
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy has read-only settings, too: transformers loads models with a copy."""
+        settings = {name: CheckedSettings(state[name]) for name in self.position_fields}
+        self.__dict__.update({**state, **settings})
+
     def mark_in_use(self) -> None:
         """Says that a model was built from this configuration."""
         self._in_use = True

@@ -79,7 +79,8 @@ class PositionModelMixin(InitializesPositions, SwitchedModel):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy of a model is built from a copy of its configuration, which is then in use."""
         super().__setstate__(state)
-        self.config.mark_in_use()
+        if hasattr(self.config, "mark_in_use"):  # a part, such as SigLIP's, has a stock one
+            self.config.mark_in_use()
 
     def post_init(self) -> None:
         """See transformers."""

@@ -17,8 +17,10 @@ class CheckedSettings(dict):
 
     def _refuse(self, *args: Any, **kwargs: Any) -> None:
         raise ValueError(
-            f"the settings {dict(self)} cannot be changed one by one; set the whole field of a "
-            f'configuration before a model is built from it: config.{FIELD} = {{"type": ..., ...}}.'
+            f"the settings {dict(self)} cannot be changed one by one: a model that is built "
+            "does not change with them; set the whole field of a configuration before that: "
+            f'config.{FIELD} = {{"type": ..., ...}}, or load the model again by '
+            f"from_pretrained(..., {FIELD}={{...}})."
         )
 
     __setitem__ = __delitem__ = __ior__ = _refuse

@@ -1,0 +1,139 @@
+"""Models of every class are copied, pickled, saved whole and averaged; their settings stay what the
+model was built with."""
+
+import copy
+import json
+import pickle
+from itertools import chain
+
+import pytest
+import torch
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import hf_models
+from tests.support import whisper
+from tests.support.hf import EOS, FAMILIES, OF_FAMILY, fill_empty_tables, make
+
+
+def build(name):
+    """A tiny model of a class, with the type cape."""
+    model = hf_models.MODELS[name]
+    family = model.config_class.model_type.removeprefix("cape_")
+    if family == "whisper":
+        sizes, settings = whisper.SIZES, {"type": "cape"}
+    else:
+        sizes, settings = FAMILIES[family].sizes, OF_FAMILY[family]["cape"]
+    torch.manual_seed(0)
+    config = model.config_class(**sizes, position_embedding=settings)
+    return fill_empty_tables(model(config).eval())
+
+
+def states(model):
+    """All states of an evaluation, in the order of the output."""
+    inputs, config = {}, model.config
+    number = torch.Generator().manual_seed(1)
+    if model.main_input_name == "pixel_values":
+        inputs["pixel_values"] = torch.randn(2, 3, 24, 24, generator=number)
+    elif model.main_input_name == "input_features":
+        shape = (2, 8, 40) if config.model_type == "cape_whisper" else (2, 40, 8)
+        inputs["input_features"] = torch.randn(shape, generator=number)
+    tokens = torch.randint(1, 9, (2, 6), generator=number)
+    tokens[:, -1] = EOS  # the classifiers of BART read this state
+    if not inputs:
+        inputs["input_ids"] = tokens
+    if config.is_encoder_decoder and "Classification" not in type(model).__name__:
+        inputs["decoder_input_ids"] = tokens
+    with torch.no_grad():
+        output = model(**inputs, output_hidden_states=True)
+    values = (value if isinstance(value, tuple) else (value,) for value in output.to_tuple())
+    return [value for value in chain(*values) if isinstance(value, torch.Tensor)]
+
+
+def saved(model, folder):
+    torch.save(model, folder / "model.pt")
+    return torch.load(folder / "model.pt", weights_only=False)
+
+
+COPIES = {
+    "deepcopy": lambda model, folder: copy.deepcopy(model),
+    "pickle": lambda model, folder: pickle.loads(pickle.dumps(model)),
+    "torch.save": saved,
+    "average": lambda model, folder: AveragedModel(model).module,
+}
+# transformers gives backbones hooks when it builds them
+UNPICKLED = ("deepcopy", "average")
+
+
+@pytest.mark.parametrize("name", hf_models.MODELS)
+def test_copies_compute_and_hold_what_the_model_does(name, tmp_path):
+    model = build(name)
+    # before states are asked for, whose hooks no stock model pickles
+    ways = UNPICKLED if name.endswith("Backbone") else COPIES
+    copies = {way: COPIES[way](model, tmp_path) for way in ways}
+    expected = states(model)
+    for way, again in copies.items():
+        actual = states(again)
+        assert type(again) is type(model)
+        assert len(actual) == len(expected) > 0, way
+        assert all(map(torch.equal, actual, expected)), way
+        with pytest.raises(ValueError, match="a model was built from this configuration"):
+            again.config.position_embedding = {"type": "nopos"}
+
+
+@pytest.mark.parametrize("name", hf_models.MODELS)
+def test_averages_follow_the_model(name):
+    model = build(name)
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+    start = [parameter.clone() for parameter in model.parameters()]
+    average.update_parameters(model)  # the first is a copy
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+    average.update_parameters(model)
+    for before, mean in zip(start, average.module.parameters(), strict=True):
+        torch.testing.assert_close(mean, before + 0.5)
+
+
+# ---- settings ------------------------------------------------------------------------------------
+
+
+def loaded(model, folder):
+    model.save_pretrained(folder)
+    return type(model).from_pretrained(folder)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("way", [*COPIES, "from_pretrained"])
+def test_settings_of_a_copied_or_loaded_model_are_read_only(family, way, tmp_path):
+    """Otherwise a changed setting would be saved, but not computed with."""
+    model = {**COPIES, "from_pretrained": loaded}[way](make(family, "nopos"), tmp_path)
+    settings = model.config.position_embedding
+    changes = (
+        lambda: settings.__setitem__("source_scale", 2.0),
+        lambda: settings.update(type="cape"),
+        lambda: settings.pop("type"),
+        lambda: settings.setdefault("gamma", 2.0),
+        lambda: settings.__ior__({"type": "cape"}),
+        settings.clear,
+    )
+    for change in changes:
+        with pytest.raises(ValueError, match="cannot be changed one by one"):
+            change()
+    assert settings == {"type": "nopos"}
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))]
+)
+def test_settings_of_a_copied_configuration_are_written_and_compared_as_dicts(copied, tmp_path):
+    config = FAMILIES["speech_to_text"].config(position_embedding={"type": "cape"})
+    again = copied(config)
+    assert again == config
+    assert json.loads(again.to_json_string()) == json.loads(config.to_json_string())
+    for field in config.position_fields:
+        assert type(again.to_dict()[field]) is dict
+        assert getattr(again, field) == dict(getattr(config, field))
+        with pytest.raises(ValueError, match="cannot be changed one by one"):
+            getattr(again, field)["type"] = "nopos"
+    again.position_embedding = {"type": "nopos"}  # as a whole it may change
+    assert config.position_embedding["type"] == "cape"
