@@ -156,6 +156,7 @@ def _cape_model(
     stored = getattr(config, FIELD, None) or {"type": DEFAULT_TYPE}
     if settings.get("type", stored["type"]) == stored["type"]:
         settings = {**stored, **settings}
+    PositionConfig.from_dict(settings, *place)  # refuses what this kind of model does not have
     if neutral:
         kept = ("source_scale", "source_bos", "mean_normalize", "gamma")
         here = {

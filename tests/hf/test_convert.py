@@ -1,6 +1,7 @@
 """The command convert: what it says of the result, beginnings that compute what stock does, and
 people's mistakes."""
 
+import itertools
 import json
 import re
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
+from cape_plugins.registry import ROTARY_TYPES, TYPES, types_of
 from hf_models.convert import convert, main
 from tests.support.hf import FAMILIES, WITH_STOCK, answer, batch, make
 
@@ -169,6 +171,21 @@ def test_what_cannot_begin_neutral_is_refused(family, flags, message, stock, tmp
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("error: --neutral cannot make")
     assert message in error
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("family", WITH_STOCK)
+def test_type_of_another_kind_of_model_is_refused_by_name(family, stock, tmp_path, capsys):
+    folder, _ = stock[family]
+    domain, architecture = next(iter(FAMILIES[family].config.position_fields.values()))
+    others = {**TYPES, **ROTARY_TYPES}.keys() - types_of(architecture, domain).keys()
+    for name, neutral in itertools.product(sorted(others), ([], ["--neutral"])):
+        words = [str(folder), str(tmp_path / "cape"), "--position-embedding", name, *neutral]
+        assert main(words) == 2
+        error = capsys.readouterr().err.strip().splitlines()[-1]
+        assert error.startswith(f"error: --position-embedding {name} ")
+        assert "llowed" in error
+    assert others
     assert not list(tmp_path.iterdir())
 
 
