@@ -193,7 +193,7 @@ def option_table(args: argparse.Namespace) -> str:
     rows.append(
         ("`--position-embedding`", DEFAULT_TYPE, ", ".join(types), "", "type of position embedding")
     )
-    for option in options(args.domain):
+    for option in options():  # those of other domains say so
         name = option.name
         rows.append(
             (

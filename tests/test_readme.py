@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 import subprocess
+import warnings
 from pathlib import Path
 from urllib.parse import urldefrag
 
@@ -162,9 +163,12 @@ def run_example(code: str) -> dict:
 
 
 @pytest.mark.parametrize("code", EXAMPLES)
-def test_python_example_runs(code: str, tmp_path: Path, monkeypatch) -> None:
+def test_python_example_runs_and_warns_of_nothing(code: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    run_example(code)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        run_example(code)
+    assert [str(warning.message) for warning in caught if warning.category is UserWarning] == []
 
 
 def example_of_the_readme(word: str) -> str:
@@ -193,6 +197,8 @@ def test_table_of_flags_is_generated(capsys) -> None:
     main(["flags"])
     table = capsys.readouterr().out.strip()
     assert table.count("\n") > 10
+    rows = re.findall(r"^\| `--position-([\w-]+)`", table, re.MULTILINE)
+    assert {name.replace("-", "_") for name in rows} == {o.name for o in options()} | {"embedding"}
     _, _, rest = read(ROOT / "docs/flags.md").partition("<!-- flags:begin -->")
     shown = rest.partition("<!-- flags:end -->")[0].strip()
     assert shown == table, "paste the output of `cape-plugins flags` between the flags marks"
@@ -200,7 +206,7 @@ def test_table_of_flags_is_generated(capsys) -> None:
 
 @pytest.mark.parametrize("page", FILES, ids=name_of)
 def test_positional_flags_that_a_page_names_exist(page: Path) -> None:
-    known = {f"--position-{option.name}".replace("_", "-") for option in options("text")}
+    known = {f"--position-{option.name}".replace("_", "-") for option in options()}
     text = read(page).replace("--position-decoder-", "--position-")  # the same, of a decoder
     named = set(re.findall(r"--position-[a-z][a-z-]*[a-z]", text))
     assert named - {"--position-embedding"} <= known
