@@ -7,7 +7,6 @@ stock classes with ``Cape`` in front: ``hf_models.CapeMarianMTModel``.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import transformers
@@ -28,8 +27,9 @@ from hf_models.families.speech_ctc import CapeSpeechConfig
 from hf_models.families.whisper import CapeWhisperConfig
 from hf_models.feature_extraction import CapeSpeechFeatureExtractor, CapeWhisperFeatureExtractor
 from hf_models.releases import warn_if_untested
-from hf_models.settings import refuse_misplaced
-from hf_models.switching import FamilyClasses, add_parts, switch
+from hf_models.stock_calls import accept_position_embeddings
+from hf_models.switch_built import switch
+from hf_models.switching import FamilyClasses, add_parts
 from hf_models.tokenization import CapeSpeechTokenizer
 
 # By configuration of a family: its Auto classes, and the model that each loads.
@@ -38,13 +38,14 @@ MODELS: dict[str, type] = {}  # by name
 
 
 def register_family(family: FamilyClasses) -> None:
-    """Makes a family known: to the Auto classes, to :func:`switch` and to the commands.
+    """Makes a family known, or further heads of one: to the Auto classes, to :func:`switch` and to
+    the commands.
 
     Args:
         family: See :class:`~hf_models.switching.FamilyClasses`.
     """
     add_parts(family)
-    AUTO_CLASSES[family.config] = family.auto
+    AUTO_CLASSES[family.config] = {**AUTO_CLASSES.get(family.config, {}), **family.auto}
     AutoConfig.register(family.model_type, family.config, exist_ok=True)
     for auto, model in family.auto.items():
         auto.register(family.config, model, exist_ok=True)
@@ -64,45 +65,11 @@ def _register_processors() -> None:
     AutoProcessor.register(CapeWhisperConfig, WhisperProcessor, exist_ok=True)
 
 
-def _accept_position_embedding(stock_from_pretrained: Any) -> Any:
-    """Lets ``AutoConfig.from_pretrained``, and with it every Auto class, take a position embedding
-    for a stock checkpoint: the configuration is then the one of this package.
-
-    transformers drops arguments that a configuration does not know, without a word. Calls without
-    such an argument are the stock ones.
-    """
-
-    @functools.wraps(stock_from_pretrained)
-    def from_pretrained(pretrained_model_name_or_path: Any, **kwargs: Any) -> Any:
-        result = stock_from_pretrained(pretrained_model_name_or_path, **kwargs)
-        config = result[0] if isinstance(result, tuple) else result
-        fields = {field for own in AUTO_CLASSES for field in own.position_fields}
-        given = sorted(fields & kwargs.keys())
-        for own in AUTO_CLASSES:
-            if config.model_type in own.model_types():
-                refuse_misplaced(kwargs, own.position_fields)
-        if all(hasattr(config, field) for field in given):
-            return result
-        for own in AUTO_CLASSES:
-            if config.model_type in own.model_types():
-                for name in ("trust_remote_code", "code_revision"):
-                    kwargs.pop(name, None)
-                return own.from_pretrained(pretrained_model_name_or_path, **kwargs)
-        known = sorted({name for own in AUTO_CLASSES for name in own.model_types()})
-        raise ValueError(
-            f"{given[0]}={kwargs[given[0]]!r} has no effect on {pretrained_model_name_or_path}, a "
-            f"model of type {config.model_type!r}; model types with a position embedding to "
-            f"choose: {', '.join(known)}. Leave it out, or give such a model."
-        )
-
-    return from_pretrained
-
-
 warn_if_untested(transformers.__version__)
 for _family in FAMILIES:
     register_family(_family)
 _register_processors()
-AutoConfig.from_pretrained = _accept_position_embedding(AutoConfig.from_pretrained)
+accept_position_embeddings(AUTO_CLASSES.keys())
 
 _configs = {family.config.__name__: family.config for family in FAMILIES}
 globals().update({**_configs, **MODELS})

@@ -168,6 +168,18 @@ class PositionEmbeddingMixin:
                 config_dict = {**config_dict, name: changes}
         return super().from_dict(config_dict, **kwargs)
 
+    @classmethod
+    def of_stock(cls, config: Any, **fields: Any) -> Any:
+        """The configuration of this package for the model of a stock one.
+
+        Args:
+            config: That of a stock model, which stays as it is.
+            fields: Position embeddings, and other fields that the stock one does not have.
+        """
+        own = cls.from_dict({**config.to_dict(), **fields})
+        own._attn_implementation = config._attn_implementation
+        return own
+
     def to_json_file(self, json_file_path: str | os.PathLike[str], use_diff: bool = True) -> None:
         """See transformers; the file is guarded."""
         saved = {**json.loads(self.to_json_string(use_diff=use_diff)), **GUARD}

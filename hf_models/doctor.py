@@ -24,8 +24,8 @@ from hf_models.convert import own_class
 from hf_models.loading import clear_errors, load_whole, require_place
 from hf_models.releases import is_tested, tested_releases
 from hf_models.serving.source import refuse_data
-from hf_models.serving.stock_model import build_stock, stock_settings
 from hf_models.settings import FIELD
+from hf_models.switch_built import build_stock, stock_settings
 from hf_models.switching import PARTS, stock_class
 
 LARGE = 200  # million parameters of a model, beyond which its first layers are checked

@@ -25,7 +25,7 @@ from cape_plugins import (
 from cape_plugins.augmentation import rank_seed
 from cape_plugins.families import find_family, setting_of, value_of
 from cape_plugins.registry import ENCODINGS, TYPES
-from hf_models.settings import require_own_config
+from hf_models.settings import refuse_misplaced, require_own_config
 from hf_models.switching import SwitchedModel, install
 
 TAG = "cape-plugins"
@@ -93,18 +93,35 @@ class PositionModelMixin(InitializesPositions, SwitchedModel):
         self.add_model_tags([TAG])
 
     @classmethod
+    def _own_config(cls, config: Any, arguments: dict[str, Any]) -> Any:
+        """The configuration that a caller gives, or made of a stock one and the position embeddings
+        among the `arguments` of the call, which are taken out of them."""
+        fields = cls.config_class.position_fields
+        given = {name: arguments.pop(name) for name in fields if name in arguments}
+        if given and hasattr(config, "position_fields"):
+            name = next(iter(given))
+            raise ValueError(
+                f"config and {name} are both given; give one of them, or set config.{name} before."
+            )
+        if given:
+            refuse_misplaced(arguments, fields)
+            config = cls.config_class.of_stock(config, **given)
+        require_own_config(config, cls.__name__)
+        return config
+
+    @classmethod
+    def _from_config(cls, config: Any, **kwargs: Any) -> Any:
+        """See transformers, whose Auto classes build models by it."""
+        return super()._from_config(cls._own_config(config, kwargs), **kwargs)
+
+    @classmethod
     def from_pretrained(
         cls, pretrained_model_name_or_path: Any, *args: Any, config: Any = None, **kwargs: Any
     ) -> Any:
         """See transformers; checkpoints of other kinds of models are refused, also where the
-        caller gives a configuration."""
+        caller gives a configuration. A stock one is taken where a position embedding is given."""
         if isinstance(config, PreTrainedConfig) and pretrained_model_name_or_path is not None:
-            require_own_config(config, cls.__name__)
-            if given := sorted(kwargs.keys() & config.position_fields.keys()):
-                raise ValueError(
-                    f"config and {given[0]} are both given; give one of them, or set "
-                    f"config.{given[0]} before."
-                )
+            config = cls._own_config(config, kwargs)
             place = {name: kwargs[name] for name in _PLACE if name in kwargs}
             try:
                 stored, _ = PreTrainedConfig.get_config_dict(pretrained_model_name_or_path, **place)

@@ -48,7 +48,7 @@ def require_own_config(config: Any, model: str) -> None:
         raise ValueError(
             f"config is a {type(config).__name__}, which has no {FIELD}; {model} takes the "
             "configuration of its own class. Make one of it by from_dict(config.to_dict(), "
-            f"{FIELD}={{...}}), or leave out config and give {FIELD}={{...}}."
+            f"{FIELD}={{...}}), or give {FIELD}={{...}} to from_pretrained or from_config."
         )
     for field in config.position_fields:
         settings = config.position_settings(field)

@@ -10,12 +10,10 @@ stand in for those of a stock module (:class:`Addend`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers.conversion_mapping import (
     get_checkpoint_conversion_mapping,
@@ -25,9 +23,7 @@ from transformers.models.auto import modeling_auto
 
 from cape_plugins import Positions
 from cape_plugins.binding import Bound
-from cape_plugins.families import find_family
 from hf_models.host import check_forwards, record_outputs
-from hf_models.settings import FIELD, require_own_config
 from hf_models.stock_names import share_model_names, share_processors
 
 
@@ -211,118 +207,6 @@ def install(model: nn.Module, trained: bool = False) -> None:
             "relative positions into attention. Choose a type without them, or let a part call "
             "hf_models.relative.add_relative_positions."
         )
-
-
-def switch(model: Any, position_embedding: Mapping[str, Any], **fields: Any) -> Any:
-    """Gives a built stock model another position embedding, in place and with all its weights.
-
-    Args:
-        model: A stock model of transformers of a known family, and the outermost one: a part such
-            as ``classifier.bert`` would be switched without the classifier, which cannot be seen
-            from the part and would be saved and loaded as a stock one.
-        position_embedding: ``{"type": ..., option: value}``.
-        fields: Further fields of the configuration, such as ``hop_seconds``.
-
-    Returns:
-        `model`, whose class and configuration are now those of this package.
-
-    Raises:
-        ValueError: if the family is unknown, a setting is wrong, or a module has a forward of its
-            own; the model stays as it was.
-    """
-    own, stock_config = PARTS.get(type(model)), getattr(model, "config", None)
-    if not is_model(own):
-        known = sorted(stock.__name__ for stock, part in PARTS.items() if is_model(part))
-        raise ValueError(
-            f"model is a {type(model).__name__}, whose positions cannot be switched; allowed: "
-            f"{', '.join(known)}. {_remedy(model)}Give such a model."
-        )
-    if not isinstance(position_embedding, Mapping):
-        raise ValueError(
-            f"{FIELD}={position_embedding!r} is not allowed; allowed: a dict with 'type' and "
-            'options, such as {"type": "cape", "max_global_shift": 5.0}.'
-        )
-    allowed = vars(own.config_class()).keys() - vars(type(stock_config)()).keys() - {FIELD}
-    if unknown := sorted(fields.keys() - allowed):
-        raise ValueError(
-            f"{unknown[0]}={fields[unknown[0]]!r} cannot be set by switch; allowed for "
-            f"{own.__name__}: {', '.join(sorted(allowed)) or 'nothing'}. Set it before the stock "
-            "model is built."
-        )
-    _refuse_hooks(model)
-    settings = {**stock_config.to_dict(), FIELD: position_embedding, **fields}
-    try:
-        config = own.config_class.from_dict(settings)
-    except StrictDataclassError as error:
-        raise ValueError(str(error.__cause__ or error)) from error
-    config._attn_implementation = stock_config._attn_implementation
-    require_own_config(config, own.__name__)
-    before = _recorded(model)
-    try:
-        _switch(model, stock_config, config)
-    except BaseException:  # the model is the caller's, and stays what it was
-        _restore(before)
-        raise
-    model.finish()
-    return model
-
-
-def _remedy(model: Any) -> str:
-    """What else would help with a model that cannot be switched; empty if nothing would."""
-    if hasattr(model, "peft_config"):
-        return "Switch it before peft wraps it (get_peft_model). "
-    if is_model(type(model)):
-        return "It has been switched already; load or build it anew. "
-    family = find_family(getattr(getattr(model, "config", None), "model_type", ""))
-    own = filter(is_model, PARTS.values())
-    registered = [find_family(part.config_class.model_type) for part in own]
-    if family is None or family in registered:
-        return ""
-    return (
-        f"The row of {family.model_type!r} is known, but no class of its models is: register them "
-        "by hf_models.register_family(FamilyClasses(...)). "
-    )
-
-
-def _refuse_hooks(model: nn.Module) -> None:
-    """Raises for a module whose forward would hide that of its new class."""
-    for name, module in model.named_modules():
-        if "forward" in vars(module):
-            raise ValueError(
-                f"{type(module).__name__} {name!r} has a forward of its own, as accelerate sets it "
-                "(device_map, dispatch_model, Accelerator.prepare), which would run instead of "
-                "that of its new class; allowed: modules as they are built. Switch the model "
-                f"before, or load it by from_pretrained(..., {FIELD}={{...}}, device_map=...)."
-            )
-
-
-def _switch(model: Any, stock_config: Any, config: Any) -> None:
-    parts = [(getattr(stock_config, part), getattr(config, part)) for part in config.sub_configs]
-    for module in model.modules():
-        for old, new in ((stock_config, config), *parts):
-            if getattr(module, "config", None) is old:
-                module.config = new
-    before = set(model.parameters())
-    install(model, trained=True)
-    for parameter in set(model.parameters()) - before:
-        parameter.data = parameter.data.to(model.device, model.dtype)
-
-
-def _recorded(model: nn.Module) -> list[tuple[nn.Module, type, dict[str, Any]]]:
-    """Modules with their classes and what they hold, but for the values of tensors."""
-
-    def held(module: nn.Module) -> dict[str, Any]:
-        states = vars(module).items()
-        return {name: copy(value) if isinstance(value, dict) else value for name, value in states}
-
-    return [(module, type(module), held(module)) for module in model.modules()]
-
-
-def _restore(modules: list[tuple[nn.Module, type, dict[str, Any]]]) -> None:
-    for module, stock, held in modules:
-        module.__class__ = stock
-        vars(module).clear()
-        vars(module).update(held)
 
 
 def stock_class(own: type) -> type | None:

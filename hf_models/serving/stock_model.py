@@ -3,7 +3,6 @@ the tables of the stock classes."""
 
 from __future__ import annotations
 
-import re
 from typing import Any, NamedTuple
 
 import torch
@@ -13,19 +12,12 @@ from transformers import PreTrainedModel
 from cape_plugins import PositionConfig, patch_positions, token_positions
 from cape_plugins.families import find_family
 from cape_plugins.serving.command import SHORTEST
+from hf_models import switch_built
 from hf_models.images import PatchEmbeddings
 from hf_models.modeling import embed_positions
 from hf_models.natural_length import STRIDE, NaturalLengthEncoder
 from hf_models.speech import Frames, add_positions
 from hf_models.switching import LearnedTable
-
-# a learned table in stock classes
-_TABLES = (
-    *("embed_positions.weight", "position_embeddings.weight"),
-    *("position_embeddings", "position_embedding.weight"),
-)
-
-_OWN = re.compile(r"\.(positions|relative)\.")  # parameters that no stock class has
 
 
 class Part(NamedTuple):
@@ -46,41 +38,12 @@ class Part(NamedTuple):
 
 
 def build_stock(cape: PreTrainedModel, stock_class: Any) -> PreTrainedModel:
-    """The stock model with the weights of `cape`, its tables those of a new stock model. Relative
-    embeddings are left out, which no table holds: callers that want the same output refuse them.
-
-    Args:
-        cape: A model of this package.
-        stock_class: The class that it stands for.
-    """
-    settings = stock_settings(cape.config, stock_class.config_class)
+    """See :func:`hf_models.switch_built.build_stock`; with a table to be filled."""
+    fields = {}
     has_patches = any(isinstance(module, PatchEmbeddings) for module in cape.modules())
     if has_patches and hasattr(cape.config, "use_absolute_position_embeddings"):
-        settings["use_absolute_position_embeddings"] = True
-    stock = stock_class(stock_class.config_class(**settings)).to(cape.dtype).eval()
-    if cape.can_generate():
-        stock.generation_config = cape.generation_config
-    own, weights = stock.state_dict(), cape.state_dict()
-    tables = {name: table for name, table in own.items() if name.endswith(_TABLES)}
-    kept = {
-        name: weight
-        for name, weight in weights.items()
-        if not _OWN.search(name) and (name not in tables or weight.shape == tables[name].shape)
-    }
-    stock.load_state_dict({**tables, **kept})
-    return stock
-
-
-def stock_settings(config: Any, stock_config: Any) -> dict[str, Any]:
-    """Fields of the configuration of a stock model, from one of this package.
-
-    Args:
-        config: Of this package.
-        stock_config: Class of the stock configuration.
-    """
-    own_fields = vars(type(config)()).keys() - vars(stock_config()).keys()
-    left_out = {*own_fields, "model_type", "auto_map"}  # the last names code of this package
-    return {name: value for name, value in config.to_dict().items() if name not in left_out}
+        fields["use_absolute_position_embeddings"] = True
+    return switch_built.build_stock(cape, stock_class, **fields)
 
 
 def parts_of(cape: PreTrainedModel, stock: PreTrainedModel) -> list[Part]:
@@ -93,7 +56,7 @@ def parts_of(cape: PreTrainedModel, stock: PreTrainedModel) -> list[Part]:
         side = getattr(module, "side", "encoder")
         row = family.sides[side]
         of_stock = PositionConfig(family.stock_type(saved, side), row.domain, row.architecture)
-        places = (f"{path}.{end}" for end in _TABLES)
+        places = (f"{path}.{end}" for end in switch_built.STOCK_TABLES)
         table = next((place for place in places if place in names), None)
         config = cape.config.position_settings(row.field)
         parts.append(Part(module, config, of_stock, table))

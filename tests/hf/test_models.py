@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import AutoModel
 
+import hf_models
 from hf_models.rotary import RotaryAngles
 from tests.support.hf import (
     ALL,
@@ -87,6 +88,40 @@ def test_stock_type_equals_the_stock_model_bit_for_bit(family):
     for name, value in ours.state_dict().items():
         assert torch.equal(value, stock.state_dict()[name]), name
     assert torch.equal(*last)
+
+
+# The exceptions of docs/huggingface.md
+COUNT_FROM_THE_FIRST_TOKEN = ("marian", "bart", "mbart", "pegasus", "bert")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "family", [name for name in WITH_STOCK if "input_ids" in FAMILIES[name].batch()]
+)
+def test_text_padded_on_the_left_differs_from_stock_in_the_families_that_the_documents_name(family):
+    row, inputs = FAMILIES[family], {**batch(family), **sentences(left=True)}
+    stock = row.build_stock(seed=1)
+    expected = at_tokens(answer(stock(**inputs)), inputs)
+    ours = at_tokens(answer(hf_models.switch(stock, {"type": row.stock_type})(**inputs)), inputs)
+    difference = (ours - expected).abs().max().item()
+    assert difference > 0.1 if family in COUNT_FROM_THE_FIRST_TOKEN else difference == 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("attention", "largest"), [(None, 1e-5), ("eager", 0.0)])
+def test_loaded_speech_to_text_differs_from_stock_by_its_attention_alone(
+    attention, largest, tmp_path
+):
+    row, inputs = FAMILIES["speech_to_text"], batch("speech_to_text")
+    del inputs["attention_mask"]
+    row.build_stock(seed=1).save_pretrained(tmp_path)
+    expected = answer(row.stock_model.from_pretrained(tmp_path)(**inputs))
+    chosen = {"attn_implementation": attention} if attention else {}
+    ours = row.model.from_pretrained(
+        tmp_path, position_embedding={"type": row.stock_type}, **chosen
+    )
+    assert ours.config._attn_implementation == (attention or "sdpa")
+    assert (answer(ours(**inputs)) - expected).abs().max().item() <= largest
 
 
 @pytest.mark.parametrize("family", WITH_STOCK)

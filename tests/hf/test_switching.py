@@ -110,12 +110,6 @@ def test_what_cannot_be_switched_is_refused_and_unchanged(model, settings, messa
     assert type(model) is stock
 
 
-def test_second_switch_is_refused():
-    switched = hf_models.switch(FAMILIES["vit"].build_stock(), {"type": "cape"})
-    with pytest.raises(ValueError, match="switched already"):
-        hf_models.switch(switched, {"type": "nopos"})
-
-
 def test_nothing_stays_bound_after_a_call():
     model = FAMILIES["marian"].build({"type": "cape", "source_scale": ALPHA}).train()
     model(**batch("marian"))

@@ -1,0 +1,194 @@
+"""Calls of transformers that build a model, with a position embedding: by Auto classes, stock
+classes and stock configurations."""
+
+import re
+
+import pytest
+import torch
+import transformers
+from transformers import (
+    AutoModelForMultipleChoice,
+    AutoModelForNextSentencePrediction,
+    BertForMultipleChoice,
+    BertForNextSentencePrediction,
+    GPT2Config,
+    GPT2LMHeadModel,
+)
+
+import hf_models
+from hf_models import CapeBertConfig
+from hf_models.modeling import PositionModelMixin
+from tests.support.hf import FAMILIES, VARIANTS, WITH_STOCK, answer, batch
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Stock checkpoints of each family."""
+    root = tmp_path_factory.mktemp("stock")
+    for name in WITH_STOCK:
+        FAMILIES[name].build_stock(seed=1).save_pretrained(root / name)
+    return root
+
+
+@pytest.mark.parametrize("family", WITH_STOCK)
+def test_every_call_loads_the_model_of_this_package_with_the_stock_weights(family, folders):
+    row, inputs = FAMILIES[family], batch(family)
+    settings, folder = VARIANTS[family]["cape"], folders / family
+    expected = answer(row.model.from_pretrained(folder, position_embedding=settings)(**inputs))
+    stock = row.stock_config.from_pretrained(folder)
+    calls = (
+        lambda: row.auto.from_pretrained(folder, config=stock, position_embedding=settings),
+        lambda: row.model.from_pretrained(folder, config=stock, position_embedding=settings),
+        lambda: row.stock_model.from_pretrained(folder, position_embedding=settings),
+        lambda: row.stock_model.from_pretrained(folder, config=stock, position_embedding=settings),
+    )
+    for call in calls:
+        model = call()
+        assert type(model) is row.model
+        assert torch.equal(answer(model(**inputs)), expected)
+    assert type(stock) is row.stock_config  # it is the caller's
+    assert not hasattr(stock, "position_embedding")
+
+
+@pytest.mark.parametrize("family", WITH_STOCK)
+def test_every_call_builds_the_model_of_this_package_from_a_stock_configuration(family):
+    row, settings = FAMILIES[family], VARIANTS[family]["cape"]
+    stock = row.stock_config(**row.sizes)
+    stock.architectures = [row.stock_model.__name__]  # without, from_config of DeiT fails in stock
+    stock._attn_implementation = "eager"
+    calls = (
+        lambda: row.auto.from_config(stock, position_embedding=settings),
+        lambda: row.auto.from_config(config=stock, position_embedding=settings),
+        lambda: row.model._from_config(stock, position_embedding=settings, dtype=torch.bfloat16),
+        lambda: row.stock_model._from_config(stock, position_embedding=settings),
+    )
+    for call in calls:
+        model = call()
+        assert type(model) is row.model
+        assert model.config.position_embedding.items() >= settings.items()
+        assert model.config._attn_implementation == "eager"
+    assert calls[2]().dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("family", WITH_STOCK)
+def test_calls_without_a_position_embedding_are_stock_ones(family, folders):
+    row, folder = FAMILIES[family], folders / family
+    stock = row.stock_config.from_pretrained(folder)
+    for model in (
+        row.stock_model.from_pretrained(folder),
+        row.auto.from_pretrained(folder, config=stock),
+        row.auto.from_config(stock),
+    ):
+        assert type(model) is row.stock_model
+
+
+def test_position_embedding_of_both_sides_reaches_the_decoder(folders):
+    sides = {"position_embedding": {"type": "cape"}}
+    sides["decoder_position_embedding"] = {"type": "relpos", "relative_context": 3}
+    row = FAMILIES["speech_to_text"]
+    stock = row.stock_config.from_pretrained(folders / "speech_to_text")
+    model = row.auto.from_config(stock, **sides)
+    assert model.config.decoder_position_config.relative_context == 3
+    alone = {"decoder_position_embedding": sides["decoder_position_embedding"]}
+    model = row.stock_model.from_pretrained(folders / "speech_to_text", **alone)
+    assert model.config.decoder_position_config.relative_context == 3
+
+
+def test_settings_are_given_once(folders):
+    row, settings = FAMILIES["vit"], {"type": "nopos"}
+    own = row.config(**row.sizes)
+    for call in (
+        lambda: row.auto.from_config(own, position_embedding=settings),
+        lambda: row.auto.from_pretrained(folders / "vit", config=own, position_embedding=settings),
+    ):
+        with pytest.raises(ValueError, match="config and position_embedding are both given"):
+            call()
+
+
+def test_misplaced_settings_are_refused(folders):
+    row = FAMILIES["vit"]
+    stock = row.stock_config.from_pretrained(folders / "vit")
+    more = {"position_embedding": {"type": "cape"}, "max_global_shift": 3}
+    for call in (
+        lambda: row.auto.from_config(stock, **more),
+        lambda: row.stock_model.from_pretrained(folders / "vit", **more),
+        lambda: row.auto.from_pretrained(folders / "vit", config=stock, **more),
+    ):
+        with pytest.raises(ValueError, match=re.escape('"max_global_shift": 3}')):
+            call()
+
+
+def test_configuration_of_another_family_is_refused(folders):
+    row = FAMILIES["marian"]
+    with pytest.raises(ValueError, match="'vit'.*CapeMarianConfig takes"):
+        row.model.from_pretrained(
+            folders / "marian",
+            config=FAMILIES["vit"].stock_config(),
+            position_embedding={"type": "sinpos"},
+        )
+
+
+def test_models_of_other_families_refuse_a_position_embedding(tmp_path):
+    config = GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=60)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    settings = {"position_embedding": {"type": "cape"}}
+    for call in (
+        lambda: GPT2LMHeadModel.from_pretrained(tmp_path, **settings),
+        lambda: transformers.AutoModelForCausalLM.from_config(config, **settings),
+        lambda: transformers.AutoModel.from_pretrained(tmp_path, config=config, **settings),
+    ):
+        with pytest.raises(ValueError, match="no effect on .*GPT2.*'gpt2'.*cape_marian"):
+            call()
+
+
+# ---- heads ---------------------------------------------------------------------------------------
+
+
+def test_head_without_a_class_is_answered_with_those_that_there_are(folders, tmp_path):
+    settings = {"position_embedding": {"type": "cape"}}
+    own = CapeBertConfig.from_pretrained(folders / "bert", **settings)
+    stock = FAMILIES["bert"].stock_config.from_pretrained(folders / "bert")
+    own.save_pretrained(tmp_path)
+    calls = (
+        lambda: AutoModelForNextSentencePrediction.from_pretrained(folders / "bert", **settings),
+        lambda: AutoModelForNextSentencePrediction.from_pretrained(tmp_path),
+        lambda: AutoModelForNextSentencePrediction.from_config(own),
+        lambda: AutoModelForNextSentencePrediction.from_config(stock, **settings),
+        lambda: BertForNextSentencePrediction.from_pretrained(folders / "bert", **settings),
+        lambda: hf_models.switch(BertForNextSentencePrediction(stock), {"type": "cape"}),
+    )
+    for call in calls:
+        with pytest.raises(ValueError, match="NextSentencePrediction") as error:
+            call()
+        message = str(error.value)
+        assert "CapeBertForMaskedLM, CapeBertForQuestionAnswering" in message
+        assert "register_family" in message
+        assert "Marian" not in message
+        assert len(message) < 600
+
+
+def test_class_of_another_head_is_written_in_two_lines(folders, tmp_path):
+    before = dict(hf_models.AUTO_CLASSES[CapeBertConfig])
+
+    class CapeBertForMultipleChoice(PositionModelMixin, BertForMultipleChoice):
+        """Chooses among texts."""
+
+    head = hf_models.FamilyClasses(CapeBertConfig, (CapeBertForMultipleChoice,))
+    hf_models.register_family(head)
+    try:
+        model = AutoModelForMultipleChoice.from_pretrained(
+            folders / "bert", position_embedding={"type": "cape"}
+        )
+        assert type(model) is CapeBertForMultipleChoice
+        assert hf_models.AUTO_CLASSES[CapeBertConfig].items() >= before.items()
+        model.save_pretrained(tmp_path)
+        again = AutoModelForMultipleChoice.from_pretrained(tmp_path).eval()
+        ids = torch.arange(1, 13).view(1, 2, 6)
+        torch.testing.assert_close(again(ids).logits, model.eval()(ids).logits)
+        stock = BertForMultipleChoice.from_pretrained(folders / "bert")
+        assert type(hf_models.switch(stock, {"type": "nopos"})) is CapeBertForMultipleChoice
+    finally:
+        del AutoModelForMultipleChoice._model_mapping._extra_content[CapeBertConfig]
+        hf_models.MODELS.pop("CapeBertForMultipleChoice")
+        hf_models.switching.PARTS.pop(BertForMultipleChoice)
+        hf_models.AUTO_CLASSES[CapeBertConfig] = before
