@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import hf_models.stand_ins  # noqa: F401, before transformers
+
+# isort: split
 import transformers
 from transformers import (
     AutoConfig,

@@ -28,7 +28,13 @@ _COMMANDS = (
     ),
     *("cape_plugins_speech", "cape_plugins_speech_audio", "cape_plugins_speech_batching"),
     "cape_plugins_speech_ctc_decoder",
-    *("hf_models_run", "hf_models_convert", "hf_models_counting", "hf_models_export"),
+    *(
+        "hf_models_run",
+        "hf_models_stand_ins",
+        "hf_models_convert",
+        "hf_models_counting",
+        "hf_models_export",
+    ),
     *("hf_models_loading", "hf_models_serving*", "cape_plugins_serving*"),
 )
 _IMPORT = re.compile(r"^(\s*)from ((?:cape_plugins|hf_models)(?:\.\w+)*) import ", re.MULTILINE)

@@ -267,6 +267,28 @@ def test_scripts_know_the_models(run_cli, stock, tmp_path):
     assert "gone.py: no such script" in missing.stderr
 
 
+STAND_IN_SCRIPT = """
+import sys, torchvision
+from transformers import AutoImageProcessor, ViTImageProcessor
+print("STAND-IN", torchvision.MARK, sys.path[0])
+print("PROCESSOR", type(ViTImageProcessor(size={"height": 8, "width": 8})).__name__)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", [".", "scripts"])
+def test_stand_in_beside_a_script_is_seen_by_the_script_alone(run_cli, place, tmp_path):
+    """Also where the script is run in its own folder, which `python -m` puts on the path."""
+    folder = tmp_path / place
+    folder.mkdir(exist_ok=True)
+    (folder / "torchvision.py").write_text("MARK = 'beside the script'\n")
+    (folder / "script.py").write_text(STAND_IN_SCRIPT)
+    words = ("python", "-m", "hf_models.run", f"{place}/script.py")
+    output = run_cli(*words, cwd=tmp_path, fresh=True).stdout
+    assert f"STAND-IN beside the script {folder.resolve()}" in output
+    assert "PROCESSOR ViTImageProcessorPil" in output
+
+
 @pytest.mark.parametrize("family", [name for name in STACKS if "relpos" in VARIANTS[name]])
 def test_models_with_relative_attention_are_pickled(family):
     model = make(family, "relpos")

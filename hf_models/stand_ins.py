@@ -1,0 +1,23 @@
+"""Takes the working directory off the path where ``python -m hf_models.run`` begins.
+
+To be imported before transformers, which looks for torchvision, torchcodec and the like when it is
+imported. ``python -m`` puts the working directory on the path first, and modules of such names
+beside a script, which stand in for them there, would break that import. ``python SCRIPT`` has the
+folder of the script on the path instead; hf_models.run puts it there later.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+_begins = sys.argv[:1] == ["-m"]  # while the module is looked for, afterwards its path
+if (
+    _begins
+    and any(word.endswith("hf_models.run") for word in sys.orig_argv)
+    and not getattr(sys.flags, "safe_path", False)
+    and sys.path[0] in ("", os.getcwd())
+    and not Path(__file__).parents[1].samefile(os.getcwd())  # where this package is found
+):
+    del sys.path[0]
