@@ -25,6 +25,7 @@ from cape_plugins.augmentation import sorted_sample
 from cape_plugins.binding import Bound
 from hf_models.host import find_cache
 from hf_models.modeling import build_positions, draw_positions, given_content, rank_generator
+from hf_models.packed import keep_borders, number_texts
 from hf_models.settings import FIELD
 from hf_models.switching import Seam
 
@@ -74,7 +75,13 @@ class RotaryAngles(Bound, Seam):
 
 
 class RotaryModel:
-    """Mixin over a stock model with :class:`RotaryAngles`; draws once per training forward."""
+    """Mixin over a stock model with :class:`RotaryAngles`; draws once per training forward.
+
+    Attributes:
+        causal: Whether the stock model is, and keeps packed texts apart itself.
+    """
+
+    causal = True
 
     def forward(
         self,
@@ -111,6 +118,8 @@ class RotaryModel:
                     draw = draw_texts(encoder, texts)
         if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
             valid = attention_mask[:, -content.shape[1] :].bool()
+        if not self.causal:
+            attention_mask = keep_borders(self, content, attention_mask, position_ids)
         with self.rotary_emb.using(None if draw is None else Moves(draw, valid, moved)):
             return super().forward(input_ids, attention_mask, position_ids, *args, **kwargs)
 
@@ -127,12 +136,6 @@ def move(
         number = (ids - first).clamp(min=0)
         raw = Positions(number[..., None].float(), in_steps=True, index=valid)
     return encoder.coordinates(raw, draw, generator=rank_generator, random=True)[..., 0]
-
-
-def number_texts(position_ids: Tensor) -> Tensor:
-    """``[B, T]``, the number of the packed text of each token, from 0 on."""
-    first = torch.zeros_like(position_ids[:, :1])
-    return torch.cat((first, position_ids.diff(dim=1).ne(1).cumsum(1)), dim=1)
 
 
 def draw_texts(encoder: PositionEncoder, position_ids: Tensor) -> Draw:

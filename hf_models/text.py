@@ -33,6 +33,7 @@ from hf_models.modeling import (
     embed_positions,
     given_content,
 )
+from hf_models.packed import keep_borders
 from hf_models.relative import add_relative_positions
 from hf_models.switching import PARTS, Addend, LearnedTable, Seam, stock_class
 
@@ -345,7 +346,8 @@ class TokenModel(Seam):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        *args: Any,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         draw: Draw | None = None,
         **kwargs: Any,
@@ -356,6 +358,7 @@ class TokenModel(Seam):
             input_ids: ``[B, T]``.
             attention_mask: ``[B, T]``, 0 on padding, on whichever side: positions are counted from
                 the first token on.
+            position_ids: See :func:`~hf_models.packed.keep_borders`.
             inputs_embeds: ``[B, T, C]`` in the place of `input_ids`.
             draw: Random numbers of this forward, to inject; default drawn in training.
         """
@@ -363,8 +366,10 @@ class TokenModel(Seam):
         if draw is None and content is not None:
             draw = draw_positions(self.embeddings.positions, content)
         with self.embeddings.using((attention_mask, draw)):
+            if content is not None:
+                attention_mask = keep_borders(self, content, attention_mask, position_ids)
             return super().forward(
-                input_ids, attention_mask, *args, inputs_embeds=inputs_embeds, **kwargs
+                input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
             )
 
 

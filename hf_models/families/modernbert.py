@@ -37,6 +37,8 @@ class CapeModernBertRotaryEmbedding(RotaryAngles, ModernBertRotaryEmbedding):
 class CapeModernBertModel(RotaryModel, PositionModelMixin, ModernBertModel):
     """Tokens to hidden states; ``forward(..., draw=)``."""
 
+    causal = False
+
 
 class CapeModernBertForMaskedLM(PositionModelMixin, ModernBertForMaskedLM):
     """Predicts masked tokens."""

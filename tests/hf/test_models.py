@@ -23,12 +23,12 @@ from tests.support.hf import (
 
 RANDOM = [(f, n) for f, n in ALL if n.split("+")[0] in ("shape", "cape", "randpos", "rfs")]
 MASKED = [(f, n) for f, n in ALL if "attention_mask" in batch(f)]
-# Families of text whose stock models know no borders inside a sample.
+# Families of text whose loss is not that of packed texts: tests/hf/test_packed.py has borders.
 NOT_PACKED = {
     **dict.fromkeys(
         ("marian", "m2m_100", "bart", "mbart", "pegasus"), "takes no positions from the caller"
     ),
-    **dict.fromkeys(("bert", "modernbert"), "attends to all that is not padding"),
+    **dict.fromkeys(("bert", "modernbert"), "predicts tokens where they stand"),
 }
 PACKED = [(f, n) for f, n in ALL if "input_ids" in batch(f) and f not in NOT_PACKED]
 

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+import hf_models
 from hf_models.rotary import draw_texts, number_texts, sample_texts
-from tests.support.hf import FAMILIES, batch
+from tests.support.hf import FAMILIES, VARIANTS, batch
 
 LENGTHS = (5, 3, 4)
 SAMPLED = ("randpos", "rfs")
@@ -149,6 +150,75 @@ def test_packed_texts_are_evaluated_as_unpacked_ones(settings, family):
     for text, expected in zip(by_text(ids[0]), together, strict=True):
         alone = logits(model, input_ids=text[None])[0]
         torch.testing.assert_close(alone, expected, atol=1e-5, rtol=1e-5)
+
+
+BIDIRECTIONAL = [(family, name) for family in ("bert", "modernbert") for name in VARIANTS[family]]
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize(("family", "name"), BIDIRECTIONAL)
+def test_packed_texts_of_bidirectional_models_are_evaluated_as_unpacked_ones(
+    family, name, attention
+):
+    """Also those that are given as embeddings, or share positions with the other samples."""
+    model = FAMILIES[family].build(VARIANTS[family][name], attn_implementation=attention)
+    ids, positions = packed()
+    with torch.no_grad():
+        together = model(ids, position_ids=positions).logits[0]
+        alone = [model(text[None]).logits[0] for text in by_text(ids[0])]
+        embeds = model.get_input_embeddings()(ids)
+        embedded = model(inputs_embeds=embeds, position_ids=positions).logits[0]
+        shared = model(ids.flip(1).repeat(2, 1), position_ids=positions).logits
+        flipped = model(ids.flip(1), position_ids=positions).logits
+        seen = model(ids, position_ids=positions, attention_mask=torch.ones_like(ids)).logits[0]
+    torch.testing.assert_close(together, torch.cat(alone), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(embedded, together, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(shared, flipped.expand(2, -1, -1), atol=1e-5, rtol=1e-5)
+    assert (seen - together).abs().max() > 1e-2  # with a mask, it says what is seen
+
+
+@pytest.mark.parametrize(("family", "name"), BIDIRECTIONAL)
+def test_packed_texts_of_bidirectional_models_do_not_see_each_other_in_training(family, name):
+    model, (ids, positions) = FAMILIES[family].build(VARIANTS[family][name]).train(), packed()
+    other = ids.clone()
+    other[0, : LENGTHS[0]] += 1
+    states = []
+    for tokens in (ids, other):
+        torch.manual_seed(5)
+        states.append(model(tokens, position_ids=positions).logits.detach()[0])
+    assert not torch.equal(states[0][: LENGTHS[0]], states[1][: LENGTHS[0]])
+    torch.testing.assert_close(states[0][LENGTHS[0] :], states[1][LENGTHS[0] :])
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_one_text_with_positions_is_evaluated_as_the_stock_model_does(family):
+    row, (ids, _) = FAMILIES[family], packed()
+    stock, positions = row.build_stock(), torch.arange(3, 15)[None]
+    with torch.no_grad():
+        expected = stock(ids, position_ids=positions).logits
+        own = hf_models.switch(stock, {"type": row.stock_type})
+        assert torch.equal(own(ids, position_ids=positions).logits, expected)
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_attention_without_masks_is_refused_for_packed_texts(family):
+    model, (ids, positions) = FAMILIES[family].build({"type": "nopos"}), packed()
+    model.config._attn_implementation = "flash_attention_2"  # needs a GPU to be chosen
+    with pytest.raises(ValueError, match=r"flash_attention_2.*position_ids.*sdpa"):
+        model(ids, position_ids=positions)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_packed_texts_of_bidirectional_models_compile(family):
+    model = FAMILIES[family].build(VARIANTS[family]["cape"], num_hidden_layers=1).train()
+    ids, positions = packed()
+    torch._dynamo.reset()
+    outputs = []
+    for call in (model, torch.compile(model, fullgraph=True, backend="eager")):
+        torch.manual_seed(1)
+        outputs.append(call(ids, position_ids=positions).logits)
+    torch.testing.assert_close(*outputs, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.slow
