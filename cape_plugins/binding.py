@@ -58,3 +58,9 @@ class Binding:
         # for parts that are compiled on their own: an attribute, in whose place a list would be
         # shared by the replicas of DataParallel
         vars(self.module)["bound_in_graph"] = value
+
+
+# Functions that torch.compile should trace as parts of a larger one only. On their own, as behind a
+# graph break, each module and value that is bound would be another program.
+TRACED_ONLY = (Bound.bound.fget, Bound.using, Binding.__init__)
+TRACED_ONLY += (Binding.__enter__, Binding.__exit__, Binding._hold)

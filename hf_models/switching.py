@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo import eval_frame
 from transformers.conversion_mapping import (
     get_checkpoint_conversion_mapping,
     register_checkpoint_conversion_mapping,
@@ -22,9 +23,12 @@ from transformers.conversion_mapping import (
 from transformers.models.auto import modeling_auto
 
 from cape_plugins import Positions
-from cape_plugins.binding import Bound
+from cape_plugins.binding import TRACED_ONLY, Bound
 from hf_models.host import check_forwards, record_outputs
 from hf_models.stock_names import share_model_names, share_processors
+
+for _function in TRACED_ONLY:
+    eval_frame.skip_code(_function.__code__)
 
 
 class Addend(Bound, nn.Module):
@@ -198,6 +202,9 @@ def install(model: nn.Module, trained: bool = False) -> None:
         if isinstance(module, Seam):
             module.take_place(model.config, trained)
             module.train(module.training)  # reaches new modules, too
+    for module in model.modules():
+        if isinstance(module, Bound):  # compiled code would see it come with the first call
+            vars(module).setdefault("bound_in_graph", None)
     settings = [model.config.position_settings(field) for field in model.config.position_fields]
     asked = any(config.relative_context for config in settings)
     took = any(hasattr(module, "relative") for module in model.modules())
