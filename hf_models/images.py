@@ -180,11 +180,11 @@ class ImageModel(Seam):
         """
         channels = self.config.num_channels
         sizes = tuple(pixel_values.shape) if isinstance(pixel_values, Tensor) else ()
-        if len(sizes) != 4 or sizes[1] != channels:
+        if len(sizes) != 4 or sizes[1] != channels or sizes[0] == 0:
             given = f"has shape {sizes}" if sizes else f"is {type(pixel_values).__name__}"
             raise ValueError(
                 f"pixel_values {given}; allowed: a tensor [batch, {channels} channels, height, "
-                "width]. Give one image as image[None]."
+                "width] of at least one image. Give one image as image[None]."
             )
         patches = self.embeddings.patches(*sizes[2:])
         if self.has_relative_positions:

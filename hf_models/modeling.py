@@ -211,7 +211,7 @@ def given_content(ids: Tensor | None, embeds: Tensor | None, side: str = "") -> 
         side: What the names of the arguments begin with.
 
     Raises:
-        ValueError: if both or neither are given.
+        ValueError: if both or neither are given, or if they hold no token.
     """
     if (ids is None) == (embeds is None):
         raise ValueError(
@@ -219,7 +219,13 @@ def given_content(ids: Tensor | None, embeds: Tensor | None, side: str = "") -> 
             "given; allowed: exactly one of them. Give the ids of the tokens, or their embeddings "
             "in the place of the ids."
         )
-    return ids if embeds is None else embeds
+    name, content = ("input_ids", ids) if embeds is None else ("inputs_embeds", embeds)
+    if 0 in content.shape[:2]:
+        raise ValueError(
+            f"{side}{name} has shape {tuple(content.shape)}; allowed: at least one text of at "
+            "least one token. Leave out empty texts and batches."
+        )
+    return content
 
 
 def draw_positions(

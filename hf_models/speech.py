@@ -144,8 +144,15 @@ class SpeechEncoder(EncodesSpeech, Seam, InitializesPositions):
             frame_nanoseconds: ``[B, T]`` integers, the centre of each frame since the beginning of
                 the recording, where some were skipped (:mod:`cape_plugins.speech.batching`).
         """
+        bins = self.conv.conv_layers[0].in_channels
+        if input_features.dim() != 3 or input_features.shape[2] != bins:
+            raise ValueError(
+                f"input_features has shape {tuple(input_features.shape)}; allowed: [batch, frames, "
+                f"{bins}], {bins} being the mel bins of the configuration. Take the feature "
+                "extractor that belongs to the checkpoint."
+            )
         batch, length = input_features.shape[:2]
-        if length == 0:
+        if 0 in (batch, length):
             raise ValueError(
                 "input_features has no frame; allowed: at least one. Leave out empty recordings."
             )

@@ -362,12 +362,11 @@ class TokenModel(Seam):
             inputs_embeds: ``[B, T, C]`` in the place of `input_ids`.
             draw: Random numbers of this forward, to inject; default drawn in training.
         """
-        content = input_ids if inputs_embeds is None else inputs_embeds
-        if draw is None and content is not None:
+        content = given_content(input_ids, inputs_embeds)
+        if draw is None:
             draw = draw_positions(self.embeddings.positions, content)
         with self.embeddings.using((attention_mask, draw)):
-            if content is not None:
-                attention_mask = keep_borders(self, content, attention_mask, position_ids)
+            attention_mask = keep_borders(self, content, attention_mask, position_ids)
             return super().forward(
                 input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
             )

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.support.hf import FAMILIES, VARIANTS
+from tests.support.hf import FAMILIES, VARIANTS, batch
 
 IDS = torch.arange(1, 7).expand(2, -1)
 EMBEDS = torch.zeros(2, 6, 32)
@@ -46,3 +46,39 @@ def test_stock_bert_shares_them_alike():
     own.load_state_dict(stock.state_dict(), strict=False)
     given = {"position_ids": torch.arange(6) + 2, "token_type_ids": torch.zeros_like(IDS)}
     assert torch.equal(own(IDS, **given).logits, stock(IDS, **given).logits)
+
+
+# ---- empty inputs, and those of another width ----------------------------------------------------
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_empty_batch_is_refused_with_its_shape(family, training):
+    """Where torch would name a tensor that cannot be reshaped."""
+    model = FAMILIES[family].build(VARIANTS[family]["cape"]).train(training)
+    inputs = {name: value[:0] for name, value in batch(family).items()}
+    with pytest.raises(ValueError, match=r"(input_ids|input_features|pixel_values) has .*at least"):
+        model(**inputs)
+
+
+@pytest.mark.parametrize(
+    "family", [name for name in FAMILIES if "input_ids" in FAMILIES[name].batch()]
+)
+def test_empty_texts_are_refused_on_either_side(family):
+    for name in ("cape", FAMILIES[family].stock_type):
+        model = FAMILIES[family].build(VARIANTS[family][name])
+        with pytest.raises(ValueError, match=r"input_ids has shape \(2, 0\); allowed: .*one token"):
+            model(IDS[:, :0], attention_mask=torch.ones(2, 0))
+        if model.config.is_encoder_decoder:
+            with pytest.raises(ValueError, match=r"decoder_input_ids has shape \(2, 0\)"):
+                model(IDS, decoder_input_ids=IDS[:, :0])
+
+
+@pytest.mark.parametrize("family", ["speech_ctc", "speech_to_text"])
+@pytest.mark.parametrize("shape", [(3, 50, 7), (3, 50, 80), (50, 8)])
+def test_features_of_other_widths_are_refused_with_the_bins(family, shape):
+    model = FAMILIES[family].build({"type": "cape"})
+    with pytest.raises(
+        ValueError, match=r"input_features has shape .*\[batch, frames, 8\].*mel bins"
+    ):
+        model(**{**batch(family), "input_features": torch.zeros(shape)})
