@@ -49,7 +49,7 @@ from recipes.lab.data import fingerprint, has_data
 from recipes.lab.hf_checkpoints import load_model, make_config, read_beside, read_config
 from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
 from recipes.lab.options import add_shared, number, of_papers, positive, settings_to_compare
-from recipes.lab.steps import CommandError, reason, run_main, step, write_lines
+from recipes.lab.steps import OTHER_OUTPUT, CommandError, reason, run_main, step, write_lines
 from recipes.lab.subwords import SentencePiece
 from recipes.lab.tables import Row
 
@@ -111,7 +111,11 @@ def make_processor(
     """Features with letters or, of a given number, sentencepiece subwords of the training text."""
     vocab_size = vocab_size or (1000 if seq2seq else None)
     made_of = {"vocab_size": vocab_size, "seq2seq": seq2seq, "text": fingerprint(texts)}
-    step(folder, made_of, lambda partial: _vocabulary(partial, texts, vocab_size, seq2seq))
+
+    def make(partial: Path) -> None:
+        _vocabulary(partial, texts, vocab_size, seq2seq)
+
+    step(folder, made_of, make, remedy=OTHER_OUTPUT)
     names, pieces = str(folder / "vocab.json"), str(folder / "spm.model")
     if seq2seq:
         tokenizer = transformers.Speech2TextTokenizer(names, pieces)

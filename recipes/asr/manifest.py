@@ -184,7 +184,7 @@ def make_folder(
     `source` has changed is made again; what others put into it, such as dict.txt, stays."""
     old = steps.recorded(folder).get(SOURCES)
     expected = {**settings, SOURCES: old} if old else settings
-    finished = steps.matches(folder, expected, "give another --output folder")
+    finished = steps.matches(folder, expected, steps.OTHER_OUTPUT)
     now = fingerprint(source, folder) if source is not None and source.is_dir() else None
     if finished and (old is None or now is None or now.items() <= old.items()):
         why = f"is finished, and {source} has not changed"

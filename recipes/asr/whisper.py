@@ -41,7 +41,7 @@ from recipes.lab.figures import draw_bars, new_figure, write_figure
 from recipes.lab.hf_checkpoints import make_config, read_beside, read_config
 from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
 from recipes.lab.options import add_shared, check_increasing, number, settings_to_compare
-from recipes.lab.steps import CommandError, progress, run_main, step
+from recipes.lab.steps import OTHER_OUTPUT, CommandError, progress, run_main, step
 from recipes.lab.synthesis import make_speech
 from recipes.lab.tables import Row, pivot, seed_table, write_csv
 
@@ -134,7 +134,7 @@ def make_processor(folder: Path, texts: Sequence[str], sizes: Mapping[str, Any])
 
     bins, positions = (sizes[name] for name in ("num_mel_bins", "max_source_positions"))
     made_of = {"bins": bins, "positions": positions, "text": fingerprint(texts)}
-    return WhisperProcessor.from_pretrained(step(folder, made_of, make))
+    return WhisperProcessor.from_pretrained(step(folder, made_of, make, remedy=OTHER_OUTPUT))
 
 
 def build_stock(model: str | None, sizes: Mapping[str, Any], tokenizer: Any) -> Any:

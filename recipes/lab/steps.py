@@ -130,6 +130,10 @@ def building(folder: Path) -> Iterator[Path]:
     os.replace(partial, folder)
 
 
+# for folders of programs that keep them beside their results
+OTHER_OUTPUT = "give another --output folder"
+
+
 def matches(
     folder: Path,
     settings: Mapping[str, Any],
@@ -212,10 +216,11 @@ def step(
     settings: Mapping[str, Any],
     make: Callable[[Path], None],
     unset: Mapping[str, Any] | None = None,
+    remedy: str = "give another --work folder",
 ) -> Path:
     """Make `folder` by ``make(temporary folder)``, unless it is finished; see :func:`matches` for
-    `unset`. Returns `folder`."""
-    if not matches(folder, settings, unset=unset):
+    `unset` and `remedy`. Returns `folder`."""
+    if not matches(folder, settings, remedy, unset):
         shutil.rmtree(folder, ignore_errors=True)
         with building(folder) as partial:
             make(partial)

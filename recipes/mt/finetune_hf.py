@@ -34,7 +34,7 @@ from recipes.lab import data
 from recipes.lab.hf_checkpoints import load_model, make_config, read_beside, read_config
 from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
 from recipes.lab.options import add_shared, positive, settings_to_compare
-from recipes.lab.steps import CommandError, run_main, step, write_lines
+from recipes.lab.steps import OTHER_OUTPUT, CommandError, run_main, step, write_lines
 from recipes.lab.subwords import SentencePiece
 from recipes.mt.corpus import Pair
 from recipes.mt.number_lists import MAX_TRAIN_LENGTH, make_number_lists, spell
@@ -109,7 +109,8 @@ def make_tokenizer(folder: Path, pairs: Sequence[Pair], size: int) -> transforme
         with open(partial / "vocab.json", "w", encoding="utf-8") as file:
             json.dump({word: index for index, word in enumerate(words)}, file)
 
-    step(folder, {"vocab_size": size, "text": data.fingerprint(texts)}, make)
+    made_of = {"vocab_size": size, "text": data.fingerprint(texts)}
+    step(folder, made_of, make, remedy=OTHER_OUTPUT)
     return transformers.MarianTokenizer(**{name: str(folder / files[name]) for name in files})
 
 

@@ -11,9 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from recipes.asr import finetune_hf
 from recipes.lab.options import usable_folder
 from recipes.lab.runs import run_all
-from recipes.lab.steps import ChildError, CommandError, progress, reason, run_main, run_module, step
+from recipes.lab.steps import (
+    ChildError,
+    CommandError,
+    progress,
+    reason,
+    record,
+    run_main,
+    run_module,
+    step,
+)
 from tests.conftest import ROOT
 
 
@@ -175,3 +185,19 @@ def test_the_reason_of_an_error_is_a_part_of_a_sentence():
     """The message that it is put into goes on, or ends with a full stop of its own."""
     assert reason(ValueError("No such column. \nTraceback ...")) == "No such column"
     assert reason(KeyError()) == "KeyError"
+
+
+def test_folder_made_with_other_settings_names_the_option_of_the_program(tmp_path):
+    make = Path.touch
+    folder = step(tmp_path / "made", {"size": 1}, lambda partial: make(partial / "file"))
+    assert (folder / "file").exists()
+    for remedy in ({}, {"remedy": "give another --output folder"}):
+        option = "--output" if remedy else "--work"
+        with pytest.raises(CommandError, match=f"size 1.*give another {option} folder"):
+            step(folder, {"size": 2}, lambda partial: None, **remedy)
+
+
+def test_recipes_of_transformers_name_the_option_that_they_have(tmp_path):
+    record(tmp_path, {"text": "of another corpus"})
+    with pytest.raises(CommandError, match="give another --output folder"):
+        finetune_hf.make_processor(tmp_path, ["a text"], None, False, {})
