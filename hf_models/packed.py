@@ -47,11 +47,11 @@ def keep_borders(
     if not model.training and not torch.compiler.is_compiling() and not text.any():
         return None
     like = torch.empty(batch, length, 0, dtype=model.dtype, device=content.device)
-    kinds = set(getattr(config, "layer_types", None) or ())
+    layer_types = set(getattr(config, "layer_types", None) or ())
     borders = packed_sequence_mask_function(text)
     masks = {
-        kind: _MASKS[kind](config, like, None, and_mask_function=borders)
-        for kind in kinds or {"full_attention"}
+        layer_type: _MASKS[layer_type](config, like, None, and_mask_function=borders)
+        for layer_type in layer_types or {"full_attention"}
     }
     if None in masks.values():
         raise ValueError(
@@ -59,4 +59,4 @@ def keep_borders(
             "the packed texts in position_ids apart; allowed: eager, sdpa. Load the model with "
             "attn_implementation='sdpa', or give one text in each sample."
         )
-    return masks if kinds else masks["full_attention"]
+    return masks if layer_types else masks["full_attention"]
