@@ -20,7 +20,8 @@ from hf_models.checks.samples import Samples, pad_token, sample_inputs
 from hf_models.checks.storage import storage_checks
 from hf_models.checks.tiny import fill_zeros
 from hf_models.settings import FIELD
-from hf_models.switching import PARTS, is_model, switch
+from hf_models.switch_built import switch
+from hf_models.switching import PARTS, is_model
 
 _NEW_TABLES = 0.5  # standard deviation
 
