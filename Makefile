@@ -93,10 +93,10 @@ test-fast: setup-serve ## runs the tests that start no command lines and train n
 
 # The fast tests of Hugging Face models on the oldest tested release of transformers and on the newest
 # one of the package index, each in a folder in front of the environment; RELEASES="5.21.1 5.22.2"
-# for others. Writes hf_models/tested.json, from which setup.py takes the range.
+# for others. Without ARGS it writes hf_models/tested.json, from which setup.py takes the range.
 test-versions: setup-serve ## runs the fast tests of Hugging Face models on the oldest and the newest transformers
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m tests.versions $(RELEASES) \
-	    --pytest "-n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)"
+	    --pytest "-n $(WORKERS) --dist loadfile --no-loadscope-reorder" $(if $(ARGS),--choose "$(ARGS)")
 
 # The tests that transformers has for all its models, of the installed version; the last line says
 # what was run and what was left out. ARGS="--position-embedding relpos" for another type.

@@ -97,8 +97,10 @@ class PositionEmbeddingMixin:
         return self.__dict__.copy()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """A copy has read-only settings, too: transformers loads models with a copy."""
-        settings = {name: CheckedSettings(state[name]) for name in self.position_fields}
+        """A copy has read-only settings, too: transformers loads models with a copy. From that with
+        which it sizes caches it takes fields of the other side away."""
+        names = self.position_fields.keys() & state.keys()
+        settings = {name: CheckedSettings(state[name]) for name in names}
         self.__dict__.update({**state, **settings})
 
     def mark_in_use(self) -> None:

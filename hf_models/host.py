@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.cache_utils import EncoderDecoderCache
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
 from hf_models.releases import minor_release
@@ -28,6 +28,7 @@ ARGUMENTS = frozenset(
     {
         *("input_ids", "inputs_embeds", "attention_mask", "position_ids", "token_type_ids"),
         *("decoder_input_ids", "decoder_inputs_embeds", "decoder_attention_mask"),
+        "decoder_position_ids",
         *("encoder_outputs", "encoder_hidden_states", "encoder_attention_mask"),
         *("input_features", "pixel_values", "hidden_states", "labels", "use_cache"),
     }
@@ -39,12 +40,18 @@ _NAMES = {
 }
 
 
-def find_cache(*arguments: Any) -> Cache | None:
+def is_cache(value: Any) -> bool:
+    """Whether a value can say how many tokens it holds; not all caches of transformers have one
+    base class (continuous batching)."""
+    return hasattr(value, "get_seq_length")
+
+
+def find_cache(*arguments: Any) -> Any | None:
     """The cache among the arguments of a call; None if it has none."""
-    return next((value for value in arguments if isinstance(value, Cache)), None)
+    return next(filter(is_cache, arguments), None)
 
 
-def cached_tokens(cache: Cache | None, layer: int | None = None) -> int | Tensor:
+def cached_tokens(cache: Any | None, layer: int | None = None) -> int | Tensor:
     """Number of tokens of the text that a cache holds.
 
     Args:
@@ -60,7 +67,7 @@ def cached_tokens(cache: Cache | None, layer: int | None = None) -> int | Tensor
 
 def without_cache(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a model, by name, for its encoder: a cache is the decoder's."""
-    return {name: value for name, value in arguments.items() if not isinstance(value, Cache)}
+    return {name: value for name, value in arguments.items() if not is_cache(value)}
 
 
 def cache_name(forward: Any) -> str:
@@ -113,21 +120,41 @@ def check_forwards(part: type[nn.Module], stock: type[nn.Module]) -> None:
 
     Raises:
         ValueError: for an argument in :data:`ARGUMENTS` that a forward of `part` names, but not
-            that of `stock`, and for a cache that has no name or annotation that is known.
+            that of `stock`; for arguments that are handed on by place in another order; for
+            positions under a name that is not known; for a cache without a known name.
     """
     parameters = inspect.signature(stock.forward).parameters
     bases = [base for base in part.__mro__[: part.__mro__.index(stock)] if "forward" in vars(base)]
     added = {name for base in bases for name in getattr(base, "adds", ())}
     for base in bases:
-        named = ARGUMENTS.intersection(inspect.signature(base.forward).parameters)
-        if unknown := sorted(named - parameters.keys() - added):
-            raise ValueError(
-                f"{stock.__name__}.forward of transformers {transformers.__version__} has no "
-                f"argument {unknown[0]!r}, which {base.__name__} takes from its calls; allowed: "
-                f"releases that have it. {_REMEDY}"
+        named = inspect.signature(base.forward).parameters
+        if unknown := sorted(ARGUMENTS.intersection(named) - parameters.keys() - added):
+            _refuse(
+                stock, f"no argument {unknown[0]!r}, which {base.__name__} takes from its calls"
             )
+        places = [name for name, value in named.items() if value.kind in _BY_PLACE]
+        if places and named[places[-1]].kind is inspect.Parameter.VAR_POSITIONAL:
+            places.pop()  # *args: what comes before is handed on by place
+            if places != list(parameters)[: len(places)]:
+                _refuse(stock, f"the arguments of {base.__name__}.forward in another order")
+    if bases and (unknown := [name for name in parameters if _names_positions(name)]):
+        _refuse(stock, f"positions under a name that is not known, {unknown[0]!r}")
     if bases and "use_cache" in parameters:
         cache_name(stock.forward)
+
+
+_BY_PLACE = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+
+
+def _names_positions(name: str) -> bool:
+    return "position" in name and name not in ARGUMENTS
+
+
+def _refuse(stock: type[nn.Module], difference: str) -> None:
+    raise ValueError(
+        f"{stock.__name__}.forward of transformers {transformers.__version__} has {difference}; "
+        f"allowed: releases with the signature that this package knows. {_REMEDY}"
+    )
 
 
 # Stock encoders draw a number for each layer in training: up to 5.22 also where none is dropped.

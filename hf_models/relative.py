@@ -120,8 +120,9 @@ def _relative_forward(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
+    *,
+    dropout: float,
+    scaling: float,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention in the signature of transformers: ``[B, H, T, d]`` to ``[B, T, H, d]``

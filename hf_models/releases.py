@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ TESTED = Path(__file__).with_name("tested.json")
 
 def minor_release(release: str) -> tuple[int, ...]:
     """``(5, 24)`` of ``"5.24.1"``: names of arguments change between minor releases."""
-    return tuple(int(number) for number in release.split(".")[:2])
+    return tuple(int(number) for number in re.findall(r"\d+", release)[:2])
 
 
 def tested_releases() -> list[dict[str, Any]]:
@@ -33,10 +34,9 @@ def warn_if_untested(release: str) -> None:
     """Warns of a release of transformers that the tests have not passed on."""
     rows = tested_releases()
     if rows and not is_tested(release):
-        oldest, newest = rows[0]["transformers"], rows[-1]["transformers"]
+        tested = " to ".join(dict.fromkeys(row["transformers"] for row in (rows[0], rows[-1])))
         warnings.warn(
-            f"transformers {release} is not among the releases that hf_models "
-            f"has been tested on, {oldest} to {newest}; run `cape-plugins doctor` to see whether "
-            "models compute the same with it.",
+            f"transformers {release} is not among the releases that hf_models has been tested on, "
+            f"{tested}; run `cape-plugins doctor` to see whether models compute the same with it.",
             stacklevel=3,
         )

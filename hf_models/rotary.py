@@ -89,6 +89,7 @@ class RotaryModel:
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         *args: Any,
+        inputs_embeds: Tensor | None = None,
         draw: Draw | None = None,
         **kwargs: Any,
     ) -> Any:
@@ -102,7 +103,7 @@ class RotaryModel:
             draw: Random numbers of this forward, to inject; default drawn in training. Without
                 gradients none are drawn: each step of generation must see the same positions.
         """
-        inputs_embeds, cache = kwargs.get("inputs_embeds"), find_cache(*args, *kwargs.values())
+        cache = find_cache(*args, *kwargs.values())
         content = given_content(input_ids, inputs_embeds)
         encoder, moved, valid = self.rotary_emb.positions, {}, None
         if draw is None and torch.is_grad_enabled():
@@ -121,7 +122,11 @@ class RotaryModel:
         if not self.causal:
             attention_mask = keep_borders(self, content, attention_mask, position_ids)
         with self.rotary_emb.using(None if draw is None else Moves(draw, valid, moved)):
-            return super().forward(input_ids, attention_mask, position_ids, *args, **kwargs)
+            return super().forward(
+                *(input_ids, attention_mask, position_ids, *args),
+                inputs_embeds=inputs_embeds,
+                **kwargs,
+            )
 
 
 def move(

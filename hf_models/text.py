@@ -314,14 +314,13 @@ class TokenEmbeddings(Bound, Seam):
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        *args: Any,
         **kwargs: Any,
     ) -> Tensor:
         """See transformers; `position_ids` count as they are, of any size."""
         content = input_ids if inputs_embeds is None else inputs_embeds
         (batch, length), device = content.shape[:2], content.device
         mask, draw = self.bound or (None, None)
-        past = args[0] if args else kwargs.get(self.past_name, 0)
+        past = kwargs.get(self.past_name, 0)
         positions = decoder_positions(length, past, mask, device, position_ids)
         table, words = self.position_embeddings, self.word_embeddings.weight
         addend = _addend(self.positions, table, positions, draw, content, words, length)
@@ -330,7 +329,11 @@ class TokenEmbeddings(Bound, Seam):
         token_type_ids = numbers if token_type_ids is None else token_type_ids
         with self.position_embeddings.using(addend):
             return super().forward(
-                input_ids, token_type_ids, numbers, inputs_embeds, *args, **kwargs
+                input_ids=input_ids,
+                token_type_ids=token_type_ids,
+                position_ids=numbers,
+                inputs_embeds=inputs_embeds,
+                **kwargs,
             )
 
 

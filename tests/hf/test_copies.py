@@ -11,8 +11,9 @@ import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import hf_models
+from hf_models.checks.tiny import fill_zeros
 from tests.support import whisper
-from tests.support.hf import EOS, FAMILIES, OF_FAMILY, fill_empty_tables, make
+from tests.support.hf import EOS, FAMILIES, OF_FAMILY, make
 
 
 def build(name):
@@ -25,7 +26,7 @@ def build(name):
         sizes, settings = FAMILIES[family].sizes, OF_FAMILY[family]["cape"]
     torch.manual_seed(0)
     config = model.config_class(**sizes, position_embedding=settings)
-    return fill_empty_tables(model(config).eval())
+    return fill_zeros(model(config).eval())
 
 
 def states(model):
@@ -137,3 +138,14 @@ def test_settings_of_a_copied_configuration_are_written_and_compared_as_dicts(co
             getattr(again, field)["type"] = "nopos"
     again.position_embedding = {"type": "nopos"}  # as a whole it may change
     assert config.position_embedding["type"] == "cape"
+
+
+@pytest.mark.parametrize(
+    "family", [name for name, row in FAMILIES.items() if len(row.config.position_fields) > 1]
+)
+def test_a_configuration_without_the_fields_of_a_side_is_copied(family):
+    """transformers takes these away from a copy, and copies that, to size a cache."""
+    config = FAMILIES[family].config(position_embedding={"type": "cape"})
+    text_config = copy.deepcopy(config.get_text_config(decoder=True))
+    sides = [getattr(config, field) for field in config.position_fields]
+    assert text_config.position_embedding in sides  # which one depends on the family

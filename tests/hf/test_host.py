@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import LlamaModel
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.models.bart.modeling_bart import BartDecoder
 
 import hf_models
 from hf_models import host, releases
 from hf_models.host import cache_name, cached_tokens, check_forwards, find_cache, without_cache
+from hf_models.rotary import RotaryModel
 from hf_models.text import TargetStack
 from tests.support.hf import make, sentences, targets
 
@@ -32,7 +34,16 @@ def test_the_cache_is_found_under_any_name():
     arguments = {"mask": torch.ones(2), "a name of tomorrow": cache, "use_cache": True}
     assert find_cache(*arguments.values()) is cache
     assert find_cache(torch.ones(2), None, True) is None
-    assert without_cache(arguments).keys() == {"mask", "use_cache"}
+
+
+def test_a_cache_of_another_class_is_found():
+    """Continuous batching has one that is not derived from that of all others."""
+    cache = type("Pages", (), {"get_seq_length": lambda self: 5})()
+    assert cached_tokens(find_cache(None, cache)) == 5
+
+
+def test_an_encoder_is_given_no_cache():
+    assert without_cache({"cache": filled(3), "use_cache": True}) == {"use_cache": True}
 
 
 def test_cached_tokens_are_those_of_the_text():
@@ -72,6 +83,26 @@ def test_an_argument_that_the_stock_forward_lacks_is_refused():
 
     with pytest.raises(ValueError, match="no argument 'attention_mask', which TargetStack takes"):
         check_forwards(*renamed_decoder(forward))
+
+
+def test_positions_under_another_name_are_refused():
+    """Not all stock decoders take positions, so that their lack says nothing."""
+
+    def forward(self, input_ids=None, attention_mask=None, encoder_hidden_states=None,
+                encoder_attention_mask=None, inputs_embeds=None, positions=None): ...  # fmt: skip
+
+    with pytest.raises(ValueError, match="positions under a name that is not known, 'positions'"):
+        check_forwards(*renamed_decoder(forward))
+
+
+def test_another_order_of_what_is_handed_on_by_place_is_refused():
+    def forward(self, input_ids=None, position_ids=None, attention_mask=None, inputs_embeds=None,
+                cache: Cache | None = None, use_cache=None): ...  # fmt: skip
+
+    stock = type("ReorderedModel", (LlamaModel,), {"forward": forward})
+    part = type("CapeReorderedModel", (RotaryModel, stock), {})
+    with pytest.raises(ValueError, match=r"arguments of RotaryModel.forward in another order"):
+        check_forwards(part, stock)
 
 
 def test_a_model_with_unknown_names_is_refused_when_it_is_built(monkeypatch):
@@ -157,7 +188,7 @@ def warnings_of(release):
 def test_an_untested_release_is_told_with_the_range_and_the_remedy():
     rows = releases.tested_releases()
     oldest, newest = rows[0]["transformers"], rows[-1]["transformers"]
-    for release in ("5.3.0", "99.0.0"):
+    for release in ("5.3.0", "99.0.0", "99.1rc1"):
         (message,) = warnings_of(release)
         assert message.startswith(f"transformers {release} is not among the releases")
         assert f"{oldest} to {newest}" in message

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import hf_models
+from hf_models.checks.tiny import fill_zeros
 from tests.support import whisper
 from tests.support.hf import (
     ALPHA,
@@ -13,7 +14,6 @@ from tests.support.hf import (
     WITH_STOCK,
     answer,
     batch,
-    fill_empty_tables,
 )
 
 
@@ -40,7 +40,7 @@ def test_second_switch_gives_what_one_switch_does(family):
 @pytest.mark.parametrize("family", WITH_STOCK)
 def test_built_model_is_switched_saved_and_loaded(family, tmp_path):
     row, inputs = FAMILIES[family], batch(family)
-    model = fill_empty_tables(
+    model = fill_zeros(
         hf_models.switch(row.build(VARIANTS[family]["cape"]), {"type": row.stock_type})
     )
     model.save_pretrained(tmp_path)
