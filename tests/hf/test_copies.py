@@ -147,5 +147,4 @@ def test_a_configuration_without_the_fields_of_a_side_is_copied(family):
     """transformers takes these away from a copy, and copies that, to size a cache."""
     config = FAMILIES[family].config(position_embedding={"type": "cape"})
     text_config = copy.deepcopy(config.get_text_config(decoder=True))
-    sides = [getattr(config, field) for field in config.position_fields]
-    assert text_config.position_embedding in sides  # which one depends on the family
+    assert text_config.position_embedding["type"] == "cape"
