@@ -158,12 +158,12 @@ def _refuse(stock: type[nn.Module], difference: str) -> None:
 
 
 # Stock encoders draw a number for each layer in training: up to 5.22 also where none is dropped.
-_ALWAYS_DRAWS = minor_release(transformers.__version__) < (5, 23)
+ALWAYS_DRAWS = minor_release(transformers.__version__) < (5, 23)
 
 
 def drops_layer(encoder: Any) -> bool:
     """Whether an encoder leaves out its next layer; consumes the random numbers that stock does."""
-    if not encoder.training or not (encoder.layerdrop or _ALWAYS_DRAWS):
+    if not encoder.training or not (encoder.layerdrop or ALWAYS_DRAWS):
         return False
     return bool(torch.rand([]) < encoder.layerdrop)
 
