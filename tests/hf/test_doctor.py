@@ -3,7 +3,7 @@
 import json
 import re
 import warnings
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, version
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def test_a_right_model_gives_versions_one_line_each_and_status_0(marian, capsys)
     status, lines, error = run(capsys, marian)
     assert (status, error) == (0, "")
     assert f"transformers {transformers.__version__}" in lines
-    assert f"torch {torch.__version__}" in lines
+    assert "torch " + version("torch") in lines
     assert any(line.startswith("note transformers: release: ") for line in lines)
     checks = [line for line in lines if line.startswith("ok ")]
     assert f"ok   {marian}: logits: relative difference 0, at most 0.0001" in checks
