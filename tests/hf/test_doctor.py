@@ -6,7 +6,6 @@ import warnings
 from importlib.metadata import EntryPoint, version
 
 import pytest
-import torch
 import transformers
 from transformers import (
     BeitBackbone,
