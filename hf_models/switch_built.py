@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping
 from copy import copy
 from typing import Any
@@ -11,27 +12,32 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import PreTrainedModel
 
+from cape_plugins.binding import Bound
 from cape_plugins.families import find_family
 from hf_models.settings import FIELD, require_own_config
-from hf_models.switching import PARTS, install, is_model, stock_class
+from hf_models.switching import PARTS, Seam, SwitchedModel, install, is_model, stock_class
 
 # a learned table in stock classes
 STOCK_TABLES = (
     *("embed_positions.weight", "position_embeddings.weight"),
     *("position_embeddings", "position_embedding.weight"),
 )
-_OWN = re.compile(r"\.(positions|relative)\.")  # parameters that no stock class has
+_ADDED = re.compile(r"\.(positions|relative)\.")  # parameters that no stock class has
+_OF_TORCH = vars(nn.Module()).keys()  # attributes that every module has
 
 
 def switch(model: Any, position_embedding: Mapping[str, Any], **fields: Any) -> Any:
     """Gives a built model another position embedding, in place and with all its weights.
 
+    Modules and parameters stay, and with them hooks, precisions, adapters, and optimizers that were
+    made before; only position embeddings are exchanged. Those that the new type needs are new
+    parameters, which an optimizer has to be given.
+
     Args:
         model: A model of transformers of a known family, stock or switched already, and the
             outermost one: a part such as ``classifier.bert`` would be switched without the
             classifier, which cannot be seen from the part and would be saved and loaded as a stock
-            one. The modules and parameters of one that was switched already are new ones, and for
-            a moment there are two of each.
+            one. For one that was switched already, a stock model is built for a moment.
         position_embedding: ``{"type": ..., option: value}``.
         fields: Further fields of the configuration, such as ``hop_seconds``; those of a model that
             was switched already stay.
@@ -43,79 +49,145 @@ def switch(model: Any, position_embedding: Mapping[str, Any], **fields: Any) -> 
         ValueError: if the family is unknown, a setting is wrong, or a module has a forward of its
             own; the model stays as it was.
     """
-    if is_model(type(model)):
-        return _switch_again(model, position_embedding, fields)
-    own, stock_config = PARTS.get(type(model)), getattr(model, "config", None)
-    if not is_model(own):
+    again = is_model(type(model))
+    part = type(model) if again else PARTS.get(type(model))
+    if not is_model(part):
         raise ValueError(_refusal(model))
+    stock, old_config = stock_class(part), model.config
+    if stock is None:
+        raise ValueError(
+            f"model is a {part.__name__}, which transformers has no stock model for. Save it by "
+            f"save_pretrained(FOLDER) and load it by {part.__name__}.from_pretrained(FOLDER, "
+            f"{FIELD}={{...}})."
+        )
+    _check_settings(part, stock, position_embedding, fields)
+    _refuse_hooks(model)
+    settings, stock_config = {FIELD: position_embedding, **fields}, old_config
+    if again:
+        stock_config = stock.config_class(**stock_settings(old_config, stock.config_class))
+        staying = _added_fields(part, stock) - old_config.position_fields.keys()
+        settings = {**{name: getattr(old_config, name) for name in staying}, **settings}
+    try:
+        config = part.config_class.of_stock(stock_config, **settings)
+    except StrictDataclassError as error:
+        raise ValueError(str(error.__cause__ or error)) from error
+    # not of the stock configuration: a stock Speech2Text takes eager alone
+    config._attn_implementation = old_config._attn_implementation
+    require_own_config(config, part.__name__)
+    before, parameters = _recorded(model), dict(model.named_parameters())
+    try:
+        trained = restore_stock(model, stock, stock_config) if again else True
+        _switch(model, old_config, config, trained)
+    except BaseException:  # the model is the caller's, and stays what it was
+        _restore(before)
+        raise
+    _keep_tables(model, parameters)
+    model.finish()
+    return model
+
+
+def _check_settings(
+    part: Any, stock: Any, position_embedding: Any, fields: Mapping[str, Any]
+) -> None:
+    """Raises for settings that are no dict, and for fields that only a new model can have."""
     if not isinstance(position_embedding, Mapping):
         raise ValueError(
             f"{FIELD}={position_embedding!r} is not allowed; allowed: a dict with 'type' and "
             'options, such as {"type": "cape", "max_global_shift": 5.0}.'
         )
-    allowed = _own_fields(own.config_class, type(stock_config)) - {FIELD}
+    allowed = _added_fields(part, stock) - {FIELD}
     if unknown := sorted(fields.keys() - allowed):
         raise ValueError(
             f"{unknown[0]}={fields[unknown[0]]!r} cannot be set by switch; allowed for "
-            f"{own.__name__}: {', '.join(sorted(allowed)) or 'nothing'}. Set it before the stock "
+            f"{part.__name__}: {', '.join(sorted(allowed)) or 'nothing'}. Set it before the stock "
             "model is built."
         )
-    _refuse_hooks(model)
-    settings = {FIELD: position_embedding, **fields}
-    try:
-        config = own.config_class.of_stock(stock_config, **settings)
-    except StrictDataclassError as error:
-        raise ValueError(str(error.__cause__ or error)) from error
-    require_own_config(config, own.__name__)
-    before = _recorded(model)
-    try:
-        _switch(model, stock_config, config)
-    except BaseException:  # the model is the caller's, and stays what it was
-        _restore(before)
-        raise
-    model.finish()
-    return model
 
 
-def _own_fields(config: Any, stock_config: Any) -> set[str]:
-    """Fields of a class of configurations that the stock class does not have."""
-    return vars(config()).keys() - vars(stock_config()).keys()
+def _added_fields(part: Any, stock: Any) -> set[str]:
+    """Fields of the configuration of a model that its stock model does not have."""
+    return vars(part.config_class()).keys() - vars(stock.config_class()).keys()
 
 
-def _switch_again(model: Any, position_embedding: Any, fields: Mapping[str, Any]) -> Any:
-    """Switches a model of this package: its weights in a new stock model are switched."""
-    stock, config = stock_class(type(model)), model.config
-    if stock is None:
-        name = type(model).__name__
-        raise ValueError(
-            f"model is a {name}, which transformers has no stock model for. Save it by "
-            f"save_pretrained(FOLDER) and load it by {name}.from_pretrained(FOLDER, "
-            f"{FIELD}={{...}})."
-        )
-    _refuse_hooks(model)
-    names = _own_fields(type(config), stock.config_class) - config.position_fields.keys()
-    twin = build_stock(model, stock).to(model.device)
-    twin.config._attn_implementation = config._attn_implementation
-    known = twin.state_dict().keys()
-    switched = switch(
-        twin, position_embedding, **{name: getattr(config, name) for name in names} | dict(fields)
-    )
-    old, new = model.state_dict(), switched.state_dict()
-    switched.load_state_dict(  # tables that both have, and the stock model has not
-        {
-            name: value
-            for name, value in old.items()
-            if name not in known and name in new and value.shape == new[name].shape
-        },
-        strict=False,
-    )
-    learning = {name: value.requires_grad for name, value in model.named_parameters()}
-    for name, parameter in switched.named_parameters():
-        parameter.requires_grad_(learning.get(name, True))
-    switched.train(model.training)
-    vars(model).clear()
-    vars(model).update(vars(switched))
-    return model
+def restore_stock(model: Any, stock: Any, stock_config: Any) -> bool:
+    """Makes a model of this package a stock one again, in place, but for its configuration.
+
+    A stock model is built and switched in the same way as `model` was: what this changes in it is
+    changed back in `model`, and stock modules that were dropped are taken from it. So no part has
+    to say how its ``take_place`` is undone. All else stays, whatever its owner has made of it.
+
+    Args:
+        model: A model of this package.
+        stock: The class that it stands for.
+        stock_config: Configuration of the stock model.
+
+    Returns:
+        Whether all parameters are those of `model`: none was dropped and is new.
+
+    Raises:
+        ValueError: if a part of this package is where no stock model has one.
+    """
+    twin = stock(stock_config).to(model.device)
+    stock_modules = [(module, type(module), _contents(module)) for module in twin.modules()]
+    new_parameters = set(twin.parameters())
+    with warnings.catch_warnings():  # about the settings that end here
+        warnings.simplefilter("ignore")
+        _switch(twin, stock_config, model.config, trained=False)
+    in_model = _counterparts(twin, model, stock_modules)
+    for module, stock_type, contents in stock_modules:
+        counterpart, switched = in_model.get(id(module), module), _contents(module)
+        if type(counterpart) is not type(module):
+            continue  # its owner's; has no position embedding, or is refused below
+        dropped = counterpart is module
+        counterpart.__class__ = stock_type
+        for name in switched.keys() - contents.keys():
+            if name in _contents(counterpart):
+                delattr(counterpart, name)
+        for name, value in contents.items():
+            if dropped or switched.get(name, ...) is not value:
+                setattr(counterpart, name, in_model.get(id(value), value))
+    for name, module in model.named_modules():
+        if isinstance(module, (Bound, Seam, SwitchedModel)):
+            raise ValueError(
+                f"{type(module).__name__} {name!r} is none of the parts that the configuration "
+                "asks for, as where layers or wrappers were added by hand, so that its position "
+                "embedding cannot be exchanged; allowed: such changes of a model that is switched "
+                "once. Switch the stock model, or switch before the change."
+            )
+    return new_parameters.isdisjoint(model.parameters())
+
+
+def _contents(module: nn.Module) -> dict[str, Any]:
+    """Attributes, parameters, buffers and modules that a module holds, by name."""
+    attributes = {name: value for name, value in vars(module).items() if name not in _OF_TORCH}
+    return {**attributes, **module._parameters, **module._buffers, **module._modules}
+
+
+def _counterparts(
+    twin: Any, model: Any, stock_modules: list[tuple[nn.Module, type, dict[str, Any]]]
+) -> dict[int, Any]:
+    """What stands in `model` for modules, parameters, buffers and configurations of its `twin`, by
+    their id."""
+    in_model = {}
+    for listing in ("named_modules", "named_parameters", "named_buffers"):
+        theirs = dict(getattr(model, listing)(remove_duplicate=False))
+        for name, value in getattr(twin, listing)(remove_duplicate=False):
+            if name in theirs:
+                in_model.setdefault(id(value), theirs[name])
+    for module, _, contents in stock_modules:
+        if isinstance(module, PreTrainedModel) and id(module) in in_model:
+            in_model[id(contents["config"])] = in_model[id(module)].config
+    return in_model
+
+
+def _keep_tables(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Puts the `parameters` from before back where new ones have their name and shape: tables of
+    this package that both types have."""
+    for name, parameter in list(model.named_parameters()):
+        before = parameters.get(name, parameter)
+        if before is not parameter and before.shape == parameter.shape:
+            path, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(path), attribute, before)
 
 
 def build_stock(model: PreTrainedModel, stock: Any, **fields: Any) -> PreTrainedModel:
@@ -138,7 +210,7 @@ def build_stock(model: PreTrainedModel, stock: Any, **fields: Any) -> PreTrained
     kept = {
         name: weight
         for name, weight in model.state_dict().items()
-        if not _OWN.search(name) and (name not in tables or weight.shape == tables[name].shape)
+        if not _ADDED.search(name) and (name not in tables or weight.shape == tables[name].shape)
     }
     twin.load_state_dict({**tables, **kept})
     return twin
@@ -151,8 +223,8 @@ def stock_settings(config: Any, stock_config: Any) -> dict[str, Any]:
         config: Of this package.
         stock_config: Class of the stock configuration.
     """
-    # the last names code of this package
-    left_out = _own_fields(type(config), stock_config) | {"model_type", "auto_map"}
+    added = vars(type(config)()).keys() - vars(stock_config()).keys()
+    left_out = added | {"model_type", "auto_map"}  # the last names code of this package
     return {name: value for name, value in config.to_dict().items() if name not in left_out}
 
 
@@ -205,14 +277,14 @@ def _refuse_hooks(model: nn.Module) -> None:
             )
 
 
-def _switch(model: Any, stock_config: Any, config: Any) -> None:
-    parts = [(getattr(stock_config, part), getattr(config, part)) for part in config.sub_configs]
+def _switch(model: Any, old_config: Any, config: Any, trained: bool) -> None:
+    parts = [(getattr(old_config, part), getattr(config, part)) for part in config.sub_configs]
     for module in model.modules():
-        for old, new in ((stock_config, config), *parts):
+        for old, new in ((old_config, config), *parts):
             if getattr(module, "config", None) is old:
                 module.config = new
     before = set(model.parameters())
-    install(model, trained=True)
+    install(model, trained)
     for parameter in set(model.parameters()) - before:
         parameter.data = parameter.data.to(model.device, model.dtype)
 

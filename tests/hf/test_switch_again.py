@@ -1,5 +1,9 @@
 """A model that was switched already is switched again, in place."""
 
+import copy
+import re
+
+import peft
 import pytest
 import torch
 
@@ -115,3 +119,115 @@ def test_model_without_a_stock_one_is_told_how_its_type_changes(tmp_path):
     model.save_pretrained(tmp_path)
     again = type(model).from_pretrained(tmp_path, position_embedding={"type": "nopos"})
     assert again.config.position_embedding == {"type": "nopos"}
+
+
+def test_weights_that_were_untied_stay_untied():
+    model, inputs = FAMILIES["marian"].build_stock(), batch("marian")
+    settings = {"type": "cape", "source_scale": ALPHA}
+    hf_models.switch(model, settings)
+    model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
+    expected = evaluated(model, inputs)
+    hf_models.switch(model, settings)
+    assert torch.equal(evaluated(model, inputs), expected)
+
+
+@pytest.mark.parametrize(("family", "name"), [(f, n) for f in WITH_STOCK for n in OF_FAMILY[f]])
+def test_stock_modules_and_parameters_are_the_same_objects(family, name):
+    """With them stay hooks, optimizers, adapters, and parts that somebody holds."""
+    row, settings = FAMILIES[family], OF_FAMILY[family]
+    model = hf_models.switch(row.build_stock(), settings[name])
+    before = [dict(model.named_parameters()), dict(model.named_modules())]
+    hf_models.switch(model, settings["cape"])
+    once = hf_models.switch(row.build_stock(), settings["cape"])
+    assert {n: type(module) for n, module in model.named_modules()} == {
+        n: type(module) for n, module in once.named_modules()
+    }
+    own = re.compile("posit|relative|conv$|dropout")
+    for old, new in zip(before, (model.named_parameters(), model.named_modules()), strict=True):
+        now = dict(new)
+        assert all(now[n] is value for n, value in old.items() if not own.search(n))
+
+
+def changed_marian():
+    """What an owner does to a model that no configuration knows of."""
+    model = FAMILIES["marian"].build({"type": "relpos"}).half()
+    layer = model.model.encoder.layers[0]
+    layer.fc1.float()
+    layer.dropout, model.note = 0.33, "mine"
+    model.gradient_checkpointing_enable()
+    return model, layer
+
+
+def test_what_its_owner_changed_stays():
+    model, layer = changed_marian()
+    encoder, calls = model.get_encoder(), []
+    layer.register_forward_hook(lambda *_: calls.append(1))
+    encoder.register_forward_hook(lambda *_: calls.append(2))
+    hf_models.switch(model, {"type": "sinpos"})
+    assert model.get_encoder() is encoder
+    assert model.model.encoder.layers[0] is layer
+    assert layer.fc1.weight.dtype == torch.float32
+    assert layer.fc2.weight.dtype == torch.float16
+    assert (layer.dropout, model.note) == (0.33, "mine")
+    assert model.is_gradient_checkpointing
+    evaluated(model.float(), batch("marian"))
+    assert calls == [1, 2]
+
+
+def test_optimizer_made_before_reaches_the_model():
+    model, inputs = FAMILIES["marian"].build({"type": "relpos"}), batch("marian")
+    optimizer = torch.optim.SGD(model.parameters(), 1.0)
+    hf_models.switch(model, {"type": "sinpos"})
+    before = model.lm_head.weight.clone()
+    model.train()(**inputs).loss.backward()
+    optimizer.step()
+    assert not torch.equal(model.lm_head.weight, before)
+
+
+def test_class_token_gets_rows_of_trained_tables_only():
+    """A model without a table has the rows in its tokens already."""
+    row = FAMILIES["vit"]
+    model = row.build({"type": "cape"})
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    hf_models.switch(model, {"type": "sinpos"})
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_depth_is_dropped_once():
+    """With the dropout of its owner."""
+    model = hf_models.switch(FAMILIES["vit"].build_stock(), {"type": "cape"}, drop_path_rate=0.2)
+    last = model.vit.layers[-1]
+    last.dropout.dropout.p = 0.33
+    hf_models.switch(model, {"type": "sinpos"}, drop_path_rate=0.4)
+    assert (last.dropout.rate, last.dropout.dropout.p) == (0.4, 0.33)
+    hf_models.switch(model, {"type": "sinpos"}, drop_path_rate=0.0)
+    assert last.dropout.p == 0.33
+
+
+def test_another_classifier_stays():
+    model = FAMILIES["vit"].build({"type": "cape"})
+    model.classifier = torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.Linear(8, 3))
+    hf_models.switch(model, {"type": "sinpos"})
+    assert model.classifier[1].out_features == 3
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_adapters_stay(wrapped):
+    model, inputs = FAMILIES["marian"].build({"type": "relpos"}), batch("marian")
+    adapter = peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False)
+    peft.get_peft_model(model, adapter) if wrapped else model.add_adapter(adapter)
+    hf_models.switch(model, {"type": "sinpos"})
+    names = [name for name, _ in model.named_parameters()]
+    assert any("lora_A" in name for name in names)
+    assert not any("relative" in name for name in names)
+    assert evaluated(model, inputs).isfinite().all()
+
+
+def test_layers_that_the_configuration_does_not_know_are_refused():
+    model, inputs = FAMILIES["marian"].build({"type": "relpos"}), batch("marian")
+    layers = model.model.encoder.layers
+    layers.append(copy.deepcopy(layers[0]))
+    expected = evaluated(model, inputs)
+    with pytest.raises(ValueError, match=r"'model\.encoder\.layers.*switch before the change"):
+        hf_models.switch(model, {"type": "sinpos"})
+    assert torch.equal(evaluated(model, inputs), expected)
