@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from copy import copy
 from typing import Any
 
+import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import PreTrainedModel
@@ -199,6 +200,9 @@ def build_stock(model: PreTrainedModel, stock: Any, **fields: Any) -> PreTrained
         model: A model of this package.
         stock: The class that it stands for.
         fields: Fields of the stock configuration to change.
+
+    Raises:
+        ValueError: for weights that differ, but are one in the stock model.
     """
     settings = {**stock_settings(model.config, stock.config_class), **fields}
     twin = stock(stock.config_class(**settings)).to(model.dtype).eval()
@@ -207,12 +211,21 @@ def build_stock(model: PreTrainedModel, stock: Any, **fields: Any) -> PreTrained
     tables = {
         name: table for name, table in twin.state_dict().items() if name.endswith(STOCK_TABLES)
     }
-    kept = {
+    weights = {
         name: weight
         for name, weight in model.state_dict().items()
         if not _ADDED.search(name) and (name not in tables or weight.shape == tables[name].shape)
     }
-    twin.load_state_dict({**tables, **kept})
+    twin.load_state_dict({**tables, **weights})
+    loaded = twin.state_dict()
+    for name, weight in weights.items():
+        if not torch.equal(loaded[name], weight.to(loaded[name])):  # overwritten by another one
+            raise ValueError(
+                f"{name} differs from the weight that the configuration ties it to, so that a "
+                f"{stock.__name__} would hold one of them only; allowed: equal weights, or a "
+                "configuration that does not tie them. Set config.tie_word_embeddings = False "
+                "before the model is saved."
+            )
     return twin
 
 

@@ -18,6 +18,7 @@ from transformers import MarianMTModel
 
 import hf_models
 from cape_plugins.cli import main
+from hf_models.switch_built import build_stock
 from tests.support.hf import ALPHA, FAMILIES, IMAGE, TEXT, answer
 from tests.support.stock import program_of, run_without_package
 from tests.support.translation_models import TinyModels
@@ -313,6 +314,23 @@ def test_a_head_that_cannot_be_given_the_hint_is_refused(tmp_path, capsys):
     config = row.config(**row.sizes, position_embedding=settings_of("bart", "cape"))
     hf_models.CapeBartForSequenceClassification(config).save_pretrained(tmp_path / "model")
     assert "heads that a caller can give the BOS hint" in refusal(tmp_path / "model", capsys)
+
+
+def test_weights_that_were_untied_by_hand_are_refused(tmp_path, capsys):
+    """transformers saves and loads them, but builds a stock model with one for both."""
+    model = FAMILIES["marian"].build({"type": "sinpos"})
+    model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
+    model.save_pretrained(tmp_path / "model")
+    told = refusal(tmp_path / "model", capsys)
+    assert re.search(r"differs from the weight.*config\.tie_word_embeddings = False", told)
+
+
+def test_weights_that_the_configuration_unties_are_kept():
+    model = FAMILIES["marian"].build({"type": "sinpos"}, tie_word_embeddings=False)
+    inputs, _ = inputs_of(model)
+    stock = build_stock(model, MarianMTModel)
+    assert not torch.equal(model.lm_head.weight, model.model.shared.weight)
+    torch.testing.assert_close(stock(**inputs).logits, model(**inputs).logits)
 
 
 def test_a_stock_model_is_refused(tmp_path, capsys):
