@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -22,6 +23,18 @@ def number_texts(position_ids: Tensor) -> Tensor:
     """``[B, T]``, the number of the packed text of each token, from 0 on."""
     first = torch.zeros_like(position_ids[:, :1])
     return torch.cat((first, position_ids.diff(dim=1).ne(1).cumsum(1)), dim=1)
+
+
+def refuse_packed_sources(arguments: Mapping[str, Any]) -> None:
+    """Refuses `position_ids` in a call of an encoder beside a decoder. No stock forward of these
+    takes them, so that packed texts would see each other without a word."""
+    if arguments.get("position_ids") is not None:
+        raise ValueError(
+            "position_ids are given with a source, whose positions are counted from its first "
+            "token, and whose texts would see each other if they were packed; allowed: one text in "
+            "each sample, padded (attention_mask), without position_ids. For positions of the "
+            "target, run the encoder before and give encoder_outputs in the place of the source."
+        )
 
 
 def keep_borders(

@@ -98,14 +98,17 @@ class RotaryModel:
         Args:
             input_ids: ``[B, T]``.
             attention_mask: ``[B, T]``, 0 on padding.
-            position_ids: ``[B or 1, T]``. Without mask and cache, each step other than 1 begins
-                another text, as in transformers, which is scaled, or gets positions, on its own.
+            position_ids: ``[T]`` or ``[B or 1, T]``. Without mask and cache, each step other than 1
+                begins another text, as in transformers, which is scaled, or gets positions, on its
+                own.
             draw: Random numbers of this forward, to inject; default drawn in training. Without
                 gradients none are drawn: each step of generation must see the same positions.
         """
         cache = find_cache(*args, *kwargs.values())
         content = given_content(input_ids, inputs_embeds)
         encoder, moved, valid = self.rotary_emb.positions, {}, None
+        if position_ids is not None and position_ids.dim() == 1:
+            position_ids = position_ids[None]
         if draw is None and torch.is_grad_enabled():
             packed = attention_mask is None and cache is None and position_ids is not None
             if not packed:

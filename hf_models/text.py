@@ -33,7 +33,7 @@ from hf_models.modeling import (
     embed_positions,
     given_content,
 )
-from hf_models.packed import keep_borders
+from hf_models.packed import keep_borders, refuse_packed_sources
 from hf_models.relative import add_relative_positions
 from hf_models.switching import PARTS, Addend, LearnedTable, Seam, stock_class
 
@@ -123,6 +123,7 @@ class SourceStack(TextStack):
         Returns:
             stock output, of S positions; with the BOS hint :class:`CapeEncoderOutput`.
         """
+        refuse_packed_sources(kwargs)
         content = given_content(input_ids, inputs_embeds)
         expected = tuple(content.shape[:2])
         mask = attention_mask

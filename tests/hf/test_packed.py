@@ -208,6 +208,36 @@ def test_attention_without_masks_is_refused_for_packed_texts(family):
         model(ids, position_ids=positions)
 
 
+@pytest.mark.parametrize("family", ["marian", "bart", "mbart", "pegasus", "m2m_100"])
+def test_packed_sources_of_a_decoder_are_refused(family):
+    """Positions of the target alone come with the output of the encoder."""
+    model, (ids, positions) = FAMILIES[family].build({"type": "sinpos"}), packed()
+    calls = [
+        lambda **given: model(input_ids=ids, decoder_input_ids=ids, **given),
+        lambda **given: model(decoder_input_ids=ids, inputs_embeds=torch.ones(1, 12, 32), **given),
+        lambda **given: model.get_encoder()(ids, **given),
+    ]
+    for call in calls:
+        call()
+        with pytest.raises(ValueError, match=r"position_ids.*with a source.*encoder_outputs"):
+            call(position_ids=positions)
+    target = {"encoder_outputs": model.get_encoder()(ids), "decoder_input_ids": ids}
+    assert torch.equal(
+        model(**target, position_ids=torch.arange(12)[None]).logits, model(**target).logits
+    )
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert", "llama"])
+@pytest.mark.parametrize("training", [True, False])
+def test_position_ids_of_every_shape_keep_borders(family, training):
+    model, (ids, positions) = FAMILIES[family].build({"type": "nopos"}), packed()
+    ids = ids.repeat(2, 1)
+    expected = model(ids, position_ids=positions.repeat(2, 1)).logits
+    for shaped in (positions, positions[0]):
+        output = model.train(training)(ids, position_ids=shaped).logits
+        torch.testing.assert_close(output, expected)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["bert", "modernbert"])
 def test_packed_texts_of_bidirectional_models_compile(family):
