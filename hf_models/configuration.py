@@ -80,6 +80,14 @@ class PositionEmbeddingMixin:
                 )
         super().__setattr__(name, value)
 
+    def __delattr__(self, name: str) -> None:
+        if name in self.position_fields and getattr(self, "_in_use", False):
+            raise ValueError(
+                f"{name} cannot be deleted: a model was built from this configuration with "
+                f"{getattr(self, name)}, and reads it. Delete it from a copy (copy.deepcopy)."
+            )
+        super().__delattr__(name)
+
     def _of_decoder(self, field: str, settings: Any) -> Any:
         """Settings of a decoder beside an encoder with its own: by default the type of the encoder,
         and as many of the samples augmented."""

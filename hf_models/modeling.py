@@ -25,7 +25,7 @@ from cape_plugins import (
 from cape_plugins.augmentation import rank_seed
 from cape_plugins.families import find_family, setting_of, value_of
 from cape_plugins.registry import ENCODINGS, TYPES
-from hf_models.settings import refuse_misplaced, require_own_config
+from hf_models.settings import refuse_in_constructor, refuse_misplaced, require_own_config
 from hf_models.switching import SwitchedModel, install
 
 TAG = "cape-plugins"
@@ -57,6 +57,7 @@ class PositionModelMixin(InitializesPositions, SwitchedModel):
 
     def __new__(cls, config: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Checks the configuration before any of the stock parts is built from it."""
+        refuse_in_constructor(cls, cls.config_class.position_fields, kwargs)
         if config is not None:
             require_own_config(config, cls.__name__)
         return super().__new__(cls)
@@ -94,18 +95,21 @@ class PositionModelMixin(InitializesPositions, SwitchedModel):
 
     @classmethod
     def _own_config(cls, config: Any, arguments: dict[str, Any]) -> Any:
-        """The configuration that a caller gives, or made of a stock one and the position embeddings
-        among the `arguments` of the call, which are taken out of them."""
+        """The configuration that a caller gives, or made of a stock one, or of a dict, and the
+        position embeddings among the `arguments` of the call, which are taken out of them."""
         fields = cls.config_class.position_fields
-        given = {name: arguments.pop(name) for name in fields if name in arguments}
-        if given and hasattr(config, "position_fields"):
-            name = next(iter(given))
+        embeddings = {name: arguments.pop(name) for name in fields if name in arguments}
+        if embeddings and hasattr(config, "position_fields"):
+            name = next(iter(embeddings))
             raise ValueError(
                 f"config and {name} are both given; give one of them, or set config.{name} before."
             )
-        if given:
+        if isinstance(config, Mapping):
             refuse_misplaced(arguments, fields)
-            config = cls.config_class.of_stock(config, **given)
+            config = cls.config_class.from_dict({**config}, **embeddings)
+        elif embeddings:
+            refuse_misplaced(arguments, fields)
+            config = cls.config_class.of_stock(config, **embeddings)
         require_own_config(config, cls.__name__)
         return config
 
@@ -119,8 +123,12 @@ class PositionModelMixin(InitializesPositions, SwitchedModel):
         cls, pretrained_model_name_or_path: Any, *args: Any, config: Any = None, **kwargs: Any
     ) -> Any:
         """See transformers; checkpoints of other kinds of models are refused, also where the
-        caller gives a configuration. A stock one is taken where a position embedding is given."""
-        if isinstance(config, PreTrainedConfig) and pretrained_model_name_or_path is not None:
+        caller gives a configuration. A stock one is taken where a position embedding is given, and
+        a dict, as Auto classes take it."""
+        if (
+            isinstance(config, PreTrainedConfig | Mapping)
+            and pretrained_model_name_or_path is not None
+        ):
             config = cls._own_config(config, kwargs)
             place = {name: kwargs[name] for name in _PLACE if name in kwargs}
             try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from cape_plugins.config import options
@@ -60,6 +60,29 @@ def require_own_config(config: Any, model: str) -> None:
                 "(`cape-plugins alpha --text SOURCE TARGET --tokenizer MODEL` does so) and give "
                 f'{field}={{"type": {settings.type!r}, "source_scale": ...}}, or 1.'
             )
+
+
+def refuse_in_constructor(
+    model: type, fields: Collection[str], arguments: Mapping[str, Any]
+) -> None:
+    """Raises for position embeddings among the arguments of a constructor.
+
+    Args:
+        model: Class of the model, stock or of this package.
+        fields: Names of position embeddings.
+        arguments: Of the constructor, by name.
+
+    Raises:
+        ValueError: naming the calls that take them.
+    """
+    if unknown := sorted(set(fields) & arguments.keys()):
+        name = model.__name__
+        stock = name.removeprefix("Cape")
+        raise ValueError(
+            f"{name}(config) takes no {unknown[0]}; allowed: the arguments of the stock class. Use "
+            f"hf_models.switch({stock}(config), {{...}}), or give {unknown[0]} to from_pretrained "
+            "or from_config."
+        )
 
 
 def refuse_misplaced(settings: Mapping[str, Any], fields: Mapping[str, Any]) -> None:

@@ -146,3 +146,11 @@ def test_decoder_of_speech_to_text_has_its_own_settings(tmp_path):
     )
     assert again.position_config == config.position_config
     assert again.decoder_position_config.relative_context == 7
+
+
+def test_position_embedding_of_a_model_cannot_be_deleted():
+    """The model would be saved without it."""
+    config = FAMILIES["marian"].build({"type": "nopos"}).config
+    with pytest.raises(ValueError, match=r"^position_embedding cannot be deleted: a model was"):
+        del config.position_embedding
+    assert config.position_embedding == {"type": "nopos"}

@@ -105,6 +105,30 @@ def test_settings_are_given_once(folders):
             call()
 
 
+def test_configuration_may_be_a_dict_as_for_auto_classes(folders):
+    row, settings = FAMILIES["marian"], {"type": "nopos"}
+    stored = row.stock_config.from_pretrained(folders / "marian").to_dict()
+    for loader in (row.stock_model, row.model, row.auto):
+        model = loader.from_pretrained(
+            folders / "marian", config=stored, position_embedding=settings
+        )
+        assert type(model) is row.model
+        assert model.config.position_embedding == settings
+    model = row.model.from_pretrained(
+        folders / "marian", config={**stored, "position_embedding": settings}
+    )
+    assert model.config.position_embedding == settings
+
+
+@pytest.mark.parametrize("family", ["marian", "bert", "llama"])
+def test_constructors_name_the_call_that_takes_a_position_embedding(family):
+    row = FAMILIES[family]
+    for build, config in ((row.stock_model, row.stock_config), (row.model, row.config)):
+        told = rf"{build.__name__}\(config\) takes no position_embedding.*hf_models\.switch\("
+        with pytest.raises(ValueError, match=told):
+            build(config(**row.sizes), position_embedding={"type": "nopos"})
+
+
 def test_misplaced_settings_are_refused(folders):
     row = FAMILIES["vit"]
     stock = row.stock_config.from_pretrained(folders / "vit")
