@@ -62,10 +62,11 @@ FREQUENCIES: dict[str, Frequencies] = {
     "fairseq": fairseq_frequencies,
     "marian": marian_frequencies,
 }
-KEPT_ROWS = 4096  # 8 MiB at 512 channels; more are kept of inputs that are as long
+KEPT_ROWS = 4096  # 8 MiB at 512 channels
+KEPT_BYTES = 2**24  # of longer inputs: 8192 rows of 512 channels, in each encoder of a model
 # Frequencies and first phases of channels, by function, number, order and device: two small tensors
 # which would take a dozen operations in each forward. Neither saved nor a part of any module.
-_CHANNELS: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
+_FREQUENCIES_AND_PHASES: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
 COMBINATIONS = ("add", "concat")
 LAYOUTS = ("cos_sin_interleaved", "sin_cos_blocks")
 
@@ -84,7 +85,7 @@ class Sinusoid(nn.Module):
     """
 
     # key and rows; neither saved nor copied
-    _kept: tuple[object, Tensor | None] = (None, None)
+    _kept_rows: tuple[object, Tensor | None] = (None, None)
 
     def __init__(
         self,
@@ -110,7 +111,7 @@ class Sinusoid(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the rows that are kept, which copies and pickles make anew."""
-        return {name: value for name, value in vars(self).items() if name != "_kept"}
+        return {name: value for name, value in vars(self).items() if name != "_kept_rows"}
 
     def extra_repr(self) -> str:
         """Shown by ``print(module)``."""
@@ -134,7 +135,7 @@ class Sinusoid(nn.Module):
         # on the CPU also where a model is built on "meta"; an axis of one cell has no neighbours
         distance = [2.0 * gamma / (size - 1) if size > 1 else 0.0 for size in reversed(sizes)]
         step = torch.tensor(distance, dtype=torch.float32, device="cpu")[:, None]
-        weights, _ = self._channels(step)
+        weights, _ = self._frequencies_and_phases(step)
         return int((weights.abs() * step > math.pi).any(0).sum())
 
     def grid(self, grid: Tensor) -> Tensor:
@@ -168,12 +169,14 @@ class Sinusoid(nn.Module):
         Returns:
             ``[T, K]`` float32, kept rows, which the caller must not change.
         """
-        plain = self._keeps(numbers) and isinstance(first, int)
+        plain = self._keeps(numbers) and isinstance(first, int) and not _captures(numbers)
         end = first + numbers.shape[0] if plain else 0
-        # all rows of an input as long as this, which are few beside what a model computes of them
-        if not plain or end > max(KEPT_ROWS, numbers.shape[0]):
+        # all rows of a long input, which are few beside what a model computes of them, but no more
+        # than fit, and none for a single far position
+        most = max(KEPT_ROWS, min(numbers.shape[0], KEPT_BYTES // (4 * self.dim)))
+        if not plain or end > most:
             return self.grid(start + numbers * step)
-        kept_key, rows = self._kept
+        kept_key, rows = self._kept_rows
         key = start, step, numbers.device
         if rows is None or key != kept_key or rows.shape[0] < end:
             # generation goes on from call to call; other inputs come once
@@ -182,7 +185,7 @@ class Sinusoid(nn.Module):
             with torch.inference_mode(False):  # later calls may train
                 number = torch.arange(count, dtype=torch.float32, device=numbers.device)
                 rows = self.grid(start + number[:, None] * step)
-            self._kept = key, rows
+            self._kept_rows = key, rows
         return rows[first:end]
 
     def forward(self, coords: Tensor) -> Tensor:
@@ -194,7 +197,7 @@ class Sinusoid(nn.Module):
         Returns:
             ``[B, T, K]`` float32; differs from :meth:`grid` by float32 rounding of the phase.
         """
-        return _phase(coords, *self._channels(coords)).sin_()
+        return _phase(coords, *self._frequencies_and_phases(coords)).sin_()
 
     def _keeps(self, coords: Tensor) -> bool:
         """Whether results may be kept: programs and fake tensors have no values to keep, and
@@ -203,23 +206,32 @@ class Sinusoid(nn.Module):
         fixed = type(self) is Sinusoid and isinstance(self.frequencies, str)
         return fixed and not traced and type(coords) is Tensor
 
-    def _channels(self, coords: Tensor) -> tuple[Tensor, Tensor]:
+    def _frequencies_and_phases(self, coords: Tensor) -> tuple[Tensor, Tensor]:
         """Frequencies ``[D, K]`` and phases at 0 ``[K]`` of all channels, in float32, on the device
         of the coordinates."""
         if not self._keeps(coords):
-            return self._make_channels(coords.device)
+            return self._make_frequencies_and_phases(coords.device)
         key = FREQUENCIES[self.frequencies], self.dim, self.interleaved, coords.device
-        if key not in _CHANNELS:
+        if key not in _FREQUENCIES_AND_PHASES:
             with torch.inference_mode(False):  # later calls may train
-                _CHANNELS[key] = self._make_channels(coords.device)
-        return _CHANNELS[key]
+                both = self._make_frequencies_and_phases(coords.device)
+            if _captures(coords):
+                return both
+            _FREQUENCIES_AND_PHASES[key] = both
+        return _FREQUENCIES_AND_PHASES[key]
 
-    def _make_channels(self, device: torch.device) -> tuple[Tensor, Tensor]:
+    def _make_frequencies_and_phases(self, device: torch.device) -> tuple[Tensor, Tensor]:
         weights = self.weights(device).float()
         cosine = weights.new_full((self.dim // 2,), math.pi / 2)
         if self.interleaved:
             return weights.repeat_interleave(2, dim=1), F.pad(cosine[:, None], (0, 1)).flatten()
         return torch.cat((weights, weights), dim=1), F.pad(cosine, (self.dim // 2, 0))
+
+
+def _captures(tensor: Tensor) -> bool:
+    """Whether a CUDA graph is being captured: its memory holds other values in each replay, and may
+    not be kept; and memory that it reads may not be freed, as rows are that give way to more."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def warn_of_coarse_grid(

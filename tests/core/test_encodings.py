@@ -13,7 +13,13 @@ import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
-from cape_plugins import PositionConfig, Sinusoid, build_position_encoder, patch_positions
+from cape_plugins import (
+    PositionConfig,
+    Sinusoid,
+    build_position_encoder,
+    encodings,
+    patch_positions,
+)
 from cape_plugins.encodings import FREQUENCIES, LAYOUTS
 from tests.reference import appendix_a
 from tests.support.core import default_dtype, random_numbers_untouched
@@ -363,7 +369,7 @@ def test_kept_rows_are_used_and_belong_to_the_encoding():
     counted(encode, 6, 1)
     assert calls == [64]
     del encode.grid
-    assert copy.deepcopy(encode)._kept[1] is None
+    assert copy.deepcopy(encode)._kept_rows[1] is None
     assert len(pickle.dumps(encode)) < 2000
     assert not encode.state_dict()
 
@@ -389,11 +395,27 @@ def test_rows_kept_in_inference_mode_serve_training():
     assert torch.equal(content.grad, exactly(encode, 0, 5))
 
 
+def test_capture_of_a_graph_neither_uses_nor_leaves_tensors(monkeypatch):
+    """Replays overwrite those of a graph, and those that it reads must not be freed."""
+    encode, coords = Sinusoid(16), torch.ones(1, 3, 1)
+    expected = exactly(encode, 0, 5), encode(coords)
+    earlier = counted(encode, 0, 5)
+    monkeypatch.setattr(encodings, "_FREQUENCIES_AND_PHASES", {})
+    monkeypatch.setattr(encodings, "_captures", lambda tensor: True)
+    rows = counted(encode, 0, 5)
+    assert rows.untyped_storage().data_ptr() != earlier.untyped_storage().data_ptr()
+    assert torch.equal(rows, expected[0])
+    assert torch.equal(encode(coords), expected[1])
+    counted(encode, 0, 100)
+    assert encode._kept_rows[1].shape[0] == 5
+    assert not encodings._FREQUENCIES_AND_PHASES
+
+
 def test_fake_tensors_neither_use_nor_leave_rows():
     encode = Sinusoid(16)
     with FakeTensorMode():
         counted(encode, 0, 5)
-    assert encode._kept[1] is None
+    assert encode._kept_rows[1] is None
     counted(encode, 0, 5)
     with FakeTensorMode():
         assert type(counted(encode, 0, 5)) is not torch.Tensor

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cape_plugins import frame_positions, token_position_at, token_positions
+from cape_plugins import encodings, frame_positions, token_position_at, token_positions
 from cape_plugins.encodings import KEPT_ROWS
 from tests.support.core import FRAMES, HOP, make_encoder, make_positions, valid_mask
 from tests.support.operations import operations
@@ -17,7 +17,7 @@ def embed(encoder, positions):
 
 @pytest.mark.parametrize("padded", [True, False])
 def test_long_inputs_without_augmentation_cost_no_more_than_augmented_ones(padded):
-    """Rows are kept for the next input, however long."""
+    """Rows are kept for the next input, up to a number of bytes."""
     valid = torch.ones(1, LONG, dtype=torch.bool)
     positions = token_positions(valid) if padded else token_position_at(0, length=LONG)
     counts = {}
@@ -37,10 +37,20 @@ def test_rows_of_a_longer_input_are_those_of_the_shorter():
     assert torch.equal(embed(encoder, token_position_at(0, length=LONG))[:, :-50], short)
 
 
+def test_rows_beyond_a_number_of_bytes_are_not_kept(monkeypatch):
+    encoder, most = make_encoder("sinpos").eval(), KEPT_ROWS + 10
+    monkeypatch.setattr(encodings, "KEPT_BYTES", most * encoder.encoding.dim * 4)
+    encoder(token_position_at(0, length=most))
+    rows = encoder.encoding._kept_rows[1]
+    assert rows.shape[0] == most
+    assert encoder(token_position_at(0, length=most + 1)).shape[1] == most + 1
+    assert encoder.encoding._kept_rows[1] is rows
+
+
 def test_a_far_position_keeps_no_rows_before_it():
     encoder = make_encoder("sinpos").eval()
     encoder(token_position_at(10**9))
-    rows = encoder.encoding._kept[1]
+    rows = encoder.encoding._kept_rows[1]
     assert rows is None or rows.shape[0] <= KEPT_ROWS
 
 

@@ -31,7 +31,7 @@ ADDED = 40  # operations of a step of cape beyond those of the stock model, at m
 @pytest.fixture(autouse=True)
 def new_process(monkeypatch):
     """Frequencies that other tests have made are not there."""
-    monkeypatch.setattr(encodings, "_CHANNELS", {})
+    monkeypatch.setattr(encodings, "_FREQUENCIES_AND_PHASES", {})
 
 
 def step(model, loss):

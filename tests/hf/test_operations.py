@@ -31,7 +31,7 @@ ROTARY = [name for name, family in FAMILIES.items() if family.stock_type == "rop
 @pytest.fixture(autouse=True)
 def new_process(monkeypatch):
     """Frequencies that other tests have made are not there."""
-    monkeypatch.setattr(encodings, "_CHANNELS", {})
+    monkeypatch.setattr(encodings, "_FREQUENCIES_AND_PHASES", {})
 
 
 def step(model, inputs):
