@@ -200,15 +200,17 @@ def install(model: nn.Module, trained: bool = False) -> None:
         elif module is not model:
             continue
         if isinstance(module, Seam):
+            before = set(module.modules())
             module.take_place(model.config, trained)
-            module.train(module.training)  # reaches new modules, too
+            for new in set(module.modules()) - before:
+                new.training = module.training
     for module in model.modules():
         if isinstance(module, Bound):  # compiled code would see it come with the first call
             vars(module).setdefault("bound_in_graph", None)
     settings = [model.config.position_settings(field) for field in model.config.position_fields]
     asked = any(config.relative_context for config in settings)
-    took = any(hasattr(module, "relative") for module in model.modules())
-    if asked and not took and type(model) in PARTS.values():
+    has_relative = any(hasattr(module, "relative") for module in model.modules())
+    if asked and not has_relative and type(model) in PARTS.values():
         raise ValueError(
             f"relative_context has no effect on {type(model).__name__}: no part of its family puts "
             "relative positions into attention. Choose a type without them, or let a part call "
@@ -216,9 +218,9 @@ def install(model: nn.Module, trained: bool = False) -> None:
         )
 
 
-def stock_class(own: type) -> type | None:
-    """The stock class in whose place `own` stands; None if there is none."""
-    return next((stock for stock, part in PARTS.items() if part is own), None)
+def stock_class(part: type) -> type | None:
+    """The stock class in whose place `part` stands; None if there is none."""
+    return next((stock for stock, known in PARTS.items() if known is part), None)
 
 
 def is_model(part: Any) -> bool:

@@ -154,6 +154,8 @@ def changed_marian():
     layer = model.model.encoder.layers[0]
     layer.fc1.float()
     layer.dropout, model.note = 0.33, "mine"
+    model.train()
+    layer.eval()
     model.gradient_checkpointing_enable()
     return model, layer
 
@@ -170,6 +172,7 @@ def test_what_its_owner_changed_stays():
     assert layer.fc2.weight.dtype == torch.float16
     assert (layer.dropout, model.note) == (0.33, "mine")
     assert model.is_gradient_checkpointing
+    assert (model.training, encoder.positions.training, layer.training) == (True, True, False)
     evaluated(model.float(), batch("marian"))
     assert calls == [1, 2]
 
