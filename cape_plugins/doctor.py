@@ -20,7 +20,7 @@ from cape_plugins.arguments import (
     add_position_args,
     given_settings,
 )
-from cape_plugins.checks import SKIPPED, Check
+from cape_plugins.checks import FAILED, SKIPPED, Check
 from cape_plugins.registry import DEFAULT_TYPE, ROTARY_TYPES, TYPES
 
 GROUP = "cape_plugins.doctor"  # entry points, named after the host
@@ -113,27 +113,52 @@ def _checks(
         raise ImportError("the package cape-plugins is not installed: pip install .")
     if args.model is not None:
         host = FAIRSEQ if os.path.isfile(args.model) else HUGGING_FACE
-        yield from _doctor(points[host])(args, settings)
-        return
+        points = {host: points[host]}
+    missing = [_MISSING[name] for name in sorted(points) if not _is_installed(name)]
+    if len(missing) == len(points):
+        raise ImportError("; ".join(missing))
     for name, point in sorted(points.items()):
+        if not _is_installed(name):
+            yield name, Check("host", SKIPPED, _MISSING[name])
+            continue
         try:
             doctor = _doctor(point)
-        except ImportError as error:
-            yield name, Check("host", SKIPPED, str(error))
+        except Exception as error:  # a release can stop the import with any
+            yield name, Check("host", FAILED, _import_error(name, error))
             continue
         yield from doctor(args, settings)
 
 
 def _doctor(point: EntryPoint) -> Doctor:
-    try:
-        with warnings.catch_warnings():  # of an untested host, which the report names
-            warnings.simplefilter("ignore")
-            return point.load()
-    except ImportError as error:
-        raise ImportError(
-            f"models of {point.name} need a package that cannot be imported ({error}); install it: "
-            f"pip install 'cape-plugins[{_EXTRAS[point.name]}]'"
-        ) from None
+    with warnings.catch_warnings():  # of an untested host, which the report names
+        warnings.simplefilter("ignore")
+        return point.load()
 
 
-_EXTRAS = {FAIRSEQ: "fairseq", HUGGING_FACE: "hf"}
+def _is_installed(host: str) -> bool:
+    for package in _HOST_PACKAGES[host]:
+        try:
+            version(package)
+        except PackageNotFoundError:
+            continue
+        return True
+    return False
+
+
+def _import_error(host: str, error: Exception) -> str:
+    message = " ".join(str(error).split()) or "no message"
+    return (
+        f"{_HOST_PACKAGES[host][0]} is installed, but our models for it cannot be imported "
+        f"({type(error).__name__}: {message}); install tested versions: {_INSTALL[host]}"
+    )
+
+
+_HOST_PACKAGES = {FAIRSEQ: ("fairseq", "fairseq-fixed"), HUGGING_FACE: ("transformers",)}
+_INSTALL = {
+    FAIRSEQ: "pip install 'cape-plugins[fairseq]'",
+    HUGGING_FACE: "pip install 'cape-plugins[hf]'",
+}
+_MISSING = {
+    host: f"{packages[0]} is not installed; install it: {_INSTALL[host]}"
+    for host, packages in _HOST_PACKAGES.items()
+}

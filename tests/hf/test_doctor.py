@@ -3,7 +3,7 @@
 import json
 import re
 import warnings
-from importlib.metadata import EntryPoint, version
+from importlib.metadata import EntryPoint, PackageNotFoundError, version
 
 import pytest
 import transformers
@@ -193,11 +193,58 @@ def test_usage_errors_are_one_line_and_status_2(arguments, told, marian, tmp_pat
     assert told in error
 
 
-def test_a_missing_host_is_named_with_the_way_to_install_it(marian, capsys, monkeypatch):
+def only_missing(monkeypatch, *packages):
+    """Hides installed packages from the doctor."""
+    installed = doctor.version
+
+    def version(package):
+        if package in packages:
+            raise PackageNotFoundError(package)
+        return installed(package)
+
+    monkeypatch.setattr(doctor, "version", version)
+
+
+def stop_import(monkeypatch, error):
+    """An import of the host ends with this error."""
+
     def load(point):
-        raise ImportError("No module named 'transformers'")
+        raise error
 
     monkeypatch.setattr(EntryPoint, "load", load)
-    status, _, error = run(capsys, marian)
+
+
+@pytest.mark.parametrize("model", [[], ["marian"]])
+def test_a_missing_host_is_named_with_the_way_to_install_it(model, marian, capsys, monkeypatch):
+    only_missing(monkeypatch, "transformers")
+    stop_import(monkeypatch, ImportError("No module named 'transformers'"))
+    status, _, error = run(capsys, *(marian for _ in model))
     assert status == 2
+    assert error.startswith("error: transformers is not installed")
     assert "install it: pip install 'cape-plugins[hf]'" in error
+
+
+def test_one_missing_host_of_two_is_skipped(capsys, monkeypatch):
+    points = [
+        EntryPoint("fairseq", "fairseq_user_dir.doctor:doctor", doctor.GROUP),
+        EntryPoint("hugging_face", "hf_models.doctor:doctor", doctor.GROUP),
+    ]
+    monkeypatch.setattr(doctor, "entry_points", lambda group: points)
+    monkeypatch.setattr(hf_models, "AUTO_CLASSES", {})
+    only_missing(monkeypatch, "fairseq", "fairseq-fixed")
+    status, lines, _ = run(capsys)
+    assert status == 0
+    assert any(line.startswith("skip fairseq: host: fairseq is not installed") for line in lines)
+
+
+@pytest.mark.parametrize("error", [ImportError("no name x"), AttributeError("y"), TypeError("z")])
+@pytest.mark.parametrize("model", [[], ["marian"]])
+def test_an_installed_host_that_cannot_be_imported_is_a_difference(
+    model, error, marian, capsys, monkeypatch
+):
+    stop_import(monkeypatch, error)
+    status, lines, _ = run(capsys, *(marian for _ in model))
+    (failed,) = (line for line in lines if line.startswith("FAIL "))
+    assert status == 1
+    assert failed.startswith("FAIL hugging_face: host: transformers is installed, but")
+    assert f"({type(error).__name__}: {error})" in failed
