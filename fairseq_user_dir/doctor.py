@@ -100,26 +100,28 @@ def doctor(args: argparse.Namespace, settings: Mapping[str, Any] | None) -> Rows
 def _checks(
     subject: Subject, config: PositionConfig | None, settings: Mapping[str, Any] | None
 ) -> Iterator[Check]:
-    own_class = CLASSES[subject.name]
-    to_train = wishes(settings, "text", own_class.architecture)
+    cape_class = CLASSES[subject.name]
+    to_train = wishes(settings, "text", cape_class.architecture)
     if config is None:
         family = find_fairseq_family(subject.model.state_dict())
         side = next(iter(family.sides))
         stock_type = {"type": family.stock_type(subject.arguments, side)}
-        build = partial(_twin, subject, wishes(stock_type, "text", own_class.architecture)[0])
+        build = partial(_twin, subject, wishes(stock_type, "text", cape_class.architecture)[0])
         yield from _against_stock(subject, lambda: subject.model, build)
     else:
-        yield from _own_checks(subject, subject.model, f"{config.type} of the checkpoint: ")
+        yield from _model_checks(subject, subject.model, f"{config.type} of the checkpoint: ")
         if reason := _differs(subject, config):
             yield Check("against the stock model", NOTE, reason)
         else:
             stock = partial(_stock, subject, config)
             yield from _against_stock(subject, stock, lambda: subject.model)
     for wish in to_train:
-        own, prefix = _twin(subject, wish), f"{wish['type']}: "
-        yield from _own_checks(subject, own, prefix)
-        yield check(f"{prefix}training draws positions", partial(_augmentation, subject, own))
-        yield check(f"{prefix}one training step", partial(_training, subject, own))
+        cape_model, prefix = _twin(subject, wish), f"{wish['type']}: "
+        yield from _model_checks(subject, cape_model, prefix)
+        yield check(
+            f"{prefix}training draws positions", partial(_augmentation, subject, cape_model)
+        )
+        yield check(f"{prefix}one training step", partial(_training, subject, cape_model))
 
 
 # ---- models --------------------------------------------------------------------------------------
@@ -141,7 +143,7 @@ def _built_in() -> Subject:
 def _loaded(path: Path, data: str | None) -> Subject:
     read_checkpoint(str(path))
     model, cfg, task = load_trained(path, data)
-    classes = {**{own: name for name, own in CLASSES.items()}}
+    classes = {cape_class: name for name, cape_class in CLASSES.items()}
     classes |= {MODEL_REGISTRY[name]: name for name in CLASSES}
     name = classes.get(type(model))
     if name is None or isinstance(model, FairseqNATModel):
@@ -160,8 +162,8 @@ def _twin(subject: Subject, settings: Mapping[str, Any]) -> Any:
     """A model of this package with the weights of the subject; new tables are drawn, wide enough
     for a wrong distance to be seen."""
     options = {PREFIX + name: value for name, value in settings.items() if name != "type"}
-    own = {name for name in subject.arguments if name.startswith(PREFIX)}
-    arguments = {name: value for name, value in subject.arguments.items() if name not in own}
+    ours = {name for name in subject.arguments if name.startswith(PREFIX)}
+    arguments = {name: value for name, value in subject.arguments.items() if name not in ours}
     built = argparse.Namespace(**{**arguments, TYPE_ARG: settings["type"], **options})
     model = CLASSES[subject.name].build_model(built, subject.task)
     return _with_weights(model, subject.model)
@@ -203,37 +205,39 @@ def _differs(subject: Subject, config: PositionConfig) -> str:
 
 
 def _against_stock(
-    subject: Subject, build_stock: Callable[[], Any], build_own: Callable[[], Any]
+    subject: Subject, build_stock: Callable[[], Any], build_cape: Callable[[], Any]
 ) -> Iterator[Check]:
     models: list[Any] = []
 
     def build() -> str:
-        models.extend((build_stock(), build_own()))
+        models.extend((build_stock(), build_cape()))
         return type(models[1]).__name__
 
     built = check("twin of the stock model", build)
     yield built
     if built.failed:
         return
-    stock, own = models
+    stock, cape_model = models
     samples = _samples(subject)
-    yield check("logits", partial(_logits, stock, own, samples))
-    if hasattr(own, "encoder"):
+    yield check("logits", partial(_logits, stock, cape_model, samples))
+    if hasattr(cape_model, "encoder"):
         for side in ("left", "right"):
             name = f"padding of the source on the {side}"
-            yield check(name, partial(_padding, stock, own, samples, side))
-        yield check("beam search", partial(_beams, subject, stock, own, samples))
-    yield from _own_checks(subject, own)
+            yield check(name, partial(_padding, stock, cape_model, samples, side))
+        yield check("beam search", partial(_beams, subject, stock, cape_model, samples))
+    yield from _model_checks(subject, cape_model)
 
 
-def _own_checks(subject: Subject, own: Any, prefix: str = "") -> Iterator[Check]:
+def _model_checks(subject: Subject, cape_model: Any, prefix: str = "") -> Iterator[Check]:
     samples = _samples(subject)
-    yield check(f"{prefix}evaluation draws no random numbers", partial(_evaluation, own, samples))
+    yield check(
+        f"{prefix}evaluation draws no random numbers", partial(_evaluation, cape_model, samples)
+    )
     name = f"{prefix}cached steps against one forward"
-    yield check(name, partial(_cached, own, samples))
-    if hasattr(own, "encoder"):
+    yield check(name, partial(_cached, cape_model, samples))
+    if hasattr(cape_model, "encoder"):
         name = f"{prefix}beam search: cached steps against one forward"
-        yield check(name, partial(_cached_beams, subject, own, samples))
+        yield check(name, partial(_cached_beams, subject, cape_model, samples))
 
 
 class Sample(NamedTuple):
@@ -271,26 +275,26 @@ def _output(model: Any, source: Tensor, target: Tensor) -> Tensor:
     return model(source, lengths, target)[0]
 
 
-def _logits(stock: Any, own: Any, samples: list[Sample]) -> float:
-    return max(relative_difference(_forward(stock, *s), _forward(own, *s)) for s in samples)
+def _logits(stock: Any, cape_model: Any, samples: list[Sample]) -> float:
+    return max(relative_difference(_forward(stock, *s), _forward(cape_model, *s)) for s in samples)
 
 
-def _padding(stock: Any, own: Any, samples: list[Sample], side: str) -> float:
+def _padding(stock: Any, cape_model: Any, samples: list[Sample], side: str) -> float:
     sources = [sample.source[0] for sample in samples]
-    padding = own.encoder.padding_idx
+    padding = cape_model.encoder.padding_idx
     together = collate_tokens(sources, padding, left_pad=side == "left")
     target = samples[0].target
-    logits = _forward(own, together, target.expand(len(samples), -1))
+    logits = _forward(cape_model, together, target.expand(len(samples), -1))
     alone = torch.cat([_forward(stock, sample.source, target) for sample in samples])
     return relative_difference(alone, logits)
 
 
-def _evaluation(own: Any, samples: list[Sample]) -> str:
-    config = position_config(own)
+def _evaluation(cape_model: Any, samples: list[Sample]) -> str:
+    config = position_config(cape_model)
     if config.random_evaluation:
         raise NotApplicable("its settings ask for random positions in evaluation")
     before = torch.get_rng_state()
-    first, second = (_forward(own, *samples[0]) for _ in range(2))
+    first, second = (_forward(cape_model, *samples[0]) for _ in range(2))
     if not torch.equal(before, torch.get_rng_state()):
         raise Mismatch("a forward in evaluation mode has drawn random numbers")
     if not torch.equal(first, second):
@@ -299,19 +303,19 @@ def _evaluation(own: Any, samples: list[Sample]) -> str:
 
 
 @torch.no_grad()
-def _cached(own: Any, samples: list[Sample]) -> float:
+def _cached(cape_model: Any, samples: list[Sample]) -> float:
     """Tokens are given one by one: wrong positions often lead to the same choice."""
     source, target = samples[0]
     memory = {}
-    if hasattr(own, "encoder"):
+    if hasattr(cape_model, "encoder"):
         lengths = torch.tensor([source.shape[1]])
-        memory = {"encoder_out": own.encoder(source, src_lengths=lengths)}
+        memory = {"encoder_out": cape_model.encoder(source, src_lengths=lengths)}
     state: dict[str, Any] = {}
     steps = [
-        own.decoder(target[:, :end], incremental_state=state, **memory)[0][:, -1]
+        cape_model.decoder(target[:, :end], incremental_state=state, **memory)[0][:, -1]
         for end in range(1, target.shape[1] + 1)
     ]
-    return relative_difference(_forward(own, source, target), torch.stack(steps, dim=1))
+    return relative_difference(_forward(cape_model, source, target), torch.stack(steps, dim=1))
 
 
 def _translations(subject: Subject, model: Any, source: Tensor) -> list[dict[str, Tensor]]:
@@ -323,10 +327,10 @@ def _translations(subject: Subject, model: Any, source: Tensor) -> list[dict[str
     return beams
 
 
-def _beams(subject: Subject, stock: Any, own: Any, samples: list[Sample]) -> float:
+def _beams(subject: Subject, stock: Any, cape_model: Any, samples: list[Sample]) -> float:
     worst = 0.0
     for source, _ in samples:
-        pairs = zip(*(_translations(subject, m, source) for m in (stock, own)), strict=True)
+        pairs = zip(*(_translations(subject, m, source) for m in (stock, cape_model)), strict=True)
         for expected, got in pairs:
             scores = expected["positional_scores"], got["positional_scores"]
             if scores[0].shape != scores[1].shape:
@@ -336,22 +340,24 @@ def _beams(subject: Subject, stock: Any, own: Any, samples: list[Sample]) -> flo
 
 
 @torch.no_grad()
-def _cached_beams(subject: Subject, own: Any, samples: list[Sample]) -> float:
+def _cached_beams(subject: Subject, cape_model: Any, samples: list[Sample]) -> float:
     worst = 0.0
     for source, target in samples:
-        for beam in _translations(subject, own, source):
+        for beam in _translations(subject, cape_model, source):
             tokens = beam["tokens"].cpu()
             previous = torch.cat((target[0, :1], tokens[:-1]))[None]
-            scores = _forward(own, source, previous)[0].log_softmax(-1)
+            scores = _forward(cape_model, source, previous)[0].log_softmax(-1)
             expected = scores.gather(1, tokens[:, None])[:, 0]
             worst = max(worst, relative_difference(expected, beam["positional_scores"].cpu()))
     return worst
 
 
-def _augmentation(subject: Subject, own: Any) -> str:
+def _augmentation(subject: Subject, cape_model: Any) -> str:
     """With only the position embeddings in training mode, so that nothing else is random."""
-    own = copy.deepcopy(own)
-    modules = [module for module in own.modules() if isinstance(module, TokenPositionEmbedding)]
+    cape_model = copy.deepcopy(cape_model)
+    modules = [
+        module for module in cape_model.modules() if isinstance(module, TokenPositionEmbedding)
+    ]
     if not any(module.encoder.train().draws for module in modules):
         raise NotApplicable("nothing is random")
     for module in modules:
@@ -359,31 +365,31 @@ def _augmentation(subject: Subject, own: Any) -> str:
     outputs = []
     for seed in (0, 1):
         torch.manual_seed(seed)
-        outputs.append(_forward(own, *_samples(subject)[0]))
+        outputs.append(_forward(cape_model, *_samples(subject)[0]))
     if torch.equal(*outputs):
         raise Mismatch("training forwards of two seeds are equal: no draw reaches the positions")
     return "forwards of two seeds differ"
 
 
-def _training(subject: Subject, own: Any) -> str:
+def _training(subject: Subject, cape_model: Any) -> str:
     samples = _samples(subject)
-    own.train()
-    optimizer = torch.optim.SGD(own.parameters(), _STEP)
+    cape_model.train()
+    optimizer = torch.optim.SGD(cape_model.parameters(), _STEP)
     losses = []
     for source, target in samples:
-        logits = _output(own, source, target)
+        logits = _output(cape_model, source, target)
         if logits.shape[:2] != target.shape:
             raise Mismatch(f"logits have shape {tuple(logits.shape)} for {tuple(target.shape)}")
         scores = logits.log_softmax(-1)[:, :-1].flatten(0, 1)
         losses.append(nn.functional.nll_loss(scores, target[:, 1:].flatten()))
     loss = torch.stack(losses).mean()
     loss.backward()
-    gradients = {n: p.grad for n, p in own.named_parameters() if p.grad is not None}
+    gradients = {n: p.grad for n, p in cape_model.named_parameters() if p.grad is not None}
     for name, gradient in gradients.items():
         if not gradient.isfinite().all():
             raise Mismatch(f"the gradient of {name} is not finite")
     optimizer.step()
-    own.eval()
-    if not _forward(own, *samples[0]).isfinite().all():
+    cape_model.eval()
+    if not _forward(cape_model, *samples[0]).isfinite().all():
         raise Mismatch("the logits are not finite after the step")
     return f"loss {loss.item():.3g}, {len(gradients)} gradients are finite"

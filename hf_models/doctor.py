@@ -99,7 +99,7 @@ def _of_families(settings: Mapping[str, Any] | None) -> Rows:
                 yield name, Check("settings", SKIPPED, str(error))
                 continue
         if (stock := head_of(config)) is None:
-            yield from _own_rows(name, config, list(autos.values())[-1], settings)
+            yield from _alone(name, config, list(autos.values())[-1], settings)
             continue
         for row in check_family(tiny_model(stock), settings):
             yield name, row
@@ -112,12 +112,12 @@ def head_of(config: type) -> Any:
     Args:
         config: Class of the configuration of this package.
     """
-    models = [stock for stock, own in PARTS.items() if getattr(own, "config_class", 0) is config]
+    models = [stock for stock, part in PARTS.items() if getattr(part, "config_class", 0) is config]
     generating = (model for model in models if model.can_generate())
     return next(generating, models[min(1, len(models) - 1)]) if models else None
 
 
-def _own_rows(name: str, config: Any, model_class: Any, settings: Mapping[str, Any] | None) -> Rows:
+def _alone(name: str, config: Any, model_class: Any, settings: Mapping[str, Any] | None) -> Rows:
     for wish in wishes(settings, *config.position_fields[FIELD]):
         torch.manual_seed(0)
         model = model_class(config(**tiny_sizes(config), position_embedding=wish)).eval()
@@ -132,17 +132,17 @@ def _of(source: str, settings: Mapping[str, Any] | None) -> Rows:
     require_place(source)
     with clear_errors(source):
         config = AutoConfig.from_pretrained(source)
-    own = own_class(source, config)
-    stock, is_own = stock_class(own), hasattr(config, "position_fields")
+    cape_class = own_class(source, config)
+    stock, is_cape = stock_class(cape_class), hasattr(config, "position_fields")
     if stock is not None and (size := _millions(config, stock)) > LARGE:
         config = _cut(config)
         text = f"the first {LAYERS} of each stack, because the model has {size} million parameters"
         yield source, Check("layers", NOTE, text)
-    model_class = own if is_own else stock
+    model_class = cape_class if is_cape else stock
     with clear_errors(source):
         model, _ = load_whole(model_class, source, config=config)
     model = model.float().eval()
-    if is_own:
+    if is_cape:
         names = set()
         if stock is not None:
             stock_model = build_stock(model, stock)

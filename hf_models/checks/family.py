@@ -53,8 +53,8 @@ def check_family(
         ValueError: if the class of the model has no counterpart in a registered family, or its
             inputs cannot be made.
     """
-    own_class = PARTS.get(type(stock_model))
-    if not is_model(own_class):
+    cape_class = PARTS.get(type(stock_model))
+    if not is_model(cape_class):
         known = sorted(stock.__name__ for stock, part in PARTS.items() if is_model(part))
         raise ValueError(
             f"stock_model is a {type(stock_model).__name__}, which has no counterpart in a "
@@ -62,7 +62,7 @@ def check_family(
             "hf_models.register_family, or give such a model."
         )
     samples = sample_inputs(stock_model) if inputs is None else inputs
-    place = own_class.config_class.position_fields[FIELD]
+    place = cape_class.config_class.position_fields[FIELD]
     to_train = wishes(position_embedding, *place)
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -94,24 +94,26 @@ def copy_of(stock_model: Any) -> Any:
 
 def _stock_checks(stock_model: Any, samples: Samples) -> Iterator[Check]:
     """Compares with the stock class."""
-    stock, own = copy_of(stock_model), copy_of(stock_model)
-    family = find_family(own.config.model_type)
+    stock, cape_model = copy_of(stock_model), copy_of(stock_model)
+    family = find_family(cape_model.config.model_type)
     types = {
-        row.field: {"type": family.stock_type(vars(own.config), side)}
+        row.field: {"type": family.stock_type(vars(cape_model.config), side)}
         for side, row in family.sides.items()
     }
     position_embedding = types.pop(FIELD)
-    switched = check("switch to the stock type", partial(_switched, own, position_embedding, types))
+    switched = check(
+        "switch to the stock type", partial(_switched, cape_model, position_embedding, types)
+    )
     yield switched
     if switched.failed:
         return
-    yield check("logits", lambda: _logits(stock, own, samples))
-    yield check("hidden states and attentions", lambda: _states(stock, own, samples))
+    yield check("logits", lambda: _logits(stock, cape_model, samples))
+    yield check("hidden states and attentions", lambda: _states(stock, cape_model, samples))
     for side in ("right", "left"):
-        yield check(f"padding on the {side}", partial(padding, stock, own, samples, side))
-    yield from generation_checks(own, samples, stock)
-    yield check("evaluation draws no random numbers", lambda: evaluation(own, samples))
-    yield from storage_checks(stock, own, samples, position_embedding)
+        yield check(f"padding on the {side}", partial(padding, stock, cape_model, samples, side))
+    yield from generation_checks(cape_model, samples, stock)
+    yield check("evaluation draws no random numbers", lambda: evaluation(cape_model, samples))
+    yield from storage_checks(stock, cape_model, samples, position_embedding)
 
 
 def _switched(model: Any, position_embedding: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
@@ -119,14 +121,14 @@ def _switched(model: Any, position_embedding: Mapping[str, Any], fields: Mapping
     return repr(position_embedding["type"])
 
 
-def _logits(stock: Any, own: Any, samples: Samples) -> float:
-    return max(largest(outputs_of(stock, row), outputs_of(own, row)) for row in samples.rows)
+def _logits(stock: Any, cape_model: Any, samples: Samples) -> float:
+    return max(largest(outputs_of(stock, row), outputs_of(cape_model, row)) for row in samples.rows)
 
 
-def _states(stock: Any, own: Any, samples: Samples) -> float:
+def _states(stock: Any, cape_model: Any, samples: Samples) -> float:
     """Of all layers; attention weights are returned by eager attention alone."""
     outputs = []
-    for model in (stock, own):
+    for model in (stock, cape_model):
         before = model.config._attn_implementation
         model.set_attn_implementation("eager")
         options = {"output_hidden_states": True, "output_attentions": True}
@@ -141,23 +143,23 @@ def _states(stock: Any, own: Any, samples: Samples) -> float:
 def _wish_checks(
     stock_model: Any, wish: Mapping[str, Any], inputs: Samples | None, optional: bool
 ) -> Iterator[Check]:
-    own, prefix = copy_of(stock_model), f"{wish['type']}: "
-    before = {name for name, _ in own.named_parameters()}
-    switched = check(f"{prefix}switch", partial(_switched_if, own, wish, optional))
+    cape_model, prefix = copy_of(stock_model), f"{wish['type']}: "
+    before = {name for name, _ in cape_model.named_parameters()}
+    switched = check(f"{prefix}switch", partial(_switched_if, cape_model, wish, optional))
     yield switched
     if switched.failed or switched.status == SKIPPED:
         return
     with torch.no_grad():  # a wrong distance must be seen in a table that is not trained
-        for name, table in own.named_parameters():
+        for name, table in cape_model.named_parameters():
             if name not in before:
                 table.normal_(std=_NEW_TABLES)
-    yield from model_checks(own, before, prefix, inputs)
+    yield from model_checks(cape_model, before, prefix, inputs)
 
 
-def _switched_if(own: Any, wish: Mapping[str, Any], optional: bool) -> str:
+def _switched_if(cape_model: Any, wish: Mapping[str, Any], optional: bool) -> str:
     """Not all families have relative attention."""
     try:
-        return _switched(own, wish, {})
+        return _switched(cape_model, wish, {})
     except ValueError as refusal:
         if optional:
             raise NotApplicable(str(refusal)) from None

@@ -106,24 +106,24 @@ def step_difference(expected: Generated, got: Generated) -> float:
 
 
 def generation_checks(
-    own: Any, samples: Samples, stock: Any | None = None, prefix: str = ""
+    cape_model: Any, samples: Samples, stock: Any | None = None, prefix: str = ""
 ) -> Iterator[Check]:
     """Logits of each step: of the stock model, and of one forward over all tokens."""
-    if not own.can_generate():
+    if not cape_model.can_generate():
         return
     for beams, name in ((1, "greedy generation"), (BEAMS, "beam search")):
-        generated = _Once(partial(generate, own, samples.rows[0], beams))
+        generated = _Once(partial(generate, cape_model, samples.rows[0], beams))
         if stock is not None:
             yield check(name, partial(_against_stock, stock, samples.rows[0], beams, generated))
         yield check(
             f"{prefix}{name}: cached steps against one forward",
-            partial(_against_forward, own, samples.rows[0], generated),
+            partial(_against_forward, cape_model, samples.rows[0], generated),
         )
-    if own.config.is_encoder_decoder or own.main_input_name not in samples.padding:
+    if cape_model.config.is_encoder_decoder or cape_model.main_input_name not in samples.padding:
         return
     yield check(
         f"{prefix}greedy generation from a batch padded on the left",
-        partial(_from_padded, own if stock is None else stock, own, samples),
+        partial(_from_padded, cape_model if stock is None else stock, cape_model, samples),
     )
 
 
@@ -146,16 +146,16 @@ def _against_stock(
 
 
 def _against_forward(
-    own: Any, row: Mapping[str, Tensor], generated: Callable[[], Generated]
+    cape_model: Any, row: Mapping[str, Tensor], generated: Callable[[], Generated]
 ) -> float:
     steps = generated()
     return relative_difference(
-        forced_logits(own, row, steps.sequences, steps.logits.shape[1]), steps.logits
+        forced_logits(cape_model, row, steps.sequences, steps.logits.shape[1]), steps.logits
     )
 
 
-def _from_padded(reference: Any, own: Any, samples: Samples) -> float:
-    together = generate(own, samples.batch("left"), 1)
+def _from_padded(reference: Any, cape_model: Any, samples: Samples) -> float:
+    together = generate(cape_model, samples.batch("left"), 1)
     worst = 0.0
     for number, row in enumerate(samples.rows):
         alone = generate(reference, row, 1)

@@ -20,24 +20,29 @@ _STEP = 1e-3  # learning rate of the one training step
 
 
 def model_checks(
-    own: Any, stock_names: set[str], prefix: str = "", inputs: Samples | None = None
+    cape_model: Any, stock_names: set[str], prefix: str = "", inputs: Samples | None = None
 ) -> Iterator[Check]:
-    """Checks of a model of this package on its own, which is trained by one step at the end.
+    """Checks of a model of this package by itself, which is trained by one step at the end.
 
     Args:
-        own: In evaluation mode and float32.
+        cape_model: In evaluation mode and float32.
         stock_names: Parameters that its stock model has, too.
         prefix: Of the names of the checks.
         inputs: Samples without padding; by default two of random numbers.
     """
-    full_length = not getattr(own.config, "at_natural_length", False)
-    samples = sample_inputs(own, full_length) if inputs is None else inputs
-    yield check(f"{prefix}evaluation draws no random numbers", lambda: evaluation(own, samples))
+    full_length = not getattr(cape_model.config, "at_natural_length", False)
+    samples = sample_inputs(cape_model, full_length) if inputs is None else inputs
+    yield check(
+        f"{prefix}evaluation draws no random numbers", lambda: evaluation(cape_model, samples)
+    )
     for side in ("right", "left"):
-        yield check(f"{prefix}padding on the {side}", partial(padding, own, own, samples, side))
-    yield from generation_checks(own, samples, prefix=prefix)
-    yield check(f"{prefix}training draws positions", lambda: _augmentation(own, samples))
-    yield check(f"{prefix}one training step", lambda: _training(own, samples, stock_names))
+        yield check(
+            f"{prefix}padding on the {side}",
+            partial(padding, cape_model, cape_model, samples, side),
+        )
+    yield from generation_checks(cape_model, samples, prefix=prefix)
+    yield check(f"{prefix}training draws positions", lambda: _augmentation(cape_model, samples))
+    yield check(f"{prefix}one training step", lambda: _training(cape_model, samples, stock_names))
 
 
 def padding(reference: Any, model: Any, samples: Samples, side: str) -> float:
@@ -88,9 +93,9 @@ def evaluation(model: Any, samples: Samples) -> str:
     return "none drawn, two forwards are equal"
 
 
-def _augmentation(own: Any, samples: Samples) -> str:
+def _augmentation(cape_model: Any, samples: Samples) -> str:
     """With only the position encoders in training mode, so that nothing else is random."""
-    encoders = [module for module in own.modules() if isinstance(module, PositionEncoder)]
+    encoders = [module for module in cape_model.modules() if isinstance(module, PositionEncoder)]
     for encoder in encoders:
         encoder.train()
     try:
@@ -102,36 +107,36 @@ def _augmentation(own: Any, samples: Samples) -> str:
             for seed in (0, 1):
                 torch.manual_seed(seed)
                 # rotary models draw where there are gradients
-                outputs.append(tensors_of(own(**batch, return_dict=True)))
+                outputs.append(tensors_of(cape_model(**batch, return_dict=True)))
     finally:
-        own.eval()
+        cape_model.eval()
     if not largest(*outputs):
         raise Mismatch("training forwards of two seeds are equal: no draw reaches the positions")
     return "forwards of two seeds differ"
 
 
-def _training(own: Any, samples: Samples, stock_names: set[str]) -> str:
+def _training(cape_model: Any, samples: Samples, stock_names: set[str]) -> str:
     batch = samples.batch()
-    shapes = {name: tuple(value.shape) for name, value in outputs_of(own, batch).items()}
-    own.train()
-    optimizer = torch.optim.SGD(own.parameters(), _STEP)
-    output = own(**batch, return_dict=True)
+    shapes = {name: tuple(value.shape) for name, value in outputs_of(cape_model, batch).items()}
+    cape_model.train()
+    optimizer = torch.optim.SGD(cape_model.parameters(), _STEP)
+    output = cape_model(**batch, return_dict=True)
     trained = {name: tuple(value.shape) for name, value in tensors_of(output).items()}
     if trained != shapes:
         raise Mismatch(f"shapes in training {trained}, in evaluation {shapes}")
     answers = [value for value in tensors_of(output).values() if value.requires_grad]
     loss = torch.stack([value.square().mean() for value in answers]).sum()
     loss.backward()
-    gradients = {n: p.grad for n, p in own.named_parameters() if p.grad is not None}
+    gradients = {n: p.grad for n, p in cape_model.named_parameters() if p.grad is not None}
     for name, gradient in gradients.items():
         if not gradient.isfinite().all():
             raise Mismatch(f"the gradient of {name} is not finite")
-    new = {name for name, _ in own.named_parameters()} - stock_names
+    new = {name for name, _ in cape_model.named_parameters()} - stock_names
     if new and not any(gradients[name].any() for name in new & gradients.keys()):
         raise Mismatch(f"no gradient reaches {', '.join(sorted(new))}")
     optimizer.step()
-    own.eval()
-    for name, value in outputs_of(own, batch).items():
+    cape_model.eval()
+    for name, value in outputs_of(cape_model, batch).items():
         if not value.isfinite().all():
             raise Mismatch(f"{name} is not finite after the step")
     return f"loss {loss.item():.3g}, {len(gradients)} gradients are finite"

@@ -118,7 +118,7 @@ def takes_targets(model: Any) -> bool:
 
 
 def _tokens(config: Any, length: int, generator: torch.Generator) -> Tensor:
-    """``[1, length]`` ids without a meaning of their own, EOS last."""
+    """``[1, length]`` ids of words, EOS last."""
     special = {pad_token(config), *_special_tokens(config).values()}
     words = [token for token in range(config.vocab_size) if token not in special]
     ids = torch.randint(len(words), (1, length), generator=generator)

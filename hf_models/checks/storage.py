@@ -17,26 +17,28 @@ from hf_models.switching import auto_models
 
 
 def storage_checks(
-    stock: Any, own: Any, samples: Samples, position_embedding: Mapping[str, Any]
+    stock: Any, cape_model: Any, samples: Samples, position_embedding: Mapping[str, Any]
 ) -> Iterator[Check]:
     """Through the Auto classes: the switched model as it was saved, and the stock checkpoint with a
     position embedding."""
-    models = auto_models(type(own.config)).items()
-    autos = [auto for auto, model in models if model is type(own)] or [type(own)]
-    with tempfile.TemporaryDirectory() as own_folder, tempfile.TemporaryDirectory() as folder:
-        saved = check("saved", lambda: own.save_pretrained(own_folder) or type(own).__name__)
+    models = auto_models(type(cape_model.config)).items()
+    autos = [auto for auto, model in models if model is type(cape_model)] or [type(cape_model)]
+    with tempfile.TemporaryDirectory() as cape_folder, tempfile.TemporaryDirectory() as folder:
+        saved = check(
+            "saved", lambda: cape_model.save_pretrained(cape_folder) or type(cape_model).__name__
+        )
         if saved.failed:
             yield saved
             return
         stock.save_pretrained(folder)
         for auto in autos:
-            load = partial(_load, auto, own_folder, folder)
+            load = partial(_load, auto, cape_folder, folder)
             name = f"saved and loaded by {auto.__name__}"
-            yield check(name, partial(_loaded, load, own, samples))
+            yield check(name, partial(_loaded, load, cape_model, samples))
             load = partial(_load, auto, folder, folder, **{FIELD: position_embedding})
             name = f"stock checkpoint loaded by {auto.__name__} with {FIELD}"
-            yield check(name, partial(_loaded, load, own, samples))
-        yield check("the stock class refuses the folder", partial(_refused, stock, own_folder))
+            yield check(name, partial(_loaded, load, cape_model, samples))
+        yield check("the stock class refuses the folder", partial(_refused, stock, cape_folder))
 
 
 def _load(auto: Any, folder: str, stock_folder: str, **settings: Any) -> Any:
@@ -51,18 +53,18 @@ def _load(auto: Any, folder: str, stock_folder: str, **settings: Any) -> Any:
         raise
 
 
-def _loaded(load: Callable[[], Any], own: Any, samples: Samples) -> float:
+def _loaded(load: Callable[[], Any], cape_model: Any, samples: Samples) -> float:
     model = load().eval()
-    if type(model) is not type(own):
-        raise Mismatch(f"gives a {type(model).__name__}, expected {type(own).__name__}")
-    expected, weights = own.state_dict(), model.state_dict()
+    if type(model) is not type(cape_model):
+        raise Mismatch(f"gives a {type(model).__name__}, expected {type(cape_model).__name__}")
+    expected, weights = cape_model.state_dict(), model.state_dict()
     if names := expected.keys() ^ weights.keys():
         raise Mismatch(f"the weights {', '.join(sorted(names))} are in one of both only")
     changed = [name for name in expected if not torch.equal(expected[name], weights[name])]
     if changed:
         raise Mismatch(f"{len(changed)} weights are not those saved, such as {changed[0]}")
-    model.set_attn_implementation(own.config._attn_implementation)
-    return largest(outputs_of(own, samples.rows[0]), outputs_of(model, samples.rows[0]))
+    model.set_attn_implementation(cape_model.config._attn_implementation)
+    return largest(outputs_of(cape_model, samples.rows[0]), outputs_of(model, samples.rows[0]))
 
 
 def _refused(stock: Any, folder: str) -> str:

@@ -18,8 +18,8 @@ def rows_of(model=None, data=None, settings=None):
     return [row for _, row in fairseq_doctor(argparse.Namespace(model=place, data=data), settings)]
 
 
-def failed(**given):
-    return [row.name for row in rows_of(**given) if row.failed]
+def failed(**arguments):
+    return [row.name for row in rows_of(**arguments) if row.failed]
 
 
 def test_the_built_in_transformer_passes():
