@@ -71,6 +71,22 @@ def check(name: str, compare: Callable[[], float | str]) -> Check:
     return Check(name, status, f"relative difference {result:.2g}, at most {LIMIT:g}")
 
 
+def unless_stock_fails(row: Check, compare_stock: Callable[[], float | str] | None) -> Check:
+    """The check, skipped if it failed and the stock model fails it, too.
+
+    Args:
+        row: Of a model of this package.
+        compare_stock: The same comparison of the stock model; it runs only if the check failed.
+            None if there is no stock model.
+    """
+    if not row.failed or compare_stock is None:
+        return row
+    stock_row = check(row.name, compare_stock)
+    if not stock_row.failed:
+        return row
+    return Check(row.name, SKIPPED, f"the stock model fails it, too: {stock_row.text}")
+
+
 def relative_difference(expected: Tensor, got: Tensor) -> float:
     """Largest difference relative to the largest number; infinite where one is no number."""
     difference = (expected - got).abs().max() / expected.abs().max().clamp(min=1e-12)

@@ -121,7 +121,7 @@ def _alone(name: str, config: Any, model_class: Any, settings: Mapping[str, Any]
     for wish in wishes(settings, *config.position_fields[FIELD]):
         torch.manual_seed(0)
         model = model_class(config(**tiny_sizes(config), position_embedding=wish)).eval()
-        for row in model_checks(model, set(), f"{wish['type']}: "):
+        for row in model_checks(model, None, f"{wish['type']}: "):
             yield name, row
 
 
@@ -143,12 +143,9 @@ def _of(source: str, settings: Mapping[str, Any] | None) -> Rows:
         model, _ = load_whole(model_class, source, config=config)
     model = model.float().eval()
     if is_cape:
-        names = set()
-        if stock is not None:
-            stock_model = build_stock(model, stock)
-            names = {name for name, _ in stock_model.named_parameters()}
+        stock_model = None if stock is None else build_stock(model, stock)
         prefix = f"{model.config.position_embedding['type']} of the checkpoint: "
-        for row in model_checks(model, names, prefix):
+        for row in model_checks(model, stock_model, prefix):
             yield source, row
         if stock is None:
             return

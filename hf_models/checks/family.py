@@ -11,10 +11,18 @@ from typing import Any
 
 import torch
 
-from cape_plugins.checks import SKIPPED, Check, NotApplicable, check, wishes
+from cape_plugins.checks import (
+    SKIPPED,
+    Check,
+    NotApplicable,
+    check,
+    unless_stock_fails,
+    wishes,
+)
 from cape_plugins.families import find_family
 from hf_models.checks.generation import generation_checks
-from hf_models.checks.model import evaluation, model_checks, padding
+from hf_models.checks.inputs import input_checks
+from hf_models.checks.model import evaluation, model_checks, padding_checks
 from hf_models.checks.outputs import largest, outputs_of
 from hf_models.checks.samples import Samples, pad_token, sample_inputs
 from hf_models.checks.storage import storage_checks
@@ -107,11 +115,12 @@ def _stock_checks(stock_model: Any, samples: Samples) -> Iterator[Check]:
     yield switched
     if switched.failed:
         return
-    yield check("logits", lambda: _logits(stock, cape_model, samples))
-    yield check("hidden states and attentions", lambda: _states(stock, cape_model, samples))
-    for side in ("right", "left"):
-        yield check(f"padding on the {side}", partial(padding, stock, cape_model, samples, side))
-    yield from generation_checks(cape_model, samples, stock)
+    for name, compare in (("logits", _logits), ("hidden states and attentions", _states)):
+        row = check(name, partial(compare, stock, cape_model, samples))
+        yield unless_stock_fails(row, partial(compare, stock, stock, samples))
+    yield from input_checks(stock, cape_model, samples)
+    yield from padding_checks(cape_model, samples, stock, compare=True)
+    yield from generation_checks(cape_model, samples, stock, compare=True)
     yield check("evaluation draws no random numbers", lambda: evaluation(cape_model, samples))
     yield from storage_checks(stock, cape_model, samples, position_embedding)
 
@@ -121,14 +130,14 @@ def _switched(model: Any, position_embedding: Mapping[str, Any], fields: Mapping
     return repr(position_embedding["type"])
 
 
-def _logits(stock: Any, cape_model: Any, samples: Samples) -> float:
-    return max(largest(outputs_of(stock, row), outputs_of(cape_model, row)) for row in samples.rows)
+def _logits(stock: Any, other: Any, samples: Samples) -> float:
+    return max(largest(outputs_of(stock, row), outputs_of(other, row)) for row in samples.rows)
 
 
-def _states(stock: Any, cape_model: Any, samples: Samples) -> float:
+def _states(stock: Any, other: Any, samples: Samples) -> float:
     """Of all layers; attention weights are returned by eager attention alone."""
     outputs = []
-    for model in (stock, cape_model):
+    for model in (stock, other):
         before = model.config._attn_implementation
         model.set_attn_implementation("eager")
         options = {"output_hidden_states": True, "output_attentions": True}
@@ -153,7 +162,7 @@ def _wish_checks(
         for name, table in cape_model.named_parameters():
             if name not in before:
                 table.normal_(std=_NEW_TABLES)
-    yield from model_checks(cape_model, before, prefix, inputs)
+    yield from model_checks(cape_model, copy_of(stock_model), prefix, inputs)
 
 
 def _switched_if(cape_model: Any, wish: Mapping[str, Any], optional: bool) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 from hf_models.natural_length import NaturalLengthEncoder
 from hf_models.switching import PARTS
 
-LENGTHS = (9, 6)  # tokens of the two samples, all within every table
+LENGTHS = (9, 6)  # tokens of the two samples, where the table has so many rows
 FRAMES = (50, 34)
 _TARGETS = (7, 5)  # tokens of the transcripts
 _MAIN = ("input_ids", "input_features")  # inputs that can be padded
@@ -69,9 +69,10 @@ def sample_inputs(model: Any, full_length: bool = True) -> Samples:
     generator = torch.Generator().manual_seed(1)
     name, config = model.main_input_name, model.config
     if name == "input_ids":
-        rows = [{name: _tokens(config, length, generator)} for length in LENGTHS]
+        lengths = _text_lengths(config)
+        rows = [{name: tokens(config, length, generator)} for length in lengths]
         padding, axis = {name: pad_token(config)}, 0
-        targets: Sequence[int] = LENGTHS  # a classifier looks for EOS at the places of the source
+        targets: Sequence[int] = lengths  # a classifier looks for EOS at the places of the source
     elif name == "pixel_values":
         sizes = getattr(config, "vision_config", config)
         size = sizes.image_size
@@ -92,10 +93,16 @@ def sample_inputs(model: Any, full_length: bool = True) -> Samples:
         )
     if config.is_encoder_decoder and takes_targets(model):
         for row, length in zip(rows, targets, strict=True):
-            row["decoder_input_ids"] = _tokens(config, length, generator)
+            row["decoder_input_ids"] = tokens(config, length, generator)
             row["decoder_input_ids"][:, 0] = start_token(config)
         padding["decoder_input_ids"] = pad_token(config)
     return Samples(rows, padding, axis)
+
+
+def _text_lengths(config: Any) -> tuple[int, int]:
+    """:data:`LENGTHS`, or shorter ones that the table of the model has rows for."""
+    longest = min(LENGTHS[0], getattr(config, "max_position_embeddings", None) or LENGTHS[0])
+    return longest, max(1, LENGTHS[1] * longest // LENGTHS[0])
 
 
 def _recordings(model: Any, full_length: bool) -> tuple[list[tuple[int, ...]], int]:
@@ -117,10 +124,11 @@ def takes_targets(model: Any) -> bool:
     return "decoder_input_ids" in inspect.signature(type(model).forward).parameters
 
 
-def _tokens(config: Any, length: int, generator: torch.Generator) -> Tensor:
+def tokens(config: Any, length: int, generator: torch.Generator) -> Tensor:
     """``[1, length]`` ids of words, EOS last."""
     special = {pad_token(config), *_special_tokens(config).values()}
     words = [token for token in range(config.vocab_size) if token not in special]
+    words = words or [0]  # of a vocabulary of special tokens alone
     ids = torch.randint(len(words), (1, length), generator=generator)
     ids = torch.tensor(words)[ids]
     if (end := _special_tokens(config).get("eos_token_id")) is not None:

@@ -1,5 +1,7 @@
 """check_family finds nothing in right families, and names what is wrong in broken ones."""
 
+import inspect
+
 import pytest
 import torch
 import transformers
@@ -11,12 +13,14 @@ import hf_models
 from cape_plugins import PositionEncoder
 from cape_plugins.families import FAMILY_ROWS, Family, Side, add_family_row
 from hf_models import relative, switching, text
-from hf_models.checks.tiny import tiny_model
+from hf_models.checks.tiny import tiny_model, tiny_sizes
 from hf_models.configuration import PositionEmbeddingMixin
 from hf_models.doctor import head_of
+from hf_models.images import PatchEmbeddings
 from hf_models.modeling import PositionModelMixin
+from hf_models.rotary import RotaryModel
 from hf_models.switching import PARTS, FamilyClasses, LearnedTable, is_model
-from hf_models.text import TokenEmbeddings, TokenModel
+from hf_models.text import SourceStack, TokenEmbeddings, TokenModel, TranslationModel
 
 CHOSEN = {head_of(config) for config in hf_models.AUTO_CLASSES}
 STOCK = [stock for stock, part in PARTS.items() if is_model(part)]
@@ -214,3 +218,152 @@ def test_a_broken_adapter_is_named_by_the_right_check(breaks, stock, wrong, monk
     assert failed(model) == []
     breaks(monkeypatch)
     assert {*wrong} <= {*failed(model)}
+
+
+# ---- adapters that one check alone sees ----------------------------------------------------------
+
+
+def with_changed_inputs(monkeypatch, part, change):
+    """A forward of ours whose arguments, by their names, are changed before it runs."""
+    forward = part.forward
+
+    def wrong(self, *args, **kwargs):
+        named = inspect.signature(forward).bind(self, *args, **kwargs)
+        change(named.arguments)
+        return forward(*named.args, **named.kwargs)
+
+    monkeypatch.setattr(part, "forward", wrong)
+
+
+def without_token_types(monkeypatch):
+    part = TokenEmbeddings
+    with_changed_inputs(monkeypatch, part, lambda inputs: inputs.pop("token_type_ids", None))
+
+
+def without_position_ids(monkeypatch):
+    for part in (TokenEmbeddings, RotaryModel):
+        with_changed_inputs(monkeypatch, part, lambda inputs: inputs.pop("position_ids", None))
+
+
+def with_rows_for_columns(monkeypatch):
+    positions = PatchEmbeddings.interpolate_pos_encoding
+
+    def wrong(self, embeddings, height, width):
+        return positions(self, embeddings, width, height)
+
+    monkeypatch.setattr(PatchEmbeddings, "interpolate_pos_encoding", wrong)
+
+
+def with_scaled_embeddings(monkeypatch):
+    def scale(inputs):
+        if inputs.get("inputs_embeds") is not None and inputs.get("input_ids") is None:
+            inputs["inputs_embeds"] = 2 * inputs["inputs_embeds"]
+
+    for part in (TokenEmbeddings, SourceStack):
+        with_changed_inputs(monkeypatch, part, scale)
+
+
+def without_static_past(monkeypatch):
+    count = text.cached_tokens
+
+    def wrong(cache):
+        return 0 if cache is None or cache.is_compileable else count(cache)
+
+    monkeypatch.setattr(text, "cached_tokens", wrong)
+
+
+def without_mask_of_encoded_sources(monkeypatch):
+    def drop(inputs):
+        if inputs.get("encoder_outputs") is not None:
+            inputs["attention_mask"] = None
+
+    with_changed_inputs(monkeypatch, TranslationModel, drop)
+
+
+def with_another_loss(monkeypatch):
+    forward = PARTS[transformers.BertForMaskedLM].forward
+
+    def wrong(self, *args, **kwargs):
+        output = forward(self, *args, **kwargs)
+        if output.loss is not None:
+            output.loss = 2 * output.loss
+        return output
+
+    monkeypatch.setattr(PARTS[transformers.BertForMaskedLM], "forward", wrong)
+
+
+STATIC = "greedy generation with a static cache"
+
+
+@pytest.mark.parametrize(
+    ("breaks", "stock", "wrong"),
+    [
+        (without_token_types, "BertForMaskedLM", "token types"),
+        (without_position_ids, "BertForMaskedLM", "positions of the caller"),
+        (without_position_ids, "LlamaForCausalLM", "positions of the caller"),
+        (with_rows_for_columns, "ViTForImageClassification", "image of another shape"),
+        (with_scaled_embeddings, "BertForMaskedLM", "embeddings of the caller"),
+        (with_scaled_embeddings, "MarianMTModel", "embeddings of the caller"),
+        (without_static_past, "MarianMTModel", STATIC),
+        (without_mask_of_encoded_sources, "MarianMTModel", "generation from a batch padded"),
+        (with_another_loss, "BertForMaskedLM", "loss"),
+    ],
+)
+def test_what_one_check_alone_sees_is_named_by_it(breaks, stock, wrong, monkeypatch):
+    model = tiny_model(getattr(transformers, stock))
+    assert failed(model) == []
+    breaks(monkeypatch)
+    names = failed(model)
+    assert names
+    assert [name for name in names if wrong not in name] == []
+
+
+# ---- what the stock model cannot do itself -------------------------------------------------------
+
+
+def small(stock, **sizes):
+    """A tiny model with other sizes, one of which the stock model is too small for."""
+    torch.manual_seed(0)
+    config = {**tiny_sizes(stock.config_class), **sizes}
+    return stock(stock.config_class(**config)).eval()
+
+
+@pytest.mark.parametrize(
+    ("stock", "sizes"),
+    [
+        ("BertForMaskedLM", {"max_position_embeddings": 5}),
+        ("BartForConditionalGeneration", {"max_position_embeddings": 5}),
+        (
+            "BartForConditionalGeneration",
+            {
+                "vocab_size": 5,
+                "pad_token_id": 1,
+                "bos_token_id": 0,
+                "eos_token_id": 2,
+                "decoder_start_token_id": 2,
+                "forced_eos_token_id": None,
+            },
+        ),
+        (
+            "LlamaForCausalLM",
+            {
+                "max_position_embeddings": 10,
+                "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
+            },
+        ),
+    ],
+    ids=["table", "two tables", "vocabulary", "dynamic RoPE"],
+)
+def test_what_the_stock_model_fails_as_well_is_no_difference(stock, sizes):
+    rows = hf_models.check_family(small(getattr(transformers, stock), **sizes))
+    assert [row for row in rows if row.failed] == []
+    excused = [row for row in rows if row.text.startswith("the stock model fails it, too: ")]
+    assert all(row.status == "skip" for row in excused)
+    assert excused
+    assert "ok" in [row.status for row in rows if row.name == "logits"]
+
+
+def test_the_check_of_what_the_stock_model_can_do_stays(monkeypatch):
+    model = small(transformers.BartForConditionalGeneration, max_position_embeddings=5)
+    with_another_row(monkeypatch)
+    assert "logits" in failed(model)

@@ -1,0 +1,134 @@
+"""What a forward takes beside its main input: token types, positions, embeddings, images of another
+shape, labels. Each is given to the stock model and to the switched one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cape_plugins.checks import SKIPPED, Check, NotApplicable, check, unless_stock_fails
+from hf_models.checks.outputs import largest, outputs_of
+from hf_models.checks.samples import Samples, tokens
+
+_TARGETS = 4  # labels of a recording
+Inputs = dict[str, Any]
+
+
+def input_checks(stock: Any, cape_model: Any, samples: Samples) -> Iterator[Check]:
+    """Compares outputs for each kind of inputs that the stock forward takes.
+
+    Args:
+        stock: The stock model.
+        cape_model: Switched to the stock type.
+        samples: Of both.
+    """
+    for name, make in _KINDS.items():
+        compare = partial(_compare, make, samples, stock)
+        row = check(name, partial(compare, cape_model))
+        if row.status != SKIPPED:
+            yield unless_stock_fails(row, partial(compare, stock))
+
+
+def _compare(
+    make: Callable[[Any, Samples], Inputs], samples: Samples, stock: Any, other: Any
+) -> float:
+    inputs = make(stock, samples)
+    return largest(outputs_of(stock, inputs), outputs_of(other, inputs))
+
+
+def _names(model: Any) -> set[str]:
+    return {*inspect.signature(type(model).forward).parameters}
+
+
+def _token_types(stock: Any, samples: Samples) -> Inputs:
+    """The second half of the text is of another type."""
+    types = getattr(stock.config, "type_vocab_size", 0)
+    if "token_type_ids" not in _names(stock) or types < 2:
+        raise NotApplicable("it has no types of tokens")
+    row = samples.rows[0]
+    ids = torch.zeros_like(row["input_ids"])
+    ids[:, ids.shape[1] // 2 :] = 1
+    return {**row, "token_type_ids": ids}
+
+
+def _positions(stock: Any, samples: Samples) -> Inputs:
+    """Every second position, because a model with rotary ones sees distances alone; a mask says
+    that this is one text."""
+    row, inputs = samples.rows[0], {}
+    for prefix in ("", "decoder_"):
+        content = row.get(f"{prefix}input_ids")
+        if f"{prefix}position_ids" in _names(stock) and content is not None:
+            inputs[f"{prefix}position_ids"] = 2 * torch.arange(content.shape[1])[None] + 1
+            inputs[f"{prefix}attention_mask"] = torch.ones_like(content)
+    if not inputs:
+        raise NotApplicable("its forward takes no positions")
+    return {**row, **inputs}
+
+
+def _embeddings(stock: Any, samples: Samples) -> Inputs:
+    """Embeddings in the place of the tokens that they belong to."""
+    row, table = dict(samples.rows[0]), stock.get_input_embeddings()
+    found = False
+    for prefix in ("", "decoder_"):
+        ids, name = row.get(f"{prefix}input_ids"), f"{prefix}inputs_embeds"
+        if name in _names(stock) and ids is not None:
+            with torch.no_grad():
+                row[name] = table(row.pop(f"{prefix}input_ids"))
+            found = True
+    if not found:
+        raise NotApplicable("its forward takes no embeddings")
+    return row
+
+
+def _image(stock: Any, samples: Samples) -> Inputs:
+    """An image that is two patches wider than high."""
+    if stock.main_input_name != "pixel_values":
+        raise NotApplicable("it takes no images")
+    sizes = getattr(stock.config, "vision_config", stock.config)
+    patch = sizes.patch_size
+    width = 2 * (patch if isinstance(patch, int) else patch[1])
+    image = samples.rows[0]["pixel_values"]
+    wider = {"pixel_values": torch.cat((image, image[..., :width].flip(2)), dim=3)}
+    if "interpolate_pos_encoding" in _names(stock):
+        wider["interpolate_pos_encoding"] = True
+    return wider
+
+
+def _labels(stock: Any, samples: Samples) -> Inputs:
+    """With labels in the shape that the answers of the model have."""
+    row = dict(samples.rows[0])
+    if {"start_positions", "end_positions"} <= _names(stock):
+        return {**row, "start_positions": torch.tensor([1]), "end_positions": torch.tensor([2])}
+    if "labels" not in _names(stock):
+        raise NotApplicable("its forward takes no labels")
+    logits = outputs_of(stock, row).get("logits")
+    if logits is None or logits.dim() not in (2, 3):
+        raise NotApplicable("no labels are known for its answers")
+    if logits.dim() == 2:
+        regression = logits.shape[1] == 1
+        return {**row, "labels": torch.ones(1) if regression else torch.tensor([1])}
+    # stock models make the input of the decoder from the labels
+    target = row.pop("decoder_input_ids", row.get("input_ids"))
+    return {**row, "labels": _words(stock, logits, _TARGETS if target is None else target.shape[1])}
+
+
+def _words(stock: Any, logits: Tensor, length: int) -> Tensor:
+    """``[1, length]`` labels of a model of words, or of one that puts tokens into classes."""
+    generator = torch.Generator().manual_seed(2)
+    if logits.shape[-1] == getattr(stock.config, "vocab_size", 0):
+        return tokens(stock.config, length, generator)
+    return torch.randint(logits.shape[-1], (1, length), generator=generator)
+
+
+_KINDS: dict[str, Callable[[Any, Samples], Inputs]] = {
+    "token types": _token_types,
+    "positions of the caller": _positions,
+    "embeddings of the caller": _embeddings,
+    "image of another shape": _image,
+    "loss": _labels,
+}
