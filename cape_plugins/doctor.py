@@ -8,8 +8,10 @@ import json
 import os
 import platform
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from cape_plugins.arguments import (
@@ -20,7 +22,7 @@ from cape_plugins.arguments import (
     add_position_args,
     given_settings,
 )
-from cape_plugins.checks import FAILED, SKIPPED, Check
+from cape_plugins.checks import FAILED, NOTE, OK, SKIPPED, Check
 from cape_plugins.registry import DEFAULT_TYPE, ROTARY_TYPES, TYPES
 
 GROUP = "cape_plugins.doctor"  # entry points, named after the host
@@ -45,6 +47,12 @@ def add_doctor_args(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object, for reports of errors"
     )
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="print each check of the tiny models; without it, those of a family that pass are "
+        "counted in one line",
+    )
     add_data(parser)
     default = f"{DEFAULT_TYPE}, then a type with relative attention where the model has one"
     add_position_args(parser, None, default, types={**ROTARY_TYPES, **TYPES})
@@ -52,7 +60,8 @@ def add_doctor_args(parser: argparse.ArgumentParser) -> None:
 
 
 def run_doctor(args: argparse.Namespace) -> str:
-    """Prints the versions and one line for each check.
+    """Prints the versions and one line for each check; of the built-in models, one line for each
+    family and each difference.
 
     Returns:
         a sentence that says that all is well.
@@ -65,23 +74,51 @@ def run_doctor(args: argparse.Namespace) -> str:
     versions, rows = installed_versions(), []
     if not args.json:
         print("\n".join(f"{name} {number}" for name, number in versions.items()), flush=True)
-    for model, row in _checks(args, _settings(args)):
-        rows.append({"model": model, **row._asdict()})
-        if not args.json:
-            print(f"{row.status:5}{model}: {row.name}: {row.text}", flush=True)
-    failed = sum(Check(row["name"], row["status"], row["text"]).failed for row in rows)
-    report = _summary(len(rows), failed)
+    every_line = args.all or args.model is not None
+    for model, checks in groupby(_checks(args, _settings(args)), key=itemgetter(0)):
+        passed: list[Check] = []
+        for _, row in checks:
+            rows.append((model, row))
+            if not args.json and (every_line or row.status in (FAILED, NOTE)):
+                _print_row(model, row)
+            elif row.status in (OK, SKIPPED):
+                passed.append(row)
+        if not args.json and not every_line:
+            _print_passed(model, passed)
+    compared = [row for _, row in rows if row.status in (OK, FAILED)]
+    failed = sum(row.failed for row in compared)
+    report = _summary(len(compared), failed)
     if args.json:
-        report = json.dumps({"versions": versions, "checks": rows}, indent=2)
+        checks = [{"model": model, **row._asdict()} for model, row in rows]
+        report = json.dumps({"versions": versions, "checks": checks}, indent=2)
     if failed:
         print(report, flush=True)
         raise SystemExit(1)
     return report
 
 
+def _print_row(model: str, row: Check) -> None:
+    print(f"{row.status:5}{model}: {row.name}: {row.text}", flush=True)
+
+
+def _print_passed(model: str, rows: Sequence[Check]) -> None:
+    """One line for the checks of a family that passed; where none ran, the reasons."""
+    passed = sum(row.status == OK for row in rows)
+    if passed:
+        print(f"{OK:5}{model}: {passed} checks", flush=True)
+        return
+    for row in rows:
+        _print_row(model, row)
+
+
 def _summary(checks: int, failed: int) -> str:
+    if not checks:
+        return "nothing was compared: see the lines above"
     if not failed:
-        return "no difference: the models compute what they should with these versions"
+        return (
+            f"no difference in {checks} checks: the models compute what they should with these "
+            "versions"
+        )
     return (
         f"{failed} of {checks} checks failed: do not trust these models with these versions. "
         "Install tested ones, or report the lines above."

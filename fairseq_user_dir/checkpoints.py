@@ -44,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 _OLD_TABLES = ("embed_positions.weights", "embed_positions._float_tensor")
 _RELATIVE = ".relative."
+_RESUMING = ", by --restore-file, or delete the file to start anew"
 # Positional parameters, with the flags that they follow from.
 _PARTS = {
     "embed_positions.weight": "--position-embedding, --max-source-positions and the like",
@@ -68,8 +69,12 @@ def watch_checkpoints() -> None:
 # --------------------------------------------------------------------------------------- reading
 
 
-def read_checkpoint(path: str) -> dict[str, Any]:
+def read_checkpoint(path: str, remedy: str = "") -> dict[str, Any]:
     """A checkpoint, its tensors left in the file.
+
+    Args:
+        path: Of the file.
+        remedy: Of the command that reads it, beside another checkpoint.
 
     Raises:
         SettingsError: if it cannot be read, or has a setting that fairseq would run as code, with a
@@ -87,8 +92,8 @@ def read_checkpoint(path: str) -> dict[str, Any]:
     except Exception as error:  # a damaged file can stop the reader anywhere, with anything
         raise SettingsError(
             f"{path} cannot be read ({reason(error)}): it is damaged, incomplete or not written by "
-            "fairseq-train. Give another checkpoint of the training, such as checkpoint_best.pt; "
-            "to resume, by --restore-file, or delete the file to start anew."
+            "fairseq-train. Give another checkpoint of the training, such as "
+            f"checkpoint_best.pt{remedy}."
         ) from error
     return state
 
@@ -231,7 +236,7 @@ def _with_comparison(stock: Any) -> Any:
         finetuning = reset_optimizer and filename == self.cfg.checkpoint.finetune_from_model
         if os.path.isfile(filename):
             # each rank reads for itself: if one alone stopped, the others would wait for ever
-            state = read_checkpoint(filename)
+            state = read_checkpoint(filename, _RESUMING)
             _compare(filename, state, self, resuming=not reset_optimizer)
             if not getattr(self.cfg.model, ALLOW_ARG, False):
                 _check_marks(self.task, state.get("task_state"), filename)

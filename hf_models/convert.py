@@ -95,11 +95,12 @@ def own_class(source: str, config: Any) -> Any:
     saved = (config.architectures or [""])[0]
     own = hf_models.MODELS.get(f"Cape{saved.removeprefix('Cape')}")
     if own is None or config.model_type not in own.config_class.model_types():
-        stock = (stock_class(model) for model in hf_models.MODELS.values())
+        stock = filter(None, map(stock_class, hf_models.MODELS.values()))
         raise ValueError(
             f"{source} holds a {saved or 'model without architecture'} (model type "
-            f"{config.model_type!r}), which has no cape counterpart; known: "
-            f"{', '.join(sorted(model.__name__ for model in stock if model))}."
+            f"{config.model_type!r}), which has no cape counterpart. Give a model that has one, or "
+            "register its family by hf_models.register_family; allowed: "
+            f"{', '.join(sorted(model.__name__ for model in stock))}."
         )
     return own
 

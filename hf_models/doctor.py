@@ -101,7 +101,11 @@ def _of_families(settings: Mapping[str, Any] | None) -> Rows:
         if (stock := head_of(config)) is None:
             yield from _alone(name, config, list(autos.values())[-1], settings)
             continue
-        for row in check_family(tiny_model(stock), settings):
+        try:
+            rows = check_family(tiny_model(stock), settings)
+        except ValueError as error:
+            rows = [Check("settings", SKIPPED, str(error))]
+        for row in rows:
             yield name, row
 
 

@@ -257,8 +257,8 @@ def _refusal(model: Any) -> str:
         )
     known = sorted(stock.__name__ for stock, part in PARTS.items() if is_model(part))
     return (
-        f"model is a {name}, whose positions cannot be switched; allowed: {', '.join(known)}. "
-        "Give such a model."
+        f"model is a {name}, whose positions cannot be switched. Give a model of one of the "
+        f"allowed classes: {', '.join(known)}."
     )
 
 

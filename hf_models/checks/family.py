@@ -58,22 +58,24 @@ def check_family(
         the checks, in their order; ``check.failed`` tells those with a difference.
 
     Raises:
-        ValueError: if the class of the model has no counterpart in a registered family, or its
-            inputs cannot be made.
+        ValueError: if the class of the model has no counterpart in a registered family, its inputs
+            cannot be made, or the family refuses `position_embedding`.
     """
     cape_class = PARTS.get(type(stock_model))
     if not is_model(cape_class):
         known = sorted(stock.__name__ for stock, part in PARTS.items() if is_model(part))
         raise ValueError(
             f"stock_model is a {type(stock_model).__name__}, which has no counterpart in a "
-            f"registered family; allowed: {', '.join(known)}. Register its family by "
-            "hf_models.register_family, or give such a model."
+            "registered family. Register its family by hf_models.register_family, or give one of "
+            f"the allowed: {', '.join(known)}."
         )
     samples = sample_inputs(stock_model) if inputs is None else inputs
     place = cape_class.config_class.position_fields[FIELD]
     to_train = wishes(position_embedding, *place)
     with torch.random.fork_rng():
         torch.manual_seed(0)
+        if position_embedding is not None:
+            _refuse(stock_model, to_train[0])
         checks = list(_stock_checks(stock_model, samples))
         for number, wish in enumerate(to_train):
             checks += _wish_checks(stock_model, wish, inputs, optional=number > 0)
@@ -103,15 +105,9 @@ def copy_of(stock_model: Any) -> Any:
 def _stock_checks(stock_model: Any, samples: Samples) -> Iterator[Check]:
     """Compares with the stock class."""
     stock, cape_model = copy_of(stock_model), copy_of(stock_model)
-    family = find_family(cape_model.config.model_type)
-    types = {
-        row.field: {"type": family.stock_type(vars(cape_model.config), side)}
-        for side, row in family.sides.items()
-    }
-    position_embedding = types.pop(FIELD)
-    switched = check(
-        "switch to the stock type", partial(_switched, cape_model, position_embedding, types)
-    )
+    types = _stock_types(stock.config)
+    position_embedding = types[FIELD]
+    switched = check("switch to the stock type", partial(_switched, cape_model, types))
     yield switched
     if switched.failed:
         return
@@ -125,9 +121,29 @@ def _stock_checks(stock_model: Any, samples: Samples) -> Iterator[Check]:
     yield from storage_checks(stock, cape_model, samples, position_embedding)
 
 
-def _switched(model: Any, position_embedding: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
-    switch(model, position_embedding, **fields)
-    return repr(position_embedding["type"])
+def _stock_types(config: Any) -> dict[str, dict[str, Any]]:
+    """Position embeddings of a stock model, by field."""
+    family = find_family(config.model_type)
+    return {
+        row.field: {"type": family.stock_type(vars(config), side)}
+        for side, row in family.sides.items()
+    }
+
+
+def _switched(model: Any, fields: Mapping[str, Mapping[str, Any]]) -> str:
+    switch(model, **fields)
+    return repr(fields[FIELD]["type"])
+
+
+def _refuse(stock_model: Any, wish: Mapping[str, Any]) -> None:
+    """Raises what a family says of a wish, unless it cannot be switched at all: then the release of
+    the host is at fault, and not the wish."""
+    try:
+        _switched(copy_of(stock_model), {FIELD: wish})
+    except ValueError:
+        types = _stock_types(stock_model.config)
+        if not check("switch", partial(_switched, copy_of(stock_model), types)).failed:
+            raise
 
 
 def _logits(stock: Any, other: Any, samples: Samples) -> float:
@@ -168,7 +184,7 @@ def _wish_checks(
 def _switched_if(cape_model: Any, wish: Mapping[str, Any], optional: bool) -> str:
     """Not all families have relative attention."""
     try:
-        return _switched(cape_model, wish, {})
+        return _switched(cape_model, {FIELD: wish})
     except ValueError as refusal:
         if optional:
             raise NotApplicable(str(refusal)) from None

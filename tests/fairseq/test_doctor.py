@@ -105,3 +105,4 @@ def test_a_file_that_is_no_checkpoint_is_status_2(tmp_path, monkeypatch, capsys,
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert f"error: {file} cannot be read" in error
+    assert error.endswith("Give another checkpoint of the training, such as checkpoint_best.pt.\n")

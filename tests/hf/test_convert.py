@@ -294,7 +294,7 @@ def test_known_classes_are_those_of_transformers(tmp_path, capsys):
     make("vit", "nopos").save_pretrained(tmp_path / "SRC")
     damage(tmp_path / "SRC", architectures=["CapeFooModel"])
     assert main([str(tmp_path / "SRC"), str(tmp_path / "DST")]) == 2
-    known = re.search(r"known: (.*)\.$", capsys.readouterr().err.strip())[1].split(", ")
+    known = re.search(r"allowed: (.*)\.$", capsys.readouterr().err.strip())[1].split(", ")
     assert {"MarianMTModel", "ViTModel", "ViTForImageClassification"} <= set(known)
     assert not [name for name in known if name.startswith("Speech") and "2Text" not in name]
 

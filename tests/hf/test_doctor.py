@@ -9,6 +9,7 @@ import pytest
 import transformers
 from transformers import (
     BeitBackbone,
+    BertConfig,
     BertForMaskedLM,
     GPT2Config,
     GPT2LMHeadModel,
@@ -151,18 +152,60 @@ def test_changes_that_a_host_announces_are_noted(marian, capsys, monkeypatch):
 def test_without_a_model_every_family_is_checked(capsys):
     status, lines, _ = run(capsys)
     assert status == 0
-    names = {line[5:].partition(":")[0] for line in lines if line.startswith("ok ")}
-    assert names == {config.model_type for config in hf_models.AUTO_CLASSES}
+    names = [line[5:].partition(":")[0] for line in lines if line.startswith("ok ")]
+    assert sorted(names) == sorted(config.model_type for config in hf_models.AUTO_CLASSES)
 
 
-def test_families_that_cannot_have_the_wished_type_are_left_out(capsys, monkeypatch):
+def only_families(monkeypatch, *model_types):
+    """The built-in models are of these families alone."""
     families = {
         config: autos
         for config, autos in hf_models.AUTO_CLASSES.items()
-        if config.model_type in ("cape_llama", "cape_bert")
+        if config.model_type in model_types
     }
     monkeypatch.setattr(hf_models, "AUTO_CLASSES", families)
+
+
+def test_a_family_that_passes_is_one_line_with_the_number_of_its_checks(capsys, monkeypatch):
+    only_families(monkeypatch, "cape_bert", "cape_vit")
+    _, each, _ = run(capsys, "--all")
+    status, lines, _ = run(capsys)
+    assert status == 0
+    for name in ("cape_bert", "cape_vit"):
+        passed = [line for line in each if line.startswith(f"ok   {name}: ")]
+        assert len(passed) > 10
+        assert [line for line in lines if f" {name}: " in line] == [
+            f"ok   {name}: {len(passed)} checks"
+        ]
+
+
+def test_each_difference_of_a_family_is_a_line(capsys, monkeypatch):
+    only_families(monkeypatch, "cape_marian", "cape_bert")
+    monkeypatch.setattr(text, "cached_tokens", lambda *_: 0)
+    status, lines, _ = run(capsys)
+    failed = [line for line in lines if line.startswith("FAIL ")]
+    assert status == 1
+    assert {line.split(":")[0] for line in failed} == {"FAIL cape_marian"}
+    assert len(failed) > 1
+    assert lines[-1].startswith(f"{len(failed)} of ")
+
+
+def test_a_family_that_refuses_the_wished_type_is_left_out(capsys, monkeypatch):
+    only_families(monkeypatch, "cape_bert")
+
+    def refuse(*_):
+        raise ValueError("no such positions")
+
+    monkeypatch.setattr(hf_doctor, "check_family", refuse)
     status, lines, _ = run(capsys, "--position-embedding", "relpos")
+    assert status == 0
+    assert "skip cape_bert: settings: no such positions" in lines
+    assert lines[-1] == "nothing was compared: see the lines above"
+
+
+def test_families_that_cannot_have_the_wished_type_are_left_out(capsys, monkeypatch):
+    only_families(monkeypatch, "cape_llama", "cape_bert")
+    status, lines, _ = run(capsys, "--position-embedding", "relpos", "--all")
     assert status == 0
     assert any(line.startswith("skip cape_llama: settings: ") for line in lines)
     assert any(line.startswith("ok   cape_bert: relpos: one training step") for line in lines)
@@ -173,6 +216,8 @@ def test_families_that_cannot_have_the_wished_type_are_left_out(capsys, monkeypa
     [
         (["./missing"], "./missing: no such folder"),
         (["gpt2"], "holds a GPT2LMHeadModel"),
+        (["gpt2"], "no cape counterpart. Give a model that has one"),
+        (["bert", "--position-embedding", "sinpos"], "dimension 33 is not"),
         (["empty"], "config.json"),
         (["marian", "--position-embedding", "rope"], "--position-embedding rope needs"),
         (["marian", "--position-gamma", "-1"], "--position-gamma"),
@@ -183,6 +228,8 @@ def test_usage_errors_are_one_line_and_status_2(arguments, told, marian, tmp_pat
     GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=9)).save_pretrained(
         tmp_path / "gpt2"
     )
+    sizes = {**tiny_sizes(BertConfig), "hidden_size": 33, "num_attention_heads": 3}
+    BertForMaskedLM(BertConfig(**sizes)).save_pretrained(tmp_path / "bert")
     (tmp_path / "empty").mkdir()
     name, *rest = arguments
     place = name if name.startswith(".") else tmp_path / name
