@@ -73,16 +73,15 @@ def _positions(stock: Any, samples: Samples) -> Inputs:
 def _embeddings(stock: Any, samples: Samples) -> Inputs:
     """Embeddings in the place of the tokens that they belong to."""
     row, table = dict(samples.rows[0]), stock.get_input_embeddings()
-    found = False
+    embedded: dict[str, Tensor] = {}
     for prefix in ("", "decoder_"):
         ids, name = row.get(f"{prefix}input_ids"), f"{prefix}inputs_embeds"
         if name in _names(stock) and ids is not None:
             with torch.no_grad():
-                row[name] = table(row.pop(f"{prefix}input_ids"))
-            found = True
-    if not found:
+                embedded[name] = table(row.pop(f"{prefix}input_ids"))
+    if not embedded:
         raise NotApplicable("its forward takes no embeddings")
-    return row
+    return {**row, **embedded}
 
 
 def _image(stock: Any, samples: Samples) -> Inputs:

@@ -83,6 +83,11 @@ def register_roberta(offset):
                 self.position_embeddings.__class__ = Table
                 self.position_embeddings.offset = offset
 
+        def forward(self, input_ids=None, token_type_ids=None, position_ids=None, *args, **kwargs):
+            if position_ids is not None:  # which are rows of the table here
+                position_ids = position_ids - offset
+            return super().forward(input_ids, token_type_ids, position_ids, *args, **kwargs)
+
     class CapeRobertaModel(TokenModel, PositionModelMixin, RobertaModel):
         pass
 
