@@ -57,13 +57,13 @@ def _token_types(stock: Any, samples: Samples) -> Inputs:
 
 
 def _positions(stock: Any, samples: Samples) -> Inputs:
-    """Every second position, because a model with rotary ones sees distances alone; a mask says
-    that this is one text."""
+    """Every second position, because a model with rotary ones sees distances alone, and from 2 on,
+    because some tables have two rows in front; a mask says that this is one text."""
     row, inputs = samples.rows[0], {}
     for prefix in ("", "decoder_"):
         content = row.get(f"{prefix}input_ids")
         if f"{prefix}position_ids" in _names(stock) and content is not None:
-            inputs[f"{prefix}position_ids"] = 2 * torch.arange(content.shape[1])[None] + 1
+            inputs[f"{prefix}position_ids"] = 2 * torch.arange(1, content.shape[1] + 1)[None]
             inputs[f"{prefix}attention_mask"] = torch.ones_like(content)
     if not inputs:
         raise NotApplicable("its forward takes no positions")
