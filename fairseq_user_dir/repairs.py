@@ -48,7 +48,13 @@ from torch import Tensor
 from fairseq_user_dir.checkpoints import read_checkpoint, task_name
 from fairseq_user_dir.data_only import run_no_data
 from fairseq_user_dir.errors import SettingsError
-from fairseq_user_dir.whole_sets import with_batches_of_training, with_last_batch, with_shards
+from fairseq_user_dir.whole_sets import (
+    with_batches_of_training,
+    with_last_batch,
+    with_set_of_validation,
+    with_shards,
+    without_iterator_of_training,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +71,9 @@ def repair_fairseq() -> None:
         checkpoint_utils.load_model_ensemble_and_task
     )
     data_utils.batch_by_size = with_last_batch(data_utils.batch_by_size)
-    Trainer.get_train_iterator = with_batches_of_training(Trainer.get_train_iterator)
+    for wrap in (with_batches_of_training, with_set_of_validation):
+        Trainer.get_train_iterator = wrap(Trainer.get_train_iterator)
+    Trainer.get_valid_iterator = without_iterator_of_training(Trainer.get_valid_iterator)
     FairseqTask.build_generator = _with_alignment(FairseqTask.build_generator)
     for repair in (_with_task_of_checkpoint, _with_scorer_of_task, with_shards):
         options.parse_args_and_arch = repair(options.parse_args_and_arch)

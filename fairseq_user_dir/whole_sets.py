@@ -6,6 +6,10 @@ that the longest sentences are lost, and how many depends on the size of the bat
 score two sets. Here the batches of fairseq stay as they are, and what is left is one more. A
 training keeps the batches of fairseq, which drop a rest, so that it repeats bit for bit.
 
+A training that validates on the set that it trains on (``--valid-subset train``) gets that set
+from fairseq as one dataset with one iterator: validation then loses the rest, and ends the epoch.
+Here it has a dataset and an iterator for itself.
+
 A sentence that fits into no batch ends an evaluation with one line.
 """
 
@@ -20,6 +24,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
+from fairseq.trainer import Trainer
 
 from fairseq_user_dir.errors import SettingsError
 
@@ -55,6 +60,39 @@ def with_batches_of_training(stock: Any) -> Any:
         return iterator
 
     return get_train_iterator
+
+
+def with_set_of_validation(stock: Any) -> Any:
+    """Wraps ``Trainer.get_train_iterator``, which loads the set of the training: if fairseq-train
+    has loaded it before, then for validation."""
+
+    @functools.wraps(stock)
+    def get_train_iterator(self: Trainer, *args: Any, **kwargs: Any) -> Any:
+        if not hasattr(self, "set_of_validation"):
+            self.set_of_validation = self.task.datasets.get(self.cfg.dataset.train_subset)
+        return stock(self, *args, **kwargs)
+
+    return get_train_iterator
+
+
+def without_iterator_of_training(stock: Any) -> Any:
+    """Wraps ``Trainer.get_valid_iterator``. Validation on the set of the training takes the dataset
+    that was loaded for it: it also keeps its own epoch, on which draws of a dataset depend."""
+
+    @functools.wraps(stock)
+    def get_valid_iterator(self: Trainer, subset: str, *args: Any, **kwargs: Any) -> Any:
+        datasets = self.task.datasets
+        validated = getattr(self, "set_of_validation", None)
+        if subset != self.cfg.dataset.train_subset or validated is None:
+            return stock(self, subset, *args, **kwargs)
+        trained = datasets[subset]
+        datasets[subset] = validated
+        try:
+            return stock(self, subset, *args, **kwargs)
+        finally:
+            datasets[subset] = trained
+
+    return get_valid_iterator
 
 
 def with_last_batch(stock: Any) -> Any:

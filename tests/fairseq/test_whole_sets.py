@@ -211,3 +211,24 @@ def test_training_drops_what_its_validation_counts(fairseq_train, sets, tmp_path
     assert sorted(np.concatenate(validated)) == list(range(COUNT))
     assert [len(batch) for batch in trained_on].count(8) == 1
     assert sum(map(len, trained_on)) == COUNT - COUNT % 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("subsets", ["valid,train", "train"])
+def test_validation_of_the_training_set_is_whole_and_changes_no_training(
+    subsets, fairseq_train, sets, tmp_path, monkeypatch
+):
+    """fairseq hands both the same iterator: the set is not whole, and epochs are left out."""
+    trained_on, validated = steps(monkeypatch, "train_step"), steps(monkeypatch, "valid_step")
+    words = ["--dataset-impl", "raw", "--position-source-scale", 1, "--max-epoch", 2]
+    words += ["--validate-interval-updates", 3]
+    batches, counts = {}, {}
+    for name in ("valid", subsets):
+        del trained_on[:], validated[:]
+        fairseq_train(train_words(sets, tmp_path / name, *words, "--valid-subset", name))
+        batches[name] = list(trained_on)
+        counts[name] = np.bincount(np.concatenate(validated), minlength=COUNT).tolist()
+    assert batches[subsets] == batches["valid"]
+    assert sum(map(len, trained_on)) == 2 * (COUNT - COUNT % 8)
+    assert len(set(counts["valid"])) == 1
+    assert counts[subsets] == [len(subsets.split(",")) * count for count in counts["valid"]]
