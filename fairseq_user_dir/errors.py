@@ -7,6 +7,7 @@ every other error keeps its traceback, because it may be a fault of a program.
 
 from __future__ import annotations
 
+import ast
 import linecache
 import sys
 from collections.abc import Iterator
@@ -103,14 +104,23 @@ def _in_command(trace: TracebackType | None) -> bool:
     return False
 
 
-def _end(trace: TracebackType | None) -> tuple[Path, str]:
-    """File and statement that raised the error."""
+def _end(trace: TracebackType | None) -> tuple[Path, int]:
+    """File and line that raised the error."""
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     if trace is None:
-        return Path(), ""
-    file = trace.tb_frame.f_code.co_filename
-    return Path(file), linecache.getline(file, trace.tb_lineno).strip()
+        return Path(), 0
+    return Path(trace.tb_frame.f_code.co_filename), trace.tb_lineno
+
+
+def _statement(file: Path, line: int) -> type[ast.AST]:
+    """Kind of the statement to which a line belongs: in one of several lines, Python reports that
+    of the condition."""
+    kind: type[ast.AST] = ast.Module
+    for node in ast.walk(ast.parse("".join(linecache.getlines(str(file))))):  # outer ones first
+        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or line):
+            kind = type(node)
+    return kind
 
 
 def _raised_here(trace: TracebackType | None) -> bool:
@@ -122,13 +132,13 @@ def _raised_here(trace: TracebackType | None) -> bool:
 def _refused_by_fairseq(error: BaseException, trace: TracebackType | None) -> bool:
     """Whether fairseq tells a mistake of the user: by a statement with a text, or a missing file.
     It also asserts what belongs together, in its commands and with the names of flags."""
-    file, statement = _end(trace)
+    file, line = _end(trace)
     command = file.parent.name == "fairseq_cli"
     if not str(error) or not (command or _FAIRSEQ in file.parents):
         return False
     if isinstance(error, FileNotFoundError):
         return True
     if isinstance(error, AssertionError):
-        return (command or "--" in str(error)) and statement.startswith("assert ")
+        return (command or "--" in str(error)) and _statement(file, line) is ast.Assert
     plain = type(error) is Exception or isinstance(error, ValueError | OSError)
-    return plain and statement.startswith("raise ")
+    return plain and _statement(file, line) is ast.Raise

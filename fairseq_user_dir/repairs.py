@@ -3,9 +3,7 @@
 * ``--replace-unk`` takes its own default for the name of a file and, given an empty one, stops at
   the first unknown word, because nobody asks the generator for an alignment. In
   ``fairseq-interactive`` it would copy ``<unk>``, since it looks for the word among the known ones.
-* A training resumed in the second epoch or later is not the one that was interrupted: sentences of
-  equal length are put into batches by a random number of the epoch in which the *program* started.
-* A finished training that is started again trains one update more and writes its checkpoints anew.
+* Trainings do not go on as they were interrupted; see :mod:`fairseq_user_dir.resuming`.
 * Language models cannot be used through the hub, nor trained on ``--sample-break-mode eos``, with
   numpy 2: fairseq asks it for ``numpy.compat.long``, the ``int`` of Python 3.
 * ``--num-batch-buckets`` asks numpy for a keyword of old versions.
@@ -24,7 +22,6 @@ from __future__ import annotations
 import argparse
 import functools
 import inspect
-import logging
 import os
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -48,6 +45,7 @@ from torch import Tensor
 from fairseq_user_dir.checkpoints import read_checkpoint, task_name
 from fairseq_user_dir.data_only import run_no_data
 from fairseq_user_dir.errors import SettingsError
+from fairseq_user_dir.resuming import with_batches_of_first_epoch, with_end, with_patience
 from fairseq_user_dir.whole_sets import (
     with_batches_of_training,
     with_last_batch,
@@ -56,8 +54,6 @@ from fairseq_user_dir.whole_sets import (
     without_iterator_of_training,
 )
 
-logger = logging.getLogger(__name__)
-
 _NO_DICTIONARY = "@@ "  # value of --replace-unk without a file
 
 
@@ -65,8 +61,9 @@ def repair_fairseq() -> None:
     """Applies the repairs; calling it again changes nothing."""
     if hasattr(FairseqTask.get_batch_iterator, "__wrapped__"):
         return
-    FairseqTask.get_batch_iterator = _with_batches_of_first_epoch(FairseqTask.get_batch_iterator)
-    checkpoint_utils.load_checkpoint = _with_end(checkpoint_utils.load_checkpoint)
+    FairseqTask.get_batch_iterator = with_batches_of_first_epoch(FairseqTask.get_batch_iterator)
+    checkpoint_utils.load_checkpoint = with_end(checkpoint_utils.load_checkpoint)
+    Trainer.save_checkpoint = with_patience(Trainer.save_checkpoint)
     checkpoint_utils.load_model_ensemble_and_task = _with_task_of_failure(
         checkpoint_utils.load_model_ensemble_and_task
     )
@@ -91,62 +88,6 @@ def repair_fairseq() -> None:
         module.get_buckets = _buckets
     if not hasattr(np, "compat"):
         np.compat = SimpleNamespace(long=int)
-
-
-# --------------------------------------------------------------------------------------- resuming
-
-
-def _with_batches_of_first_epoch(stock: Any) -> Any:
-    """An uninterrupted training makes its batches in epoch 1 and keeps them; so must a resumed one.
-    Where fairseq makes new batches for every epoch, nothing changes."""
-    signature = inspect.signature(stock)
-
-    @functools.wraps(stock)
-    def get_batch_iterator(*args: Any, **kwargs: Any) -> Any:
-        call = signature.bind(*args, **kwargs)
-        call.apply_defaults()
-        given = call.arguments
-        task, dataset, epoch = given["self"], given["dataset"], given["epoch"]
-        kept = task.can_reuse_epoch_itr(dataset) and not (
-            given["disable_iterator_cache"] or given["update_epoch_batch_itr"]
-        )
-        if not kept or dataset in task.dataset_to_epoch_iter:
-            return stock(*args, **kwargs)
-        given["epoch"] = 1
-        iterator = stock(*call.args, **call.kwargs)
-        iterator.epoch = max(epoch, 1)
-        dataset.set_epoch(epoch)
-        return iterator
-
-    return get_batch_iterator
-
-
-def _with_end(stock: Any) -> Any:
-    """fairseq looks for the end of a training after an update, not before the first."""
-
-    @functools.wraps(stock)
-    def load_checkpoint(cfg: Any, trainer: Trainer, **kwargs: Any) -> Any:
-        extra_state, epoch_itr = stock(cfg, trainer, **kwargs)
-        limits, updates = trainer.cfg.optimization, trainer.get_num_updates()
-        if limits.max_update and updates >= limits.max_update:
-            end = f"--max-update {limits.max_update}"
-        elif limits.max_epoch and epoch_itr.next_epoch_idx > limits.max_epoch:
-            end = f"--max-epoch {limits.max_epoch}"
-        elif 0 < limits.stop_time_hours < trainer.cumulative_training_time() / 3600:
-            end = f"--stop-time-hours {limits.stop_time_hours}"
-        else:
-            return extra_state, epoch_itr
-        logger.info(
-            "the training in %s is finished: %d updates, %s; nothing is written. Raise the limit "
-            "to go on.",
-            cfg.save_dir,
-            updates,
-            end,
-        )
-        limits.max_epoch = -1  # fairseq's loop over epochs ends before the first
-        return extra_state, epoch_itr
-
-    return load_checkpoint
 
 
 # ------------------------------------------------------------------------------- fairseq-generate

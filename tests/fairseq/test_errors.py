@@ -107,6 +107,34 @@ def test_values_that_fairseq_refuses_are_one_line(error, hook, capsys, tmp_path)
     assert ("Traceback" in printed) != refused
 
 
+REFUSALS = {
+    "assert of one line": "assert not error, error",
+    "assert": "assert (\n    error is None or error == 3\n), error",
+    "raise": "raise ValueError(\n    error\n)",
+    "raise in a block": "if error:\n    raise Exception(\n        '%s' % (\n  error\n)\n    )",
+}
+FAULTS = {
+    "no statement": "value = int(\n    error\n)",
+    "condition": "assert (\n    [].index(error)\n), 'never'",
+}
+
+
+@pytest.mark.parametrize("name", [*REFUSALS, *FAULTS])
+def test_a_refusal_is_known_by_its_statement_however_many_lines_it_has(name, hook, capsys):
+    """Python reports the line of the condition, not that of the statement."""
+    source = {**REFUSALS, **FAULTS}[name]
+    linecache.cache[COMMAND] = (0, None, source.splitlines(keepends=True), COMMAND)
+    try:
+        exec(compile(source, COMMAND, "exec"), {"error": "--x 3 is impossible"})
+    except Exception as raised:
+        sys.excepthook(type(raised), raised, raised.__traceback__)
+    finally:
+        del linecache.cache[COMMAND]
+    printed = capsys.readouterr().err
+    assert (printed == "fairseq-train: error: --x 3 is impossible\n") == (name in REFUSALS)
+    assert ("Traceback" in printed) == (name in FAULTS)
+
+
 @pytest.mark.parametrize("package", [cape_plugins, fairseq_user_dir.asr, torch])
 def test_values_that_this_project_refuses_are_one_line(package, hook, capsys):
     place = {"error": ValueError("max_offset=3 is\nnot allowed")}
@@ -187,6 +215,10 @@ REFUSED = {
         ["fairseq-validate", "{binary}", "--path", "{cape}", "--valid-subset", "gone",
          "--batch-size", 8],
         "Dataset not found: gone .*; .*--valid-subset",
+    ),
+    "no size of batches": (
+        ["fairseq-validate", "{binary}", "--path", "{cape}"],
+        "Must specify batch size either with --max-tokens or --batch-size",
     ),
     "no language model's data": (
         ["fairseq-eval-lm", "{binary}", "--path", "{lm}"],

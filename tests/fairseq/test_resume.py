@@ -64,6 +64,11 @@ def final_state(folder):
     return state["model"], state["last_optimizer_state"], state["optimizer_history"][-1]
 
 
+def final_updates(folder):
+    state = torch.load(folder / "checkpoint_last.pt", weights_only=True)
+    return state["optimizer_history"][-1]["num_updates"]
+
+
 def assert_same(first, second):
     if isinstance(first, torch.Tensor):
         assert torch.equal(first, second)
@@ -124,6 +129,8 @@ ENDS = {
     "--max-update": ["--max-update", 3],
     "--max-epoch": ["--max-epoch", 1],
     "--stop-time-hours": ["--stop-time-hours", 1e-9],
+    # nothing is learnt at this rate, so that the second validation is no better than the first
+    "--patience": ["--patience", 1, "--lr", 1e-30, "--validate-interval-updates", 1],
 }
 
 
@@ -142,8 +149,30 @@ def test_finished_training_stays_as_it_is_when_started_again(end, run_cli, corpu
 def test_finished_training_goes_on_with_more_updates(run_cli, corpus, tmp_path):
     for updates in (3, 5):
         run_cli(*train_words(corpus.binary, tmp_path, updates=updates))
-    state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
-    assert state["optimizer_history"][-1]["num_updates"] == 5
+    assert final_updates(tmp_path) == 5
+
+
+def test_patience_goes_on_counting_when_a_training_is_resumed(run_cli, corpus, tmp_path):
+    """As many validations in all as without an interruption."""
+    patience = ["--patience", 3, "--lr", 1e-30, "--validate-interval-updates", 1]
+    for updates in (3, 30):
+        run_cli(*train_words(corpus.binary, tmp_path, *patience, updates=updates))
+    assert final_updates(tmp_path) == 4
+    patience[1] = 5
+    run_cli(*train_words(corpus.binary, tmp_path, *patience))
+    assert final_updates(tmp_path) == 6
+
+
+@pytest.mark.parametrize("anew", ["--reset-meters", "--reset-optimizer"])
+def test_patience_begins_anew_with_what_it_counts(anew, run_cli, corpus, tmp_path):
+    patience = ["--patience", 2, "--lr", 1e-30, "--validate-interval-updates", 1]
+    first = tmp_path / "first"
+    run_cli(*train_words(corpus.binary, first, *patience))
+    before = final_updates(first)
+    words = ["--restore-file", first / "checkpoint_last.pt", anew]
+    run_cli(*train_words(corpus.binary, tmp_path / "second", *patience, *words))
+    start = 0 if anew == "--reset-optimizer" else before
+    assert final_updates(tmp_path / "second") == start + 3
 
 
 def free_port():
