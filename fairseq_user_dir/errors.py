@@ -34,6 +34,7 @@ _REMEDIES = {
     "kind, the --task of the checkpoint (cape_asr for speech)",
     "Size of sample": "or raise --max-source-positions and --max-target-positions, if the model "
     "has no limit",
+    "No module named": "install it with pip, or do without the option that needs it",
     "--share-": "make the data by fairseq-preprocess --joined-dictionary, or leave the flag out",
 }
 
@@ -130,15 +131,15 @@ def _raised_here(trace: TracebackType | None) -> bool:
 
 
 def _refused_by_fairseq(error: BaseException, trace: TracebackType | None) -> bool:
-    """Whether fairseq tells a mistake of the user: by a statement with a text, or a missing file.
-    It also asserts what belongs together, in its commands and with the names of flags."""
+    """Whether fairseq tells a mistake of the user: by a statement with a text, or a missing file or
+    package. It also asserts what belongs together, in its commands and with the names of flags."""
     file, line = _end(trace)
     command = file.parent.name == "fairseq_cli"
     if not str(error) or not (command or _FAIRSEQ in file.parents):
         return False
-    if isinstance(error, FileNotFoundError):
+    if isinstance(error, FileNotFoundError | ModuleNotFoundError):
         return True
     if isinstance(error, AssertionError):
         return (command or "--" in str(error)) and _statement(file, line) is ast.Assert
-    plain = type(error) is Exception or isinstance(error, ValueError | OSError)
+    plain = type(error) is Exception or isinstance(error, ValueError | OSError | ImportError)
     return plain and _statement(file, line) is ast.Raise

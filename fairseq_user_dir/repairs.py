@@ -32,6 +32,8 @@ import torch
 from fairseq import checkpoint_utils, options, utils
 from fairseq.data import bucket_pad_length_dataset, data_utils
 from fairseq.data.indexed_dataset import IndexedCachedDataset, IndexedDataset
+from fairseq.data.iterators import EpochBatchIterator
+from fairseq.logging import progress_bar
 from fairseq.scoring import bleu
 from fairseq.search import DiverseBeamSearch
 from fairseq.sequence_generator import SequenceGeneratorWithAlignment
@@ -42,13 +44,16 @@ from fairseq.tokenizer import tokenize_line
 from fairseq.trainer import Trainer
 from torch import Tensor
 
+from cape_plugins.fairseq_files import literal
 from fairseq_user_dir.checkpoints import read_checkpoint, task_name
 from fairseq_user_dir.data_only import run_no_data
 from fairseq_user_dir.errors import SettingsError
 from fairseq_user_dir.resuming import with_batches_of_first_epoch, with_end, with_patience
 from fairseq_user_dir.whole_sets import (
+    with_batches_in_share,
     with_batches_of_training,
     with_last_batch,
+    with_sentences,
     with_set_of_validation,
     with_shards,
     without_iterator_of_training,
@@ -70,9 +75,11 @@ def repair_fairseq() -> None:
     data_utils.batch_by_size = with_last_batch(data_utils.batch_by_size)
     for wrap in (with_batches_of_training, with_set_of_validation):
         Trainer.get_train_iterator = wrap(Trainer.get_train_iterator)
+    progress_bar.progress_bar = with_sentences(progress_bar.progress_bar)
+    EpochBatchIterator.next_epoch_itr = with_batches_in_share(EpochBatchIterator.next_epoch_itr)
     Trainer.get_valid_iterator = without_iterator_of_training(Trainer.get_valid_iterator)
     FairseqTask.build_generator = _with_alignment(FairseqTask.build_generator)
-    for repair in (_with_task_of_checkpoint, _with_scorer_of_task, with_shards):
+    for repair in (_with_task_of_checkpoint, _with_scorer_of_task, with_shards, _with_overrides):
         options.parse_args_and_arch = repair(options.parse_args_and_arch)
     FairseqTask.get_interactive_tokens_and_lengths = _with_typed_words(
         FairseqTask.get_interactive_tokens_and_lengths
@@ -112,11 +119,33 @@ def _with_scorer_of_task(stock: Any) -> Any:
     def parse_args_and_arch(
         parser: argparse.ArgumentParser, input_args: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        given, _ = parser.parse_known_args(input_args)
-        scorer = getattr(TASK_REGISTRY.get(getattr(given, "task", None)), "scorer", None)
-        if scorer is not None and hasattr(given, "beam"):
+        arguments, _ = parser.parse_known_args(input_args)
+        scorer = getattr(TASK_REGISTRY.get(getattr(arguments, "task", None)), "scorer", None)
+        if scorer is not None and hasattr(arguments, "beam"):
             parser.set_defaults(scoring=scorer)
         return stock(parser, input_args, *args, **kwargs)
+
+    return parse_args_and_arch
+
+
+def _with_overrides(stock: Any) -> Any:
+    """--model-overrides is read after the model's task is built, and in two commands run as Python;
+    here it is read as data at once."""
+
+    @functools.wraps(stock)
+    def parse_args_and_arch(parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
+        parsed = stock(parser, *args, **kwargs)
+        text = getattr(parsed, "model_overrides", "{}")
+        try:
+            settings = literal(text)
+        except ValueError:
+            settings = None
+        if not isinstance(settings, dict):
+            parser.error(
+                f"--model-overrides {text or repr(text)} is not allowed; allowed: names of "
+                "settings with numbers, quoted texts or lists of them, such as \"{'dropout': 0.1}\""
+            )
+        return parsed
 
     return parse_args_and_arch
 
@@ -129,11 +158,11 @@ def _with_task_of_checkpoint(stock: Any) -> Any:
     def parse_args_and_arch(
         parser: argparse.ArgumentParser, input_args: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        given, _ = parser.parse_known_args(input_args)
-        if getattr(given, "task", "") is None:
-            if getattr(given, "path", None) is None:
+        arguments, _ = parser.parse_known_args(input_args)
+        if getattr(arguments, "task", "") is None:
+            if getattr(arguments, "path", None) is None:
                 parser.error("give --path with a checkpoint, or --task")
-            parser.set_defaults(task=task_name(read_checkpoint(given.path)))
+            parser.set_defaults(task=task_name(read_checkpoint(arguments.path)))
         return stock(parser, input_args, *args, **kwargs)
 
     return parse_args_and_arch
@@ -232,16 +261,16 @@ def _with_alignment(stock: Any) -> Any:
     def build_generator(*args: Any, **kwargs: Any) -> Any:
         call = signature.bind(*args, **kwargs)
         call.apply_defaults()
-        given, options = call.arguments, call.arguments["args"]
+        keywords, options = call.arguments, call.arguments["args"]
         if (
             getattr(options, "replace_unk", None) is not None
             and not getattr(options, "print_alignment", None)
             and not getattr(options, "score_reference", False)
-            and given["seq_gen_cls"] is None
+            and keywords["seq_gen_cls"] is None
         ):
-            given["seq_gen_cls"] = SequenceGeneratorWithAlignment
-            extra = given["extra_gen_cls_kwargs"] or {}
-            given["extra_gen_cls_kwargs"] = {**extra, "print_alignment": "hard"}
+            keywords["seq_gen_cls"] = SequenceGeneratorWithAlignment
+            extra = keywords["extra_gen_cls_kwargs"] or {}
+            keywords["extra_gen_cls_kwargs"] = {**extra, "print_alignment": "hard"}
         return stock(*call.args, **call.kwargs)
 
     return build_generator

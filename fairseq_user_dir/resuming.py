@@ -3,6 +3,7 @@
 * A training resumed in the second epoch or later is not the one that was interrupted: sentences of
   equal length are put into batches by a random number of the epoch in which the *program* started.
 * A finished training that is started again trains one update more and writes its checkpoints anew.
+* A ``--restore-file`` that is not there makes a new training begin.
 * ``--patience`` counts validations without progress from 0 in each start.
 """
 
@@ -11,14 +12,19 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any
 
+from fairseq.file_io import PathManager
 from fairseq.trainer import Trainer
+
+from fairseq_user_dir.errors import SettingsError
 
 logger = logging.getLogger(__name__)
 
+_LAST = "checkpoint_last.pt"  # default of --restore-file, which means the one in --save-dir
 _PATIENCE = "cape_patience"  # entry of a checkpoint's extra_state
 
 
@@ -32,14 +38,14 @@ def with_batches_of_first_epoch(stock: Any) -> Any:
     def get_batch_iterator(*args: Any, **kwargs: Any) -> Any:
         call = signature.bind(*args, **kwargs)
         call.apply_defaults()
-        words = call.arguments
-        task, dataset, epoch = words["self"], words["dataset"], words["epoch"]
+        arguments = call.arguments
+        task, dataset, epoch = arguments["self"], arguments["dataset"], arguments["epoch"]
         serves_all_epochs = task.can_reuse_epoch_itr(dataset) and not (
-            words["disable_iterator_cache"] or words["update_epoch_batch_itr"]
+            arguments["disable_iterator_cache"] or arguments["update_epoch_batch_itr"]
         )
         if not serves_all_epochs or dataset in task.dataset_to_epoch_iter:
             return stock(*args, **kwargs)
-        words["epoch"] = 1
+        arguments["epoch"] = 1
         iterator = stock(*call.args, **call.kwargs)
         iterator.epoch = max(epoch, 1)
         dataset.set_epoch(epoch)
@@ -50,10 +56,11 @@ def with_batches_of_first_epoch(stock: Any) -> Any:
 
 def with_end(stock: Any) -> Any:
     """Wraps ``checkpoint_utils.load_checkpoint``: fairseq looks for the end of a training after an
-    update, not before the first."""
+    update, not before the first, and not whether the file to begin from is there."""
 
     @functools.wraps(stock)
     def load_checkpoint(cfg: Any, trainer: Trainer, **kwargs: Any) -> Any:
+        _check_restore_file(cfg, trainer.checkpoint_suffix)
         extra_state, epoch_itr = stock(cfg, trainer, **kwargs)
         limits, updates = trainer.cfg.optimization, trainer.get_num_updates()
         if updates and not cfg.reset_meters:  # without an update, training begins anew
@@ -79,6 +86,19 @@ def with_end(stock: Any) -> Any:
         return extra_state, epoch_itr
 
     return load_checkpoint
+
+
+def _check_restore_file(cfg: Any, suffix: str) -> None:
+    """Only the last checkpoint of the training itself may not be there yet."""
+    if cfg.restore_file == _LAST:
+        return
+    path = cfg.restore_file.replace(".pt", f"{suffix}.pt")  # as fairseq names it
+    last = os.path.join(cfg.save_dir, _LAST.replace(".pt", f"{suffix}.pt"))
+    if os.path.realpath(path) != os.path.realpath(last) and not PathManager.isfile(path):
+        raise SettingsError(
+            f"--restore-file {path}: no such file; give the path of a checkpoint, or leave the "
+            f"option out, to go on from {last} if that is there."
+        )
 
 
 # ------------------------------------------------------------------------------------- --patience

@@ -10,7 +10,8 @@ A training that validates on the set that it trains on (``--valid-subset train``
 from fairseq as one dataset with one iterator: validation then loses the rest, and ends the epoch.
 Here it has a dataset and an iterator for itself.
 
-A sentence that fits into no batch ends an evaluation with one line.
+A sentence that fits into no batch ends an evaluation with one line, and so does a set or a share
+of one without sentences.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
+from fairseq.data.iterators import EpochBatchIterator
 from fairseq.trainer import Trainer
+from torch import distributed
 
 from fairseq_user_dir.errors import SettingsError
 
@@ -127,28 +130,71 @@ def _too_long(indices: np.ndarray, num_tokens: Any, max_tokens: int) -> Settings
     )
 
 
+def with_sentences(stock: Any) -> Any:
+    """Wraps ``progress_bar.progress_bar``, to which a command hands all batches of a set:
+    fairseq-generate and fairseq-validate stop at a fault if there are none, and fairseq-eval-lm
+    finds a perplexity of 1."""
+
+    @functools.wraps(stock)
+    def progress_bar(iterator: Any, *args: Any, **kwargs: Any) -> Any:
+        if not len(iterator):
+            raise SettingsError(
+                "no sentence is left in the set: it is empty, or all of it is beyond "
+                "--max-source-positions or --max-target-positions and left out by "
+                "--skip-invalid-size-inputs-valid-test; raise these limits, or give another set."
+            )
+        return stock(iterator, *args, **kwargs)
+
+    return progress_bar
+
+
+def with_batches_in_share(stock: Any) -> Any:
+    """Wraps ``EpochBatchIterator.next_epoch_itr``, which fills shares up with empty batches. The
+    ranks of a distributed training or validation need them."""
+
+    @functools.wraps(stock)
+    def next_epoch_itr(self: EpochBatchIterator, *args: Any, **kwargs: Any) -> Any:
+        batches = len(self.frozen_batches)
+        if 0 < batches <= self.shard_id and not distributed.is_initialized():
+            raise SettingsError(
+                f"--shard-id {self.shard_id} has no sentences: the set has {batches} batches, "
+                f"which --num-shards {self.num_shards} cannot share out. Give fewer shards, or "
+                "smaller batches by --batch-size or --max-tokens."
+            )
+        return stock(self, *args, **kwargs)
+
+    return next_epoch_itr
+
+
 def with_shards(stock: Any) -> Any:
     """Wraps ``options.parse_args_and_arch``: fairseq-generate shares a set out by the number of
-    processes, which is always 1, and not as fairseq-eval-lm also by --num-shards."""
+    processes, which is always 1, and not as fairseq-eval-lm also by --num-shards. The other
+    commands take the option, and share nothing out."""
 
     @functools.wraps(stock)
     def parse_args_and_arch(parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
         parsed = stock(parser, *args, **kwargs)
-        if not (hasattr(parsed, "beam") and hasattr(parsed, "num_shards")):
-            return parsed
+        if not (hasattr(parsed, "num_shards") and hasattr(parsed, "shard_id")):
+            return parsed  # those that the command line does not name have been left out
         shards, shard = parsed.num_shards, parsed.shard_id
         if not 0 <= shard < shards:
             parser.error(
                 f"--shard-id {shard} with --num-shards {shards} is not allowed; allowed: 0 to one "
                 "less than the number of shards, which is at least 1"
             )
-        if shards > 1 and hasattr(parsed, "buffer_size"):
+        if shards == 1 or hasattr(parsed, "context_window"):  # fairseq-eval-lm
+            return parsed
+        if hasattr(parsed, "buffer_size"):
             parser.error(
                 f"--num-shards {shards} is not for fairseq-interactive, which translates all that "
                 "it reads; split its input"
             )
-        if shards > 1:
-            parsed.distributed_world_size, parsed.distributed_rank = shards, shard
+        if not hasattr(parsed, "beam"):
+            parser.error(
+                f"--num-shards {shards} is not for this command, which takes whole sets; "
+                "fairseq-generate and fairseq-eval-lm share a set out"
+            )
+        parsed.distributed_world_size, parsed.distributed_rank = shards, shard
         return parsed
 
     return parse_args_and_arch

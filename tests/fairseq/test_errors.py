@@ -10,12 +10,13 @@ from pathlib import Path
 import fairseq
 import pytest
 import torch.multiprocessing
+from fairseq import options
 
 import cape_plugins
 import fairseq_user_dir.asr
 from cape_plugins import PositionConfig
 from cape_plugins.arguments import in_flags
-from cape_plugins.config import options
+from cape_plugins.config import options as position_options
 from fairseq_user_dir.errors import SettingsError, named_by_flags, print_without_traceback
 from tests.support.fairseq_models import USER_DIR, train_words
 from tests.support.fairseq_speech import durations, write_manifest
@@ -46,7 +47,7 @@ def test_options_are_named_by_their_flags(text):
 
 
 def test_every_error_about_a_value_names_the_flag():
-    for option in options():
+    for option in position_options():
         with pytest.raises(ValueError, match="not allowed") as core, named_by_flags():
             PositionConfig(**{option.name: "no such value"})
         assert isinstance(core.value, SettingsError)
@@ -165,6 +166,61 @@ def test_processes_of_several_gpus_print_one_line(message, hook, capsys):
         assert "Traceback" in printed
 
 
+@pytest.mark.parametrize("error", [ImportError, ModuleNotFoundError])
+def test_a_package_that_fairseq_misses_is_one_line(error, hook, capsys):
+    source = "raise error" if error is ImportError else "import package_that_is_not_there"
+    linecache.cache[COMMAND] = (0, None, [source], COMMAND)
+    try:
+        exec(compile(source, COMMAND, "exec"), {"error": ImportError("Please install x")})
+    except ImportError as raised:
+        sys.excepthook(type(raised), raised, raised.__traceback__)
+    finally:
+        del linecache.cache[COMMAND]
+    printed = capsys.readouterr().err
+    assert re.fullmatch("fairseq-train: error: .*install.*\n", printed)
+
+
+# ------------------------------------------------------------------------------ the command lines
+
+PARSERS = {
+    "generate": options.get_generation_parser,
+    "interactive": lambda: options.get_generation_parser(interactive=True),
+    "eval-lm": options.get_eval_lm_parser,
+    "validate": options.get_validation_parser,
+    "train": options.get_training_parser,
+}
+
+
+def refusal(command, *words, capsys):
+    words = ["data", "--path", "checkpoint.pt", "--task", "translation", *words]
+    if command == "train":
+        words = ["data", "--task", "translation", "--arch", "cape_transformer_tiny", *words[5:]]
+    with pytest.raises(SystemExit) as end:
+        options.parse_args_and_arch(PARSERS[command](), words)
+    assert end.value.code == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("text", ["{'foo", "foo", "['foo']", "print(1)", ""])
+@pytest.mark.parametrize("command", [name for name in PARSERS if name != "train"])
+def test_overrides_that_are_no_settings_are_refused(command, text, capsys):
+    line = refusal(command, "--model-overrides", text, capsys=capsys)
+    shown = text or "''"
+    assert f"error: --model-overrides {shown} is not allowed; allowed: " in line
+
+
+@pytest.mark.parametrize("words", [["--num-shards", "2"], ["--num-shards", "2", "--shard-id", "1"]])
+@pytest.mark.parametrize("command", ["validate", "train", "interactive"])
+def test_shards_are_refused_by_commands_that_share_nothing_out(command, words, capsys):
+    assert re.search("error: --num-shards 2 is not for ", refusal(command, *words, capsys=capsys))
+
+
+@pytest.mark.parametrize("command", PARSERS)
+def test_a_shard_that_is_none_is_refused_by_every_command(command, capsys):
+    words = ["--num-shards", "2", "--shard-id", "2"]
+    assert "error: --shard-id 2 with --num-shards 2 is " in refusal(command, *words, capsys=capsys)
+
+
 # ---------------------------------------------------------------------------------- the commands
 
 
@@ -220,6 +276,25 @@ REFUSED = {
         ["fairseq-validate", "{binary}", "--path", "{cape}"],
         "Must specify batch size either with --max-tokens or --batch-size",
     ),
+    "no package of the scorer": (
+        ["fairseq-generate", "{speech}", "--task", "cape_asr", "--path", "{ctc}",
+         "--scoring", "wer"],
+        "Please install editdistance",
+    ),
+    "no sentence to translate": (
+        ["fairseq-generate", "{binary}", "--path", "{cape}", "--max-source-positions", 1,
+         "--skip-invalid-size-inputs-valid-test"],
+        "no sentence is left",
+    ),
+    "no sentence to validate": (
+        ["fairseq-validate", "{binary}", "--path", "{cape}", "--max-source-positions", 1,
+         "--skip-invalid-size-inputs-valid-test", "--batch-size", 8],
+        "no sentence is left",
+    ),
+    "no sentence in this share": (
+        ["fairseq-generate", "{binary}", "--path", "{cape}", "--num-shards", 9, "--shard-id", 8],
+        "--shard-id 8 has no sentences",
+    ),
     "no language model's data": (
         ["fairseq-eval-lm", "{binary}", "--path", "{lm}"],
         "No such file or directory: .*dict.txt",
@@ -261,9 +336,11 @@ def test_what_does_not_belong_together_is_refused_in_one_line(name, run_cli, pla
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["dictionaries", "fine-tuning"])
+@pytest.mark.parametrize("name", ["dictionaries", "fine-tuning", "restoring"])
 def test_training_refuses_in_one_line(name, run_cli, corpus, tmp_path):
     data, words = corpus.binary, ["--finetune-from-model", "gone.pt"]
+    if name == "restoring":
+        words = ["--restore-file", "gone.pt"]
     if name == "dictionaries":
         data, words = tmp_path / "separate", ["--share-all-embeddings"]
         shutil.copytree(corpus.binary, data)
@@ -271,5 +348,10 @@ def test_training_refuses_in_one_line(name, run_cli, corpus, tmp_path):
     result = run_cli(*train_words(data, tmp_path / "run", *words), check=False)
     assert result.returncode == 1
     assert "Traceback" not in result.stderr + result.stdout
-    message = {"fine-tuning": "gone.pt does not exist", "dictionaries": "--joined-dictionary"}[name]
+    messages = {
+        "fine-tuning": "gone.pt does not exist",
+        "dictionaries": "--joined-dictionary",
+        "restoring": "--restore-file gone.pt: no such file",
+    }
+    message = messages[name]
     assert message in result.stderr.splitlines()[-1]
