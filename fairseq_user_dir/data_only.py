@@ -11,7 +11,9 @@ import functools
 import shlex
 import sys
 import tarfile
-from types import SimpleNamespace
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from fairseq import file_utils
@@ -34,6 +36,23 @@ def _take_literals_only() -> None:
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "fairseq":
             module.eval = literal
+    sys.meta_path.insert(0, _LaterModules())
+
+
+class _LaterModules(MetaPathFinder):
+    """Hides ``eval`` from those modules of fairseq, its examples, that are imported later."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path) if name.startswith("fairseq.") else None
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                module.eval = literal
+                execute(module)
+
+            spec.loader.exec_module = exec_module
+        return spec
 
 
 def _with_quoted_path(stock: Any) -> Any:

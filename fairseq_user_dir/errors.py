@@ -117,11 +117,11 @@ def _end(trace: TracebackType | None) -> tuple[Path, int]:
 def _statement(file: Path, line: int) -> type[ast.AST]:
     """Kind of the statement to which a line belongs: in one of several lines, Python reports that
     of the condition."""
-    kind: type[ast.AST] = ast.Module
+    statement: type[ast.AST] = ast.Module
     for node in ast.walk(ast.parse("".join(linecache.getlines(str(file))))):  # outer ones first
         if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or line):
-            kind = type(node)
-    return kind
+            statement = type(node)
+    return statement
 
 
 def _raised_here(trace: TracebackType | None) -> bool:
