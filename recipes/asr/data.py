@@ -29,7 +29,6 @@ from recipes.lab.data import (
     check_columns,
     fingerprint,
     given_tables,
-    open_dataset,
     train_and_test,
 )
 from recipes.lab.hf_training import SetEpoch
@@ -100,7 +99,7 @@ def given(args: argparse.Namespace) -> dict[str, Recordings]:
     if args.dataset and recordings_in(Path(args.dataset)):
         sets = split_folder(Path(args.dataset), FOLDERS)
         return {name: Recordings(usable(rows, len(rows), name)) for name, rows in sets.items()}
-    data = open_dataset(args.dataset, args.dataset_config) if args.dataset else given_tables(args)
+    data = given_tables(args, (args.audio_column, args.text_column))
     parts = train_and_test(data, args.train_split, args.test_split)
     check_columns(args, parts["train"], "audio_column", "text_column")
     audio, text = args.audio_column, args.text_column

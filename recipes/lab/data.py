@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import csv
 import hashlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -16,28 +17,75 @@ TABLES = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".par
 TEST_SPLITS = ("test", "validation", "valid", "dev")  # the first that there is, unless one is named
 
 
-def open_dataset(name: str, config: str | None = None) -> Mapping[str, Any]:
-    """Splits of a hub data set, a folder of ``save_to_disk``, or a folder or file of examples."""
+def open_dataset(
+    name: str, config: str | None = None, text_columns: Sequence[str] = ()
+) -> Mapping[str, Any]:
+    """Splits of a hub data set, a folder of ``save_to_disk``, or a folder or file of examples; in
+    csv and tsv these columns hold texts, whatever their cells look like."""
     from datasets import Dataset, load_dataset, load_dataset_builder, load_from_disk
     from datasets.packaged_modules.csv.csv import CsvConfig
+    from datasets.packaged_modules.folder_based_builder.folder_based_builder import (
+        FolderBasedBuilder,
+    )
     from datasets.packaged_modules.json.json import JsonConfig
 
     path = Path(name)
     if path.is_file():
-        return open_tables({"train": name}, "--dataset")
+        return open_tables({"train": name}, "--dataset", text_columns)
     remedy = "give the name of a data set of the hub, a folder of save_to_disk, or a folder or file"
     with reading(f"--dataset {name}", f"{remedy} of tables, images or recordings"):
         if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
             data = load_from_disk(name)
             return {"train": data} if isinstance(data, Dataset) else data
-        settings = load_dataset_builder(name, config).config
+        builder = load_dataset_builder(name, config)
+        settings = builder.config
+        if path.is_dir() and isinstance(builder, FolderBasedBuilder):
+            if described := _described(path, builder, text_columns):
+                return described
         more: dict[str, Any] = {}
         if isinstance(settings, CsvConfig):
-            more = TSV if settings.sep == "\t" else CSV
+            more = {**(TSV if settings.sep == "\t" else CSV), **_texts(text_columns)}
         if path.is_dir() and isinstance(settings, CsvConfig | JsonConfig):
             for file in chain.from_iterable(settings.data_files.values()):
-                more = {**more, **_format_of(Path(file))}
+                more = {**more, **_format_of(Path(file), text_columns)}
         return load_dataset(name, config, **more)
+
+
+def _described(path: Path, builder: Any, text_columns: Sequence[str]) -> dict[str, Any]:
+    """Splits of a folder of images or recordings that csv files beside these describe; empty if
+    none does. ``datasets`` would read these with pandas' own idea of what an empty cell is."""
+    from datasets import concatenate_datasets
+
+    names, splits, tables = builder.METADATA_FILENAMES, {}, []
+    for split, files in builder.config.data_files.items():
+        tables = [Path(file) for file in files if Path(file).name in names]
+        for table in tables:
+            _format_of(table)
+        tables = [table for table in tables if table.suffix == ".csv"]
+        if tables:
+            parts = [_with_files(table, builder, text_columns) for table in tables]
+            splits[split] = concatenate_datasets(parts)
+    if not splits and (unread := next(path.rglob("metadata.tsv"), None)):
+        raise CommandError(f"{unread} is not read; write it as metadata.csv or metadata.jsonl")
+    return splits
+
+
+def _with_files(table: Path, builder: Any, text_columns: Sequence[str]) -> Any:
+    """The rows of a csv file with the images or recordings that it names."""
+    columns = ("file_name", *text_columns)
+    rows = open_tables({"train": str(table)}, "--dataset", columns)["train"]
+    if "file_name" not in rows.column_names:
+        raise CommandError(
+            f"{table}: needs the column file_name; it has {', '.join(rows.column_names)}"
+        )
+    folder, paths = os.path.abspath(table.parent), []
+    for number, name in enumerate(rows["file_name"], 1):
+        paths.append(os.path.normpath(os.path.join(folder, name or "")))
+        if not (os.path.isfile(paths[-1]) and Path(paths[-1]).is_relative_to(folder)):
+            why = f"row {number} names the file {name!r}, which is not below its folder"
+            raise CommandError(f"{table}: {why}; repair the row or take it out")
+    rows = rows.remove_columns("file_name").add_column(builder.BASE_COLUMN_NAME, paths)
+    return rows.cast_column(builder.BASE_COLUMN_NAME, builder.BASE_FEATURE())
 
 
 @contextlib.contextmanager
@@ -55,8 +103,11 @@ def reading(what: str, remedy: str) -> Iterator[None]:
         raise CommandError(f"{what} cannot be read ({why}); {remedy}") from None
 
 
-def open_tables(files: Mapping[str, str], option: str = "--train-file") -> Mapping[str, Any]:
-    """Splits of csv, tsv, json, jsonl or parquet files, all of one format."""
+def open_tables(
+    files: Mapping[str, str], option: str = "--train-file", text_columns: Sequence[str] = ()
+) -> Mapping[str, Any]:
+    """Splits of csv, tsv, json, jsonl or parquet files, all of one format; see
+    :func:`open_dataset`."""
     from datasets import load_dataset
 
     for name in files.values():
@@ -73,7 +124,7 @@ def open_tables(files: Mapping[str, str], option: str = "--train-file") -> Mappi
     data = {}
     for split, name in files.items():  # one by one, for errors do not say which
         with reading(name, f"give a {suffix} file with a row for each example"):
-            more = _format_of(Path(name))
+            more = _format_of(Path(name), text_columns)
             data |= load_dataset(TABLES[suffix], data_files={split: name}, **more)
     return data
 
@@ -83,7 +134,17 @@ CSV = {"keep_default_na": False, "na_values": [""]}
 TSV = {**CSV, "sep": "\t", "quoting": csv.QUOTE_NONE}
 
 
-def _format_of(path: Path) -> dict[str, Any]:
+def _texts(columns: Sequence[str]) -> dict[str, Any]:
+    """Options for columns of texts: pandas would make numbers of a column such as 001, 1e5, and a
+    truth value of True."""
+    return {"converters": dict.fromkeys(columns, _cell_text)} if columns else {}
+
+
+def _cell_text(cell: str) -> str | None:
+    return cell or None
+
+
+def _format_of(path: Path, text_columns: Sequence[str] = ()) -> dict[str, Any]:
     """Options for reading a table.
 
     Raises:
@@ -102,7 +163,7 @@ def _format_of(path: Path) -> dict[str, Any]:
         if encoding in ("utf-16", "utf-32"):
             raise CommandError(f"{path}: is in {encoding.upper()}; convert it to UTF-8")
         return {}
-    more = {**(CSV if suffix == ".csv" else TSV), "encoding": encoding}
+    more = {**(CSV if suffix == ".csv" else TSV), **_texts(text_columns), "encoding": encoding}
     if returns:
         with open(path, encoding=encoding, newline="\n") as file:
             if any(line.endswith("\r\n") for line in file):
@@ -112,10 +173,14 @@ def _format_of(path: Path) -> dict[str, Any]:
     return more
 
 
-def given_tables(args: argparse.Namespace) -> Mapping[str, Any]:
-    """Those of ``--train-file`` and ``--test-file``, or ``--validation-file``."""
+def given_tables(args: argparse.Namespace, text_columns: Sequence[str]) -> Mapping[str, Any]:
+    """The splits of ``--dataset``, or of ``--train-file`` and ``--test-file``, or
+    ``--validation-file``; see :func:`open_dataset`."""
+    if args.dataset:
+        return open_dataset(args.dataset, args.dataset_config, text_columns)
     files = {"train": args.train_file, "test": args.test_file or args.validation_file}
-    return open_tables({split: name for split, name in files.items() if name})
+    files = {split: name for split, name in files.items() if name}
+    return open_tables(files, text_columns=text_columns)
 
 
 def add_data_args(parser: argparse.ArgumentParser, files: bool = True) -> None:

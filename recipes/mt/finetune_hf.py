@@ -65,10 +65,7 @@ def number_lists() -> dict[str, list[Pair]]:
 
 def given_data(args: argparse.Namespace) -> dict[str, list[Pair]]:
     """The pairs of ``--dataset`` or ``--train-file``; splits train and test."""
-    if args.dataset:
-        tables = data.open_dataset(args.dataset, args.dataset_config)
-    else:
-        tables = data.given_tables(args)
+    tables = data.given_tables(args, (args.source_lang, args.target_lang))
     pairs = {}
     for split, rows in data.train_and_test(tables, args.train_split, args.test_split).items():
         given = [_pair(row, args.source_lang, args.target_lang) for row in rows]

@@ -168,6 +168,11 @@ def read_images(args: argparse.Namespace, training: Any, rows: Any, channels: in
     """The images of `rows`, with the classes of `training`, decoded when they are asked for."""
     pixels, target = (_column(args, option, training) for option in COLUMNS)
     names = getattr(training.features[target], "names", None)
+    for labels in (training[target], rows[target]):
+        if None in labels:
+            where = f"row {labels.index(None) + 1} of the data"
+            why = f"{where} has none; give it a label, or take it out"
+            raise CommandError(f"--label-column {target}: {why}")
     # plain numbers or words have no names
     values = sorted(set(training[target])) if names is None else range(len(names))
     classes = {value: place for place, value in enumerate(values)}

@@ -179,12 +179,15 @@ def test_a_byte_of_a_table_that_is_no_text_is_named_by_its_line(suffix, folder, 
 
 @pytest.mark.parametrize(
     ("rows", "message"),
-    [("1,2\n1,2\n", "the data have 1, which is no text"), ("a,b\n", "train: has 1 row, too few")],
+    [
+        ('{"en": 1, "de": 2}\n' * 2, "the data have 1, which is no text"),
+        ('{"en": "a", "de": "b"}\n', "train: has 1 row, too few"),
+    ],
 )
 def test_tables_that_cannot_be_used_are_refused(rows, message, tmp_path):
-    (tmp_path / "train.csv").write_text(f"en,de\n{rows}")
+    (tmp_path / "train.jsonl").write_text(rows)
     with pytest.raises(CommandError, match=message):
-        mt.main(["--train-file", str(tmp_path / "train.csv"), "--output", str(tmp_path / "out")])
+        mt.main(["--train-file", str(tmp_path / "train.jsonl"), "--output", str(tmp_path / "out")])
 
 
 def test_damaged_folder_of_a_data_set_is_named(tmp_path):
