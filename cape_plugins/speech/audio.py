@@ -7,7 +7,6 @@ import io
 import logging
 import math
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,26 +16,18 @@ import torch
 from torch import Tensor
 
 from cape_plugins.speech.features import SAMPLING_RATE
-from cape_plugins.speech.streams import (
-    HEAD_BYTES,
-    CutOffError,
-    Stream,
-    is_absurd,
-    streams,
-    tells_length,
-)
+from cape_plugins.speech.streams import CutOffError, Stream, is_absurd, streams, tells_length
 
 logger = logging.getLogger(__name__)
 
 Source = str | os.PathLike | bytes
 
-# What libsndfile says of a file that is shorter than its header, of which it reads what is there.
-_SHORTER = re.compile(r"^ *(?:data|SSND|Data Size) *: (\d+) \(should be (\d+)\)", re.MULTILINE)
-_HEADER_BYTES = 44  # header of a wav file; some writers count it as samples
-_UNKNOWN_BYTES = 0x7FFFF000  # least size that programs write into a pipe, where they do not know it
 _RATES = (100, 1_000_000)  # Hz; others cannot be resampled in the memory of a computer
+_ROUNDED = 0.01  # seconds by which transcripts round the end of a recording
 _BLOCK = 2**20  # samples of all channels that are decoded at a time
-_CANCELLED = 1e-3  # share of the power that is left where channels are of opposite phase
+# Share of the power that is left where channels are of opposite phase: where one is weaker by a
+# tenth, or a sample late, too. Of channels that have nothing in common, all is left.
+_CANCELLED = 2e-2
 
 
 class AudioError(ValueError):
@@ -62,13 +53,7 @@ def read_audio(source: Source, sampling_rate: int = SAMPLING_RATE) -> Tensor:
         ImportError: without the package soundfile.
     """
     parts = []
-    for stream in _streams(source):
-        with _opened(source, io.BytesIO(stream.data)) as file, _decoding(source):
-            blocks = list(_blocks(file))
-            rate, told = file.samplerate, file.frames if stream.frames is None else stream.frames
-            samples = np.concatenate([*blocks, np.zeros((0, file.channels), np.float32)])
-        if len(samples) < 0.99 * told and not is_absurd(told, len(stream.data)):
-            raise _cut_off(source, f"{len(samples)} of {told} samples")
+    for samples, rate in _decoded(source):
         parts.append(resample(torch.from_numpy(_mixed(source, samples)), rate, sampling_rate))
     waveform = torch.cat(parts)
     if not len(waveform):
@@ -79,19 +64,16 @@ def read_audio(source: Source, sampling_rate: int = SAMPLING_RATE) -> Tensor:
 def audio_seconds(source: Source) -> float:
     """Duration of a recording; raises as :func:`read_audio`.
 
-    It is that of the header where this can be trusted. The whole file is looked into for another
-    length and further streams in Ogg and mp3, and where the header says no length, or a nonsense
-    one; samples are decoded only for FLAC of such a header. A wav, aiff or au file that holds fewer
-    samples than its header says is cut off, too; in other formats only reading shows that."""
-    if isinstance(source, bytes):
-        head, size = source[:HEAD_BYTES], len(source)
-    else:
-        with _decoding(source), open(_existing(source), "rb") as file:
-            head, size = file.read(HEAD_BYTES), os.path.getsize(source)
-    file = io.BytesIO(source) if isinstance(source, bytes) else source
-    if tells_length(head, size) and (seconds := _header_seconds(source, file)):
-        return seconds
-    return sum(_header_seconds(source, io.BytesIO(part.data)) for part in _streams(source))
+    It is that of the header where this can be trusted: where the size of a file without compression
+    is the one that the header says, or the last frame of FLAC is. Else the whole file is looked
+    into, and FLAC is decoded. Of an mp3 cut off within its frames, or damaged within the samples,
+    only reading tells."""
+    if _is_trusted(source):
+        file = io.BytesIO(source) if isinstance(source, bytes) else source
+        with _opened(source, file) as opened:
+            if not is_absurd(opened.frames, _size(source)):
+                return opened.frames / opened.samplerate
+    return sum(_stream_seconds(source, stream) for stream in _streams(source))
 
 
 def read_segment(source: Source, start: float, end: float) -> tuple[np.ndarray, int]:
@@ -101,18 +83,41 @@ def read_segment(source: Source, start: float, end: float) -> tuple[np.ndarray, 
         ``[samples]`` or ``[samples, channels]`` int16, and the sampling rate.
 
     Raises:
-        AudioError: if it cannot be read, or there are no samples between `start` and `end`.
+        AudioError: if it cannot be read, it ends before `end` (by more than a hundredth of a
+            second), or there are no samples between the times.
     """
-    path = io.BytesIO(source) if isinstance(source, bytes) else _existing(source)
-    with _opened(source, path) as file, _decoding(source):
-        first, last = (round(time * file.samplerate) for time in (start, end))
-        last = min(last, file.frames)
-        if not 0 <= first < last:
-            raise AudioError(
-                f"{_name(source)}: no samples from {start} to {end} s; check the times."
-            )
-        file.seek(first)
-        return file.read(last - first, dtype="int16"), file.samplerate
+    if _is_trusted(source):
+        path = io.BytesIO(source) if isinstance(source, bytes) else source
+        with _opened(source, path) as file, _decoding(source):
+            rate, count = file.samplerate, file.frames
+            first, last = _places(source, start, end, rate, count)
+            file.seek(first)
+            return _integers(file.read(last - first, dtype="float32")), rate
+    # a place that is sought by such a header may be another one
+    streams_read = list(_decoded(source))
+    if len({(rate, samples.shape[1]) for samples, rate in streams_read}) > 1:
+        raise AudioError(f"{_name(source)} was joined of unlike recordings; convert it to wav.")
+    samples = np.concatenate([samples for samples, _ in streams_read])
+    rate = streams_read[0][1]
+    first, last = _places(source, start, end, rate, len(samples))
+    return _integers(samples[first:last, 0] if samples.shape[1] == 1 else samples[first:last]), rate
+
+
+def _integers(samples: np.ndarray) -> np.ndarray:
+    """int16 of samples in -1 to 1; larger ones, as in Ogg and mp3, would change their sign in
+    libsndfile."""
+    return (samples * 2**15).round().clip(-(2**15), 2**15 - 1).astype(np.int16)
+
+
+def _places(source: Source, start: float, end: float, rate: int, count: int) -> tuple[int, int]:
+    """The first sample of a segment, and the one after its last."""
+    first, last = round(start * rate), round(end * rate)
+    if not 0 <= first < min(last, count) or last > count + _ROUNDED * rate:
+        seconds = f"it has {count / rate:g} s"
+        raise AudioError(
+            f"{_name(source)}: no samples from {start} to {end} s ({seconds}); check the times."
+        )
+    return first, min(last, count)
 
 
 def audio_rate(source: Source) -> int:
@@ -142,17 +147,47 @@ def _streams(source: Source) -> list[Stream]:
             raise _cut_off(source, error) from None
 
 
-def _header_seconds(source: Source, file: Any) -> float:
-    size = file.getbuffer().nbytes if isinstance(file, io.BytesIO) else os.path.getsize(file)
-    with _opened(source, file) as opened, _decoding(source):
-        frames = opened.frames
-        if is_absurd(frames, size):
-            frames = sum(map(len, _blocks(opened)))
-        return frames / opened.samplerate
+def _is_trusted(source: Source) -> bool:
+    """Whether the header of a recording says its length."""
+    with _decoding(source):
+        if isinstance(source, bytes):
+            return tells_length(io.BytesIO(source))
+        with open(_existing(source), "rb") as file:
+            return tells_length(file)
+
+
+def _size(source: Source) -> int:
+    return len(source) if isinstance(source, bytes) else os.path.getsize(source)
+
+
+def _stream_seconds(source: Source, stream: Stream) -> float:
+    """Duration by the header, or, where this says none, of the samples."""
+    with _opened(source, io.BytesIO(stream.data)) as file, _decoding(source):
+        frames = file.frames
+        if is_absurd(frames, len(stream.data)):
+            frames = sum(map(len, _blocks(file)))
+            _check_number(source, stream, frames, stream.frames or 0)
+        return frames / file.samplerate
+
+
+def _decoded(source: Source) -> Iterator[tuple[np.ndarray, int]]:
+    """The samples ``[samples, channels]`` of each stream, and their rate in Hz."""
+    for stream in _streams(source):
+        with _opened(source, io.BytesIO(stream.data)) as file, _decoding(source):
+            blocks = list(_blocks(file))
+            rate, told = file.samplerate, file.frames if stream.frames is None else stream.frames
+            samples = np.concatenate([*blocks, np.zeros((0, file.channels), np.float32)])
+        _check_number(source, stream, len(samples), told)
+        yield samples, rate
+
+
+def _check_number(source: Source, stream: Stream, samples: int, told: int) -> None:
+    if samples < 0.99 * told and not is_absurd(told, len(stream.data)):
+        raise _cut_off(source, f"{samples} of {told} samples")
 
 
 def _blocks(file: Any) -> Iterator[np.ndarray]:
-    """``[samples, channels]`` float32, up to the end of the stream."""
+    """``[samples, channels]``, up to the end of the stream."""
     # For a file in which it can seek, soundfile seeks behind what it has read, and that fails at
     # the end of a FLAC file whose header does not know where the end is.
     file.seekable = lambda: False
@@ -192,10 +227,6 @@ def _opened(source: Source, file: Any) -> Any:
         ) from None
     with _decoding(source):
         opened = soundfile.SoundFile(file)
-    for promised, held in (map(int, sizes) for sizes in _SHORTER.findall(opened.extra_info)):
-        if held + _HEADER_BYTES < promised < _UNKNOWN_BYTES:
-            opened.close()
-            raise _cut_off(source, f"{held} of {promised} bytes")
     if not _RATES[0] <= opened.samplerate <= _RATES[1]:
         opened.close()
         raise AudioError(

@@ -1,22 +1,26 @@
-"""Streams of compressed recordings, found by their own marks: headers tell no length, or a wrong
-one, where a program wrote into a pipe, and one file may hold several streams, of which libsndfile
-reads the first.
+"""Streams of recordings, found by their own marks: headers tell no length, or a wrong one, where a
+program wrote into a pipe, and one file may hold several streams, of which libsndfile reads the
+first.
 
-Sources: RFC 9639 (FLAC), RFC 3533 (Ogg: each chained stream begins with a page that has the flag
-"beginning of stream"), ISO 11172-3 and 13818-3 (frames of mp3), Xing's header of an mp3.
+Sources: RFC 3533 (Ogg: each chained stream begins with a page that has the flag "beginning of
+stream", and ends with one of the flag "end of stream"), ISO 11172-3 and 13818-3 (frames of mp3),
+Xing's header of an mp3.
 """
 
 from __future__ import annotations
 
+import io
 import re
 import struct
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
-_FLAC = re.compile(rb"fLaC[\0\x80]\0\0\x22")  # with the header of its first block, of 34 bytes
+from cape_plugins.speech import flac
+from cape_plugins.speech.sizes import find_samples
+
 _PAGE = re.compile(rb"OggS\0([\0-\x07])", re.DOTALL)
-_BEGINS = 2  # flag of an Ogg page
+_BEGINS, _ENDS = 2, 4  # flags of an Ogg page
 
 # A frame of layer III: sync word, version, layer; bit rate; sampling rate and padding.
 _FRAME = re.compile(rb"\xff[\xe2\xe3\xf2\xf3\xfa\xfb][\x10-\xef]", re.DOTALL)
@@ -33,7 +37,6 @@ _RATES = (44100, 48000, 32000)
 _WIDE = 0x90  # a bit rate whose frames have room for Xing's header
 
 
-HEAD_BYTES = 32  # at the beginning of a file, enough for :func:`tells_length`
 _MOST_FRAMES = 10_000  # in a byte of the file; FLAC and Vorbis need less for silence only
 
 
@@ -57,22 +60,18 @@ def streams(data: bytes) -> list[Stream]:
     """The streams of a file, of which there is more than one if files were joined.
 
     Args:
-        data: Bytes of a recording of any format. FLAC, Ogg, mp3, wav and au are looked into, any
-            other is one stream.
+        data: Bytes of a recording of any format.
 
     Raises:
-        CutOffError: if an Ogg file ends in the middle of a page.
+        CutOffError: if an Ogg file ends in the middle of a page or stream, an mp3 has fewer frames,
+            or a file without compression fewer bytes, than its header says.
     """
     sound = data[_tag_bytes(data) :]
-    readers: dict[bytes, Callable[[bytes], Iterator[Stream]]] = {
-        b"fLaC": _flac,
-        b"OggS": _ogg,
-        b"RIFF": _wav,
-        b".snd": _au,
-    }
+    readers: dict[bytes, Callable[[bytes], Iterator[Stream]]] = {b"fLaC": _flac, b"OggS": _ogg}
     tagged = len(sound) < len(data)  # after a tag there may be padding
-    read = readers.get(sound[:4], _mp3 if tagged or _FRAME.match(sound) else None)
-    return (list(read(sound)) if read else []) or [Stream(data)]
+    mp3 = _FRAME.match(sound) or (tagged and find_samples(io.BytesIO(sound)) is None)
+    read = readers.get(sound[:4], _mp3 if mp3 else _uncompressed)
+    return list(read(sound)) or [Stream(data)]
 
 
 def is_absurd(frames: int, size: int) -> bool:
@@ -80,22 +79,16 @@ def is_absurd(frames: int, size: int) -> bool:
     return frames > _MOST_FRAMES * size
 
 
-def tells_length(head: bytes, size: int) -> bool:
-    """Whether the length in the header of a file can be trusted, if it is not 0.
-
-    Args:
-        head: The first :data:`HEAD_BYTES` of the file.
-        size: Bytes of the file.
-    """
+def tells_length(file: BinaryIO) -> bool:
+    """Whether the length in the header of a file can be trusted, if it is not 0. A few bytes are
+    read, and not all of the file, so that it is fast for a whole corpus."""
+    file.seek(0)
+    head = file.read(flac.HEAD_BYTES)
     if head.startswith(b"fLaC"):
-        frames = _flac_frames(head)
-        return frames > 0 and not is_absurd(frames, size)
+        return flac.tells_length(file)
+    if samples := find_samples(file):
+        return samples.told == samples.held and samples.end == file.seek(0, 2)
     return not (head.startswith((b"ID3", b"OggS")) or _FRAME.match(head))
-
-
-def _flac_frames(head: bytes) -> int:
-    """Samples of each channel: the lower 36 bits of a word; 0 is unknown."""
-    return int.from_bytes(head[18:26], "big") & (1 << 36) - 1
 
 
 def _tag_bytes(data: bytes) -> int:
@@ -110,55 +103,36 @@ def _tag_bytes(data: bytes) -> int:
 
 
 def _flac(data: bytes) -> Iterator[Stream]:
-    starts = [match.start() for match in _FLAC.finditer(data)]
-    for start, end in pairwise([*starts, len(data)]):
-        part = bytearray(data[start:end])
-        frames = _flac_frames(part)
-        part.extend(bytes(max(0, 26 - len(part))))  # of half a header
-        # without a total libsndfile reads what is there
-        part[21] &= 0xF0
-        part[22:26] = bytes(4)
-        yield Stream(bytes(part), frames)
+    for part in flac.parts(data):
+        yield Stream(flac.without_total(part), flac.total_samples(part))
 
 
 def _ogg(data: bytes) -> Iterator[Stream]:
-    starts, before, last = [], 0, 0
+    starts, before, last = [], _ENDS, 0
     for match in _PAGE.finditer(data):
-        flags, last = match[1][0], match.start()
+        flags = match[1][0]
         # several streams side by side begin with a page each
         if flags & _BEGINS and not before & _BEGINS:
-            starts.append(last)
-        before = flags
+            starts.append(match.start())
+            if not before & _ENDS:
+                raise CutOffError(f"stream {len(starts) - 1} has no last page")
+        before, last = flags, match.start()
     segments = data[last + 27 : last + 27 + data[last + 26]] if len(data) > last + 26 else b""
     held, size = len(data) - last, 27 + len(segments) + sum(segments)
     if held < size or not segments:
         raise CutOffError(f"{held} bytes of its last page")
+    if not before & _ENDS:
+        raise CutOffError(f"stream {len(starts)} has no last page")
     yield from (Stream(data[start:end]) for start, end in pairwise([*starts, len(data)]))
 
 
-def _wav(data: bytes) -> Iterator[Stream]:
-    """With the size of the samples that means "unknown", where the header says 0 and there are."""
-    place = 12
-    while place + 8 <= len(data):
-        name, size = struct.unpack_from("<4sI", data, place)
-        if name == b"data" and not size and not _ends_with_chunks(data, place + 8):
-            yield Stream(data[: place + 4] + b"\xff" * 4 + data[place + 8 :])
-            return
-        place += 8 + size + size % 2
-
-
-def _ends_with_chunks(data: bytes, place: int) -> bool:
-    """Whether nothing but whole chunks follows."""
-    while place + 8 <= len(data):
-        (size,) = struct.unpack_from("<I", data, place + 4)
-        place += 8 + size + size % 2
-    return place == len(data)
-
-
-def _au(data: bytes) -> Iterator[Stream]:
-    start, size = struct.unpack_from(">II", data.ljust(12, b"\0"), 4)
-    if not size and start < len(data):
-        yield Stream(data[:8] + b"\xff" * 4 + data[12:])
+def _uncompressed(data: bytes) -> Iterator[Stream]:
+    """Each recording with a header that says the size of its samples."""
+    while samples := find_samples(io.BytesIO(data)):
+        if samples.cut_off:
+            raise CutOffError(f"{samples.held} of {samples.told} bytes")
+        yield Stream(samples.repaired(data))
+        data = data[samples.end :]
 
 
 def _mp3(data: bytes) -> Iterator[Stream]:
@@ -167,8 +141,10 @@ def _mp3(data: bytes) -> Iterator[Stream]:
     starts = sorted({0, *(match.start() for match in _XING.finditer(data))})
     for start, end in pairwise([*starts, len(data)]):
         part = data[start:end]
-        frames = _count_frames(part)
-        if frames and frames - 1 > _told_frames(part):
+        frames, told = _count_frames(part), _told_frames(part)
+        if frames and frames < 0.99 * told:
+            raise CutOffError(f"{frames} of {told} frames")
+        if frames and frames - 1 > told:
             part = _with_xing(part, frames)
         if frames:
             yield Stream(part)

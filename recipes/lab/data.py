@@ -39,9 +39,9 @@ def open_dataset(
             return {"train": data} if isinstance(data, Dataset) else data
         builder = load_dataset_builder(name, config)
         settings = builder.config
-        if path.is_dir() and isinstance(builder, FolderBasedBuilder):
-            if described := _described(path, builder, text_columns):
-                return described
+        of_files = path.is_dir() and isinstance(builder, FolderBasedBuilder)
+        if of_files and (described := _described(path, builder, text_columns)):
+            return described
         more: dict[str, Any] = {}
         if isinstance(settings, CsvConfig):
             more = {**(TSV if settings.sep == "\t" else CSV), **_texts(text_columns)}

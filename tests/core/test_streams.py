@@ -15,6 +15,7 @@ from cape_plugins.speech import audio
 from cape_plugins.speech.audio import AudioError, audio_seconds, read_audio
 
 RATE = 16000
+TONE = 0.5 * np.sin(np.arange(80000, dtype="f") * 440 * 2 * np.pi / RATE)
 NOISE = (0.3 * np.random.default_rng(0).standard_normal(80000)).astype("f")
 SILENCE = np.zeros(80000, "f")
 
@@ -42,8 +43,8 @@ def test_flac_is_read_whole_whatever_its_header_says(tmp_path, total):
         assert np.array_equal(read_audio(source).numpy(), read_audio(FLAC).numpy())
 
 
-@pytest.mark.parametrize("total", [0, 2**36 - 1])
-def test_seconds_of_flac_without_a_total_are_those_of_its_samples(tmp_path, total):
+@pytest.mark.parametrize("total", [0, 2**36 - 1, 9000, 79999])
+def test_seconds_of_flac_without_its_total_are_those_of_its_samples(tmp_path, total):
     path = tmp_path / "one.flac"
     path.write_bytes(with_total(FLAC, total))
     for source in (path, path.read_bytes()):
@@ -51,14 +52,22 @@ def test_seconds_of_flac_without_a_total_are_those_of_its_samples(tmp_path, tota
 
 
 def test_flac_with_fewer_samples_than_its_header_says_is_cut_off():
-    with pytest.raises(AudioError, match="is cut off: 80000 of 90000 samples"):
-        read_audio(with_total(FLAC, 90000))
+    for function in (read_audio, audio_seconds):
+        with pytest.raises(AudioError, match="is cut off: 80000 of 90000 samples"):
+            function(with_total(FLAC, 90000))
 
 
 @pytest.mark.parametrize("total", [0, 80000])
 def test_half_a_flac_is_an_audio_error(total):
-    with pytest.raises(AudioError, match="cannot be decoded"):
-        read_audio(with_total(FLAC, total)[: len(FLAC) // 2])
+    for function in (read_audio, audio_seconds):
+        with pytest.raises(AudioError, match="cannot be decoded"):
+            function(with_total(FLAC, total)[: len(FLAC) // 2])
+
+
+def test_a_tag_behind_flac_is_no_sound():
+    tagged = FLAC + b"TAG" + bytes(125)
+    assert audio_seconds(tagged) == 5.0
+    assert np.array_equal(read_audio(tagged).numpy(), read_audio(FLAC).numpy())
 
 
 @pytest.mark.parametrize("error", [ValueError, MemoryError, OverflowError, TypeError])
@@ -133,7 +142,7 @@ def test_mp3_that_says_too_few_frames_is_read_whole():
 
 def test_cut_mp3_is_refused():
     data = mp3(QUIET_FIRST)
-    with pytest.raises(AudioError, match=r"is cut off: \d+ of 160000 samples"):
+    with pytest.raises(AudioError, match=r"is cut off: \d+ of 280 frames"):
         read_audio(data[: len(data) * 3 // 4])
 
 
@@ -159,8 +168,14 @@ def test_joined_streams_are_read_to_the_end_of_the_last(tmp_path, name):
         assert samples[163000:236000].std() > 0.1
 
 
-def test_joined_flac_is_read_to_the_end_of_the_last():
-    assert len(read_audio(FLAC + FLAC)) == 160000
+@pytest.mark.parametrize("first", [NOISE, SILENCE, NOISE[:9000], NOISE[:50]])
+@pytest.mark.parametrize("second", [NOISE, SILENCE, NOISE[:50]])
+def test_joined_flac_is_read_to_the_end_of_the_last(first, second):
+    """Also where both have one duration, and the header of the first the number of the last."""
+    data = encoded(first, "FLAC") + encoded(second, "FLAC")
+    expected = len(first) + len(second)
+    assert len(read_audio(data)) == expected
+    assert audio_seconds(data) == expected / RATE
 
 
 @pytest.mark.parametrize("size", [-100, -1])
@@ -188,9 +203,13 @@ def test_wav_of_data_size_0_is_read(tmp_path, riff, extra):
         assert np.array_equal(read_audio(source).numpy(), read_audio(wav).numpy())
 
 
-def test_au_of_data_size_0_is_read():
-    au = encoded(NOISE, "AU")
-    assert audio_seconds(au[:8] + bytes(4) + au[12:]) == 5.0
+def test_ogg_that_ends_between_pages_is_cut_off():
+    ogg = encoded(QUIET_FIRST, "OGG")
+    start = ogg.rindex(b"OggS")
+    for data in (ogg[:start], ogg[:start] + ogg):
+        for function in (read_audio, audio_seconds):
+            with pytest.raises(AudioError, match="is cut off: stream 1 has no last page"):
+                function(data)
 
 
 @pytest.mark.parametrize("chunks", [b"", b"LIST\4\0\0\0INFO"])
@@ -199,10 +218,18 @@ def test_wav_without_samples_holds_none(chunks):
         read_audio(encoded(SILENCE[:0], "WAV") + chunks)
 
 
+OPPOSITE = {
+    "exact": (NOISE, -NOISE),
+    "weaker by a tenth": (NOISE, -0.9 * NOISE),
+    "a sample late": (TONE, -np.roll(TONE, 1)),
+}
+
+
 @pytest.mark.parametrize("format", ["WAV", "MP3"])
-def test_channels_of_opposite_phase_are_reported(format):
+@pytest.mark.parametrize("name", OPPOSITE)
+def test_channels_of_opposite_phase_are_reported(format, name):
     with pytest.raises(AudioError, match="its 2 channels cancel each other"):
-        read_audio(encoded(np.stack((NOISE, -NOISE), 1), format))
+        read_audio(encoded(np.stack(OPPOSITE[name], 1), format))
 
 
 @pytest.mark.parametrize("second", [-0.5 * NOISE, SILENCE, np.roll(NOISE, 1)])

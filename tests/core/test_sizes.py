@@ -1,0 +1,106 @@
+"""Files without compression whose header says a wrong size, and files that were joined or cut."""
+
+import io
+import struct
+
+import numpy as np
+import pytest
+
+pytest.importorskip("soundfile")
+
+import soundfile
+
+from cape_plugins.speech.audio import AudioError, audio_seconds, read_audio, read_segment
+
+RATE = 16000
+NOISE = (0.3 * np.random.default_rng(0).standard_normal(80000)).astype("f")
+
+
+def encoded(format, samples=NOISE, **options):
+    file = io.BytesIO()
+    soundfile.write(file, samples, RATE, format=format, **options)
+    return file.getvalue()
+
+
+FILES = {name: encoded(name) for name in ("WAV", "RF64", "W64", "AIFF", "AU", "CAF", "NIST", "SVX")}
+FILES["VOC"] = encoded("VOC")
+FILES["WAVEX"] = encoded("WAVEX", np.stack((NOISE, NOISE), 1), subtype="PCM_24")
+FILES["RIFX"] = encoded("WAV", endian="BIG")
+FILES["AIFC"] = encoded("AIFF", subtype="FLOAT")
+PLACES = {  # of the size in the header, and how it is stored
+    "WAV": (b"data", 4, "<I", 0),
+    "RIFX": (b"data", 4, ">I", 0),
+    "RF64": (b"ds64", 16, "<Q", 0),
+    "W64": (b"data", 16, "<Q", 24),
+    "AIFF": (b"SSND", 4, ">I", 8),
+    "AIFC": (b"SSND", 4, ">I", 8),
+    "SVX": (b"BODY", 4, ">I", 0),
+    "CAF": (b"data", 4, ">Q", 4),
+    "AU": (b".snd", 8, ">I", 0),
+}
+
+
+def with_size(name, size, data=None):
+    data = data or FILES[name]
+    mark, offset, form, _ = PLACES[name]
+    place = data.index(mark) + offset
+    return data[:place] + struct.pack(form, size) + data[place + struct.calcsize(form) :]
+
+
+def expect_whole(data, name, times=1):
+    """The samples, also of a file as a path, and their number as the duration."""
+    expected = np.tile(read_audio(FILES[name]).numpy(), times)
+    assert np.array_equal(read_audio(data).numpy(), expected)
+    assert audio_seconds(data) == len(expected) / RATE == 5.0 * times
+
+
+@pytest.mark.parametrize("share", [0, 0.2, 0.99])
+@pytest.mark.parametrize("name", PLACES)
+def test_samples_behind_the_size_of_the_header_are_read(name, share):
+    counted = PLACES[name][3]
+    told = int(160000 * share) * (2 if name == "AIFC" else 1)
+    expect_whole(with_size(name, told + counted * (told > 0)), name)
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_size_that_means_unknown_is_that_of_the_file(name):
+    expect_whole(with_size(name, 256 ** struct.calcsize(PLACES[name][2]) - 1), name)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.97])
+@pytest.mark.parametrize("name", FILES)
+def test_files_shorter_than_their_header_says_are_cut_off(tmp_path, name, share):
+    data = FILES[name][: int(share * len(FILES[name]))]
+    (tmp_path / "one").write_bytes(data)
+    for source in (data, tmp_path / "one"):
+        for function in (read_audio, audio_seconds, lambda source: read_segment(source, 0, 1)):
+            with pytest.raises(AudioError, match=r"is cut off: \d+ of \d+ bytes; repair it"):
+                function(source)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_joined_files_are_read_to_the_end_of_the_last(name):
+    expect_whole(FILES[name] * 3, name, 3)
+
+
+@pytest.mark.parametrize("size", [4, 5000])
+@pytest.mark.parametrize("name", ["WAV", "RIFX", "RF64", "AIFF"])
+def test_chunks_behind_the_samples_are_no_samples(name, size):
+    form = ">I" if name in ("RIFX", "AIFF") else "<I"
+    chunk = b"ID3 " + struct.pack(form, size) + b"\1" * size
+    expect_whole(FILES[name] + chunk, name)
+    expect_whole(FILES[name] + chunk + FILES[name], name, 2)
+    expect_whole(FILES[name] + chunk[: 8 + size // 2], name)
+
+
+def test_an_odd_number_of_bytes_need_not_be_padded():
+    data = encoded("WAV", NOISE[:8001], subtype="PCM_U8")
+    data = data[: 44 + 8001]
+    for more in (b"", b"\0", b"LIST\4\0\0\0INFO", b"\0LIST\4\0\0\0INFO"):
+        assert audio_seconds(data + more) == 8001 / RATE
+        assert len(read_audio(data + more)) == 8001
+
+
+def test_silence_behind_a_size_of_0_is_read_in_no_time():
+    wav = encoded("WAV", np.zeros(80000, "f"))
+    assert audio_seconds(wav[:40] + bytes(4) + wav[44:]) == 5.0
