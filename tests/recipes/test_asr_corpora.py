@@ -153,10 +153,20 @@ def test_recordings_that_cannot_be_used_are_counted(libri, tmp_path, capsys):
     assert "19-198-0000.flac cannot be decoded" in output
 
 
-def test_decode_finds_recordings_that_end_early(libri, tmp_path, capsys):
+def test_recordings_that_end_early_are_left_out(libri, tmp_path, capsys):
     path = libri / "LibriSpeech/train-clean-100/19/198/19-198-0000.flac"
     write(path, 2.0)
     path.write_bytes(path.read_bytes()[:20000])
+    run("librispeech", libri, "--train", "train-clean-100", "--output", tmp_path / "out")
+    assert "19-198-0000" not in texts(tmp_path / "out", "train")
+    assert "train data: 1 of 4 skipped (1 unreadable)" in capsys.readouterr().out
+
+
+def test_decode_finds_recordings_that_are_damaged_within(libri, tmp_path, capsys):
+    path = libri / "LibriSpeech/train-clean-100/19/198/19-198-0000.flac"
+    write(path, 2.0)
+    data = path.read_bytes()
+    path.write_bytes(data[:20000] + bytes(3000) + data[23000:])
     arguments = ("librispeech", libri, "--train", "train-clean-100", "--output")
     run(*arguments, tmp_path / "header")
     assert "19-198-0000" in texts(tmp_path / "header", "train")
