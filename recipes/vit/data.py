@@ -6,6 +6,7 @@ import hashlib
 import io
 import math
 import random
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ COLUMNS = {
     "image_column": ("image", "img", "picture"),
     "label_column": ("label", "labels", "fine_label", "target", "class"),
 }
+_DARK = 4095  # largest value of 12 bits
 HELD_BYTES = 2**28  # CIFAR-10 takes 150 MB
 
 
@@ -210,8 +212,8 @@ def _load(
 
 def eight_bits(image: Image.Image) -> Image.Image:
     """The image with its grey values scaled to 0 to 255, where it stores more than 8 bits; Pillow's
-    own conversion cuts them off at 255. White is 65535 for whole numbers; for floats it is 1, or
-    255 if there are larger ones.
+    own conversion cuts them off at 255. White is 65535 for whole numbers, with a warning if all are
+    those of 12 bits or less; for floats it is 1, or 255 if there are larger ones.
 
     Raises:
         ValueError: if a value is not between 0 and white.
@@ -225,6 +227,12 @@ def eight_bits(image: Image.Image) -> Image.Image:
         raise ValueError(
             f"its values are {low:g} to {high:g}; allowed: whole numbers from 0 to 65535, floats "
             "from 0 to 1 or 255"
+        )
+    if white == 65535 and 0 < high <= _DARK:
+        warnings.warn(
+            f"an image has whole numbers of at most {_DARK}, nearly black where white is 65535; if "
+            "its white is 255 or 4095, store it in 8 bits, or multiplied by 257 or 16",
+            stacklevel=2,
         )
     return Image.fromarray((values * (255 / white)).round().astype(np.uint8))
 

@@ -1,4 +1,4 @@
-"""Tables beside images, and columns of texts."""
+"""Tables beside images, columns of texts, and images that are stored too dark."""
 
 import argparse
 
@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
+import numpy as np
 from PIL import Image
 
 from recipes.lab import data
@@ -107,3 +108,17 @@ def test_columns_of_texts_hold_texts(suffix, folder, text, tmp_path):
     words = ["--dataset", str(path.parent)] if folder else ["--train-file", str(path)]
     options = [*words, "--test-split", "train", "--output", str(tmp_path / "out")]
     assert mt.given_data(mt.read_options(options)[0])["train"] == [(text, text)]
+
+
+@pytest.mark.parametrize("type", [np.int32, np.uint16])
+@pytest.mark.parametrize("largest", [255, 4095])
+def test_images_of_fewer_bits_than_their_file_has_are_reported(type, largest):
+    dark = Image.fromarray(np.full((8, 8), largest, type))
+    with pytest.warns(UserWarning, match="at most 4095, nearly black .* multiplied by 257 or 16"):
+        assert np.asarray(vit_data.eight_bits(dark)).max() == round(largest / 257)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("values", [0, 4096])
+def test_black_and_grey_images_are_not_reported(values):
+    vit_data.eight_bits(Image.fromarray(np.full((8, 8), values, np.uint16)))

@@ -31,6 +31,7 @@ from fairseq_user_dir.serving.source import score as score_by_fairseq
 from fairseq_user_dir.serving.source import translate as translate_by_fairseq
 from hf_models.convert import convert
 from recipes.lab.subwords import SentencePiece
+from recipes.vit.data import eight_bits
 from tests.support import served
 from tests.support.engines import engine_python, run_program
 from tests.support.fairseq_models import EOS, PAD, encode, load
@@ -305,6 +306,39 @@ def test_images_are_prepared_as_the_image_processor_says(processor, tmp_path, mo
             expected = processor(image, return_tensors="np")["pixel_values"]
         assert Session.given.shape == expected.shape
         np.testing.assert_allclose(Session.given, expected, atol=1e-5)
+
+
+RAMP = np.arange(240).reshape(12, 20)
+WIDE = {
+    "16 bits": (RAMP * 257).astype(np.uint16),
+    "32 bits": (RAMP * 257).astype(np.int32),
+    "floats up to 1": (RAMP / 255).astype(np.float32),
+    "floats up to 255": RAMP.astype(np.float32),
+    "too large": RAMP.astype(np.int32) * 1000,
+    "too large, floats": RAMP.astype(np.float32) * 257,
+    "below 0": (RAMP / 255 - 0.5).astype(np.float32),
+    "no number": np.where(RAMP > 9, np.nan, RAMP).astype(np.float32),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_images_of_more_than_8_bits_are_scaled_as_in_the_recipe(name, tmp_path, monkeypatch):
+    processor = PREPARED["of one size"]
+    (tmp_path / "classifier").mkdir()
+    processor.save_pretrained(tmp_path / "classifier")
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(WIDE[name]).save("image.png", "TIFF")
+    monkeypatch.setattr("onnxruntime.InferenceSession", Session)
+    with Image.open("image.png") as image:
+        try:
+            scaled = eight_bits(image).convert("RGB")
+        except ValueError:
+            with pytest.raises(SystemExit, match=r"image\.png has values of .* to "):
+                exec(program("image.png"), {})
+            return
+    exec(program("image.png"), {})
+    expected = processor(scaled, return_tensors="np")["pixel_values"]
+    np.testing.assert_allclose(Session.given, expected, atol=1e-5)
 
 
 @pytest.mark.slow
