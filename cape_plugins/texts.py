@@ -27,6 +27,8 @@ _MARKS = {
     codecs.BOM_UTF16_BE: "utf-16",
     codecs.BOM_UTF8: "utf-8-sig",
 }
+_WIDE = ("utf-16", "utf-32")
+_MARK, _TURNED = "\ufeff", "\ufffe"
 
 
 def text_lines(path: str | os.PathLike[str]) -> Iterator[str]:
@@ -40,16 +42,19 @@ def text_lines(path: str | os.PathLike[str]) -> Iterator[str]:
         ValueError: if it is empty or damaged, compressed in another way, or if a line, which the
             message names, is no text.
     """
-    path, number = Path(path), 0
+    path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file; check the path.")
     with _opened(path) as (file, encoding):
-        wide = encoding in ("utf-16", "utf-32")
+        wide = encoding in _WIDE
         lines = io.BytesIO(_decoded(path, file.read(), encoding).encode()) if wide else file
+        empty = True
         for number, line in enumerate(lines, 1):
             text = _decoded(path, line, "utf-8" if wide or number > 1 else encoding, number)
-            yield text.removesuffix("\n").removesuffix("\r")
-    if number == 0:
+            if text:  # else only a byte-order mark
+                empty = False
+                yield text.removesuffix("\n").removesuffix("\r")
+    if empty:
         raise ValueError(f"{path} is empty; give a file with one entry a line.")
 
 
@@ -92,17 +97,23 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, str]]:
 
 
 def _decoded(path: Path, data: bytes, encoding: str, line: int = 1) -> str:
-    """The text of bytes that begin with this line."""
+    """The text of bytes that begin with this line, without byte-order marks."""
+    wide = encoding in _WIDE
     try:
         text = data.decode(encoding)
-        place = text.find("\0")
-        if place < 0:
-            return text
-        before, why = text[:place], "holds a byte 0"
-        remedy = "this is no text, or one without a byte-order mark; convert it to UTF-8."
+        if "\0" in text:
+            before, why = text.partition("\0")[0], "holds a byte 0"
+            remedy = "this is no text, or one without a byte-order mark; convert it to UTF-8."
+        elif _TURNED in text and wide:
+            before, why = text.partition(_TURNED)[0], "holds a byte-order mark the other way round"
+            remedy = "convert each of the files that were joined to UTF-8."
+        else:
+            return text.replace(_MARK, "")  # of files that were joined
     except UnicodeDecodeError as error:
         start = len(data) - len(error.object) + error.start  # it counts from behind the mark
         before = data[:start].decode(encoding, errors="replace")
         why = f"is not {encoding.upper().removesuffix('-SIG')} text ({error.reason})"
         remedy = "convert the file, for example with `iconv -f latin1 -t utf-8`, or repair it."
+        if wide:
+            remedy = "the file is damaged; write it again, in UTF-8."
     raise ValueError(f"{path}: line {line + before.count(chr(10))} {why}; {remedy}")

@@ -32,7 +32,10 @@ BAD = {
     "latin-1": ("gut\n\nschön\n".encode("latin-1"), "line 3 is not UTF-8 text .*iconv"),
     "half a character": ("gut\n\nschö".encode()[:-1], "line 3 is not UTF-8 text"),
     "marked": (b"\xef\xbb\xbfgut\n\n\xff\n", "line 3 is not UTF-8 text"),
-    "half of UTF-16": ("gut\n\nschön".encode("utf-16")[:-1], "line 3 is not UTF-16 text"),
+    "half of UTF-16": (
+        "gut\n\nschön".encode("utf-16")[:-1],
+        "line 3 is not UTF-16 text .*; the file is damaged; write it again, in UTF-8.",
+    ),
     "half of UTF-16, high first": (
         "\ufeffgut\n\nschön".encode("utf-16-be")[:-1],
         "line 3 is not UTF-16 text",
@@ -63,8 +66,29 @@ def test_files_that_are_missing_or_damaged_are_named(tmp_path, read):
         read(tmp_path / "a.gz")
 
 
-def test_an_empty_file_has_no_lines_and_an_empty_text(tmp_path):
-    (tmp_path / "a").write_bytes(b"")
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+@pytest.mark.parametrize("parts", [["gut\n", "schön\n"], ["gut\n", "schön\n", ""]])
+def test_marks_of_joined_files_are_no_text(tmp_path, parts, encoding):
+    (tmp_path / "a").write_bytes(b"".join(part.encode(encoding) for part in parts))
+    assert list(text_lines(tmp_path / "a")) == ["gut", "schön"]
+    assert read_text(tmp_path / "a") == "gut\nschön\n"
+
+
+def test_a_mark_within_a_line_is_no_text(tmp_path):
+    (tmp_path / "a").write_bytes("gut \ufeffund\n".encode())
+    assert list(text_lines(tmp_path / "a")) == ["gut und"]
+
+
+def test_files_joined_of_two_byte_orders_are_refused(tmp_path):
+    data = "\ufeffgut\n".encode("utf-16-le") + "\ufeffschön\n".encode("utf-16-be")
+    (tmp_path / "a").write_bytes(data)
+    with pytest.raises(ValueError, match="a: line 2 holds a byte-order mark the other way round"):
+        read_text(tmp_path / "a")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_an_empty_file_has_no_lines_and_an_empty_text(tmp_path, encoding):
+    (tmp_path / "a").write_bytes("".encode(encoding))
     assert read_text(tmp_path / "a") == ""
     with pytest.raises(ValueError, match="a is empty; give"):
         list(text_lines(tmp_path / "a"))
