@@ -250,7 +250,10 @@ def test_absurd_sampling_rates_are_refused(rate):
             function(wav[:24] + struct.pack("<I", rate) + wav[28:])
 
 
-@pytest.mark.parametrize("name", ["WAV", "FLAC", "OGG", "MP3", "AU", "AIFF"])
+PLAIN = ["WAV", "RF64", "W64", "AU", "AIFF", "CAF", "NIST", "SVX", "VOC"]
+
+
+@pytest.mark.parametrize("name", ["FLAC", "OGG", "MP3", *PLAIN])
 def test_damaged_recordings_are_read_or_an_audio_error(name):
     rng = np.random.default_rng(0)
     whole = np.frombuffer(encoded(NOISE[:8000], name), np.uint8)
