@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import logging
 import math
@@ -24,6 +25,9 @@ Source = str | os.PathLike | bytes
 
 _RATES = (100, 1_000_000)  # Hz; others cannot be resampled in the memory of a computer
 _ROUNDED = 0.01  # seconds by which transcripts round the end of a recording
+# Formats whose lengths are checked; HTK by libsndfile.
+_CHECKED = ("WAV", "WAVEX", "RF64", "W64", "AIFF", "AU", "CAF", "NIST", "SVX", "VOC", "HTK")
+_CHECKED += ("FLAC", "OGG", "MP3")
 _BLOCK = 2**20  # samples of all channels that are decoded at a time
 # Share of the power that is left where channels are of opposite phase: where one is weaker by a
 # tenth, or a sample late, too. Of channels that have nothing in common, all is left.
@@ -227,6 +231,8 @@ def _opened(source: Source, file: Any) -> Any:
         ) from None
     with _decoding(source):
         opened = soundfile.SoundFile(file)
+    if opened.format not in _CHECKED:
+        _report_unchecked(opened.format)
     if not _RATES[0] <= opened.samplerate <= _RATES[1]:
         opened.close()
         raise AudioError(
@@ -234,6 +240,16 @@ def _opened(source: Source, file: Any) -> Any:
             f"to {_RATES[1]}. Repair its header, or leave it out."
         )
     return opened
+
+
+@functools.cache
+def _report_unchecked(format: str) -> None:
+    """Once for each format."""
+    logger.warning(
+        "Recordings of the format %s are read, but one that was cut off or joined cannot be told "
+        "from a whole one; better convert them to wav or flac.",
+        format,
+    )
 
 
 @contextlib.contextmanager

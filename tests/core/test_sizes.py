@@ -104,3 +104,19 @@ def test_an_odd_number_of_bytes_need_not_be_padded():
 def test_silence_behind_a_size_of_0_is_read_in_no_time():
     wav = encoded("WAV", np.zeros(80000, "f"))
     assert audio_seconds(wav[:40] + bytes(4) + wav[44:]) == 5.0
+
+
+@pytest.mark.parametrize("format", ["PAF", "PVF"])
+def test_formats_whose_length_cannot_be_checked_are_reported_once(format, caplog):
+    data = encoded(format)
+    for source in (data, data[:20000]):
+        audio_seconds(source)
+        read_audio(source)
+    (record,) = caplog.records
+    assert f"of the format {format} are read, but one that was cut off" in record.message
+
+
+def test_formats_whose_length_is_checked_are_not_reported(caplog):
+    for data in FILES.values():
+        read_audio(data)
+    assert not caplog.records
