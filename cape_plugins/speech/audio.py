@@ -70,8 +70,8 @@ def audio_seconds(source: Source) -> float:
 
     It is that of the header where this can be trusted: where the size of a file without compression
     is the one that the header says, or the last frame of FLAC is. Else the whole file is looked
-    into, and FLAC is decoded. Of an mp3 cut off within its frames, or damaged within the samples,
-    only reading tells."""
+    into, and FLAC is decoded. Only reading shows damage within the samples, and nothing shows the
+    end that an mp3 without a number of frames lacks."""
     if _is_trusted(source):
         file = io.BytesIO(source) if isinstance(source, bytes) else source
         with _opened(source, file) as opened:
