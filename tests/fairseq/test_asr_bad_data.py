@@ -21,11 +21,13 @@ def folder(tmp_path_factory):
 
 
 def break_body(path):
-    """A flac file whose header is right and whose body ends early."""
+    """A flac file whose header is right and whose body is damaged."""
     samples, rate = soundfile.read(path)
     flac = path.with_suffix(".flac")
     soundfile.write(flac, samples, rate)
-    flac.write_bytes(flac.read_bytes()[: flac.stat().st_size // 2])
+    data = flac.read_bytes()
+    half = len(data) // 2
+    flac.write_bytes(data[:half] + bytes(20) + data[half + 20 :])
     path.unlink()
     return flac
 
