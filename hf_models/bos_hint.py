@@ -126,3 +126,15 @@ def with_hint(outputs: Any) -> tuple[BaseModelOutput, CapeEncoderOutput]:
         )
     states = torch.cat((leading, outputs.last_hidden_state), dim=1)
     return BaseModelOutput(states, outputs.hidden_states, outputs.attentions), outputs
+
+
+class Generates:
+    """Mixin over a stock model that generates, with an encoder that may have the hint."""
+
+    def _prepare_static_cache(self, *args: Any, **kwargs: Any) -> Any:
+        """Sized by the states that the encoder shows; the decoder sees the BOS hint as well."""
+        cache = super()._prepare_static_cache(*args, **kwargs)
+        if self.get_encoder().has_hint:
+            for layer in cache.cross_attention_cache.layers:
+                layer.max_cache_len += 1
+        return cache

@@ -232,9 +232,9 @@ class TranslationModel:
         Raises:
             ValueError: for `encoder_outputs` without the state of the BOS hint.
         """
+        content = given_content(input_ids, inputs_embeds) if encoder_outputs is None else None
         hint = place_hint(attention_mask) if self.encoder.has_hint else None
-        if encoder_outputs is None:
-            content = given_content(input_ids, inputs_embeds)
+        if content is not None:
             if draw is None:
                 draw = draw_positions(self.encoder.positions, content)
             synchronize = self.encoder.positions.config.synchronize
@@ -374,18 +374,6 @@ class TokenModel(Seam):
             return super().forward(
                 input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
             )
-
-
-class Generates:
-    """Mixin over a stock model that generates with a :class:`TranslationModel`."""
-
-    def _prepare_static_cache(self, *args: Any, **kwargs: Any) -> Any:
-        """Sized by the states that the encoder shows; the decoder sees the BOS hint as well."""
-        cache = super()._prepare_static_cache(*args, **kwargs)
-        if self.get_encoder().has_hint:
-            for layer in cache.cross_attention_cache.layers:
-                layer.max_cache_len += 1
-        return cache
 
 
 def _addend(

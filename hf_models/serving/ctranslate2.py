@@ -32,6 +32,7 @@ from cape_plugins.serving.ctranslate2_tables import (
     put_identity_first,
 )
 from cape_plugins.serving.output import Exported
+from hf_models.bos_hint import Generates
 from hf_models.families.whisper import CapeWhisperForConditionalGeneration
 from hf_models.loading import clear_errors, load_whole
 from hf_models.natural_length import NaturalLengthEncoder
@@ -45,7 +46,6 @@ from hf_models.serving.ctranslate2_loaders import (
 from hf_models.serving.ctranslate2_programs import program
 from hf_models.serving.ctranslate2_whisper import export_recognition
 from hf_models.serving.source import refuse_data, saved_beside
-from hf_models.text import Generates
 
 _LONGEST = 256  # tokens of a translation of a short source in a check, EOS included
 # Settings of generation, and the options of translate_batch that do the same.
