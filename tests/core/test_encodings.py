@@ -2,9 +2,7 @@
 for bit, layouts that are permutations of each other, shift invariance, and float32 inside whatever
 the dtype, the autocast or the device of construction."""
 
-import copy
 import math
-import pickle
 import warnings
 
 import numpy as np
@@ -17,7 +15,6 @@ from cape_plugins import (
     PositionConfig,
     Sinusoid,
     build_position_encoder,
-    encodings,
     patch_positions,
 )
 from cape_plugins.encodings import FREQUENCIES, LAYOUTS
@@ -331,91 +328,3 @@ def test_a_model_without_values_is_built_without_a_word():
 def test_printing_names_the_settings():
     assert "audio" in repr(Sinusoid(8, "audio"))
     assert "interleaved=False" in repr(Sinusoid(8, layout="sin_cos_blocks"))
-
-
-# ---- rows that are kept --------------------------------------------------------------------------
-
-
-def counted(encode, first, length, start=2.0, step=1.1):
-    numbers = torch.arange(first, first + length, dtype=torch.float32)[:, None]
-    return encode.counted(numbers, first, start, step)
-
-
-def exactly(encode, first, length, start=2.0, step=1.1):
-    return encode.grid(start + torch.arange(first, first + length).float()[:, None] * step)
-
-
-@pytest.mark.parametrize(("name", "layout"), [pair for pair in ALL if AXES[pair[0]] == 1])
-def test_kept_rows_are_those_of_the_grid_bit_for_bit(name, layout):
-    """A whole text, then one token after the other, past each growth and past what is kept."""
-    encode = Sinusoid(16, name, layout)
-    for first, length in ((0, 5), (5, 1), (6, 1), (63, 2), (100, 30), (3, 2), (4090, 10)):
-        assert torch.equal(counted(encode, first, length), exactly(encode, first, length))
-    for start, step in ((0.0, 1.0), (2.0, 1.0), (2.0, 1.1)):
-        rows = counted(encode, 3, 4, start, step)
-        assert torch.equal(rows, exactly(encode, 3, 4, start, step))
-
-
-def test_kept_rows_are_used_and_belong_to_the_encoding():
-    """A step within them encodes nothing; callers may change what they get; copies keep none."""
-    encode = Sinusoid(16)
-    first = counted(encode, 0, 5)
-    calls, grid = [], encode.grid
-    encode.grid = lambda rows: (calls.append(len(rows)), grid(rows))[1]
-    counted(encode, 1, 3).zero_()
-    assert not calls
-    assert torch.equal(counted(encode, 0, 5), first)
-    counted(encode, 5, 1)
-    counted(encode, 6, 1)
-    assert calls == [64]
-    del encode.grid
-    assert copy.deepcopy(encode)._kept_rows[1] is None
-    assert len(pickle.dumps(encode)) < 2000
-    assert not encode.state_dict()
-
-
-def test_learned_frequencies_keep_no_rows():
-    """Rows would be those of earlier weights."""
-    weights = nn.Parameter(torch.rand(1, 8))
-    encode = Sinusoid(16, lambda dim, device: weights)
-    before = counted(encode, 0, 5)
-    with torch.no_grad():
-        weights.mul_(2)
-    assert not torch.equal(counted(encode, 0, 5), before)
-    assert torch.equal(counted(encode, 0, 5), exactly(encode, 0, 5))
-    counted(encode, 0, 5).sum().backward()
-    assert weights.grad is not None
-
-
-def test_rows_kept_in_inference_mode_serve_training():
-    encode, content = Sinusoid(16), torch.ones(5, 16, requires_grad=True)
-    with torch.inference_mode():
-        counted(encode, 0, 5)
-    (content * counted(encode, 0, 5)).sum().backward()
-    assert torch.equal(content.grad, exactly(encode, 0, 5))
-
-
-def test_capture_of_a_graph_neither_uses_nor_leaves_tensors(monkeypatch):
-    """Replays overwrite those of a graph, and those that it reads must not be freed."""
-    encode, coords = Sinusoid(16), torch.ones(1, 3, 1)
-    expected = exactly(encode, 0, 5), encode(coords)
-    earlier = counted(encode, 0, 5)
-    monkeypatch.setattr(encodings, "_FREQUENCIES_AND_PHASES", {})
-    monkeypatch.setattr(encodings, "_captures", lambda tensor: True)
-    rows = counted(encode, 0, 5)
-    assert rows.untyped_storage().data_ptr() != earlier.untyped_storage().data_ptr()
-    assert torch.equal(rows, expected[0])
-    assert torch.equal(encode(coords), expected[1])
-    counted(encode, 0, 100)
-    assert encode._kept_rows[1].shape[0] == 5
-    assert not encodings._FREQUENCIES_AND_PHASES
-
-
-def test_fake_tensors_neither_use_nor_leave_rows():
-    encode = Sinusoid(16)
-    with FakeTensorMode():
-        counted(encode, 0, 5)
-    assert encode._kept_rows[1] is None
-    counted(encode, 0, 5)
-    with FakeTensorMode():
-        assert type(counted(encode, 0, 5)) is not torch.Tensor

@@ -233,7 +233,7 @@ def test_unknown_family_is_refused(tmp_path):
     MPNetModel(MPNetConfig(**sizes, vocab_size=9, intermediate_size=8)).save_pretrained(
         tmp_path / "a"
     )
-    with pytest.raises(ValueError, match=r"MPNetModel.*known: .*MarianMTModel.*ViTModel"):
+    with pytest.raises(ValueError, match=r"MPNetModel.*allowed: .*MarianMTModel.*ViTModel"):
         convert(str(tmp_path / "a"), tmp_path / "b", {"type": "cape"})
 
 
