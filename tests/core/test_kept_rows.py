@@ -1,5 +1,5 @@
-"""Rows of sinusoids that an encoding keeps for counted positions: those of the grid, bit for bit, in
-whatever mode they are asked for."""
+"""Rows of sinusoids that an encoding keeps for counted positions: those of the grid, bit for bit,
+however they are asked for."""
 
 import copy
 import pickle
