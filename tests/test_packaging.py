@@ -137,4 +137,4 @@ def test_table_of_options_is_complete(domain: str, capsys: pytest.CaptureFixture
     assert rule == "| --- | --- | --- | --- | --- |"
     assert all(row.replace("\\|", "").count("|") == head.count("|") for row in rows)
     shown = {row.split("`")[1].removeprefix("--position-").replace("-", "_") for row in rows}
-    assert shown == {"embedding", *(option.name for option in options(domain))}
+    assert shown == {"embedding", *(option.name for option in options())}  # of all domains
