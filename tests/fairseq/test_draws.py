@@ -208,7 +208,8 @@ def test_draw_follows_the_random_numbers_of_the_update(name):
     torch.manual_seed(3)
     for _ in range(2):
         model(source, None, previous)
-    assert not torch.isclose(*recorder.seen).any()
+    # two drawn positions may be alike by chance, most of a sentence may not
+    assert torch.isclose(*recorder.seen).float().mean() < 0.5
 
 
 def test_language_model_draws_for_itself():
