@@ -334,7 +334,7 @@ BAD = {
     "one offset": (["similarity", "--model", "a=A", "--offsets", "1"], "--offsets 1"),
     "table": (["similarity", "--model", "a=T"], "learned table"),
     "one model": (["scores", "--model", "a=A"], "scores compares two"),
-    "seeds": (["scores", "--model", "a=A,A", "b=A"], "give as many of each"),
+    "seeds": (["scores", "--model", "a=A,A", "b=A"], "twice; give each once"),
     "device": (["stack", "--model", "a=A", "--device", "nothing"], "--device nothing"),
     "half": (["stack", "--model", "a=A", "--device", "cpu", "--fp16"], "--fp16: needs a GPU"),
     "no pair": (["extrapolate", "--max-length", "1"], "--max-length 1: no pair is that short"),
