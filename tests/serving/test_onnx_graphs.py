@@ -85,6 +85,7 @@ def test_extractor_of_this_package_becomes_the_stock_one(tmp_path):
     for name in ("preprocessor_config.json", "config.json"):
         (source / name).write_text(json.dumps(settings), "utf-8")
     onnx.copy_other_files(source, out)
+    onnx.choose_extractor(out, at_natural_length=False)
     assert [path.name for path in out.iterdir()] == ["preprocessor_config.json"]
     saved = json.loads((out / "preprocessor_config.json").read_text("utf-8"))
     assert saved["feature_extractor_type"] == "WhisperFeatureExtractor"
