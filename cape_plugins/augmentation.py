@@ -223,6 +223,7 @@ def rank_seed(rank: int) -> int:
     device synchronisation and leaves the dropout stream of a GPU untouched. The rank enters by a
     factor that keeps the seeds of neighbouring ranks far apart (2^64 divided by the golden ratio).
     """
+    # on the CPU, whatever the default device is: a GPU would have to be waited for
     common = int(torch.randint(2**31 - 1, (), device="cpu").numpy())
     return (common + rank * 0x9E3779B97F4A7C15) % 2**63
 

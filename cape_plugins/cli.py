@@ -158,11 +158,11 @@ def alpha_report(args: argparse.Namespace) -> str:
 
 def _count(args: argparse.Namespace) -> TokenCounts:
     if args.files:
-        given = f"SOURCE TARGET {' '.join(args.files)}"
+        option_and_files = f"SOURCE TARGET {' '.join(args.files)}"
         if len(args.files) != 2:
-            raise ValueError(f"{given}: give two files, the source and its translation.")
+            raise ValueError(f"{option_and_files}: give two files, the source and its translation.")
         if option := "--text" if args.text else "--binarized" if args.binarized else "":
-            raise ValueError(f"{given}: give them once, without {option}.")
+            raise ValueError(f"{option_and_files}: give them once, without {option}.")
         args.text = args.files
     if not (args.text or args.binarized):
         args.refuse("one of the arguments SOURCE TARGET --text --binarized is required")

@@ -1,40 +1,14 @@
-"""Files that are written whole or not at all: a reader never sees half of one. And what files are
-compressed by, for errors of readers."""
+"""Files that are written whole or not at all: a reader never sees half of one."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-# How the files of a program begin, and what makes text of them
-_COMPRESSED = {
-    rb"\x28\xb5\x2f\xfd": ("zstd", "decompress it first, for example with `zstd -d`"),
-    rb"\xfd7zXZ\x00": ("xz", "decompress it first, for example with `xz -d`"),
-    rb"BZh[1-9]1AY&SY": ("bzip2", "decompress it first, for example with `bzip2 -d`"),
-    rb"\x04\x22\x4d\x18": ("lz4", "decompress it first, for example with `lz4 -d`"),
-    rb"7z\xbc\xaf\x27\x1c": ("7z", "unpack it first, for example with `7z x`"),
-    rb"PK\x03\x04": ("zip", "unpack it first, for example with `unzip`"),
-    rb"\x1f\x8b": ("gzip", "give it a name that ends in .gz"),
-}
-
-
-def compression(path: str | os.PathLike[str]) -> str:
-    """Says what a file is compressed by and how to make text of it, as in "is compressed by xz;
-    decompress it first"; empty for other files, and for those named .gz, which readers take."""
-    if Path(path).suffix == ".gz":
-        return ""
-    with open(path, "rb") as file:
-        head = file.read(16)
-    for start, (program, remedy) in _COMPRESSED.items():
-        if re.match(start, head):
-            return f"is compressed by {program}; {remedy}"
-    return ""
 
 
 @contextlib.contextmanager

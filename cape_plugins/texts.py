@@ -12,12 +12,11 @@ import contextlib
 import gzip
 import io
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
-
-from cape_plugins.files import compression
 
 # The longer marks first: that of UTF-16 is the beginning of that of UTF-32.
 _MARKS = {
@@ -29,6 +28,16 @@ _MARKS = {
 }
 _WIDE = ("utf-16", "utf-32")
 _MARK, _TURNED = "\ufeff", "\ufffe"
+# How the files of a program begin, and what makes text of them
+_COMPRESSED = {
+    rb"\x28\xb5\x2f\xfd": ("zstd", "decompress it first, for example with `zstd -d`"),
+    rb"\xfd7zXZ\x00": ("xz", "decompress it first, for example with `xz -d`"),
+    rb"BZh[1-9]1AY&SY": ("bzip2", "decompress it first, for example with `bzip2 -d`"),
+    rb"\x04\x22\x4d\x18": ("lz4", "decompress it first, for example with `lz4 -d`"),
+    rb"7z\xbc\xaf\x27\x1c": ("7z", "unpack it first, for example with `7z x`"),
+    rb"PK\x03\x04": ("zip", "unpack it first, for example with `unzip`"),
+    rb"\x1f\x8b": ("gzip", "give it a name that ends in .gz"),
+}
 
 
 def text_lines(path: str | os.PathLike[str]) -> Iterator[str]:
@@ -86,7 +95,7 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, str]]:
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
             head = file.read(4)
-            if why := compression(path):
+            if why := _compression(path):
                 raise ValueError(f"{path} {why}.")
             file.seek(0)
             yield file, _encoding(head)
@@ -94,6 +103,19 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, str]]:
         raise ValueError(
             f"{path} is not a complete gzip file ({error}); compress it again."
         ) from None
+
+
+def _compression(path: Path) -> str:
+    """Says what a file is compressed by and how to make text of it, as in "is compressed by xz;
+    decompress it first"; empty for other files, and for those named .gz, which readers take."""
+    if path.suffix == ".gz":
+        return ""
+    with path.open("rb") as file:
+        head = file.read(16)
+    for start, (program, remedy) in _COMPRESSED.items():
+        if re.match(start, head):
+            return f"is compressed by {program}; {remedy}"
+    return ""
 
 
 def _decoded(path: Path, data: bytes, encoding: str, line: int = 1) -> str:

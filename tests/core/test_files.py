@@ -1,16 +1,11 @@
 """Files are written whole or not at all, and changed in place only where something changes."""
 
-import bz2
-import gzip
 import json
-import lzma
 import os
 import stat
-import zipfile
 
 import pytest
 
-from cape_plugins.alpha import count_text_files
 from cape_plugins.files import editing_json, writing
 
 
@@ -90,41 +85,3 @@ def test_json_that_holds_no_object_is_told_by_its_file(content, tmp_path):
     with told, editing_json(path):
         pass
     assert path.read_bytes() == content
-
-
-# ---- what is no text -----------------------------------------------------------------------------
-
-TEXT = b"one two\nthree\n"
-ZSTD = bytes.fromhex("28b52ffd200e710000") + TEXT  # a frame with one raw block
-
-
-def zipped(path):
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("train.de", TEXT)
-
-
-FORMATS = {
-    "train.zst": (lambda path: path.write_bytes(ZSTD), "zstd", "zstd -d"),
-    "train.xz": (lambda path: path.write_bytes(lzma.compress(TEXT)), "xz", "xz -d"),
-    "train.bz2": (lambda path: path.write_bytes(bz2.compress(TEXT)), "bzip2", "bzip2 -d"),
-    "train.zip": (zipped, "zip", "unzip"),
-    "train": (lambda path: path.write_bytes(gzip.compress(TEXT)), "gzip", "ends in .gz"),
-}
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_a_compressed_text_is_named_with_its_remedy(tmp_path, name):
-    write, program, remedy = FORMATS[name]
-    write(tmp_path / name)
-    message = f"{name} is compressed by {program}; .*{remedy}"
-    with pytest.raises(ValueError, match=message):
-        count_text_files(tmp_path / name, tmp_path / name)
-
-
-@pytest.mark.parametrize("name", ["train.de", "train.gz"])
-@pytest.mark.parametrize("content", [TEXT + b"a\0b\n", "eins\nzwei\n".encode("utf-16-le")])
-def test_null_bytes_are_no_text(tmp_path, name, content):
-    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
-    message = f"{name}: line [13] holds a byte 0; .*convert it to UTF-8"
-    with pytest.raises(ValueError, match=message):
-        count_text_files(tmp_path / name, tmp_path / name)

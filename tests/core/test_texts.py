@@ -1,7 +1,9 @@
 """Texts of the user: where lines end, encodings, and what is no text."""
 
+import bz2
 import gzip
 import lzma
+import zipfile
 
 import pytest
 
@@ -42,9 +44,6 @@ BAD = {
     ),
     "UTF-16 without a mark": ("gut".encode("utf-16-le"), "line 1 holds a byte 0"),
     "a byte 0": (b"gut\nsch\0n\n", "line 2 holds a byte 0"),
-    "xz": (lzma.compress(b"gut\n"), "is compressed by xz; decompress"),
-    "gzip by another name": (gzip.compress(b"gut\n"), "is compressed by gzip; give it a name"),
-    "zstd": (b"\x28\xb5\x2f\xfd\x04\0", "is compressed by zstd; decompress"),
 }
 
 
@@ -92,3 +91,39 @@ def test_an_empty_file_has_no_lines_and_an_empty_text(tmp_path, encoding):
     assert read_text(tmp_path / "a") == ""
     with pytest.raises(ValueError, match="a is empty; give"):
         list(text_lines(tmp_path / "a"))
+
+
+TEXT = b"one two\nthree\n"
+ZSTD = bytes.fromhex("28b52ffd200e710000") + TEXT  # a frame with one raw block
+
+
+def zipped(path):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("train.de", TEXT)
+
+
+FORMATS = {
+    "train.zst": (lambda path: path.write_bytes(ZSTD), "zstd", "zstd -d"),
+    "train.xz": (lambda path: path.write_bytes(lzma.compress(TEXT)), "xz", "xz -d"),
+    "train.bz2": (lambda path: path.write_bytes(bz2.compress(TEXT)), "bzip2", "bzip2 -d"),
+    "train.zip": (zipped, "zip", "unzip"),
+    "train": (lambda path: path.write_bytes(gzip.compress(TEXT)), "gzip", "ends in .gz"),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_compressed_text_is_named_with_its_remedy(tmp_path, name):
+    write, program, remedy = FORMATS[name]
+    write(tmp_path / name)
+    message = f"{name} is compressed by {program}; .*{remedy}"
+    with pytest.raises(ValueError, match=message):
+        list(text_lines(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["train.de", "train.gz"])
+@pytest.mark.parametrize("content", [TEXT + b"a\0b\n", "eins\nzwei\n".encode("utf-16-le")])
+def test_null_bytes_are_no_text(tmp_path, name, content):
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    message = f"{name}: line [13] holds a byte 0; .*convert it to UTF-8"
+    with pytest.raises(ValueError, match=message):
+        list(text_lines(tmp_path / name))

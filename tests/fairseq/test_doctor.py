@@ -6,9 +6,10 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from cape_plugins import PositionEncoder, cli, doctor
+from cape_plugins import cli, doctor
 from fairseq_user_dir.doctor import doctor as fairseq_doctor
 from fairseq_user_dir.embedding import TokenPositionEmbedding
+from tests.support.core import with_a_draw_in_evaluation
 from tests.support.fairseq_models import PAD
 
 
@@ -52,19 +53,6 @@ def without_mask(monkeypatch):
         return forward(self, input.masked_fill(input.eq(PAD), PAD + 3), *args, **kwargs)
 
     monkeypatch.setattr(TokenPositionEmbedding, "forward", wrong)
-
-
-def with_a_draw_in_evaluation(monkeypatch):
-    draw = PositionEncoder.draw
-
-    def always(self, *args, **kwargs):
-        training, self.training = self.training, True
-        try:
-            return draw(self, *args, **kwargs)
-        finally:
-            self.training = training
-
-    monkeypatch.setattr(PositionEncoder, "draw", always)
 
 
 @pytest.mark.parametrize(

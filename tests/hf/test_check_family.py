@@ -10,7 +10,6 @@ from transformers.models.roberta.modeling_roberta import RobertaEmbeddings
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
 import hf_models
-from cape_plugins import PositionEncoder
 from cape_plugins.families import FAMILY_ROWS, Family, Side, add_family_row
 from hf_models import relative, switching, text
 from hf_models.checks.tiny import tiny_model, tiny_sizes
@@ -21,6 +20,7 @@ from hf_models.modeling import PositionModelMixin
 from hf_models.rotary import RotaryModel
 from hf_models.switching import PARTS, FamilyClasses, LearnedTable, is_model
 from hf_models.text import SourceStack, TokenEmbeddings, TokenModel, TranslationModel
+from tests.support.core import with_a_draw_in_evaluation
 
 CHOSEN = {head_of(config) for config in hf_models.AUTO_CLASSES}
 STOCK = [stock for stock, part in PARTS.items() if is_model(part)]
@@ -153,19 +153,6 @@ def with_another_row(monkeypatch):
 
 def without_query_offset(monkeypatch):
     monkeypatch.setattr(relative, "cached_tokens", lambda *_: 0)
-
-
-def with_a_draw_in_evaluation(monkeypatch):
-    draw = PositionEncoder.draw
-
-    def always(self, *args, **kwargs):
-        training, self.training = self.training, True
-        try:
-            return draw(self, *args, **kwargs)
-        finally:
-            self.training = training
-
-    monkeypatch.setattr(PositionEncoder, "draw", always)
 
 
 def without_a_draw_in_training(monkeypatch):
