@@ -209,24 +209,20 @@ def save_language_model(corpus, folder, lines):
 @pytest.mark.parametrize("name", MODELS)
 def test_stock_checkpoint_translates_the_same_without_this_package(name, exported):
     assert exported[name].printed["fairseq"] == exported[name].expected
-    ended = [line for line in exported[name].expected if len(line.split()) < TABLE - 1]
-    assert len(set(ended)) > 16
+    assert len({line for line in exported[name].expected if len(line.split()) < TABLE - 1}) > 16
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, (_, layout) in MODELS.items() if layout])
 def test_hugging_face_folder_translates_the_same_without_this_package(name, exported):
-    result = exported[name]
-    config = (result.outs["hugging-face"] / "config.json").read_text()
-    assert MODELS[name][1] in config
-    generation = json.loads((result.outs["hugging-face"] / "generation_config.json").read_text())
-    assert (generation["suppress_tokens"], generation["min_new_tokens"]) == ([PAD], 1)
-    pairs = list(zip(result.printed["hugging-face"], result.expected, strict=True))
-    differing = [expected for printed, expected in pairs if printed != expected]
-    # Two hosts round differently, which decides between words of equal score: seen on some
-    # processors in a sentence that repeats itself up to the limit, never in one that ends.
-    assert len(differing) <= 1
-    assert all(len(line.split()) >= TABLE - 1 for line in differing)
+    result, folder = exported[name], exported[name].outs["hugging-face"]
+    assert MODELS[name][1] in (folder / "config.json").read_text()
+    settings = json.loads((folder / "generation_config.json").read_text())
+    assert (settings["suppress_tokens"], settings["min_new_tokens"]) == ([PAD], 1)
+    # on some processors, rounding decides in a line that repeats itself up to the limit
+    lines = zip(result.expected, result.printed["hugging-face"], strict=True)
+    lengths = [len(line.split()) for line, printed in lines if line != printed]
+    assert [length >= TABLE - 1 for length in lengths] in ([], [True])
 
 
 @pytest.mark.slow
@@ -399,7 +395,6 @@ def test_the_file_holds_only_what_torch_loads_by_default(corpus, tmp_path):
     state["cfg"].checkpoint.save_dir = str(tmp_path / "run")
     torch.save(state, path)
     assert b"Namespace" in path.read_bytes()
-    out = export(path, tmp_path / "out", "--max-tokens", 8)
-    written = (out / "model.pt").read_bytes()
+    written = (export(path, tmp_path / "out", "--max-tokens", 8) / "model.pt").read_bytes()
     assert not [name for name in (b"Namespace", b"omegaconf", b"position_") if name in written]
     assert str(tmp_path).encode() not in written
