@@ -12,17 +12,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cape_plugins.advise import add_advise_args, advice
-from cape_plugins.alpha import TokenCounts, by_tokenizer, count_binarized, count_text_files
-from cape_plugins.arguments import Parser, in_flags
-from cape_plugins.config import PositionConfig, applies, options
+from cape_plugins.corpus.advise import add_advise_args, advice
+from cape_plugins.corpus.alpha import TokenCounts, by_tokenizer, count_binarized, count_text_files
 from cape_plugins.demo.command import add_demo_args, run_demo
-from cape_plugins.doctor import add_doctor_args
-from cape_plugins.domains import DOMAINS
-from cape_plugins.options import unit_of
+from cape_plugins.doctor.command import add_doctor_args
 from cape_plugins.pictures.command import add_plot_args, draw_picture
-from cape_plugins.registry import DEFAULT_TYPE, types_of
 from cape_plugins.serving.command import add_export_args
+from cape_plugins.settings.arguments import Parser, in_flags
+from cape_plugins.settings.config import PositionConfig, applies, options
+from cape_plugins.settings.domains import DOMAINS
+from cape_plugins.settings.options import unit_of
+from cape_plugins.settings.registry import DEFAULT_TYPE, types_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:

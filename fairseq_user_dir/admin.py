@@ -35,7 +35,7 @@ from fairseq.data import data_utils, indexed_dataset
 from fairseq.models.nat import FairseqNATModel
 from torch import Tensor, nn
 
-from fairseq_user_dir.errors import SettingsError
+from fairseq_user_dir.host.errors import SettingsError
 
 _FLAG = "--admin-init"
 

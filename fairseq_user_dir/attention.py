@@ -14,7 +14,7 @@ from cape_plugins import (
     build_relative_positions,
     relative_attention,
 )
-from fairseq_user_dir.errors import SettingsError
+from fairseq_user_dir.host.errors import SettingsError
 
 
 class RelativeSelfAttention(MultiheadAttention):

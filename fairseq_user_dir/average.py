@@ -24,8 +24,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from cape_plugins.arguments import Parser
-from cape_plugins.fairseq_files import (
+from cape_plugins.checkpoints.fairseq_files import (
     DICTIONARIES,
     UnsafeSettingError,
     fairseq_arguments,
@@ -33,7 +32,8 @@ from cape_plugins.fairseq_files import (
     load_fairseq,
 )
 from cape_plugins.files import writing
-from fairseq_user_dir.compat import allow_fairseq_checkpoints
+from cape_plugins.settings.arguments import Parser
+from fairseq_user_dir.host.compat import allow_fairseq_checkpoints
 
 _EPOCH_FILE = re.compile(r"checkpoint(\d+)\.pt")
 _UPDATE_FILE = re.compile(r"checkpoint_\d+_(\d+)\.pt")

@@ -24,9 +24,7 @@ from fairseq.trainer import Trainer
 from torch import Tensor, nn
 
 from cape_plugins import PositionConfig
-from cape_plugins.arguments import PREFIX, TYPE_ARG, flag
-from cape_plugins.config import options
-from cape_plugins.fairseq_files import (
+from cape_plugins.checkpoints.fairseq_files import (
     DICTIONARIES,
     UnsafeSettingError,
     fairseq_arguments,
@@ -34,10 +32,12 @@ from cape_plugins.fairseq_files import (
     load_fairseq,
     reason,
 )
-from cape_plugins.families import DECODER_FIELD
-from cape_plugins.options import COUNTED
-from fairseq_user_dir.compat import allow_fairseq_checkpoints
-from fairseq_user_dir.errors import SettingsError, named_by_flags
+from cape_plugins.checkpoints.families import DECODER_FIELD
+from cape_plugins.settings.arguments import PREFIX, TYPE_ARG, flag
+from cape_plugins.settings.config import options
+from cape_plugins.settings.options import COUNTED
+from fairseq_user_dir.host.compat import allow_fairseq_checkpoints
+from fairseq_user_dir.host.errors import SettingsError, named_by_flags
 from fairseq_user_dir.options import ALLOW_ARG, ALLOW_FLAG, decoder_flags, record
 
 logger = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from cape_plugins import (
     token_position_at,
     token_positions,
 )
-from cape_plugins.binding import Bound
-from cape_plugins.tables import counted_rows
+from cape_plugins.mathematics.binding import Bound
+from cape_plugins.mathematics.tables import counted_rows
 
 # The table-free embeddings have no maximum; fairseq wants a number, this is its own for sinusoids.
 MAX_POSITIONS = int(1e5)

@@ -23,13 +23,13 @@ from fairseq.modules import LearnedPositionalEmbedding
 from torch import Tensor, nn
 
 from cape_plugins import PositionConfig, build_position_encoder
-from cape_plugins.alpha import count_binarized
-from cape_plugins.options import COUNTED
+from cape_plugins.corpus.alpha import count_binarized
+from cape_plugins.settings.options import COUNTED
 from fairseq_user_dir.admin import attach_admin, profile_admin, profiling_batch
 from fairseq_user_dir.attention import add_relative_positions
 from fairseq_user_dir.checkpoints import PositionalModel
 from fairseq_user_dir.embedding import TokenPositionEmbedding, WrappingPositionalEmbedding
-from fairseq_user_dir.errors import SettingsError, named_by_flags
+from fairseq_user_dir.host.errors import SettingsError, named_by_flags
 from fairseq_user_dir.options import (
     add_admin_arg,
     add_position_args,
@@ -183,9 +183,9 @@ def install(stack: nn.Module, mixin: type, config: PositionConfig, side: str) ->
 
 def _count_tokens(task: Any, how: str, asked: bool) -> str:
     """Counts the binarised training data of the task: TARGET/SOURCE, with or without EOS as `how`,
-    a word of :data:`~cape_plugins.options.COUNTED`, says. A task without one source and one target
-    language (denoising, several languages) has no such ratio: 1, unless someone `asked` for
-    counting.
+    a word of :data:`~cape_plugins.settings.options.COUNTED`, says. A task without one source and
+    one target language (denoising, several languages) has no such ratio: 1, unless someone `asked`
+    for counting.
 
     Raises:
         SettingsError: if the data cannot be counted.

@@ -12,13 +12,13 @@ from typing import Any, Optional
 
 from omegaconf import OmegaConf, open_dict
 
-from cape_plugins import arguments
-from cape_plugins.arguments import PREFIX, TYPE_ARG, given_settings, option_help, type_help
-from cape_plugins.config import PositionConfig, options
-from cape_plugins.families import DECODER_FIELD
-from cape_plugins.options import AUGMENT_PROBABILITY, applies
-from cape_plugins.registry import DEFAULT_TYPE
-from fairseq_user_dir.errors import SettingsError, named_by_flags
+from cape_plugins.checkpoints.families import DECODER_FIELD
+from cape_plugins.settings import arguments
+from cape_plugins.settings.arguments import PREFIX, TYPE_ARG, given_settings, option_help, type_help
+from cape_plugins.settings.config import PositionConfig, options
+from cape_plugins.settings.options import AUGMENT_PROBABILITY, applies
+from cape_plugins.settings.registry import DEFAULT_TYPE
+from fairseq_user_dir.host.errors import SettingsError, named_by_flags
 
 ALLOW_ARG = "allow_changed_settings"
 ALLOW_FLAG = "--allow-changed-settings"

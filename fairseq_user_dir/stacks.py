@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cape_plugins import Draw, PositionConfig
-from cape_plugins.binding import Bound
+from cape_plugins.mathematics.binding import Bound
 from fairseq_user_dir.embedding import MAX_POSITIONS, TokenPositionEmbedding
 
 

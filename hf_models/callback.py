@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from cape_plugins.augmentation import rank_seed
+from cape_plugins.mathematics.augmentation import rank_seed
 
 
 class RankSeedCallback(TrainerCallback):

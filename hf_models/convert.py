@@ -24,21 +24,27 @@ from transformers import AutoConfig, PreTrainedModel
 
 import hf_models
 from cape_plugins import PositionConfig
-from cape_plugins.arguments import TYPE_ARG, Parser, add_position_args, given_settings, in_flags
-from cape_plugins.config import applies, parse_option
-from cape_plugins.families import find_family
+from cape_plugins.checkpoints.families import find_family
 from cape_plugins.files import editing_json
-from cape_plugins.options import COUNTED
-from cape_plugins.registry import DEFAULT_TYPE, ENCODINGS, ROTARY_TYPES, TYPES, types_of
 from cape_plugins.serving.output import complete_folder
+from cape_plugins.settings.arguments import (
+    TYPE_ARG,
+    Parser,
+    add_position_args,
+    given_settings,
+    in_flags,
+)
+from cape_plugins.settings.config import applies, parse_option
+from cape_plugins.settings.options import COUNTED
+from cape_plugins.settings.registry import DEFAULT_TYPE, ENCODINGS, ROTARY_TYPES, TYPES, types_of
 from hf_models.counting import count_texts
-from hf_models.export import make_self_contained
-from hf_models.feature_extraction import choose_extractor
-from hf_models.images import PatchEmbeddings
-from hf_models.loading import clear_errors, load_whole, require_place
-from hf_models.serving.stock_model import build_stock, fill_table, parts_of
-from hf_models.settings import FIELD
-from hf_models.switching import stock_class
+from hf_models.processors.feature_extraction import choose_extractor
+from hf_models.seams.images import PatchEmbeddings
+from hf_models.storage.loading import clear_errors, load_whole, require_place
+from hf_models.storage.self_contained import make_self_contained
+from hf_models.storage.stock_model import build_stock, fill_table, parts_of
+from hf_models.switching.install import stock_class
+from hf_models.switching.settings import FIELD
 
 # Files that the result has itself, or that belong to a training that has ended.
 LEFT_BEHIND = (

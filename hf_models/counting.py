@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from tqdm import tqdm
 from transformers import AutoTokenizer
 
-from cape_plugins.alpha import TokenCounts, count_token_lists
+from cape_plugins.corpus.alpha import TokenCounts, count_token_lists
 from cape_plugins.texts import text_lines
 
 

@@ -16,17 +16,17 @@ from transformers.utils import logging
 
 import hf_models
 from cape_plugins import PositionConfig
-from cape_plugins.checks import NOTE, SKIPPED, Check, wishes
+from cape_plugins.doctor.check import NOTE, SKIPPED, Check, wishes
 from hf_models.checks.family import check_family
 from hf_models.checks.model import model_checks
 from hf_models.checks.tiny import tiny_model, tiny_sizes
 from hf_models.convert import own_class
-from hf_models.loading import clear_errors, load_whole, require_place
 from hf_models.releases import is_tested, tested_releases
 from hf_models.serving.source import refuse_data
-from hf_models.settings import FIELD
-from hf_models.switch_built import build_stock, stock_settings
-from hf_models.switching import PARTS, stock_class
+from hf_models.storage.loading import clear_errors, load_whole, require_place
+from hf_models.switching.built import build_stock, stock_settings
+from hf_models.switching.install import PARTS, stock_class
+from hf_models.switching.settings import FIELD
 
 LARGE = 200  # million parameters of a model, beyond which its first layers are checked
 LAYERS = 2

@@ -12,8 +12,8 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from cape_plugins.cli import main
-from cape_plugins.config import options
-from cape_plugins.domains import DOMAINS
+from cape_plugins.settings.config import options
+from cape_plugins.settings.domains import DOMAINS
 from hf_models.releases import minor_release, tested_releases
 
 pytestmark = pytest.mark.slow

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
-from cape_plugins.config import options
-from cape_plugins.registry import PRESETS, TYPES
+from cape_plugins.settings.config import options
+from cape_plugins.settings.registry import PRESETS, TYPES
 from tests.support.programs import parsers_of
 
 ROOT = Path(__file__).resolve().parent.parent

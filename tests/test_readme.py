@@ -13,7 +13,7 @@ from urllib.parse import urldefrag
 import pytest
 
 from cape_plugins.cli import main
-from cape_plugins.config import options
+from cape_plugins.settings.config import options
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("*.md", "docs/*.md", "recipes/*/README.md", "benchmarks/README.md")

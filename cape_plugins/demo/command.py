@@ -18,14 +18,19 @@ from typing import Any
 
 import torch
 
-from cape_plugins.arguments import Distinct, add_position_args, positive, settings_to_compare
 from cape_plugins.demo.model import BATCH, LAYERS, UPDATES, Job, train_and_test
 from cape_plugins.demo.tasks import CHANCE, SYMBOLS, TASKS, Task
 from cape_plugins.files import writing
 from cape_plugins.machine import available_cores, describe_processor
 from cape_plugins.pictures.command import markdown_table, new_folder
 from cape_plugins.pictures.plot import new_figure, save
-from cape_plugins.registry import types_of
+from cape_plugins.settings.arguments import (
+    Distinct,
+    add_position_args,
+    positive,
+    settings_to_compare,
+)
+from cape_plugins.settings.registry import types_of
 
 Rows = list[dict[str, Any]]
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cape_plugins.config import PositionConfig
 from cape_plugins.demo.tasks import SYMBOLS, TASKS, Task
-from cape_plugins.encoder import build_position_encoder
-from cape_plugins.encodings import combine
-from cape_plugins.positions import Positions
-from cape_plugins.relative import relative_attention
-from cape_plugins.relative_tables import build_relative_positions
+from cape_plugins.mathematics.encoder import build_position_encoder
+from cape_plugins.mathematics.encodings import combine
+from cape_plugins.mathematics.positions import Positions
+from cape_plugins.mathematics.relative import relative_attention
+from cape_plugins.mathematics.relative_tables import build_relative_positions
+from cape_plugins.settings.config import PositionConfig
 
 DIM, HEADS, LAYERS = 64, 4, 2
 BATCH = 16

@@ -12,17 +12,17 @@ from typing import NamedTuple
 
 import torch
 
-from cape_plugins.arguments import PREFIX, TYPE_ARG, add_position_args, given_settings
-from cape_plugins.config import ARCHITECTURES, PositionConfig
-from cape_plugins.domains import DOMAINS, each_domain
-from cape_plugins.encoder import build_position_encoder
-from cape_plugins.families import SIDES
-from cape_plugins.pictures.checkpoint import SOURCE_TARGET, choose_side, read_stack
+from cape_plugins.checkpoints.families import SIDES
+from cape_plugins.checkpoints.stack import SOURCE_TARGET, Size, Stack, choose_side, read_stack
+from cape_plugins.mathematics.encoder import build_position_encoder
+from cape_plugins.mathematics.relative_tables import build_relative_positions
 from cape_plugins.pictures.plot import components_figure, save, similarities_figure
 from cape_plugins.pictures.plot_positions import augmentation_figure, coverage_figure
-from cape_plugins.pictures.views import Size, Stack, View, relative_views, views
-from cape_plugins.registry import DEFAULT_TYPE, ROTARY_TYPES, TYPES, types_of
-from cape_plugins.relative_tables import build_relative_positions
+from cape_plugins.pictures.views import View, relative_views, views
+from cape_plugins.settings.arguments import PREFIX, TYPE_ARG, add_position_args, given_settings
+from cape_plugins.settings.config import ARCHITECTURES, PositionConfig
+from cape_plugins.settings.domains import DOMAINS, each_domain
+from cape_plugins.settings.registry import DEFAULT_TYPE, ROTARY_TYPES, TYPES, types_of
 
 MAX_POSITIONS = 3000  # in one input; the length of the thesis's similarity maps
 MAX_CHANNELS = 12

@@ -3,62 +3,17 @@ similarities, augmentation step by step, and the positions that training draws."
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cape_plugins.augmentation import Draw, augment, draw_local
-from cape_plugins.config import PositionConfig
-from cape_plugins.domains import DOMAINS, Domain
-from cape_plugins.encoder import PositionEncoder
-from cape_plugins.positions import Positions, frame_positions, patch_positions
-
-Size = int | tuple[int, ...]  # tokens or frames; sizes of a grid, (height, width) in patches
-
-
-@dataclass(frozen=True)
-class Stack:
-    """The position embedding of an encoder or decoder, and where its positions are.
-
-    Attributes:
-        config: Its settings.
-        encoder: The core's position encoder.
-        spacing: Distance of neighbours in the unit of the domain: seconds of a frame.
-        grid: Sizes of the inputs of training, of images (height, width) in patches.
-        name: Name of the checkpoint that it was read from.
-        relative: Label to embeddings ``[2 C + 1, K]`` of the distances -C to C from query to key,
-            of decoders ``[C + 1, K]`` to 0, where they are added to the keys or values of layers
-            instead (Shaw et al.).
-    """
-
-    config: PositionConfig
-    encoder: PositionEncoder
-    spacing: float = 1.0
-    grid: tuple[int, ...] = ()
-    name: str = ""
-    relative: Mapping[str, Tensor] = field(default_factory=dict)
-
-    @property
-    def domain(self) -> Domain:
-        """Domain of its positions."""
-        return DOMAINS[self.config.domain]
-
-    @property
-    def dim(self) -> int:
-        """K, channels of the embedding."""
-        for rows in self.relative.values():
-            return rows.shape[1]
-        return self.encoder.encoding.dim
-
-    def positions(self, size: Size) -> Positions:
-        """Raw positions of one input without padding, B = 1: so many tokens, frames or patches."""
-        if self.domain.grid:
-            return patch_positions(*size)
-        return frame_positions(torch.tensor([size]), self.spacing, size)
+from cape_plugins.checkpoints.stack import Size, Stack
+from cape_plugins.mathematics.augmentation import Draw, augment, draw_local
+from cape_plugins.mathematics.encoder import PositionEncoder
+from cape_plugins.mathematics.positions import Positions
 
 
 def similarity(embeddings: np.ndarray) -> dict[str, np.ndarray]:

@@ -9,8 +9,8 @@ from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from cape_plugins.arguments import FAIRSEQ, HUGGING_FACE, add_data, positive, whole
 from cape_plugins.serving.output import Exported, complete_folder
+from cape_plugins.settings.arguments import FAIRSEQ, HUGGING_FACE, add_data, positive, whole
 
 GROUP = "cape_plugins.export"  # entry points, named HOST-ENGINE
 _NAMES = {FAIRSEQ: "checkpoint of fairseq", HUGGING_FACE: "Hugging Face model"}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cape_plugins.fairseq_files import reason
+from cape_plugins.checkpoints.fairseq_files import reason
 from cape_plugins.texts import text_lines
 
 BEAM = 5

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from cape_plugins.domains import HOP_SECONDS, WINDOW_SECONDS
+from cape_plugins.settings.domains import HOP_SECONDS, WINDOW_SECONDS
 
 SAMPLING_RATE = 16000  # Hz; the default of models
 PREEMPHASIS = 0.97

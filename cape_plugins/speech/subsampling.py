@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cape_plugins.positions import Positions, frame_positions, timed_frame_positions
+from cape_plugins.mathematics.positions import Positions, frame_positions, timed_frame_positions
 from cape_plugins.speech.features import WINDOW_SECONDS
 
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cape_plugins import Draw, PositionConfig, build_position_encoder
-from cape_plugins.arguments import positive
-from cape_plugins.domains import WINDOW_SECONDS
+from cape_plugins.settings.arguments import positive
+from cape_plugins.settings.domains import WINDOW_SECONDS
 from cape_plugins.speech.subsampling import ConvSubsampler
 from fairseq_user_dir.asr.positions import TimedEncoder
 from fairseq_user_dir.attention import add_relative_positions

@@ -14,7 +14,7 @@ import torch
 from fairseq.tasks import LegacyFairseqTask, register_task
 from torch import nn
 
-from cape_plugins.arguments import positive, whole
+from cape_plugins.settings.arguments import positive, whole
 from cape_plugins.speech.features import HOP_SECONDS, spec_augment
 from cape_plugins.speech.manifest import Utterance
 from fairseq_user_dir.asr.ctc_model import CapeCtcTransformerModel

@@ -39,7 +39,7 @@ from cape_plugins.serving.ctranslate2_tables import (
     relative_rows,
 )
 from cape_plugins.serving.output import Exported
-from fairseq_user_dir.errors import SettingsError
+from fairseq_user_dir.host.errors import SettingsError
 from fairseq_user_dir.serving.ctranslate2_readme import (
     described,
     language_model_readme,

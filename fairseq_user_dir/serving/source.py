@@ -17,11 +17,11 @@ from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from fairseq.models.nat import FairseqNATModel
 from torch import nn
 
-from cape_plugins.fairseq_files import fairseq_arguments, reason
+from cape_plugins.checkpoints.fairseq_files import fairseq_arguments, reason
 from cape_plugins.serving.checks import refuse_not_finite
 from cape_plugins.serving.ctranslate2_notes import BEAM, Hypothesis
 from fairseq_user_dir.checkpoints import read_checkpoint, task_name
-from fairseq_user_dir.errors import SettingsError
+from fairseq_user_dir.host.errors import SettingsError
 from fairseq_user_dir.models import CLASSES, PREFIX
 
 # Tasks that give a model its sentences as they are, with EOS; others add languages or masks.

@@ -17,10 +17,10 @@ from fairseq.models.nat import FairseqNATModel
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from cape_plugins.arguments import FAIRSEQ, PREFIX, TYPE_ARG
 from cape_plugins.serving.checks import refuse_large_table
 from cape_plugins.serving.command import SHORTEST
 from cape_plugins.serving.output import Exported
+from cape_plugins.settings.arguments import FAIRSEQ, PREFIX, TYPE_ARG
 from fairseq_user_dir.checkpoints import position_config, read_checkpoint
 from fairseq_user_dir.models import CLASSES
 from fairseq_user_dir.options import ALLOW_ARG

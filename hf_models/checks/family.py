@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from cape_plugins.checks import (
+from cape_plugins.checkpoints.families import find_family
+from cape_plugins.doctor.check import (
     SKIPPED,
     Check,
     NotApplicable,
@@ -19,7 +20,6 @@ from cape_plugins.checks import (
     unless_stock_fails,
     wishes,
 )
-from cape_plugins.families import find_family
 from hf_models.checks.generation import generation_checks
 from hf_models.checks.inputs import input_checks
 from hf_models.checks.model import evaluation, model_checks, padding_checks
@@ -27,9 +27,9 @@ from hf_models.checks.outputs import largest, outputs_of
 from hf_models.checks.samples import Samples, pad_token, sample_inputs
 from hf_models.checks.storage import storage_checks
 from hf_models.checks.tiny import fill_zeros
-from hf_models.settings import FIELD
-from hf_models.switch_built import switch
-from hf_models.switching import PARTS, is_model
+from hf_models.switching.built import switch
+from hf_models.switching.install import PARTS, is_model
+from hf_models.switching.settings import FIELD
 
 _NEW_TABLES = 0.5  # standard deviation
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin
 
-from cape_plugins.checks import Check, check, relative_difference, unless_stock_fails
+from cape_plugins.doctor.check import Check, check, relative_difference, unless_stock_fails
 from hf_models.checks.samples import Samples, pad_token, start_token
 
 STEPS = 6  # tokens that are generated

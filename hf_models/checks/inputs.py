@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cape_plugins.checks import SKIPPED, Check, NotApplicable, check, unless_stock_fails
+from cape_plugins.doctor.check import SKIPPED, Check, NotApplicable, check, unless_stock_fails
 from hf_models.checks.outputs import largest, outputs_of
 from hf_models.checks.samples import Samples, tokens
 

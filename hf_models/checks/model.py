@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cape_plugins import PositionEncoder
-from cape_plugins.checks import Check, Mismatch, NotApplicable, check, unless_stock_fails
+from cape_plugins.doctor.check import Check, Mismatch, NotApplicable, check, unless_stock_fails
 from hf_models.checks.generation import generation_checks
 from hf_models.checks.outputs import largest, outputs_of, tensors_of
 from hf_models.checks.samples import Samples, sample_inputs

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cape_plugins.checks import Mismatch, relative_difference
+from cape_plugins.doctor.check import Mismatch, relative_difference
 
 
 @torch.no_grad()

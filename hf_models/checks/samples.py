@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hf_models.natural_length import NaturalLengthEncoder
-from hf_models.switching import PARTS
+from hf_models.seams.natural_length import NaturalLengthEncoder
+from hf_models.switching.install import PARTS
 
 LENGTHS = (9, 6)  # tokens of the two samples, where the table has so many rows
 FRAMES = (50, 34)

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from cape_plugins.checks import Check, Mismatch, NotApplicable, check
+from cape_plugins.doctor.check import Check, Mismatch, NotApplicable, check
 from hf_models.checks.outputs import largest, outputs_of
 from hf_models.checks.samples import Samples
-from hf_models.settings import FIELD
-from hf_models.switching import auto_models
+from hf_models.switching.install import auto_models
+from hf_models.switching.settings import FIELD
 
 
 def storage_checks(

@@ -15,9 +15,7 @@ from transformers.models.speech_to_text.modeling_speech_to_text import (
 )
 
 from cape_plugins import PositionConfig
-from hf_models.configuration import PositionEmbeddingMixin
-from hf_models.modeling import PositionModelMixin, build_positions
-from hf_models.speech import (
+from hf_models.seams.speech import (
     EncodesSpeech,
     RecognitionModel,
     SpeechEncoder,
@@ -25,8 +23,10 @@ from hf_models.speech import (
     check_seconds,
     takes_frames,
 )
-from hf_models.switching import FamilyClasses, add_parts
-from hf_models.text import TargetStack
+from hf_models.seams.text import TargetStack
+from hf_models.switching.configuration import PositionEmbeddingMixin
+from hf_models.switching.install import FamilyClasses, add_parts
+from hf_models.switching.modeling import PositionModelMixin, build_positions
 
 
 @strict
@@ -63,7 +63,7 @@ class CapeSpeech2TextConfig(PositionEmbeddingMixin, Speech2TextConfig):
 
 
 class CapeSpeech2TextEncoder(SpeechEncoder, Speech2TextEncoder):
-    """See :class:`~hf_models.speech.SpeechEncoder`."""
+    """See :class:`~hf_models.seams.speech.SpeechEncoder`."""
 
     def make_subsampler(self, config: CapeSpeech2TextConfig) -> Subsampler:
         """Convolutions of kernel 5 and stride 2, if the configuration has no others."""

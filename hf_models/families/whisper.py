@@ -17,11 +17,10 @@ from torch import Tensor
 from transformers import WhisperConfig
 from transformers.models.whisper import modeling_whisper as stock
 
-from cape_plugins.binding import Bound
-from cape_plugins.domains import HOP_SECONDS
-from hf_models.configuration import PositionEmbeddingMixin
-from hf_models.modeling import PositionModelMixin
-from hf_models.natural_length import (
+from cape_plugins.mathematics.binding import Bound
+from cape_plugins.settings.domains import HOP_SECONDS
+from hf_models.processors.recognition import BinsFirstPipeline, recognise_as
+from hf_models.seams.natural_length import (
     ClassifiesRecordings,
     MaskedDecoder,
     MaskedDecoderLayer,
@@ -30,10 +29,11 @@ from hf_models.natural_length import (
     RecognisesRecordings,
     join_mask,
 )
-from hf_models.recognition import BinsFirstPipeline, recognise_as
-from hf_models.speech import hop_in_seconds, takes_frames
-from hf_models.switching import FamilyClasses, LearnedTable, add_parts
-from hf_models.text import TargetStack
+from hf_models.seams.speech import hop_in_seconds, takes_frames
+from hf_models.seams.text import TargetStack
+from hf_models.switching.configuration import PositionEmbeddingMixin
+from hf_models.switching.install import FamilyClasses, LearnedTable, add_parts
+from hf_models.switching.modeling import PositionModelMixin
 
 
 @strict

@@ -32,10 +32,9 @@ from cape_plugins.serving.ctranslate2_tables import (
     put_identity_first,
 )
 from cape_plugins.serving.output import Exported
-from hf_models.bos_hint import Generates
 from hf_models.families.whisper import CapeWhisperForConditionalGeneration
-from hf_models.loading import clear_errors, load_whole
-from hf_models.natural_length import NaturalLengthEncoder
+from hf_models.seams.bos_hint import Generates
+from hf_models.seams.natural_length import NaturalLengthEncoder
 from hf_models.serving.ctranslate2_loaders import (
     TranslationLoader,
     refuse_large_tables,
@@ -46,6 +45,7 @@ from hf_models.serving.ctranslate2_loaders import (
 from hf_models.serving.ctranslate2_programs import program
 from hf_models.serving.ctranslate2_whisper import export_recognition
 from hf_models.serving.source import refuse_data, saved_beside
+from hf_models.storage.loading import clear_errors, load_whole
 
 _LONGEST = 256  # tokens of a translation of a short source in a check, EOS included
 # Settings of generation, and the options of translate_batch that do the same.

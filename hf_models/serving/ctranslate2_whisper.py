@@ -22,7 +22,7 @@ from cape_plugins.serving.ctranslate2_notes import (
 )
 from cape_plugins.serving.output import Exported
 from cape_plugins.speech.audio import read_audio
-from hf_models.natural_length import STRIDE
+from hf_models.seams.natural_length import STRIDE
 from hf_models.serving.ctranslate2_loaders import (
     RecognitionLoader,
     refuse_large_tables,

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from hf_models.natural_length import NaturalLengthEncoder
+from hf_models.seams.natural_length import NaturalLengthEncoder
 from hf_models.serving.source import banned_tokens, listed
 
 LONGEST = 256  # tokens that the program generates at most

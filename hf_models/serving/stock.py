@@ -13,18 +13,18 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
-from cape_plugins.arguments import HUGGING_FACE
 from cape_plugins.files import editing_json
 from cape_plugins.serving.checks import refuse_large_table
 from cape_plugins.serving.command import SHORTEST
 from cape_plugins.serving.output import Exported
+from cape_plugins.settings.arguments import HUGGING_FACE
 from hf_models.convert import copy_other_files, own_class
-from hf_models.feature_extraction import choose_extractor
-from hf_models.images import ImageModel
-from hf_models.loading import clear_errors, load_whole
-from hf_models.natural_length import STRIDE, NaturalLengthEncoder
+from hf_models.processors.feature_extraction import choose_extractor
+from hf_models.seams.images import ImageModel
+from hf_models.seams.natural_length import STRIDE, NaturalLengthEncoder
 from hf_models.serving.source import refuse_data
-from hf_models.serving.stock_model import (
+from hf_models.storage.loading import clear_errors, load_whole
+from hf_models.storage.stock_model import (
     Part,
     build_stock,
     fill_table,
@@ -32,7 +32,7 @@ from hf_models.serving.stock_model import (
     parts_of,
     shape_of_inputs,
 )
-from hf_models.switching import stock_class
+from hf_models.switching.install import stock_class
 
 CLOSE = 1e-3  # of outputs, more than float32 loses in many layers
 _TOKEN_LIMITS = ("max_target_positions", "max_position_embeddings")  # of a configuration

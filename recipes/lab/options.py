@@ -10,9 +10,18 @@ from typing import Any
 
 import torch
 
-from cape_plugins import PRESETS, TYPES, arguments
-from cape_plugins.arguments import PREFIX, TYPE_ARG, Distinct, Parser, positive, sole, whole
-from cape_plugins.domains import DOMAINS
+from cape_plugins import PRESETS, TYPES
+from cape_plugins.settings import arguments
+from cape_plugins.settings.arguments import (
+    PREFIX,
+    TYPE_ARG,
+    Distinct,
+    Parser,
+    positive,
+    sole,
+    whole,
+)
+from cape_plugins.settings.domains import DOMAINS
 from recipes.lab.steps import CommandError, reason, started_as
 
 Settings = Mapping[str, Any]  # of a position embedding
@@ -241,8 +250,8 @@ def check_shared(args: argparse.Namespace) -> None:
 
 
 def settings_to_compare(*args: Any, **more: Any) -> dict[str, dict[str, Any]]:
-    """What is to be trained, see :func:`cape_plugins.arguments.settings_to_compare`; a mistake is
-    one of the caller."""
+    """What is to be trained, see :func:`cape_plugins.settings.arguments.settings_to_compare`; a
+    mistake is one of the caller."""
     try:
         return arguments.settings_to_compare(*args, **more)
     except ValueError as error:

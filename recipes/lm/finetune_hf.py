@@ -27,7 +27,7 @@ import transformers
 from torch import Tensor
 from torch.nn import functional as F
 
-from cape_plugins.registry import ROTARY, types_of
+from cape_plugins.settings.registry import ROTARY, types_of
 from hf_models import CapeLlamaConfig, CapeLlamaForCausalLM
 from recipes.lab.data import fingerprint
 from recipes.lab.hf_checkpoints import load_model, make_config, read_beside, read_config

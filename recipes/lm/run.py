@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cape_plugins.machine import available_cores
-from cape_plugins.registry import types_of
+from cape_plugins.settings.registry import types_of
 from fairseq_user_dir.serving.source import load_trained
 from recipes.lab import options
 from recipes.lab.data import fingerprint

@@ -27,8 +27,8 @@ if __name__ == "__main__":  # as a script, so that it also runs under `accelerat
 import transformers
 from sentencepiece import SentencePieceProcessor
 
-from cape_plugins.alpha import TokenCounts, count_token_lists
-from cape_plugins.options import COUNTED
+from cape_plugins.corpus.alpha import TokenCounts, count_token_lists
+from cape_plugins.settings.options import COUNTED
 from hf_models import CapeMarianConfig, CapeMarianMTModel
 from recipes.lab import data
 from recipes.lab.hf_checkpoints import load_model, make_config, read_beside, read_config

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cape_plugins.domains import HOP_SECONDS, WINDOW_SECONDS
+from cape_plugins.settings.domains import HOP_SECONDS, WINDOW_SECONDS
 from cape_plugins.speech.audio import AudioError, audio_rate, read_audio
 from cape_plugins.speech.features import SAMPLING_RATE, log_mel, normalized
 from recipes.lab.data import read_text

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from cape_plugins import PositionConfig
-from cape_plugins.config import options
+from cape_plugins.settings.config import options
 from recipes.lab.steps import CommandError, folder_name, read_written, step, write_lines
 from recipes.phones.analysis import Frames, error_rate, near_attention
 from recipes.phones.data import Corpus, Example

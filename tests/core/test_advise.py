@@ -8,9 +8,9 @@ import shlex
 import pytest
 
 from cape_plugins import DOMAINS, PositionConfig
-from cape_plugins.advise import aliasing
-from cape_plugins.arguments import Parser, add_position_args, given_settings
 from cape_plugins.cli import main
+from cape_plugins.corpus.advise import aliasing
+from cape_plugins.settings.arguments import Parser, add_position_args, given_settings
 
 ROTARY_CORPUS = ("--train-lengths", "lengths", "--rotary")
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from cape_plugins import Draw, PositionConfig, augment, draw_global, token_positions
-from cape_plugins.augmentation import SAMPLINGS
-from cape_plugins.encoder import SIDES
-from cape_plugins.positions import timed_frame_positions
-from cape_plugins.registry import ROTARY, ROTARY_TYPES
+from cape_plugins.mathematics.augmentation import SAMPLINGS
+from cape_plugins.mathematics.encoder import SIDES
+from cape_plugins.mathematics.positions import timed_frame_positions
+from cape_plugins.settings.registry import ROTARY, ROTARY_TYPES
 from tests.support.core import (
     BATCH,
     RANDOM,

@@ -20,8 +20,8 @@ from cape_plugins import (
     patch_positions,
     token_positions,
 )
-from cape_plugins.augmentation import rank_seed
-from cape_plugins.domains import DOMAINS
+from cape_plugins.mathematics.augmentation import rank_seed
+from cape_plugins.settings.domains import DOMAINS
 from tests.reference import appendix_a
 from tests.support.core import (
     FRAMES,

@@ -20,7 +20,7 @@ from cape_plugins import (
     timed_frame_positions,
     token_positions,
 )
-from cape_plugins.augmentation import draw_global
+from cape_plugins.mathematics.augmentation import draw_global
 from tests.support.core import make_encoder, make_positions, valid_mask
 
 FRAMES = torch.tensor([3, 2])

@@ -19,7 +19,7 @@ from cape_plugins import (
     token_position_at,
     token_positions,
 )
-from cape_plugins.domains import DOMAINS
+from cape_plugins.settings.domains import DOMAINS
 from tests.support.core import BATCH, DIM, EVERYWHERE, RANDOM_TYPES, make_encoder
 
 CASES = [(name, "text") for name in TYPES]

@@ -11,9 +11,9 @@ import pickle
 import pytest
 
 from cape_plugins import ENCODINGS, PRESETS, PositionConfig
-from cape_plugins.config import ARCHITECTURES, applies, options, parse_option
-from cape_plugins.domains import DOMAINS
-from cape_plugins.registry import types_of
+from cape_plugins.settings.config import ARCHITECTURES, applies, options, parse_option
+from cape_plugins.settings.domains import DOMAINS
+from cape_plugins.settings.registry import types_of
 
 OPTIONS = {option.name: option.metadata for option in options()}
 COMBINATIONS = [

@@ -11,10 +11,10 @@ pytest.importorskip("matplotlib")
 from PIL import Image
 
 from cape_plugins.cli import main
-from cape_plugins.config import PositionConfig
 from cape_plugins.demo import command
 from cape_plugins.demo.model import Labeller
 from cape_plugins.demo.tasks import CELLS, LAG, TASKS
+from cape_plugins.settings.config import PositionConfig
 
 
 def demo(folder, *words):

@@ -17,9 +17,9 @@ from cape_plugins import (
     token_position_at,
     token_positions,
 )
-from cape_plugins.domains import DOMAINS
-from cape_plugins.encoder import SIDES
-from cape_plugins.registry import types_of
+from cape_plugins.mathematics.encoder import SIDES
+from cape_plugins.settings.domains import DOMAINS
+from cape_plugins.settings.registry import types_of
 from tests.support.core import (
     ADDING,
     ADDING_TYPES,

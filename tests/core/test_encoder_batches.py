@@ -11,7 +11,7 @@ from cape_plugins import (
     patch_positions,
     token_positions,
 )
-from cape_plugins.domains import DOMAINS
+from cape_plugins.settings.domains import DOMAINS
 from tests.support.core import (
     ADDING,
     BATCH,

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
-from cape_plugins import Sinusoid, encodings
-from cape_plugins.encodings import FREQUENCIES, LAYOUTS
+from cape_plugins import Sinusoid
+from cape_plugins.mathematics import encodings
+from cape_plugins.mathematics.encodings import FREQUENCIES, LAYOUTS
 
 COUNTED = [(name, layout) for name in FREQUENCIES if name != "image" for layout in LAYOUTS]
 

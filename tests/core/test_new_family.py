@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from cape_plugins import PositionConfig, build_position_encoder
+from cape_plugins.checkpoints import stored as checkpoint
+from cape_plugins.checkpoints.families import FAMILY_ROWS, Family, Side, add_family_row, find_family
+from cape_plugins.checkpoints.stack import read_stack
 from cape_plugins.cli import main
-from cape_plugins.families import FAMILY_ROWS, Family, Side, add_family_row, find_family
-from cape_plugins.pictures import checkpoint
-from cape_plugins.pictures.checkpoint import read_stack
 
 WIDTH, PADDING = 12, 3
 
@@ -97,7 +97,7 @@ def test_it_is_drawn_and_errors_name_it(figures, tmp_path, capsys):
         main(words)
     assert "'crow' is unknown; allowed: marian," in (error := capsys.readouterr().err)
     assert "owl" in error
-    assert "cape_plugins.families.add_family_row" in error
+    assert "cape_plugins.checkpoints.families.add_family_row" in error
 
 
 def test_a_package_adds_its_rows_by_an_entry_point(tmp_path, monkeypatch):

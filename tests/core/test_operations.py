@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from cape_plugins import encodings, frame_positions, token_position_at, token_positions
-from cape_plugins.encodings import KEPT_ROWS
+from cape_plugins import frame_positions, token_position_at, token_positions
+from cape_plugins.mathematics import encodings
+from cape_plugins.mathematics.encodings import KEPT_ROWS
 from tests.support.core import FRAMES, HOP, make_encoder, make_positions, valid_mask
 from tests.support.operations import operations
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from cape_plugins import TYPES, PositionConfig
-from cape_plugins.arguments import Parser, add_position_args, given_settings
-from cape_plugins.config import ARCHITECTURES, applies, options, parse_option
-from cape_plugins.domains import DOMAINS
-from cape_plugins.registry import types_of
+from cape_plugins.settings.arguments import Parser, add_position_args, given_settings
+from cape_plugins.settings.config import ARCHITECTURES, applies, options, parse_option
+from cape_plugins.settings.domains import DOMAINS
+from cape_plugins.settings.registry import types_of
 
 OPTIONS = {option.name: option.metadata for option in options()}
 PAIRS = [(name, option) for name in TYPES for option in OPTIONS]

@@ -14,12 +14,13 @@ pytest.importorskip("matplotlib")
 from PIL import Image
 
 from cape_plugins import PositionConfig, build_position_encoder
+from cape_plugins.checkpoints.stack import Stack
 from cape_plugins.cli import main
 from cape_plugins.pictures import command
 from cape_plugins.pictures.command import PICTURES, draw_picture
 from cape_plugins.pictures.plot_positions import coverage_figure
-from cape_plugins.pictures.views import Stack, views
-from cape_plugins.registry import types_of
+from cape_plugins.pictures.views import views
+from cape_plugins.settings.registry import types_of
 from tests.support.core import EVERYWHERE, make_encoder
 
 # Types that have something to show; the others are refused.

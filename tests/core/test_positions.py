@@ -13,7 +13,7 @@ from cape_plugins import (
     token_position_at,
     token_positions,
 )
-from cape_plugins.domains import DOMAINS
+from cape_plugins.settings.domains import DOMAINS
 from tests.reference.appendix_a import patch_grid
 from tests.support.core import (
     FRAMES,

@@ -15,9 +15,9 @@ from cape_plugins import (
     token_position_at,
     token_positions,
 )
-from cape_plugins.augmentation import positions_at, sorted_sample
-from cape_plugins.config import ARCHITECTURES
-from cape_plugins.encoder import SIDES
+from cape_plugins.mathematics.augmentation import positions_at, sorted_sample
+from cape_plugins.mathematics.encoder import SIDES
+from cape_plugins.settings.config import ARCHITECTURES
 from cape_plugins.speech.subsampling import subsampled_positions
 from tests.support.core import (
     BATCH,

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from cape_plugins import TYPES, PositionConfig, build_position_encoder, token_positions
-from cape_plugins.encoder import SIDES
+from cape_plugins.mathematics.encoder import SIDES
 
 DIM, WORDS, PAD, BOS = 32, 12, 0, 1
 STEPS = 60

@@ -7,7 +7,6 @@ import torch
 
 from cape_plugins import Draw
 from cape_plugins.cli import main
-from cape_plugins.domains import DOMAINS
 from cape_plugins.pictures.views import (
     Stack,
     augmentation_stages,
@@ -18,6 +17,7 @@ from cape_plugins.pictures.views import (
     training_positions,
     views,
 )
+from cape_plugins.settings.domains import DOMAINS
 from tests.support.core import ADDING, RANDOM, make_encoder
 
 POSITIONS = {"text": 7, "audio": 7, "image": (3, 4)}

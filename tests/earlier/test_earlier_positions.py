@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from cape_plugins import build_position_encoder, frame_positions, patch_positions, token_positions
-from cape_plugins.encoder import SIDES
+from cape_plugins.mathematics.encoder import SIDES
 from tests.earlier.make_positions import (
     BATCH,
     CASES,

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from cape_plugins import PositionEncoder
 from fairseq_user_dir.asr.criterion import CapeCtcCriterion
-from fairseq_user_dir.errors import SettingsError
+from fairseq_user_dir.host.errors import SettingsError
 from tests.fairseq.test_draws import coordinates
 from tests.fairseq.test_identities import after_training
 from tests.support.fairseq_models import (

@@ -360,7 +360,7 @@ def test_average_of_a_run_is_used_by_fairseq(tmp_path, run_cli):
             builder.finalize(prefix + ".idx")
     (tmp_path / "passive_types").mkdir()
     (tmp_path / "passive_types" / "__init__.py").write_text(
-        "from fairseq_user_dir.compat import allow_fairseq_checkpoints\n\n"
+        "from fairseq_user_dir.host.compat import allow_fairseq_checkpoints\n\n"
         "allow_fairseq_checkpoints()\n"
     )
     training = [

@@ -27,12 +27,12 @@ from fairseq.data.fasta_dataset import FastaDataset
 from fairseq.modules import MultiheadAttention
 from omegaconf import DictConfig, OmegaConf
 
-from cape_plugins.arguments import FAIRSEQ
-from cape_plugins.fairseq_files import UnsafeSettingError, literal, load_fairseq
-from cape_plugins.pictures.checkpoint import read_stack
+from cape_plugins.checkpoints.fairseq_files import UnsafeSettingError, literal, load_fairseq
+from cape_plugins.checkpoints.stack import read_stack
 from cape_plugins.serving.command import GROUP
+from cape_plugins.settings.arguments import FAIRSEQ
 from fairseq_user_dir.average import average_checkpoints
-from fairseq_user_dir.errors import SettingsError
+from fairseq_user_dir.host.errors import SettingsError
 from tests.support.fairseq_models import USER_DIR, Task, build, generate_words, train_words
 
 

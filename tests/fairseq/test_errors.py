@@ -15,9 +15,9 @@ from fairseq import options
 import cape_plugins
 import fairseq_user_dir.asr
 from cape_plugins import PositionConfig
-from cape_plugins.arguments import in_flags
-from cape_plugins.config import options as position_options
-from fairseq_user_dir.errors import SettingsError, named_by_flags, print_without_traceback
+from cape_plugins.settings.arguments import in_flags
+from cape_plugins.settings.config import options as position_options
+from fairseq_user_dir.host.errors import SettingsError, named_by_flags, print_without_traceback
 from tests.support.fairseq_models import USER_DIR, train_words
 from tests.support.fairseq_speech import durations, write_manifest
 

@@ -7,8 +7,8 @@ import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY
 
 from cape_plugins import PositionEncoder
+from cape_plugins.checkpoints.stack import read_stack
 from cape_plugins.cli import main
-from cape_plugins.pictures.checkpoint import read_stack
 from cape_plugins.pictures.views import relative_views
 from tests.support.fairseq_models import FIRST_WORD, START, build, load, make_dictionary
 from tests.support.fairseq_speech import CTC, S2T, SEQ2SEQ, SIZES, TYPES, make_model

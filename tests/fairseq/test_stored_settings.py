@@ -9,11 +9,11 @@ import pytest
 import torch
 from fairseq import checkpoint_utils, models
 
-from cape_plugins import registry
-from cape_plugins.config import options as position_options
+from cape_plugins.settings import registry
+from cape_plugins.settings.config import options as position_options
 from fairseq_user_dir.average import average_checkpoints
 from fairseq_user_dir.checkpoints import read_checkpoint
-from fairseq_user_dir.errors import SettingsError
+from fairseq_user_dir.host.errors import SettingsError
 from tests.fairseq.test_average import checkpoint
 from tests.support.fairseq_models import (
     Task,

@@ -8,10 +8,10 @@ import torch
 
 import hf_models
 from cape_plugins import TYPES
-from cape_plugins.registry import ROTARY_TYPES, types_of
+from cape_plugins.settings.registry import ROTARY_TYPES, types_of
 from hf_models.convert import convert
 from hf_models.families import FAMILIES as MODULES
-from hf_models.switching import is_model
+from hf_models.switching.install import is_model
 from tests.support.hf import FAMILIES, VARIANTS, WITH_STOCK, answer, batch
 
 OWN_TESTS = {"cape_whisper": "tests/hf/test_whisper.py"}  # asks for inputs of a length of its own

@@ -212,7 +212,7 @@ import json, os, sys, torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from tests.support.hf import FAMILIES, OF_FAMILY, batch
-from hf_models import modeling
+from hf_models.switching import modeling
 
 accelerator = Accelerator(cpu=True)
 stock = modeling.PositionEncoder.draw
@@ -270,7 +270,7 @@ COMPILED = """
 import json, os, sys, torch
 from transformers import Trainer, TrainingArguments
 from hf_models import RankSeedCallback
-from hf_models.modeling import PositionEncoder
+from hf_models.switching.modeling import PositionEncoder
 from tests.support.hf import make
 from tests.hf.test_hosts import Samples
 

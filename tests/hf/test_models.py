@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModel
 
 import hf_models
-from hf_models.rotary import RotaryAngles
+from hf_models.seams.rotary import RotaryAngles
 from tests.support.hf import (
     ALL,
     FAMILIES,

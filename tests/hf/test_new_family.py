@@ -13,13 +13,18 @@ from transformers.modeling_outputs import TokenClassifierOutput
 
 import hf_models
 from cape_plugins import TYPES, token_positions
-from cape_plugins.families import FAMILY_ROWS, Family, Side, add_family_row
-from cape_plugins.pictures.checkpoint import read_stack
+from cape_plugins.checkpoints.families import FAMILY_ROWS, Family, Side, add_family_row
+from cape_plugins.checkpoints.stack import read_stack
 from hf_models import convert
-from hf_models.configuration import PositionEmbeddingMixin
-from hf_models.modeling import PositionModelMixin, build_positions, draw_positions, embed_positions
-from hf_models.switching import PARTS, Addend, FamilyClasses, Seam
-from hf_models.text import TokenTable
+from hf_models.seams.text import TokenTable
+from hf_models.switching.configuration import PositionEmbeddingMixin
+from hf_models.switching.install import PARTS, Addend, FamilyClasses, Seam
+from hf_models.switching.modeling import (
+    PositionModelMixin,
+    build_positions,
+    draw_positions,
+    embed_positions,
+)
 
 
 class TinyConfig(PreTrainedConfig):

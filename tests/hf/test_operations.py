@@ -4,9 +4,9 @@ operations more. Counted on any device (tests/support/operations.py)."""
 import pytest
 import torch
 
-from cape_plugins import encodings
+from cape_plugins.mathematics import encodings
 from hf_models.host import ALWAYS_DRAWS
-from hf_models.speech import check_mask
+from hf_models.seams.speech import check_mask
 from tests.support import whisper
 from tests.support.hf import ALL, FAMILIES, OF_FAMILY, batch, loss
 from tests.support.operations import operations

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import hf_models
-from hf_models.rotary import draw_texts, number_texts, sample_texts
+from hf_models.seams.rotary import draw_texts, number_texts, sample_texts
 from tests.support.hf import FAMILIES, VARIANTS, batch
 
 LENGTHS = (5, 3, 4)

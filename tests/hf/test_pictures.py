@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 from cape_plugins import ENCODINGS, TYPES, PositionEncoder
+from cape_plugins.checkpoints.stack import read_stack
 from cape_plugins.cli import main
 from cape_plugins.pictures import command
-from cape_plugins.pictures.checkpoint import read_stack
 from cape_plugins.pictures.views import relative_views
-from hf_models.images import PatchEmbeddings
-from hf_models.switching import LearnedTable
+from hf_models.seams.images import PatchEmbeddings
+from hf_models.switching.install import LearnedTable
 from tests.support.hf import ALL, FAMILIES, STACKS, VARIANTS, batch, left_out, make
 
 pytest.importorskip("matplotlib")

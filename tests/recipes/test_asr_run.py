@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("soundfile")
 from cape_plugins import PositionConfig
-from cape_plugins.arguments import TYPE_ARG, given_settings
+from cape_plugins.settings.arguments import TYPE_ARG, given_settings
 from recipes.asr import evaluate, report, run
 from recipes.asr.report import Text, by_duration, in_training, rates
 from recipes.asr.run import BATCHES, RECIPES, STUDIES

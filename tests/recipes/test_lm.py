@@ -14,7 +14,7 @@ import torch
 import transformers
 from PIL import Image
 
-from cape_plugins.registry import ROTARY, types_of
+from cape_plugins.settings.registry import ROTARY, types_of
 from recipes.lab.steps import CommandError
 from recipes.lm import data
 from recipes.lm import finetune_hf as lm

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from cape_plugins.registry import types_of
+from cape_plugins.settings.registry import types_of
 from recipes.lab.hf_checkpoints import make_config
 from recipes.lab.options import settings_to_compare
 from recipes.lab.steps import CommandError

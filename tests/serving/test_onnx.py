@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import ViTConfig, ViTForImageClassification
 
-from cape_plugins import positions
 from cape_plugins.cli import main
+from cape_plugins.mathematics import positions
 from hf_models import CapeMarianModel
 from hf_models.serving import onnx
 from tests.support.engines import engine_python, run_program

@@ -21,7 +21,7 @@ from cape_plugins import (
     patch_positions,
     token_positions,
 )
-from cape_plugins.registry import types_of
+from cape_plugins.settings.registry import types_of
 
 DIM = 8
 BATCH, LENGTH = 3, 6

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 import fairseq_user_dir  # noqa: F401 registers the architectures
 from cape_plugins import TYPES, PositionConfig
-from cape_plugins.config import applies
-from cape_plugins.config import options as position_options
+from cape_plugins.settings.config import applies
+from cape_plugins.settings.config import options as position_options
 
 ROOT = Path(__file__).resolve().parents[2]
 USER_DIR = ROOT / "cape_plugins"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import hf_models
 from cape_plugins import TYPES, PositionEncoder
-from cape_plugins.registry import ROTARY_TYPES, types_of
+from cape_plugins.settings.registry import ROTARY_TYPES, types_of
 from hf_models.checks.tiny import SIZES, fill_zeros
 
 PAD, EOS = 59, 0
