@@ -6,7 +6,8 @@ fairseq and Hugging Face models. This package imports torch and numpy only.
 
 from cape_plugins.corpus.alpha import TokenCounts
 from cape_plugins.mathematics.augmentation import Draw, augment, draw_global, draw_local
-from cape_plugins.mathematics.encoder import PositionEncoder, build_position_encoder
+from cape_plugins.mathematics.builders import BUILDERS, build_position_encoder
+from cape_plugins.mathematics.encoder import PositionEncoder
 from cape_plugins.mathematics.encodings import Sinusoid, combine
 from cape_plugins.mathematics.positions import (
     Positions,
@@ -31,6 +32,7 @@ from cape_plugins.settings.registry import ENCODINGS, PRESETS, TYPES, Encoding, 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BUILDERS",
     "DOMAINS",
     "ENCODINGS",
     "PRESETS",

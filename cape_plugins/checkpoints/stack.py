@@ -31,7 +31,8 @@ from cape_plugins.checkpoints.families import (
     setting_of,
     value_of,
 )
-from cape_plugins.mathematics.encoder import PositionEncoder, build_position_encoder
+from cape_plugins.mathematics.builders import build_position_encoder
+from cape_plugins.mathematics.encoder import PositionEncoder
 from cape_plugins.mathematics.positions import Positions, frame_positions, patch_positions
 from cape_plugins.settings.config import PositionConfig
 from cape_plugins.settings.domains import DOMAINS, Domain

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cape_plugins.demo.tasks import SYMBOLS, TASKS, Task
-from cape_plugins.mathematics.encoder import build_position_encoder
+from cape_plugins.mathematics.builders import build_position_encoder
 from cape_plugins.mathematics.encodings import combine
 from cape_plugins.mathematics.positions import Positions
 from cape_plugins.mathematics.relative import relative_attention

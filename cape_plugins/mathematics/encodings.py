@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cape_plugins.settings.domains import each_domain
-from cape_plugins.settings.registry import ENCODINGS, Encoding
 
 Frequencies = Callable[[int, torch.device], Tensor]
 
@@ -321,10 +320,3 @@ def combine(
     if mode == "add":
         return content + embedding
     return torch.cat((content, embedding.expand(*content.shape[:-1], width)), dim=-1)
-
-
-def _sinusoid(dim: int, frequencies: str, layout: str, **_: Any) -> Sinusoid:
-    return Sinusoid(dim, frequencies, layout)
-
-
-ENCODINGS["sinusoid"] = Encoding(_sinusoid)

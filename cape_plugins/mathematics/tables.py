@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cape_plugins.mathematics.positions import Positions
-from cape_plugins.settings.registry import ENCODINGS, Encoding
 
 RESIZES = {1: "linear", 2: "bicubic", 3: "trilinear"}  # by the number of axes
 
@@ -158,17 +156,3 @@ def resize_grid(
         antialias=antialias,
     )
     return image.flatten(2)[0].T.to(rows.dtype)
-
-
-def _table(dim: int, table_size: Any, table_std: float | None, **_: Any) -> PositionTable:
-    return PositionTable(dim, table_size, table_std)
-
-
-def _interpolated(
-    dim: int, max_position: int, table_std: float | None, **_: Any
-) -> InterpolatedTable:
-    return InterpolatedTable(dim, max_position, table_std)
-
-
-ENCODINGS["interpolated"] = Encoding(_interpolated, learned=True, steps=True)
-ENCODINGS["table"] = Encoding(_table, learned=True, counts=True)

@@ -14,7 +14,7 @@ import torch
 
 from cape_plugins.checkpoints.families import SIDES
 from cape_plugins.checkpoints.stack import SOURCE_TARGET, Size, Stack, choose_side, read_stack
-from cape_plugins.mathematics.encoder import build_position_encoder
+from cape_plugins.mathematics.builders import build_position_encoder
 from cape_plugins.mathematics.relative_tables import build_relative_positions
 from cape_plugins.pictures.plot import components_figure, save, similarities_figure
 from cape_plugins.pictures.plot_positions import augmentation_figure, coverage_figure

@@ -160,7 +160,12 @@ class PositionConfig(OptionFields):
     @property
     def encoding(self) -> Encoding:
         """Encoding that positions are turned into; ask it for capabilities, not for its name."""
-        return ENCODINGS[self._row.learned if self.learned_table else self._row.encoding]
+        return ENCODINGS[self.encoding_name]
+
+    @property
+    def encoding_name(self) -> str:
+        """Key of that encoding."""
+        return self._row.learned if self.learned_table else self._row.encoding
 
     @property
     def sampling(self) -> str:

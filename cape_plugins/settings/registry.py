@@ -4,12 +4,11 @@ settings by name.
 Sources: CAPE (Likhomanenko et al., NeurIPS 2021), SHAPE (Kiyono et al., EMNLP 2021), relative
 position representations (Shaw et al., NAACL 2018), randomized positional encodings (Ruoss et al.,
 ACL 2023), random float sampling (Shimizu et al., arXiv 2602.14050), DINOv3 (Simeoni et al., 2025).
-This module needs the standard library only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,14 +23,7 @@ class Encoding:
     """One row of :data:`ENCODINGS`: what hosts and pictures may ask of an encoding.
 
     Attributes:
-        build: Makes the module that turns positions into embeddings; called with the keywords
-            ``dim, frequencies, layout, table_size, table_std`` of
-            :func:`~cape_plugins.build_position_encoder` and ``max_position`` of the
-            settings. The module has the attribute ``dim`` and embeds coordinates ``[B, T, D]`` to
-            ``[B, T, K]``; its method ``grid`` does so for ``[T, D]``, as exactly as it can. One
-            that looks up numbers of positions has
-            :meth:`~cape_plugins.PositionTable.lookup` instead. None if `adds` is False.
-        adds: Adds to the content.
+        adds: Adds to the content what a module of :data:`~cape_plugins.BUILDERS` computes.
         learned: Has parameters.
         counts: Looks up the number of a position, whose coordinates do not matter.
         steps: Embeds numbers of steps since the first position, whole or not, in the place of
@@ -41,7 +33,6 @@ class Encoding:
             asks a :meth:`~cape_plugins.PositionEncoder.coordinates` for.
     """
 
-    build: Callable[..., Any] | None = None
     adds: bool = True
     learned: bool = False
     counts: bool = False
@@ -50,9 +41,11 @@ class Encoding:
     turns: bool = False
 
 
-# Name to row; those that compute are beside their classes in encodings.py.
 ENCODINGS: dict[str, Encoding] = {
     "none": Encoding(adds=False),
+    "sinusoid": Encoding(),
+    "table": Encoding(learned=True, counts=True),
+    "interpolated": Encoding(learned=True, steps=True),
     "relative": Encoding(adds=False, learned=True, relative=True),
     "rotary": Encoding(adds=False, turns=True),
 }
