@@ -70,7 +70,9 @@ class EncoderPositions(Bound, _PositionStack):
         draw = None if seam is None else seam.draw(src_tokens.shape[0], src_tokens.device)
         if draw is not None and draw.order is not None and self.position_config.synchronize:
             target = () if self.bound is None else (self.bound,)
-            draw = draw.covering(seam.encoder.span(src_tokens.ne(self.padding_idx)), *target)
+            draw = draw.covering(
+                seam.encoder.num_positions(src_tokens.ne(self.padding_idx)), *target
+            )
         with _using(seam, draw):
             out = super().forward_scriptable(
                 src_tokens, src_lengths, return_all_hiddens, token_embeddings

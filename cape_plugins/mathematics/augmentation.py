@@ -52,7 +52,7 @@ class Draw(NamedTuple):
 
     def covering(self, *counts: Tensor) -> Draw:
         """The same numbers for sides that need so many positions, each ``[B]``, from
-        :meth:`~cape_plugins.PositionEncoder.span`; the largest count is that of all."""
+        :meth:`~cape_plugins.PositionEncoder.num_positions`; the largest count serves all."""
         if self.order is None:
             return self
         count = self.count
@@ -60,10 +60,10 @@ class Draw(NamedTuple):
             count = other if count is None else torch.maximum(count, other)
         return self._replace(count=count)
 
-    def below(self, chance: Tensor, augment_probability: float) -> Draw:
-        """The same numbers for samples whose `chance` ``[B, 1, 1]`` is below the probability, and
+    def restricted_to(self, augmented: Tensor, chance: Tensor) -> Draw:
+        """The same numbers for samples that are to be `augmented`, bool ``[B, 1, 1]``, and
         numbers that move nothing for the others."""
-        augmented, counted = chance < augment_probability, 0.0
+        counted = 0.0
         if self.order is not None:
             counted = torch.arange(self.order.shape[-1], device=self.order.device).float()
         return self._replace(
@@ -122,7 +122,9 @@ def draw_global(
         shift = _uniform((batch_size, 1, num_coords), max_global_shift, device, generator)
     if max_offset:
         shape = (batch_size, 1, num_coords)
-        offset = torch.randint(max_offset + 1, shape, device=device, **_given(generator)).float()
+        offset = torch.randint(
+            max_offset + 1, shape, device=device, **_generator_kwargs(generator)
+        ).float()
     if max_global_scale != 1.0:
         scale = _uniform((batch_size, 1, 1), math.log(max_global_scale), device, generator).exp()
     order = None
@@ -133,7 +135,7 @@ def draw_global(
     chance = None if partner is None else partner.chance
     if chance is None and augment_probability < 1.0:
         chance = _unit((batch_size, 1, 1), device, generator)
-    return draw if chance is None else draw.below(chance, augment_probability)
+    return draw if chance is None else draw.restricted_to(chance < augment_probability, chance)
 
 
 def _random_subset(unit: Tensor) -> Tensor:
@@ -297,7 +299,7 @@ def _unit(
     shape: tuple[int, ...], device: torch.device | str | None, generator: torch.Generator | None
 ) -> Tensor:
     """U(0, 1) in float32: bf16 would draw from 256 values only."""
-    return torch.rand(shape, device=device, dtype=torch.float32, **_given(generator))
+    return torch.rand(shape, device=device, dtype=torch.float32, **_generator_kwargs(generator))
 
 
 def _where(condition: Tensor, part: Tensor | None, other: Tensor | float) -> Tensor | None:
@@ -318,6 +320,6 @@ def _check_shape(name: str, part: Tensor | None, coords: Tensor) -> None:
         )
 
 
-def _given(generator: torch.Generator | None) -> dict[str, torch.Generator]:
+def _generator_kwargs(generator: torch.Generator | None) -> dict[str, torch.Generator]:
     """torch.compile with dynamic shapes does not accept ``generator=None``."""
     return {} if generator is None else {"generator": generator}

@@ -106,10 +106,10 @@ class PositionEncoder(nn.Module):
             augment_probability=config.augment_probability,
             partner=partner,
             device=device,
-            generator=_made(generator, device),
+            generator=_resolve(generator, device),
         )
 
-    def span(self, valid: Tensor) -> Tensor:
+    def num_positions(self, valid: Tensor) -> Tensor:
         """How many positions the tokens of a side reach over, alpha included.
 
         Args:
@@ -118,9 +118,9 @@ class PositionEncoder(nn.Module):
         Returns:
             ``[B]`` int64, for :meth:`~cape_plugins.Draw.covering`.
         """
-        return self._reach((valid.sum(1) - 1).clamp(min=0) * self.alpha)
+        return self._positions_up_to((valid.sum(1) - 1).clamp(min=0) * self.alpha)
 
-    def _reach(self, last: Tensor) -> Tensor:
+    def _positions_up_to(self, last: Tensor) -> Tensor:
         """Number of positions up to the one with the number `last`, whole or not."""
         return last.float().ceil().long() + 1
 
@@ -135,12 +135,8 @@ class PositionEncoder(nn.Module):
             ValueError: for positions that are not counted, for more of them than the order has,
                 and without a common count where source and target are synchronised.
         """
-        if positions.in_steps:
-            number = positions.elements(positions.rows)[..., 0]
-        elif positions.first is not None and positions.index is not None:
-            # frames of which some were skipped are the first, the second ... of those that are left
-            number = positions.numbers.float()
-        else:
+        number = positions.counts
+        if number is None:
             raise ValueError(
                 f"position embedding {self.config.type!r} in training takes positions that are "
                 "counted, not arbitrary coordinates; use token_positions or frame_positions, or "
@@ -151,11 +147,11 @@ class PositionEncoder(nn.Module):
         if draw.count is None and self.config.synchronize:
             raise ValueError(
                 "synchronize=True: source and target need one number of positions; give both "
-                "draw.covering(source_encoder.span(source_valid), target_encoder.span(target_valid"
-                "))."
+                "draw.covering(source_encoder.num_positions(source_valid), "
+                "target_encoder.num_positions(target_valid))."
             )
         valid = positions.valid
-        count = self._reach((number if valid is None else number * valid).amax(1))
+        count = self._positions_up_to((number if valid is None else number * valid).amax(1))
         if draw.count is not None:
             count = torch.maximum(count, draw.count)
         sample = sorted_sample(draw.order, count.expand(draw.order.shape[0]))
@@ -178,11 +174,15 @@ class PositionEncoder(nn.Module):
                 "larger one, or leave out longer inputs."
             )
 
-    def place(self, positions: Positions) -> tuple[Tensor, Tensor | float]:
-        """Rows of raw positions ``[B or 1, T, D]`` and their step where this encoder has them:
-        ``start + alpha * gamma * position / unit``. Local shifts and offsets, which are measured in
-        steps, are not scaled by alpha."""
-        step = self._in_units(positions.step, self.config.gamma)
+    def step(self, positions: Positions) -> Tensor | float:
+        """Distance of neighbours, ``gamma * step / unit``; local shifts and offsets are measured in
+        it, so that alpha does not scale them."""
+        return self._in_units(positions.step, self.config.gamma)
+
+    def rows_and_step(self, positions: Positions) -> tuple[Tensor, Tensor | float]:
+        """Rows of raw positions ``[B or 1, T, D]`` where this encoder has them, ``start + alpha *
+        gamma * position / unit``, and their :meth:`step`."""
+        step = self.step(positions)
         if positions.in_steps:  # one factor: frames at the hop of the host are whole numbers
             rows = times(positions.rows, self.alpha * step)
         else:
@@ -231,46 +231,46 @@ class PositionEncoder(nn.Module):
         if random is None:
             random = self.training or config.random_evaluation
         if random and config.random and draw is None:
-            when = "in training" + " and evaluation" * config.random_evaluation
-            remedy = "" if config.random_evaluation else "; call .eval() for inference"
-            raise ValueError(
-                f"position embedding {config.type!r} {when} needs a draw: pass "
-                f"draw=encoder.draw(batch_size), the same one to source and target{remedy}."
-            )
+            self._refuse_missing_draw()
         if config.encoding.counts:
             return positions.gather(self.encoding.lookup(positions), dtype)
-        local = self.max_local_shift if random and local_shift is None else 0.0
-        moved = local or local_shift is not None or (draw is not None and draw.moves)
-        if positions.regular and not (moved or config.mean_normalize):
-            rows = self._shared(positions)
-            if rows is not None:
-                return positions.gather(rows, dtype)
+        if positions.shared and not self._moves(draw, local_shift, random):
+            return positions.gather(self._embed_shared(positions), dtype)
         coords = self.coordinates(positions, draw, local_shift, generator, random)
-        embedding = self.encoding(self._encodable(coords, positions))
-        if (valid := positions.valid) is not None:
-            # in place is several times faster on a CPU than masked_fill_; padding may become -0.0
-            same = embedding.shape[0] == valid.shape[0] and not embedding.requires_grad
-            embedding = embedding.mul_(valid[..., None]) if same else embedding * valid[..., None]
-        return embedding.to(dtype)
+        embedding = self.encoding(self._encoding_input(coords, positions))
+        return positions.clear_padding(embedding).to(dtype)
 
-    def _shared(self, positions: Positions) -> Tensor | None:
-        """``[T, K]`` embeddings of regular positions as they are; None where samples differ."""
-        step = self._in_units(positions.step, self.config.gamma)
-        counted = positions.in_steps and positions.rows.shape[0] == 1 and type(step) is float
-        if counted and isinstance(self.encoding, Sinusoid):
-            first, step = positions.first, self.alpha * step
-            rows = self.encoding.counted(positions.rows[0], first, self.start, step)
-            return rows.clone() if positions.index is None else rows  # else gather copies them
-        rows, _ = self.place(positions)
-        if rows.shape[0] > 1:
-            return None
-        return self.encoding.grid(self._encodable(rows, positions)[0])
+    def _refuse_missing_draw(self) -> None:
+        in_evaluation = self.config.random_evaluation
+        when = "in training and evaluation" if in_evaluation else "in training"
+        remedy = "" if in_evaluation else "; call .eval() for inference"
+        raise ValueError(
+            f"position embedding {self.config.type!r} {when} needs a draw: pass "
+            f"draw=encoder.draw(batch_size), the same one to source and target{remedy}."
+        )
 
-    def _encodable(self, coords: Tensor, positions: Positions) -> Tensor:
+    def _moves(self, draw: Draw | None, local_shift: Tensor | None, random: bool) -> bool:
+        """Whether any position of the batch ends up elsewhere than :meth:`rows_and_step` says."""
+        if local_shift is not None or (random and self.max_local_shift):
+            return True
+        return self.config.mean_normalize or (draw is not None and draw.moves)
+
+    def _embed_shared(self, positions: Positions) -> Tensor:
+        """``[T, K]`` embeddings of rows that the batch shares, where nothing moves them."""
+        step = self.step(positions)
+        if isinstance(self.encoding, Sinusoid) and positions.in_steps and type(step) is float:
+            numbers, first = positions.rows[0], positions.first
+            rows = self.encoding.counted(numbers, first, self.start, self.alpha * step)
+            # without an index, gather hands on the rows that the encoding keeps
+            return rows.clone() if positions.index is None else rows
+        rows, _ = self.rows_and_step(positions)
+        return self.encoding.grid(self._encoding_input(rows, positions)[0])
+
+    def _encoding_input(self, coords: Tensor, positions: Positions) -> Tensor:
         """What the encoding takes: coordinates, or numbers of steps."""
         if not self.config.encoding.steps:
             return coords
-        return (coords - self.start) / self._in_units(positions.step, self.config.gamma)
+        return (coords - self.start) / self.step(positions)
 
     def coordinates(
         self,
@@ -283,7 +283,7 @@ class PositionEncoder(nn.Module):
         """The coordinates ``[B or 1, T, D]`` float32 that are encoded, augmented where there is a
         draw; see :meth:`forward` for the arguments."""
         mean_normalize = self.config.mean_normalize
-        rows, step = self.place(positions)
+        rows, step = self.rows_and_step(positions)
         augmented = None if draw is None else draw.augmented
         if draw is None or draw.order is None:
             coords = positions.elements(rows)
@@ -295,7 +295,7 @@ class PositionEncoder(nn.Module):
         if local:
             batch_size = _batch_size(coords, draw)
             local_shift = draw_local(
-                coords, step, local, batch_size, _made(generator, coords.device), augmented
+                coords, step, local, batch_size, _resolve(generator, coords.device), augmented
             )
         return augment(
             coords,
@@ -307,7 +307,7 @@ class PositionEncoder(nn.Module):
         )
 
 
-def _made(generator: Generators, device: torch.device | str | None) -> torch.Generator | None:
+def _resolve(generator: Generators, device: torch.device | str | None) -> torch.Generator | None:
     """The generator, made now if need be."""
     return generator(device) if callable(generator) else generator
 

@@ -168,24 +168,28 @@ class Sinusoid(nn.Module):
         Returns:
             ``[T, K]`` float32, kept rows, which the caller must not change.
         """
-        plain = self._keeps(numbers) and isinstance(first, int) and not _captures(numbers)
-        end = first + numbers.shape[0] if plain else 0
-        # all rows of a long input, which are few beside what a model computes of them, but no more
-        # than fit, and none for a single far position
-        most = max(KEPT_ROWS, min(numbers.shape[0], KEPT_BYTES // (4 * self.dim)))
-        if not plain or end > most:
-            return self.grid(start + numbers * step)
+        if self._keeps(numbers) and isinstance(first, int) and not _captures(numbers):
+            end = first + numbers.shape[0]
+            # all rows of a long input, which are few beside what a model computes of them, but no
+            # more than fit, and none for a single far position
+            if end <= max(KEPT_ROWS, min(numbers.shape[0], KEPT_BYTES // (4 * self.dim))):
+                return self._rows_up_to(end, start, step, numbers.device)[first:end]
+        return self.grid(start + numbers * step)
+
+    def _rows_up_to(self, end: int, start: float, step: float, device: torch.device) -> Tensor:
+        """``[>= end, K]`` :meth:`grid` of ``start + i * step``, i = 0, 1, ...; kept for later
+        calls."""
         kept_key, rows = self._kept_rows
-        key = start, step, numbers.device
+        key = start, step, device
         if rows is None or key != kept_key or rows.shape[0] < end:
             # generation goes on from call to call; other inputs come once
             grown = min(KEPT_ROWS, max(64, 2 ** math.ceil(math.log2(end))))
             count = max(end, grown) if key == kept_key else end
             with torch.inference_mode(False):  # later calls may train
-                number = torch.arange(count, dtype=torch.float32, device=numbers.device)
+                number = torch.arange(count, dtype=torch.float32, device=device)
                 rows = self.grid(start + number[:, None] * step)
             self._kept_rows = key, rows
-        return rows[first:end]
+        return rows
 
     def forward(self, coords: Tensor) -> Tensor:
         """Encodes many positions in one pass over memory, using cos(p) = sin(p + pi / 2).

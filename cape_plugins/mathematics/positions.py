@@ -48,9 +48,13 @@ class Positions(NamedTuple):
         return self.index if in_place else self.index > 0
 
     @property
-    def regular(self) -> bool:
-        """Whether neighbours are as far apart everywhere."""
-        return self.in_steps or self.patches is not None
+    def shared(self) -> bool:
+        """Whether all samples have the same evenly spaced rows: encoding these rows once serves the
+        batch."""
+        step = self.step
+        same_step = not isinstance(step, Tensor) or step.dim() == 0 or step.shape[0] == 1
+        evenly_spaced = same_step if self.in_steps else self.patches is not None
+        return evenly_spaced and self.rows.shape[0] == 1
 
     @property
     def coords(self) -> Tensor:
@@ -64,12 +68,33 @@ class Positions(NamedTuple):
             return torch.arange(self.rows.shape[1], device=self.rows.device)[None]
         return self.index - 1
 
+    @property
+    def counts(self) -> Tensor | None:
+        """``[B or 1, T]`` float32, the number of each element, on padding some number; None if
+        positions are not counted."""
+        if self.in_steps:
+            return self.elements(self.rows)[..., 0]
+        if self.first is not None and self.index is not None:
+            # frames of which some were skipped are the first, the second ... of those that are left
+            return self.numbers.float()
+        return None
+
     def elements(self, rows: Tensor) -> Tensor:
         """``[B or 1, T, D]``, from `rows` ``[B or 1, T, D]`` those of each element; any on
         padding."""
         if self.index is None or self.index.dtype == torch.bool or rows.shape[0] > 1:
             return rows
         return rows[0][self.numbers]
+
+    def clear_padding(self, embedding: Tensor) -> Tensor:
+        """``[B, T, K]``, with zeros on padding; `embedding` ``[B or 1, T, K]`` may be changed."""
+        valid = self.valid
+        if valid is None:
+            return embedding
+        if embedding.shape[0] == valid.shape[0] and not embedding.requires_grad:
+            # several times faster on a CPU than masked_fill_; padding may become -0.0
+            return embedding.mul_(valid[..., None])
+        return embedding * valid[..., None]
 
     def gather(self, rows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """``[B or 1, T, K]``, from embeddings ``[T, K]`` of shared rows those of each element, in

@@ -39,10 +39,10 @@ def draw_positions(
     limit = encoder.max_local_shift
     draw = encoder.train().draw(number, generator=generator) or Draw()
     if draw.order is not None:  # one number of positions for all draws, as a pair of sides has
-        draw = draw.covering(encoder.span(positions.valid).expand(number))
+        draw = draw.covering(encoder.num_positions(positions.valid).expand(number))
     if not limit:
         return draw, None
-    rows, step = encoder.place(positions)
+    rows, step = encoder.rows_and_step(positions)
     return draw, draw_local(rows, step, limit, number, generator, draw.augmented)
 
 
@@ -64,7 +64,7 @@ def augmentation_stages(
         steps["+ local shift"] = {"local_shift": local_shift}
     if draw.scale is not None:
         steps["× global scale"] = {"draw": draw}
-    rows, step = encoder.place(positions)
+    rows, step = encoder.rows_and_step(positions)
     given: dict[str, Any] = {"step": step}
     stages = {}
     if draw.order is not None:
@@ -124,7 +124,7 @@ def views(
             augmented = stack.encoder(positions, draw, local_shift)
             states += [f"draw {i + 1}" for i in range(draws)]
             rows = torch.cat((rows, augmented))
-        places = (stack.encoder.place(positions)[0][0] * stack.encoder.unit).numpy()
+        places = (stack.encoder.rows_and_step(positions)[0][0] * stack.encoder.unit).numpy()
         for state, embedding in zip(states, rows.numpy(), strict=True):
             shown.append(View(size, state, places, embedding))
     return shown

@@ -287,7 +287,7 @@ class TranslationModel:
             valid = stack.valid_tokens(mask, ids, content, content.shape[1])
             if stack is self.encoder and stack.has_hint:
                 valid = place_hint(valid).mask
-            spans.append(stack.positions.span(valid))
+            spans.append(stack.positions.num_positions(valid))
         return spans
 
 

@@ -168,7 +168,7 @@ def test_source_and_target_of_a_pair_that_share_a_draw_are_augmented_alike(name)
     source, target = pair(name, synchronize=True, augment_probability=0.5)
     draw = source.draw(200)
     if draw.order is not None:
-        draw = draw.covering(*(side.span(torch.ones(200, 6)) for side in (source, target)))
+        draw = draw.covering(*(side.num_positions(torch.ones(200, 6)) for side in (source, target)))
     moved = [
         (side(tokens(200), draw) != torch.arange(6.0)[None, :, None]).flatten(1).any(1)
         for side in (source, target)

@@ -82,7 +82,7 @@ def test_compiled_encoder_computes_the_same(name, domain, training):
     def forward(data):
         positions, draw = positions_from(domain, data), encoder.draw(BATCH)
         if draw is not None and draw.order is not None:
-            draw = draw.covering(encoder.span(positions.valid))
+            draw = draw.covering(encoder.num_positions(positions.valid))
         return encoder(positions, draw, dtype=torch.bfloat16), draw
 
     torch.manual_seed(1)

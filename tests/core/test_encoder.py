@@ -243,7 +243,7 @@ def test_zero_maxima_equal_sinpos_bit_for_bit(domain, training, layout):
 @pytest.mark.parametrize(("name", "domain"), [p for p in SINUSOIDS if p[1] != "audio"])
 def test_evaluation_equals_the_exact_grid(name, domain):
     encoder, positions = make_encoder(name, domain).eval(), make_positions(domain)
-    exact = encoder.encoding.grid(encoder.place(positions)[0][0])
+    exact = encoder.encoding.grid(encoder.rows_and_step(positions)[0][0])
     result = encoder(positions)
     if positions.valid is None:
         assert torch.equal(result[0], exact)

@@ -65,9 +65,9 @@ def test_each_side_has_its_settings_and_places(tmp_path):
     assert ear.config == PositionConfig.from_dict(shift, "audio")
     assert beak.config == PositionConfig("shape", "text", "decoder")
     assert ear.spacing == ear.encoder.unit == 0.04
-    rows, _ = ear.encoder.place(ear.positions(3))
+    rows, _ = ear.encoder.rows_and_step(ear.positions(3))
     assert rows.flatten().tolist() == [1.0, 2.0, 3.0]
-    rows, _ = beak.encoder.place(beak.positions(3))
+    rows, _ = beak.encoder.rows_and_step(beak.positions(3))
     assert rows.flatten().tolist() == [4.0, 5.0, 6.0]
     alike = {"frequencies": "marian", "layout": "sin_cos_blocks", "start": 1.0, "unit": 0.04}
     expected = build_position_encoder(ear.config, WIDTH, **alike).eval()

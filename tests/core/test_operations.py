@@ -82,5 +82,5 @@ def test_neutral_factors_launch_nothing():
     """gamma, alpha and unit of 1, a first position at 0."""
     raw = make_positions("image")
     neutral, scaled = (make_encoder("cape", "image", gamma=gamma) for gamma in (1.0, 0.5))
-    assert operations(lambda: neutral.place(raw)).launched.total() == 0
-    assert operations(lambda: scaled.place(raw)).launched.total() > 0
+    assert operations(lambda: neutral.rows_and_step(raw)).launched.total() == 0
+    assert operations(lambda: scaled.rows_and_step(raw)).launched.total() > 0

@@ -114,7 +114,7 @@ def test_source_and_target_share_one_function_of_the_index(name, alpha):
     source, target = (reading_coords(make_encoder(name, side=side, **settings)) for side in SIDES)
     masks = valid_mask((7, 3, 1), 7), valid_mask((2, 5, 4), 5)
     draw = source.draw(BATCH)
-    draw = draw.covering(source.span(masks[0]), target.span(masks[1]))
+    draw = draw.covering(source.num_positions(masks[0]), target.num_positions(masks[1]))
     spans = source.alpha, target.alpha
     results = [
         side(token_positions(mask), draw)[..., 0]
