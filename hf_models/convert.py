@@ -36,7 +36,7 @@ from cape_plugins.settings.arguments import (
 )
 from cape_plugins.settings.config import applies, parse_option
 from cape_plugins.settings.options import COUNTED
-from cape_plugins.settings.registry import DEFAULT_TYPE, ENCODINGS, ROTARY_TYPES, TYPES, types_of
+from cape_plugins.settings.registry import DEFAULT_TYPE, ROTARY_TYPES, TYPES, types_of
 from hf_models.counting import count_texts
 from hf_models.processors.feature_extraction import choose_extractor
 from hf_models.seams.images import PatchEmbeddings
@@ -194,7 +194,7 @@ def _cape_model(
             types = [
                 name
                 for name, row in types_of(place[1]).items()
-                if ENCODINGS[row.encoding] == before[FIELD].encoding
+                if row.encoding == before[FIELD].encoding_name
                 and "relative_context" not in row.options
             ]
             remedy = f"Choose another type, of {', '.join(types)}"

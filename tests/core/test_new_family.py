@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cape_plugins import PositionConfig, build_position_encoder
-from cape_plugins.checkpoints import stored as checkpoint
+from cape_plugins.checkpoints import stack as checkpoint
 from cape_plugins.checkpoints.families import FAMILY_ROWS, Family, Side, add_family_row, find_family
 from cape_plugins.checkpoints.stack import read_stack
 from cape_plugins.cli import main
