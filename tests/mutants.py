@@ -144,14 +144,21 @@ def applied(mutant: Mutant, folder: Path) -> Iterator[None]:
         bytecode.unlink(missing_ok=True)
 
 
-def check_sets(folder: Path, mutants_to_run: Sequence[Mutant], sets: Mapping[str, str]) -> None:
+def check_sets(folder: Path, mutants: Sequence[Mutant], sets: Mapping[str, str]) -> None:
     """Ends the program if a set of tests fails without a fault."""
-    names = list(dict.fromkeys(mutant.tests for mutant in mutants_to_run))
+    failing = []
+    names = list(dict.fromkeys(mutant.tests for mutant in mutants))
     for name in tqdm(names, "without a fault", unit="set", disable=None):
         outcome = run_tests(folder, sets[name])
         if outcome.status:
-            sys.exit(f"{outcome.output}\nerror: the tests {name} fail without a fault")
-        tqdm.write(f"{name:32} passes {outcome.seconds:32.0f} s")
+            failing.append(name)
+            tqdm.write(outcome.output)
+        tqdm.write(
+            f"{name:36} {'FAILS' if outcome.status else 'passes':8} {outcome.seconds:4.0f} s"
+        )
+        sys.stdout.flush()
+    if failing:
+        sys.exit(f"error: tests fail without a fault: {', '.join(failing)}")
 
 
 def kill(mutant: Mutant, folder: Path, sets: Mapping[str, str]) -> dict[str, object]:
