@@ -203,10 +203,8 @@ class PositionConfig(OptionFields):
     def changes(self, other: PositionConfig) -> dict[str, tuple[Any, Any]]:
         """Differences of `other` with the same weights, outside of training: option, or
         "type" where something else is added to the content, to its value here and there."""
-        here, there = (
-            config.encoding_name if config.encoding.adds or config.encoding.turns else None
-            for config in (self, other)
-        )
+        encodings = ((config.encoding_name, config.encoding) for config in (self, other))
+        here, there = (name if row.adds or row.turns else None for name, row in encodings)
         changed = {"type": (self.type, other.type)} if here != there else {}
         drawn = self.random_evaluation or other.random_evaluation  # in evaluation as in training
         for option in options():
