@@ -74,8 +74,11 @@ def options_of(tests: str, root: Path) -> list[str]:
     """Options of pytest, with the files that patterns stand for."""
     words = []
     for word in shlex.split(tests):
-        files = sorted(str(path.relative_to(root)) for path in root.glob(word) if "*" in word)
-        words += files or ([] if "*" in word else [word])
+        is_pattern = word.startswith("tests/") and "*" in word
+        files = (
+            sorted(str(path.relative_to(root)) for path in root.glob(word)) if is_pattern else []
+        )
+        words += files if is_pattern else [word]
     return words
 
 
