@@ -36,9 +36,9 @@ from cape_plugins.checkpoints.families import DECODER_FIELD
 from cape_plugins.settings.arguments import PREFIX, TYPE_ARG, flag
 from cape_plugins.settings.config import options
 from cape_plugins.settings.options import COUNTED
+from fairseq_user_dir.flags import ALLOW_ARG, ALLOW_FLAG, decoder_flags, record
 from fairseq_user_dir.host.compat import allow_fairseq_checkpoints
 from fairseq_user_dir.host.errors import SettingsError, named_by_flags
-from fairseq_user_dir.options import ALLOW_ARG, ALLOW_FLAG, decoder_flags, record
 
 logger = logging.getLogger(__name__)
 

@@ -46,7 +46,7 @@ class TokenPositionEmbedding(Bound, nn.Module):
     ) -> Draw | None:
         """A new draw for the batch, whose other side may have a `partner`; None in evaluation, and
         where nothing is random."""
-        return self.encoder.draw(batch_size, device, rank_generator, partner)
+        return self.encoder.draw(batch_size, device, process_generator, partner)
 
     def forward(
         self,
@@ -78,7 +78,7 @@ class TokenPositionEmbedding(Bound, nn.Module):
         positions = _raw_positions(input, self.padding_idx, incremental_state)
         draw = self.bound if incremental_state is None else None
         dtype = self.result_like.dtype
-        embedding = self.encoder(positions, draw, dtype=dtype, generator=rank_generator)
+        embedding = self.encoder(positions, draw, dtype=dtype, generator=process_generator)
         return embedding.expand(input.shape[0], -1, -1)
 
 
@@ -112,7 +112,7 @@ def _raw_positions(tokens: Tensor, padding_idx: int, incremental_state: Any | No
     return token_position_at(tokens.shape[1] - 1, tokens.device)
 
 
-def rank_generator(device: torch.device) -> torch.Generator:
+def process_generator(device: torch.device) -> torch.Generator:
     """A generator that continues fairseq's own random stream, which is reseeded with seed + update
     on every rank alike, but differs between ranks."""
     rank = distributed_utils.get_data_parallel_rank() if distributed.is_initialized() else 0

@@ -29,8 +29,7 @@ from fairseq_user_dir.admin import attach_admin, profile_admin, profiling_batch
 from fairseq_user_dir.attention import add_relative_positions
 from fairseq_user_dir.checkpoints import PositionalModel
 from fairseq_user_dir.embedding import TokenPositionEmbedding, WrappingPositionalEmbedding
-from fairseq_user_dir.host.errors import SettingsError, named_by_flags
-from fairseq_user_dir.options import (
+from fairseq_user_dir.flags import (
     add_admin_arg,
     add_position_args,
     config_from_args,
@@ -39,6 +38,7 @@ from fairseq_user_dir.options import (
     set_args,
     set_missing,
 )
+from fairseq_user_dir.host.errors import SettingsError, named_by_flags
 from fairseq_user_dir.stacks import DecoderPositions, EncoderPositions
 
 logger = logging.getLogger(__name__)

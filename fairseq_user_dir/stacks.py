@@ -24,16 +24,17 @@ class _PositionStack:
 
     Attributes:
         position_config: Settings of the model.
-        position_seam: The position embedding if it draws random numbers, else None.
+        position_module: The module that computes positions, with random numbers or without; None
+            where they are rows of a learned table, or nothing is added.
     """
 
     position_config: PositionConfig
     embed_positions: nn.Module | None
 
     @property
-    def position_seam(self) -> TokenPositionEmbedding | None:
-        seam = self.embed_positions
-        return seam if isinstance(seam, TokenPositionEmbedding) else None
+    def position_module(self) -> TokenPositionEmbedding | None:
+        module = self.embed_positions
+        return module if isinstance(module, TokenPositionEmbedding) else None
 
     def max_positions(self) -> int:
         """No limit: positions are computed, not looked up."""
@@ -66,14 +67,13 @@ class EncoderPositions(Bound, _PositionStack):
             src_tokens, slot = prepend_bos(src_tokens, self.padding_idx, bos)
             if token_embeddings is not None:
                 token_embeddings = self._prepend_embedding(token_embeddings, slot, bos)
-        seam = self.position_seam
-        draw = None if seam is None else seam.draw(src_tokens.shape[0], src_tokens.device)
+        module = self.position_module
+        draw = None if module is None else module.draw(src_tokens.shape[0], src_tokens.device)
         if draw is not None and draw.order is not None and self.position_config.synchronize:
             target = () if self.bound is None else (self.bound,)
-            draw = draw.covering(
-                seam.encoder.num_positions(src_tokens.ne(self.padding_idx)), *target
-            )
-        with _using(seam, draw):
+            lengths = module.encoder.num_positions(src_tokens.ne(self.padding_idx))
+            draw = draw.covering(lengths, *target)
+        with _using(module, draw):
             out = super().forward_scriptable(
                 src_tokens, src_lengths, return_all_hiddens, token_embeddings
             )
@@ -108,19 +108,19 @@ class DecoderPositions(_PositionStack):
         self, prev_output_tokens: Tensor, encoder_out: Any | None = None, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, dict[str, Any]]:
         """See fairseq; called first by every decoder, non-autoregressive ones included."""
-        with _using(self.position_seam, self._draw(prev_output_tokens, encoder_out)):
+        with _using(self.position_module, self._draw(prev_output_tokens, encoder_out)):
             features, extra = super().extract_features(
                 prev_output_tokens, encoder_out, *args, **kwargs
             )
         return features, self._align_attention(extra, encoder_out)
 
     def _draw(self, tokens: Tensor, encoder_out: Any | None) -> Draw | None:
-        seam = self.position_seam
-        if seam is None or not seam.encoder.draws:
+        module = self.position_module
+        if module is None or not module.encoder.draws:
             return None
         draws = (encoder_out or {}).get("position_draw")
         if not self.position_config.synchronize:
-            return seam.draw(tokens.shape[0], tokens.device, *(draws or ()))
+            return module.draw(tokens.shape[0], tokens.device, *(draws or ()))
         if not draws:
             raise ValueError(
                 "this decoder is in training and shares the position draw of its encoder "
@@ -162,9 +162,9 @@ def prepend_bos(tokens: Tensor, padding_idx: int, bos: int) -> tuple[Tensor, Ten
 
 
 @contextmanager
-def _using(seam: TokenPositionEmbedding | None, draw: Draw | None) -> Iterator[None]:
-    if seam is None:
+def _using(module: TokenPositionEmbedding | None, draw: Draw | None) -> Iterator[None]:
+    if module is None:
         yield
     else:
-        with seam.using(draw):
+        with module.using(draw):
             yield

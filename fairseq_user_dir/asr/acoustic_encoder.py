@@ -21,7 +21,7 @@ from cape_plugins.settings.domains import WINDOW_SECONDS
 from cape_plugins.speech.subsampling import ConvSubsampler
 from fairseq_user_dir.asr.positions import TimedEncoder
 from fairseq_user_dir.attention import add_relative_positions
-from fairseq_user_dir.options import add_position_args, set_missing
+from fairseq_user_dir.flags import add_position_args, set_missing
 
 # The paper's model: 36 layers of 768, dropout on attention weights and hidden activations only.
 PAPER = {

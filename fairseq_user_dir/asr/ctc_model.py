@@ -19,7 +19,7 @@ from fairseq_user_dir.asr.acoustic_encoder import (
     architecture,
 )
 from fairseq_user_dir.checkpoints import PositionalModel
-from fairseq_user_dir.options import config_from_args
+from fairseq_user_dir.flags import config_from_args
 
 NAME = "cape_ctc_transformer"
 

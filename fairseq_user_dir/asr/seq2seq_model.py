@@ -32,13 +32,13 @@ from fairseq_user_dir.asr.acoustic_encoder import (
 )
 from fairseq_user_dir.asr.positions import TimedModel, encoder_output
 from fairseq_user_dir.checkpoints import PositionalModel
-from fairseq_user_dir.models import install, stock_values
-from fairseq_user_dir.options import (
+from fairseq_user_dir.flags import (
     add_decoder_args,
     config_from_args,
     decoder_config_from_args,
     set_args,
 )
+from fairseq_user_dir.models import install, stock_values
 from fairseq_user_dir.stacks import DecoderPositions
 
 NAME = "cape_seq2seq_transformer"

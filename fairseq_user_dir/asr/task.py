@@ -28,7 +28,7 @@ from fairseq_user_dir.asr.text import (
     TextDictionary,
     save,
 )
-from fairseq_user_dir.embedding import rank_generator
+from fairseq_user_dir.embedding import process_generator
 
 logger = logging.getLogger(__name__)
 
@@ -271,7 +271,7 @@ class CapeAsrTask(LegacyFairseqTask):
 
     def _masked(self, net_input: dict[str, Any]) -> dict[str, Any]:
         args, features = self.args, net_input["src_tokens"].clone()
-        generator = rank_generator(features.device)
+        generator = process_generator(features.device)
         for row, length in zip(features, net_input["src_lengths"].tolist(), strict=True):
             row[:length] = spec_augment(
                 row[:length],

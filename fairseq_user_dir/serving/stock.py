@@ -22,8 +22,8 @@ from cape_plugins.serving.command import SHORTEST
 from cape_plugins.serving.output import Exported
 from cape_plugins.settings.arguments import FAIRSEQ, PREFIX, TYPE_ARG
 from fairseq_user_dir.checkpoints import position_config, read_checkpoint
+from fairseq_user_dir.flags import ALLOW_ARG
 from fairseq_user_dir.models import CLASSES
-from fairseq_user_dir.options import ALLOW_ARG
 from fairseq_user_dir.serving.folding import folded, width_of
 from fairseq_user_dir.serving.layouts import write_hugging_face
 from fairseq_user_dir.serving.source import load_trained

@@ -30,7 +30,7 @@ from hf_models.switching.modeling import (
     build_positions,
     draw_positions,
     given_content,
-    rank_generator,
+    process_generator,
 )
 from hf_models.switching.settings import FIELD
 
@@ -148,14 +148,14 @@ def move(
         first = ids.masked_fill(~valid, ids.shape[1]).amin(1, keepdim=True)
         number = (ids - first).clamp(min=0)
         raw = Positions(number[..., None].float(), in_steps=True, index=valid)
-    return encoder.coordinates(raw, draw, generator=rank_generator, random=True)[..., 0]
+    return encoder.coordinates(raw, draw, generator=process_generator, random=True)[..., 0]
 
 
 def draw_texts(encoder: PositionEncoder, position_ids: Tensor) -> Draw:
     """A draw for each text of packed samples ``[B, T]``, at each of its tokens."""
     batch, length = position_ids.shape
     text = number_texts(position_ids)[..., None]
-    draws = encoder.draw(batch * length, position_ids.device, rank_generator)
+    draws = encoder.draw(batch * length, position_ids.device, process_generator)
     parts = {
         name: part.view(batch, length, 1).gather(1, text)
         for name, part in (("scale", draws.scale), ("chance", draws.chance))
@@ -175,7 +175,7 @@ def sample_texts(encoder: PositionEncoder, position_ids: Tensor) -> Tensor:
     text = number_texts(position_ids)
     texts, longest = (torch.stack((text.max(), position_ids.max())) + 1).tolist()
     encoder.check_length(longest)
-    order = encoder.draw(batch * texts, position_ids.device, rank_generator).order
+    order = encoder.draw(batch * texts, position_ids.device, process_generator).order
     size = order.shape[1]
     count = torch.zeros(batch, texts, dtype=torch.long, device=text.device)
     count = count.scatter_reduce(1, text, position_ids + 1, "amax")

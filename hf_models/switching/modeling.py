@@ -23,7 +23,7 @@ from cape_plugins import (
     token_positions,
 )
 from cape_plugins.checkpoints.families import find_family, setting_of, value_of
-from cape_plugins.mathematics.augmentation import rank_seed
+from cape_plugins.mathematics.augmentation import rank_generator
 from cape_plugins.settings.registry import ENCODINGS, TYPES
 from hf_models.switching.install import SwitchedModel, install
 from hf_models.switching.settings import refuse_in_constructor, refuse_misplaced, require_own_config
@@ -193,13 +193,13 @@ Position embedding: `{json.dumps(settings, sort_keys=True)}`
 {loading}"""
 
 
-def rank_generator(device: torch.device) -> torch.Generator | None:
+def process_generator(device: torch.device) -> torch.Generator | None:
     """A generator that differs between data-parallel ranks; None for the default one.
 
     The Trainer and accelerate seed all ranks alike, so that they would draw the same positions. A
-    number from the common stream and the rank seed a generator of its own: a resumed training, for
-    which hosts restore that stream, draws the same again. Compiled models use the default
-    generator, because torch.compile accepts no other: see RankSeedCallback.
+    number from the common stream and the rank seed the generator: a resumed training, for which
+    hosts restore that stream, draws the same again. Compiled models use the default generator,
+    because torch.compile accepts no other: see RankSeedCallback.
     """
     if (
         torch.compiler.is_compiling()
@@ -207,7 +207,7 @@ def rank_generator(device: torch.device) -> torch.Generator | None:
         or distributed.get_world_size() == 1
     ):
         return None
-    return torch.Generator(device=device).manual_seed(rank_seed(distributed.get_rank()))
+    return rank_generator(device, distributed.get_rank())
 
 
 def given_content(ids: Tensor | None, embeds: Tensor | None, side: str = "") -> Tensor:
@@ -241,7 +241,7 @@ def draw_positions(
 ) -> Draw | None:
     """One draw for a batch ``[B, ...]``, whose other side may have a `partner`; None in evaluation,
     and where nothing is random."""
-    return encoder.draw(content.shape[0], content.device, rank_generator, partner)
+    return encoder.draw(content.shape[0], content.device, process_generator, partner)
 
 
 def build_positions(
@@ -302,7 +302,7 @@ def embed_positions(
         draw,
         dtype=content.dtype,
         random=encoder.training and draw is not None,
-        generator=rank_generator,
+        generator=process_generator,
     )
 
 

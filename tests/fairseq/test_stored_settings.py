@@ -132,7 +132,7 @@ def test_another_type_begins_with_its_own_defaults(trained, test_data):
     (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task(
         [str(trained("nopos"))], overrides
     )
-    assert model.encoder.position_seam is not None
+    assert model.encoder.position_module is not None
 
 
 # ---------------------------------------------------------------------------------- resuming
