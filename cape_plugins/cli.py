@@ -18,8 +18,8 @@ from cape_plugins.demo.command import add_demo_args, run_demo
 from cape_plugins.doctor.command import add_doctor_args
 from cape_plugins.pictures.command import add_plot_args, draw_picture
 from cape_plugins.serving.command import add_export_args
-from cape_plugins.settings.arguments import Parser, in_flags
-from cape_plugins.settings.config import PositionConfig, applies, options
+from cape_plugins.settings.arguments import Parser, text_in_flags
+from cape_plugins.settings.config import PositionConfig, applies, option_fields
 from cape_plugins.settings.domains import DOMAINS
 from cape_plugins.settings.options import unit_of
 from cape_plugins.settings.registry import DEFAULT_TYPE, types_of
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes
         return 0
     except (ValueError, OSError, ImportError) as error:
-        print(f"error: {in_flags(str(error))}", file=sys.stderr)
+        print(f"error: {text_in_flags(error)}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
@@ -193,7 +193,7 @@ def option_table(args: argparse.Namespace) -> str:
     rows.append(
         ("`--position-embedding`", DEFAULT_TYPE, ", ".join(types), "", "type of position embedding")
     )
-    for option in options():  # those of other domains say so
+    for option in option_fields():  # those of other domains say so
         name = option.name
         rows.append(
             (

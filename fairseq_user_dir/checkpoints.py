@@ -33,10 +33,10 @@ from cape_plugins.checkpoints.fairseq_files import (
     reason,
 )
 from cape_plugins.checkpoints.families import DECODER_FIELD
-from cape_plugins.settings.arguments import PREFIX, TYPE_ARG, flag
-from cape_plugins.settings.config import options
+from cape_plugins.settings.arguments import PREFIX, TYPE_ARG, flag, option_flag
+from cape_plugins.settings.config import option_fields
 from cape_plugins.settings.options import COUNTED
-from fairseq_user_dir.flags import ALLOW_ARG, ALLOW_FLAG, decoder_flags, record
+from fairseq_user_dir.flags import ALLOW_ARG, ALLOW_FLAG, DECODER_PREFIX, record
 from fairseq_user_dir.host.compat import allow_fairseq_checkpoints
 from fairseq_user_dir.host.errors import SettingsError, named_by_flags
 
@@ -175,17 +175,19 @@ def _with_record(stock: Any) -> Any:
     return build_model
 
 
-def changed_settings(stored: PositionConfig, current: PositionConfig) -> list[str]:
+def changed_settings(
+    stored: PositionConfig, current: PositionConfig, prefix: str = PREFIX
+) -> list[str]:
     """Differences, named by flags: ``--position-max-global-shift 5.0 (now 7.0)``."""
     if stored.type != current.type:
-        return [f"{flag(TYPE_ARG)} {stored.type} (now {current.type})"]
-    pairs = [
+        return [f"{option_flag(TYPE_ARG, prefix)} {stored.type} (now {current.type})"]
+    values = [
         (option.name, getattr(stored, option.name), getattr(current, option.name))
-        for option in options("text")
+        for option in option_fields("text")
     ]
     return [
-        f"{flag(PREFIX + name)} {str(old).lower()} (now {str(new).lower()})"
-        for name, old, new in pairs
+        f"{option_flag(name, prefix)} {str(old).lower()} (now {str(new).lower()})"
+        for name, old, new in values
         if old != new and not (name == "source_scale" and _same_ratio(old, new))
     ]
 
@@ -212,7 +214,7 @@ def _compare(path: str, state: Mapping[str, Any], trainer: Trainer, resuming: bo
     if decoder is not None and trained.type == current.type:
         with named_by_flags(f"{path}: "):
             before = fairseq_config(stored, state["model"], "decoder")
-        changed += map(decoder_flags, changed_settings(before, decoder))
+        changed += changed_settings(before, decoder, DECODER_PREFIX)
     changes = "; ".join(changed)
     if not changes:
         return

@@ -14,15 +14,22 @@ from omegaconf import OmegaConf, open_dict
 
 from cape_plugins.checkpoints.families import DECODER_FIELD
 from cape_plugins.settings import arguments
-from cape_plugins.settings.arguments import PREFIX, TYPE_ARG, given_settings, option_help, type_help
-from cape_plugins.settings.config import PositionConfig, options
+from cape_plugins.settings.arguments import (
+    PREFIX,
+    TYPE_ARG,
+    flag,
+    given_settings,
+    option_help,
+    type_help,
+)
+from cape_plugins.settings.config import PositionConfig, option_fields
 from cape_plugins.settings.options import AUGMENT_PROBABILITY, applies
 from cape_plugins.settings.registry import DEFAULT_TYPE
-from fairseq_user_dir.host.errors import SettingsError, named_by_flags
+from fairseq_user_dir.host.errors import named_by_flags
 
 ALLOW_ARG = "allow_changed_settings"
 ALLOW_FLAG = "--allow-changed-settings"
-DECODER_FLAG = f"{arguments.flag(DECODER_FIELD)}-"
+DECODER_PREFIX = f"{DECODER_FIELD}_"
 _ALLOW_HELP = (
     "resume although the position settings, or start although the dictionary, are not those of "
     "the checkpoint"
@@ -38,28 +45,19 @@ def add_position_args(
 
 
 def add_decoder_args(parser: argparse._ActionsContainer) -> None:
-    """Adds the flags of a text decoder that need not have the type of its encoder: those of the
-    core with :data:`DECODER_FLAG` for ``--position-``."""
-    known = argparse.ArgumentParser(add_help=False)
-    arguments.add_position_args(known, "text", "that of the encoder", "decoder")
-    for action in known._actions:
+    """Adds the flags of a text decoder whose type may differ from the type of its encoder: the
+    flags of the core with ``--position-decoder-`` for ``--position-``."""
+    encoder_parser = argparse.ArgumentParser(add_help=False)
+    arguments.add_position_args(encoder_parser, "text", "the type of the encoder", "decoder")
+    for action in encoder_parser._actions:
         if action.help is not argparse.SUPPRESS:
             parser.add_argument(
-                decoder_flags(action.option_strings[0]),
+                flag(_decoder_arg(action.dest)),
                 type=action.type,
                 choices=action.choices,
                 metavar=action.metavar,
                 help=f"of the decoder: {action.help}",
             )
-
-
-def decoder_flags(text: str) -> str:
-    """A text with the flags of the decoder for those of the encoder.
-
-    >>> decoder_flags("--position-max-offset 3.0 (now 5.0)")
-    '--position-decoder-max-offset 3.0 (now 5.0)'
-    """
-    return text.replace(arguments.flag(PREFIX), DECODER_FLAG)
 
 
 def add_admin_arg(parser: argparse._ActionsContainer) -> None:
@@ -77,7 +75,7 @@ def set_missing(args: Any) -> None:
     function, which fairseq also runs on the settings of loaded checkpoints."""
     if getattr(args, TYPE_ARG, None) is None:
         setattr(args, TYPE_ARG, DEFAULT_TYPE)
-    for option in options("text"):
+    for option in option_fields("text"):
         name = PREFIX + option.name
         if getattr(args, name, None) is None:
             setattr(args, name, None)
@@ -93,7 +91,7 @@ def set_args(args: Any, **values: Any) -> None:
 def record(args: Any, config: PositionConfig) -> None:
     """Writes all settings, defaults included, into the arguments that a checkpoint stores: a
     default may change, a trained model may not."""
-    settings = {PREFIX + o.name: getattr(config, o.name) for o in options("text")}
+    settings = {PREFIX + o.name: getattr(config, o.name) for o in option_fields("text")}
     set_args(args, **{TYPE_ARG: config.type, **settings})
 
 
@@ -111,7 +109,7 @@ def dataclass_with_positions(name: str, base: type) -> type:
                 Optional[types.get(option.metadata["form"], str)],  # noqa: UP045
                 _field(None, option_help(option.metadata)),
             )
-            for option in options("text")
+            for option in option_fields("text")
         ),
     ]
     return dataclasses.make_dataclass(
@@ -138,8 +136,9 @@ def config_from_args(args: Any, architecture: str, domain: str = "text") -> Posi
 
 def decoder_config_from_args(args: Any) -> PositionConfig:
     """The complete configuration of a text decoder, by default of the type of its encoder, with as
-    many of the samples augmented. Settings of a checkpoint hold where no flag says otherwise; all
-    are written into `args`, which fairseq stores, the type only if it is the decoder's own.
+    many of the samples augmented. Settings of a checkpoint hold where no flag says otherwise. All
+    settings are written into `args`, which fairseq stores; the type only if a flag or a checkpoint
+    has named it.
 
     Args:
         args: Namespace with the flags of :func:`add_decoder_args` as attributes.
@@ -147,30 +146,30 @@ def decoder_config_from_args(args: Any) -> PositionConfig:
     Raises:
         SettingsError: naming the flag, its value, the allowed range and what to do.
     """
-    shared, stored = getattr(args, TYPE_ARG), dict(getattr(args, DECODER_FIELD, None) or {})
-    trained = stored.pop("type", None)
-    chosen = getattr(args, _decoder_arg(TYPE_ARG), None) or trained
-    if (chosen or shared) != (trained or shared):
-        stored = {}  # of another type
-    names = [option.name for option in options("text")]
-    given = {name: getattr(args, _decoder_arg(PREFIX + name), None) for name in names}
-    if applies(AUGMENT_PROBABILITY, chosen or shared, "decoder"):
-        of_encoder = getattr(args, PREFIX + AUGMENT_PROBABILITY, None)
-        if of_encoder is not None:
-            stored.setdefault(AUGMENT_PROBABILITY, of_encoder)
-    given = {name: value for name, value in given.items() if value is not None}
-    try:
-        with named_by_flags():
-            config = PositionConfig(chosen or shared, "text", "decoder", **{**stored, **given})
-    except SettingsError as error:
-        raise SettingsError(decoder_flags(str(error))) from None
-    own = {"type": chosen} if chosen else {}
-    set_args(args, **{DECODER_FIELD: {**own, **{name: getattr(config, name) for name in names}}})
+    encoder_type = getattr(args, TYPE_ARG)
+    stored = dict(getattr(args, DECODER_FIELD, None) or {})
+    stored_type = stored.pop("type", None)
+    named_type = getattr(args, _decoder_arg(TYPE_ARG), None) or stored_type
+    decoder_type = named_type or encoder_type
+    if decoder_type != (stored_type or encoder_type):
+        stored = {}  # settings of another type
+    names = [option.name for option in option_fields("text")]
+    flags = {name: getattr(args, _decoder_arg(PREFIX + name), None) for name in names}
+    flags = {name: value for name, value in flags.items() if value is not None}
+    if applies(AUGMENT_PROBABILITY, decoder_type, "decoder"):
+        encoder_probability = getattr(args, PREFIX + AUGMENT_PROBABILITY, None)
+        if encoder_probability is not None:
+            stored.setdefault(AUGMENT_PROBABILITY, encoder_probability)
+    with named_by_flags(prefix=DECODER_PREFIX):
+        config = PositionConfig(decoder_type, "text", "decoder", **{**stored, **flags})
+    to_store = {"type": named_type} if named_type else {}
+    to_store |= {name: getattr(config, name) for name in names}
+    set_args(args, **{DECODER_FIELD: to_store})
     return config
 
 
 def _decoder_arg(name: str) -> str:
-    return f"{DECODER_FIELD}_{name.removeprefix(PREFIX)}"
+    return DECODER_PREFIX + name.removeprefix(PREFIX)
 
 
 def _field(default: Any, help: str) -> Any:

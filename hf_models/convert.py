@@ -32,7 +32,7 @@ from cape_plugins.settings.arguments import (
     Parser,
     add_position_args,
     given_settings,
-    in_flags,
+    text_in_flags,
 )
 from cape_plugins.settings.config import applies, parse_option
 from cape_plugins.settings.options import COUNTED
@@ -354,7 +354,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.self_contained:
             make_self_contained(args.target)
     except (ValueError, OSError) as error:
-        print(f"error: {' '.join(in_flags(str(error)).split())}", file=sys.stderr)
+        print(f"error: {' '.join(text_in_flags(error).split())}", file=sys.stderr)
         return 2
     print(f"wrote {type(model).__name__} to {args.target}")
     return 0

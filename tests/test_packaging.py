@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from cape_plugins.cli import main
-from cape_plugins.settings.config import options
+from cape_plugins.settings.config import option_fields
 from cape_plugins.settings.domains import DOMAINS
 from hf_models.releases import minor_release, tested_releases
 
@@ -137,4 +137,4 @@ def test_table_of_options_is_complete(domain: str, capsys: pytest.CaptureFixture
     assert rule == "| --- | --- | --- | --- | --- |"
     assert all(row.replace("\\|", "").count("|") == head.count("|") for row in rows)
     shown = {row.split("`")[1].removeprefix("--position-").replace("-", "_") for row in rows}
-    assert shown == {"embedding", *(option.name for option in options())}  # of all domains
+    assert shown == {"embedding", *(option.name for option in option_fields())}  # of all domains

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from cape_plugins.settings.config import options
+from cape_plugins.settings.config import option_fields
 from cape_plugins.settings.registry import PRESETS, TYPES
 from tests.support.programs import parsers_of
 
@@ -229,7 +229,7 @@ def exists(name: str) -> bool:
     if name.startswith("--"):
         option = shlex.split(name)[0]
         return any(f'"{option}"' in source(path) for path in files()["code"])
-    known = {*TYPES, *PRESETS, *rows_of_recipes(), *(option.name for option in options())}
+    known = {*TYPES, *PRESETS, *rows_of_recipes(), *(option.name for option in option_fields())}
     return name in known
 
 

@@ -13,7 +13,7 @@ from urllib.parse import urldefrag
 import pytest
 
 from cape_plugins.cli import main
-from cape_plugins.settings.config import options
+from cape_plugins.settings.config import option_fields
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("*.md", "docs/*.md", "recipes/*/README.md", "benchmarks/README.md")
@@ -198,7 +198,9 @@ def test_table_of_flags_is_generated(capsys) -> None:
     table = capsys.readouterr().out.strip()
     assert table.count("\n") > 10
     rows = re.findall(r"^\| `--position-([\w-]+)`", table, re.MULTILINE)
-    assert {name.replace("-", "_") for name in rows} == {o.name for o in options()} | {"embedding"}
+    assert {name.replace("-", "_") for name in rows} == {o.name for o in option_fields()} | {
+        "embedding"
+    }
     _, _, rest = read(ROOT / "docs/flags.md").partition("<!-- flags:begin -->")
     shown = rest.partition("<!-- flags:end -->")[0].strip()
     assert shown == table, "paste the output of `cape-plugins flags` between the flags marks"
@@ -206,7 +208,7 @@ def test_table_of_flags_is_generated(capsys) -> None:
 
 @pytest.mark.parametrize("page", FILES, ids=name_of)
 def test_positional_flags_that_a_page_names_exist(page: Path) -> None:
-    known = {f"--position-{option.name}".replace("_", "-") for option in options()}
+    known = {f"--position-{option.name}".replace("_", "-") for option in option_fields()}
     text = read(page).replace("--position-decoder-", "--position-")  # the same, of a decoder
     named = set(re.findall(r"--position-[a-z][a-z-]*[a-z]", text))
     assert named - {"--position-embedding"} <= known

@@ -22,7 +22,7 @@ import torch
 
 from cape_plugins.checkpoints.families import FAIRSEQ_FAMILIES, find_fairseq_family
 from cape_plugins.settings.arguments import PREFIX, TYPE_ARG
-from cape_plugins.settings.config import PositionConfig, options
+from cape_plugins.settings.config import PositionConfig, option_fields
 
 DICTIONARIES = "dictionaries"  # among "task_state": size and digest of each
 NUMBERS = ("bool", "int32", "int64", "float32", "float64")  # numpy types that metrics may hold
@@ -111,7 +111,7 @@ def fairseq_config(
     family = find_fairseq_family(names) or FAIRSEQ_FAMILIES[-1]
     side = side or next(iter(family.sides))
     row = family.sides[side]
-    given = {option.name: arguments.get(PREFIX + option.name) for option in options("text")}
+    given = {option.name: arguments.get(PREFIX + option.name) for option in option_fields("text")}
     given = given if row.field is None else dict(arguments.get(row.field) or {})
     own = given.pop("type", None)  # of a decoder that is not of the type of its encoder
     type_name = own or arguments.get(TYPE_ARG) or family.stock_type(arguments, side)

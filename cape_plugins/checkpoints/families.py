@@ -16,10 +16,11 @@ from cape_plugins.settings.domains import HOP_SECONDS, WINDOW_SECONDS
 Settings = Mapping[str, Any]
 Number = float | Callable[[Settings], float]  # a constant, or a function of the stored settings
 
-OWN_PREFIX = "cape_"  # of the model types of this package, before the stock name
+OWN_PREFIX = "cape_"  # makes the model type of this package out of the stock one
 FIELD = "position_embedding"
-DECODER_FIELD = "position_decoder"  # of fairseq's speech models: settings; their flags begin so
-FIRST_TOKEN = 2.0  # fairseq's padding_idx + 1
+# Settings of the decoder of fairseq's speech models, and prefix of its flags.
+DECODER_FIELD = "position_decoder"
+FIRST_TOKEN = 2.0  # coordinate: fairseq's padding_idx + 1
 SIDES = ("encoder", "decoder")
 
 
@@ -207,14 +208,16 @@ add_family_row(
         "speech_to_text",
         {
             "encoder": Side(
-                *("audio", "encoder"),
+                domain="audio",
+                architecture="encoder",
                 start=_after_padding,
                 spacing=_steps,
                 unit=_steps,
                 frequencies="fairseq",
             ),
             "decoder": Side(
-                *("text", "decoder"),
+                domain="text",
+                architecture="decoder",
                 field=f"decoder_{FIELD}",
                 start=_after_padding,
                 frequencies="fairseq",
@@ -230,13 +233,15 @@ add_family_row(
         "whisper",
         {
             "encoder": Side(
-                *("audio", "encoder"),
+                domain="audio",
+                architecture="encoder",
                 spacing=lambda settings: 2 * _hop(settings),
                 unit=_WHISPER_STEP,
                 frequencies="fairseq",
             ),
             "decoder": Side(
-                *("text", "decoder"),
+                domain="text",
+                architecture="decoder",
                 field=f"decoder_{FIELD}",
                 frequencies="fairseq",
                 table="embed_positions.weight",
@@ -259,7 +264,8 @@ def _stock_type(settings: Settings, side: str) -> str:
 
 def _fairseq_text(side: str, architecture: str, field: str | None = None) -> Side:
     return Side(
-        *("text", architecture),
+        domain="text",
+        architecture=architecture,
         dim=f"{side}_embed_dim",
         field=field,
         start=FIRST_TOKEN,

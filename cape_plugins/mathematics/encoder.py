@@ -21,6 +21,7 @@ from cape_plugins.mathematics.encodings import Sinusoid
 from cape_plugins.mathematics.positions import Positions
 from cape_plugins.settings.config import PositionConfig
 from cape_plugins.settings.domains import DOMAINS
+from cape_plugins.settings.options import OptionError
 
 SIDES = ("source", "target")
 # A source of randomness, or what makes one when it is needed.
@@ -166,12 +167,17 @@ class PositionEncoder(nn.Module):
         """
         limit = self.config.max_position
         if self.alpha * (length - 1) > limit - 1:
-            scaled = "" if self.alpha == 1 else f", times source_scale={self.config.source_scale}"
+            scaled = (
+                "" if self.alpha == 1 else f", times the source scale {self.config.source_scale}"
+            )
             needed = math.ceil(self.alpha * (length - 1)) + 1
-            raise ValueError(
-                f"max_position={limit} of position embedding {self.config.type!r} is too small for "
-                f"an input of {length} positions{scaled}, in training; allowed: >= {needed}. Set a "
-                "larger one, or leave out longer inputs."
+            raise OptionError(
+                "max_position",
+                limit,
+                f"of position embedding {self.config.type!r} is too small for an input of {length} "
+                f"positions{scaled}, in training",
+                allowed=f">= {needed}",
+                remedy="Set a larger one, or leave out longer inputs.",
             )
 
     def step(self, positions: Positions) -> Tensor | float:

@@ -15,7 +15,7 @@ import numpy as np
 from cape_plugins.checkpoints.stack import Size, Stack
 from cape_plugins.files import writing
 from cape_plugins.pictures.views import View, similarity, similarity_by_distance
-from cape_plugins.settings.config import options
+from cape_plugins.settings.config import option_fields
 
 DPI = 120
 WIDTH = 10.0  # inches
@@ -58,7 +58,7 @@ def title_of(stack: Stack, what: str) -> str:
     config = stack.config
     settings = [
         f"{option.name} {value:g}" if isinstance(value, float) else f"{option.name} {value}"
-        for option in options(config.domain)
+        for option in option_fields(config.domain)
         if (value := getattr(config, option.name)) != option.metadata["off"]
     ]
     head = [f"{what}: {config.type}", config.domain, *filter(None, [stack.name])]

@@ -15,16 +15,17 @@ from cape_plugins.settings.domains import DOMAINS, default_of
 from cape_plugins.settings.options import (
     COUNTED,
     OPTION_FIELDS,
+    OptionError,
     OptionFields,
     applies,
     choose,
-    options,
+    option_fields,
     parse_option,
 )
 from cape_plugins.settings.registry import (
     ARCHITECTURES,
+    DOMAIN_DEFAULT,
     ENCODINGS,
-    OF_DOMAIN,
     PRESETS,
     ROTARY,
     ROTARY_TYPES,
@@ -50,41 +51,39 @@ class PositionConfig(OptionFields):
             are turned).
 
     Raises:
-        ValueError: naming the option, its value, the allowed range and what to do.
+        OptionError: naming the option, its value, the allowed range and what to do.
     """
 
     def __post_init__(self) -> None:
         choose("domain", self.domain, DOMAINS)
         choose("architecture", self.architecture, ARCHITECTURES)
         self._check_type()
-        for option in options():
-            given = getattr(self, option.name)
-            value = self._default(option) if given is None else parse_option(option.name, given)
+        for option in option_fields():
+            value = getattr(self, option.name)
+            value = self._default(option) if value is None else parse_option(option.name, value)
             object.__setattr__(self, option.name, value)
         self._check_applicable()
         self._check_combinations()
 
     def _check_type(self) -> None:
         types = types_of(self.architecture, self.domain)
-        # lists, because what a caller gives may have no hash
-        if self.type in list(types) or self.type not in [*ROTARY_TYPES, *TYPES]:
-            return choose("position_embedding", self.type, types)
-        if self.architecture == ROTARY and self.type not in ROTARY_TYPES:
-            raise ValueError(
-                f"position_embedding={self.type!r} does nothing in a model that turns queries and "
-                "keys: such a model adds no embedding to the content, and a shift of all positions "
-                f"changes no distance. Allowed: {', '.join(ROTARY_TYPES)}. Choose one."
+        # lists: the value may be unhashable
+        if self.type in list(types):
+            return
+        problem = "needs a model that turns queries and keys, such as Llama"
+        if self.type not in [*ROTARY_TYPES, *TYPES]:
+            problem = "is unknown"
+        elif self.architecture == ROTARY and self.type not in ROTARY_TYPES:
+            problem = (
+                "does nothing in a model that turns queries and keys: such a model adds no "
+                "embedding to the content, and a shift of all positions changes no distance"
             )
-        if self.type in types_of(self.architecture):
-            raise ValueError(
-                f"position_embedding={self.type!r} sorts the positions of a sequence, and those "
-                f"of domain {self.domain!r} are a grid, which has no order. Allowed: "
-                f"{', '.join(types)}. Choose one."
+        elif self.type in types_of(self.architecture):
+            problem = (
+                f"sorts the positions of a sequence, and positions of domain {self.domain!r} are a "
+                "grid, which has no order"
             )
-        raise ValueError(
-            f"position_embedding={self.type!r} needs a model that turns queries and keys, such as "
-            f"Llama; allowed here: {', '.join(types)}. Choose one."
-        )
+        raise OptionError("position_embedding", self.type, problem, ", ".join(types), "Choose one.")
 
     @property
     def _row(self) -> PositionType:
@@ -98,63 +97,87 @@ class PositionConfig(OptionFields):
             value = row.seq2seq.get(option.name, value)
         if option.name == "mean_normalize" and self.architecture != "encoder":
             return False  # impossible where positions are causal
-        return default_of(self.domain, option.name) if value is OF_DOMAIN else value
+        return default_of(self.domain, option.name) if value is DOMAIN_DEFAULT else value
 
     def _check_applicable(self) -> None:
-        for option in options():
+        for option in option_fields():
             value = getattr(self, option.name)
             if value == option.metadata["off"] or applies(
                 option.name, self.type, self.architecture
             ):
                 continue
             if self.architecture == ROTARY:
-                raise ValueError(
-                    f"{option.name}={value!r} has no effect on position embedding {self.type!r} "
-                    "where queries and keys are turned: only distances of positions count there, "
-                    f"and nothing is added; allowed: {option.metadata['off']!r}. Leave it out."
+                raise OptionError(
+                    option.name,
+                    value,
+                    f"has no effect on position embedding {self.type!r} where queries and keys are "
+                    "turned: only distances of positions count there, and nothing is added",
+                    allowed=repr(option.metadata["off"]),
+                    remedy="Leave it out.",
                 )
-            having = [name for name in TYPES if applies(option.name, name)]
-            raise ValueError(
-                f"{option.name}={value!r} has no effect on position embedding {self.type!r}; "
-                f"it belongs to {', '.join(having)}. Leave it out or choose one of these types."
+            having = ", ".join(name for name in TYPES if applies(option.name, name))
+            raise OptionError(
+                option.name,
+                value,
+                f"has no effect on position embedding {self.type!r}; it belongs to {having}",
+                remedy="Leave it out or choose one of these types.",
             )
 
     def _check_combinations(self) -> None:
         if self.mean_normalize and self.architecture != "encoder":
-            raise ValueError(
-                f"mean_normalize=True is impossible in a model of architecture "
-                f"{self.architecture!r}: the mean would change with every decoded position. "
-                "Allowed with architecture 'encoder'; set mean_normalize=False."
+            raise OptionError(
+                "mean_normalize",
+                True,
+                f"is impossible in a model of architecture {self.architecture!r}: the mean would "
+                "change with every decoded position",
+                allowed="false; true with architecture 'encoder'",
+                remedy="Leave it out.",
             )
         grids = " or ".join(repr(name) for name, row in DOMAINS.items() if row.grid)
-        for option in options():
+        for option in option_fields():
             value, needed = getattr(self, option.name), option.metadata.get("architecture")
             if value == option.metadata["off"]:
                 continue
             if needed not in (None, self.architecture):
-                raise ValueError(
-                    f"{option.name}={value!r} needs {ARCHITECTURES[needed].needs} (architecture "
-                    f"{needed!r}), this is {self.architecture!r}; leave {option.name} out."
+                raise OptionError(
+                    option.name,
+                    value,
+                    f"needs {ARCHITECTURES[needed].needs} (architecture {needed!r}), this is "
+                    f"{self.architecture!r}",
+                    remedy="Leave it out.",
                 )
-            if option not in options(self.domain):
-                raise ValueError(
-                    f"{option.name}={value!r} needs a grid (domain {grids}), the domain is "
-                    f"{self.domain!r}; leave {option.name} out."
+            if option not in option_fields(self.domain):
+                raise OptionError(
+                    option.name,
+                    value,
+                    f"needs a grid (domain {grids}), the domain is {self.domain!r}",
+                    remedy="Leave it out.",
                 )
             if option.name.startswith("relative_") and not self.relative_context:
-                raise ValueError(
-                    f"{option.name}={value!r} has no effect without relative attention; "
-                    "set relative_context to 1 or more, or leave it out."
+                raise OptionError(
+                    option.name,
+                    value,
+                    "has no effect without relative attention",
+                    allowed=">= 1",
+                    needed="relative_context",
+                    remedy="Set that, or leave this option out.",
                 )
         if self.learned_table and not self.max_position:
-            raise ValueError(
-                "learned_table=True has no rows with max_position=0; allowed: max_position >= 1, "
-                "the length of the longest input. Set that, or leave learned_table out."
+            raise OptionError(
+                "learned_table",
+                True,
+                "has no rows",
+                allowed=">= 1, the length of the longest input",
+                needed="max_position",
+                remedy="Set that, or leave this option out.",
             )
         if self.encoding.relative and self.relative_context == 0:
-            raise ValueError(
-                f"relative_context=0 leaves position embedding {self.type!r} without any "
-                "position; allowed: >= 1. Use type 'nopos' for a model without positions."
+            raise OptionError(
+                "relative_context",
+                0,
+                f"leaves position embedding {self.type!r} without any position",
+                allowed=">= 1",
+                remedy="Use type 'nopos' for a model without positions.",
             )
 
     @property
@@ -190,13 +213,15 @@ class PositionConfig(OptionFields):
         """The source scale as a number (CAPE section 5.3).
 
         Raises:
-            ValueError: if it is still a word: nobody has counted the training data.
+            OptionError: if it is still a word: nobody has counted the training data.
         """
         if self.source_scale in COUNTED:
-            raise ValueError(
-                f"source_scale={self.source_scale!r} has not been resolved: no training data have "
-                "been counted. Allowed: a number > 0 or TARGET/SOURCE token counts; "
-                "`cape-plugins alpha` counts them."
+            raise OptionError(
+                "source_scale",
+                self.source_scale,
+                "has not been resolved: no training data have been counted",
+                allowed="a number > 0 or TARGET/SOURCE token counts",
+                remedy="`cape-plugins alpha` counts them.",
             )
         return float(Fraction(self.source_scale))
 
@@ -207,7 +232,7 @@ class PositionConfig(OptionFields):
         here, there = (name if row.adds or row.turns else None for name, row in encodings)
         changed = {"type": (self.type, other.type)} if here != there else {}
         drawn = self.random_evaluation or other.random_evaluation  # in evaluation as in training
-        for option in options():
+        for option in option_fields():
             here, there = getattr(self, option.name), getattr(other, option.name)
             if here != there and (drawn or not option.metadata.get("training")):
                 changed[option.name] = (here, there)
@@ -216,13 +241,13 @@ class PositionConfig(OptionFields):
     def replace(self, **changes: Any) -> PositionConfig:
         """A copy with some settings changed; unknown names are refused. Another type begins with
         its own defaults."""
-        kept = self.to_dict() if changes.get("type", self.type) == self.type else {}
-        return self.from_dict({**kept, **changes}, self.domain, self.architecture)
+        settings = self.to_dict() if changes.get("type", self.type) == self.type else {}
+        return self.from_dict({**settings, **changes}, self.domain, self.architecture)
 
     def to_dict(self) -> dict[str, Any]:
         """Type and options as plain str, float, int and bool (domain and architecture are the
         model's, not the user's, and are left out)."""
-        return {"type": self.type, **{o.name: getattr(self, o.name) for o in options()}}
+        return {"type": self.type, **{o.name: getattr(self, o.name) for o in option_fields()}}
 
     @classmethod
     def from_dict(
@@ -233,12 +258,12 @@ class PositionConfig(OptionFields):
         Raises:
             ValueError: for an unknown key (never dropped) or a bad value.
         """
-        known = {"type", *OPTION_FIELDS}
-        unknown = sorted(set(settings) - known)
+        names = {"type", *OPTION_FIELDS}
+        unknown = sorted(set(settings) - names)
         if unknown:
             raise ValueError(
                 f"unknown position option {unknown[0]!r}={settings[unknown[0]]!r}; "
-                f"known options: {', '.join(sorted(known))}. Correct or remove it."
+                f"known options: {', '.join(sorted(names))}. Correct or remove it."
             )
         return cls(domain=domain, architecture=architecture, **settings)
 

@@ -22,6 +22,43 @@ COUNTED = {"auto": True, "auto-no-eos": False}
 AUGMENT_PROBABILITY = "augment_probability"  # a decoder takes that of its encoder
 
 
+class OptionError(ValueError):
+    """An option whose value is refused. Its text names options as fields of Python; a command names
+    them by its flags, see :meth:`text`.
+
+    Args:
+        option: Name of the option.
+        value: Its value.
+        problem: Why the value is refused.
+        allowed: Values that are allowed.
+        remedy: What to do.
+        needed: Name of another option, if `allowed` is said of that.
+    """
+
+    def __init__(
+        self,
+        option: str,
+        value: Any,
+        problem: str,
+        allowed: str = "",
+        remedy: str = "",
+        needed: str = "",
+    ) -> None:
+        super().__init__(option, value, problem, allowed, remedy, needed)  # all, to be pickled
+        self.option, self.value, self.problem = option, value, problem
+        self.allowed, self.remedy, self.needed = allowed, remedy, needed
+
+    def __str__(self) -> str:
+        return self.text(lambda option: option, lambda option, value: f"{option}={value!r}")
+
+    def text(self, name: Callable[[str], str], setting: Callable[[str, Any], str]) -> str:
+        """The message, with options as `name` and options with values as `setting` writes them."""
+        needed = f"{name(self.needed)} " if self.needed else ""
+        allowed = f"; allowed: {needed}{self.allowed}" if self.allowed else ""
+        remedy = f" {self.remedy}" if self.remedy else ""
+        return f"{setting(self.option, self.value)} {self.problem}{allowed}.{remedy}"
+
+
 def option_field(
     form: str, off: Any, unit: str | Callable[[], str], help: str, **limits: Any
 ) -> Any:
@@ -123,7 +160,8 @@ class OptionFields:
         "bool",
         False,
         "",
-        "a learned table of max_position rows, linear between rows, instead of sinusoids",
+        "a learned table, one row for each of the L positions, linear between rows, instead of "
+        "sinusoids",
     )
     mean_normalize: bool | None = option_field(
         "bool",
@@ -204,7 +242,7 @@ OPTION_FIELDS = {f.name: f for f in fields(OptionFields) if f.metadata}
 _COMMON = ("source_bos", *(name for name in OPTION_FIELDS if name.startswith("relative_")))
 
 
-def options(domain: str | None = None) -> tuple[Any, ...]:
+def option_fields(domain: str | None = None) -> tuple[Any, ...]:
     """The dataclass fields of the options (type, domain and architecture are not options), all or
     those that exist in `domain`."""
     grid = domain is None or DOMAINS[domain].grid
@@ -221,17 +259,15 @@ def parse_option(name: str, value: Any) -> Any:
     """`value`, perhaps text from a command line, as the type of option `name`.
 
     Raises:
-        ValueError: naming the option, its value, the allowed range and its meaning.
+        OptionError: naming the option, its value, the allowed range and its meaning.
     """
     meta = OPTION_FIELDS[name].metadata
     try:
         return parse_value(meta, value)
     except (ValueError, TypeError, ZeroDivisionError, OverflowError):
         unit = f" {unit_of(meta)}".rstrip()
-        raise ValueError(
-            f"{name}={value!r} is not allowed; allowed: {meta['range']}{unit}. "
-            f"Meaning: {meta['help']}."
-        ) from None
+        allowed, meaning = f"{meta['range']}{unit}", f"Meaning: {meta['help']}."
+        raise OptionError(name, value, "is not allowed", allowed, meaning) from None
 
 
 def choose(name: str, value: Any, allowed: Any) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from cape_plugins.settings.domains import DOMAINS
 
 # Stands for a default that each domain sets, see Domain.defaults.
-OF_DOMAIN = object()
+DOMAIN_DEFAULT = object()
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class PositionType:
     Attributes:
         encoding: Key of :data:`ENCODINGS`.
         options: The options this type has beside the common ones, with its defaults;
-            :data:`OF_DOMAIN` is that of the domain.
+            :data:`DOMAIN_DEFAULT` stands for the default of the domain.
         summary: One line for help texts and tables.
         seq2seq: Defaults that hold in encoder-decoder models only.
         sampling: Positions are not counted in training but drawn and sorted: a key of
@@ -74,47 +74,49 @@ class PositionType:
     learned: str = ""
 
 
-_SOURCE = {"source_scale": "1", "synchronize": False}
-_CHANCE = {"augment_probability": 1.0}
+_ALIGN_OPTIONS = {"source_scale": "1", "synchronize": False}
+_AUGMENT_OPTIONS = {"augment_probability": 1.0}
 
 TYPES: dict[str, PositionType] = {
     "nopos": PositionType("none", {}, "no position embedding"),
-    "sinpos": PositionType("sinusoid", {"gamma": 1.0, **_SOURCE}, "sinusoids (Vaswani et al.)"),
+    "sinpos": PositionType(
+        "sinusoid", {"gamma": 1.0, **_ALIGN_OPTIONS}, "sinusoids (Vaswani et al.)"
+    ),
     "abspos": PositionType("table", {}, "learned table; wraps around (1-D), is resized (grids)"),
     "relpos": PositionType(
         "relative",
-        {"relative_context": OF_DOMAIN},
+        {"relative_context": DOMAIN_DEFAULT},
         "learned relative keys in self-attention (Shaw et al.), no absolute positions",
     ),
     "shape": PositionType(
         "sinusoid",
-        {"gamma": 1.0, "max_offset": 500, **_CHANCE, **_SOURCE},
+        {"gamma": 1.0, "max_offset": 500, **_AUGMENT_OPTIONS, **_ALIGN_OPTIONS},
         "sinusoids, random integer offset in training (SHAPE)",
     ),
     "cape": PositionType(
         "sinusoid",
         {
             "gamma": 1.0,
-            "max_global_shift": OF_DOMAIN,
+            "max_global_shift": DOMAIN_DEFAULT,
             "max_local_shift": 0.5,
-            "max_global_scale": OF_DOMAIN,
-            "mean_normalize": OF_DOMAIN,
-            **_CHANCE,
-            **_SOURCE,
+            "max_global_scale": DOMAIN_DEFAULT,
+            "mean_normalize": DOMAIN_DEFAULT,
+            **_AUGMENT_OPTIONS,
+            **_ALIGN_OPTIONS,
         },
         "sinusoids, continuous shift, local shift and scale in training (CAPE)",
         seq2seq={"synchronize": True, "source_scale": "auto", "source_bos": True},
     ),
 }
-_SAMPLED = {
+_SAMPLED_TYPES = {
     "randpos": ("subset", "a sorted random subset of whole positions in training (Ruoss et al.)"),
     "rfs": ("uniform", "sorted uniform positions in training (random float sampling)"),
 }
-_DRAWN = {"max_position": OF_DOMAIN, "random_evaluation": False, **_CHANCE}
-for _name, (_sampling, _summary) in _SAMPLED.items():
+_DRAW_OPTIONS = {"max_position": DOMAIN_DEFAULT, "random_evaluation": False, **_AUGMENT_OPTIONS}
+for _name, (_sampling, _summary) in _SAMPLED_TYPES.items():
     TYPES[_name] = PositionType(
         "sinusoid",
-        {**_DRAWN, "learned_table": False, **_SOURCE},
+        {**_DRAW_OPTIONS, "learned_table": False, **_ALIGN_OPTIONS},
         f"sinusoids, {_summary}",
         seq2seq={"synchronize": True, "source_scale": "auto"},
         sampling=_sampling,
@@ -154,12 +156,12 @@ ROTARY_TYPES: dict[str, PositionType] = {
     "rope": PositionType("rotary", {}, "queries and keys turned by their positions (RoPE)"),
     "cape": PositionType(
         "rotary",
-        {"max_local_shift": 0.5, "max_global_scale": OF_DOMAIN, **_CHANCE},
+        {"max_local_shift": 0.5, "max_global_scale": DOMAIN_DEFAULT, **_AUGMENT_OPTIONS},
         "RoPE with local shift and scale in training",
     ),
     **{
-        name: PositionType("rotary", _DRAWN, f"RoPE, {summary}", sampling=sampling)
-        for name, (sampling, summary) in _SAMPLED.items()
+        name: PositionType("rotary", _DRAW_OPTIONS, f"RoPE, {summary}", sampling=sampling)
+        for name, (sampling, summary) in _SAMPLED_TYPES.items()
     },
 }
 

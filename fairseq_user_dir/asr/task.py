@@ -14,7 +14,7 @@ import torch
 from fairseq.tasks import LegacyFairseqTask, register_task
 from torch import nn
 
-from cape_plugins.settings.arguments import positive, whole
+from cape_plugins.settings.arguments import int_at_least, positive
 from cape_plugins.speech.features import HOP_SECONDS, spec_augment
 from cape_plugins.speech.manifest import Utterance
 from fairseq_user_dir.asr.ctc_model import CapeCtcTransformerModel
@@ -79,15 +79,15 @@ class CapeAsrTask(LegacyFairseqTask):
         add("--max-target-positions", type=positive, default=4096, metavar="N",
             help="leave out longer texts, in units (default: 4096)")  # fmt: skip
         add("--no-spec-augment", action="store_true", help="do not mask features in training")
-        add("--spec-augment-start", type=whole, default=0, metavar="UPDATE",
+        add("--spec-augment-start", type=int_at_least, default=0, metavar="UPDATE",
             help="first update with masks (default: 0)")  # fmt: skip
-        add("--frequency-masks", type=whole, default=2, metavar="N",
+        add("--frequency-masks", type=int_at_least, default=2, metavar="N",
             help="number of masks over frequencies (default: 2)")  # fmt: skip
-        add("--frequency-mask-width", type=whole, default=30, metavar="BINS",
+        add("--frequency-mask-width", type=int_at_least, default=30, metavar="BINS",
             help="width of the widest (default: 30)")  # fmt: skip
-        add("--time-masks", type=whole, default=10, metavar="N",
+        add("--time-masks", type=int_at_least, default=10, metavar="N",
             help="number of masks over time (default: 10)")  # fmt: skip
-        add("--time-mask-width", type=whole, default=50, metavar="FRAMES",
+        add("--time-mask-width", type=int_at_least, default=50, metavar="FRAMES",
             help="length of the longest, at most a tenth of the recording "
             "(default: 50)")  # fmt: skip
         add("--ctc-beam", type=positive, default=1, metavar="N",

@@ -20,9 +20,9 @@ from hydra.errors import CompactHydraException
 from torch.multiprocessing import ProcessRaisedException
 
 import cape_plugins
-from cape_plugins.settings.arguments import in_flags
+from cape_plugins.settings.arguments import PREFIX, text_in_flags
 
-_OWN = (Path(cape_plugins.__file__).parent, Path(__file__).parent)
+_OWN = (Path(cape_plugins.__file__).parent, Path(__file__).parents[1])
 _FAIRSEQ = Path(fairseq.__file__).parent
 
 # Beginnings of what fairseq says when it refuses something, and what it does not say: what to do.
@@ -45,14 +45,19 @@ class SettingsError(ValueError, CompactHydraException):
 
 
 @contextmanager
-def named_by_flags(prefix: str = "") -> Iterator[None]:
-    """Turns a ValueError of the core into a SettingsError that names options by their flags."""
+def named_by_flags(place: str = "", prefix: str = PREFIX) -> Iterator[None]:
+    """Turns a ValueError of the core into a SettingsError that names options by their flags.
+
+    Args:
+        place: What the message begins with, such as a file.
+        prefix: Prefix of the flags.
+    """
     try:
         yield
     except SettingsError:
         raise
     except ValueError as error:
-        raise SettingsError(prefix + in_flags(str(error))) from error
+        raise SettingsError(place + text_in_flags(error, prefix)) from error
 
 
 def print_without_traceback() -> None:
@@ -80,7 +85,7 @@ def _message(error: BaseException, trace: TracebackType | None) -> str | None:
     if isinstance(error, SettingsError):
         text = str(error)
     elif isinstance(error, ValueError) and _raised_here(trace):
-        text = in_flags(str(error))
+        text = text_in_flags(error)
     elif _refused_by_fairseq(error, trace):
         text = str(error)
         does = (remedy for start, remedy in _REMEDIES.items() if text.startswith(start))

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from cape_plugins import PositionConfig
 from cape_plugins.checkpoints.families import FAMILY_ROWS, OWN_PREFIX, find_family
 from cape_plugins.files import write_json
-from cape_plugins.settings.config import applies, options
+from cape_plugins.settings.config import applies, option_fields
 from cape_plugins.settings.options import AUGMENT_PROBABILITY
 from hf_models.switching.settings import FIELD, CheckedSettings, refuse_misplaced
 
@@ -211,7 +211,7 @@ class PositionEmbeddingMixin:
     def _complete(cls, field: str, settings: Any) -> dict[str, Any]:
         config = cls._parse(field, settings)
         kept: dict[str, Any] = {"type": config.type}
-        for option in options(config.domain):
+        for option in option_fields(config.domain):
             value = getattr(config, option.name)
             if applies(option.name, config.type, config.architecture) and (
                 value != option.metadata["off"] or option.name in (settings or ())

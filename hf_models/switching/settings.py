@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from cape_plugins.checkpoints.families import FIELD
-from cape_plugins.settings.config import options
+from cape_plugins.settings.config import option_fields
 from cape_plugins.settings.options import COUNTED
 
 
@@ -95,7 +95,7 @@ def refuse_misplaced(settings: Mapping[str, Any], fields: Mapping[str, Any]) -> 
     Raises:
         ValueError: for a misspelt field, and for an option beside it instead of inside.
     """
-    inside = {option.name for option in options()}
+    inside = {option.name for option in option_fields()}
     for name, value in settings.items():
         close = difflib.get_close_matches(name, fields, n=1, cutoff=0.9)
         if name not in fields and (close or name == "decoder_" + FIELD):

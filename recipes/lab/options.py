@@ -17,9 +17,9 @@ from cape_plugins.settings.arguments import (
     TYPE_ARG,
     Distinct,
     Parser,
+    int_at_least,
     positive,
-    sole,
-    whole,
+    type_of_loose_options,
 )
 from cape_plugins.settings.domains import DOMAINS
 from recipes.lab.steps import CommandError, reason, started_as
@@ -141,7 +141,11 @@ SHARED: dict[str, dict[str, Any]] = {
         "action": Distinct,
         "help": "each type is trained with each of these seeds",
     },
-    "seed": {"type": whole, "metavar": "N", "help": "seed of the random numbers that are drawn"},
+    "seed": {
+        "type": int_at_least,
+        "metavar": "N",
+        "help": "seed of the random numbers that are drawn",
+    },
     "model": {"metavar": "PATH", "help": "trained model: checkpoint or folder"},
     "models": {  # see named_models
         "flag": "--model",
@@ -227,7 +231,7 @@ def add_compared(
     own = [name for name in rows if name not in TYPES]
     alone = shown = default
     if not isinstance(default, str):
-        alone, shown = sole(default), " ".join(default)
+        alone, shown = type_of_loose_options(default), " ".join(default)
     note = f"here also {', '.join(own)}" if own else ""
     add_shared(parser, "compare", *earlier, note=note, shown=shown)
     text = f"{alone} with other --position-... options, else see --compare"

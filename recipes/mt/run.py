@@ -33,7 +33,7 @@ from pathlib import Path
 
 from cape_plugins.machine import available_cores
 from recipes.lab import options, runs, steps, tables
-from recipes.lab.options import add_shared, positive, whole
+from recipes.lab.options import add_shared, int_at_least, positive
 from recipes.lab.steps import CommandError, recorded
 from recipes.mt import analyze
 from recipes.mt.catalog import RECIPES, Recipe, sampled
@@ -93,7 +93,7 @@ def make_parser() -> options.Parser:
     add_shared(parser, "beam", shown="the paper's")
     add_shared(parser, "length-penalty", "--lenpen", shown="the paper's")
     text = "epochs of training at most (default: the recipe's; those that end by updates have none)"
-    add("--max-epoch", type=whole, dest="epochs", metavar="N", help=text)
+    add("--max-epoch", type=int_at_least, dest="epochs", metavar="N", help=text)
     text = "checkpoint choice (default: the paper's)"
     add("--select", choices=("best", "average"), help=text)
     add("--first-epoch", type=positive, help="consider epochs from this one on for --select best")

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from cape_plugins import PositionConfig
-from cape_plugins.settings.config import options
+from cape_plugins.settings.config import option_fields
 from recipes.lab.steps import CommandError, folder_name, read_written, step, write_lines
 from recipes.phones.analysis import Frames, error_rate, near_attention
 from recipes.phones.data import Corpus, Example
@@ -50,7 +50,7 @@ EARLIER = {
     "optimizer": "sgd",
     "batch_size": 1,
     "kept_epochs": [],
-    "position_embedding": {option.name: option.metadata["off"] for option in options()},
+    "position_embedding": {option.name: option.metadata["off"] for option in option_fields()},
 }
 
 

@@ -178,7 +178,7 @@ BAD = [
     (
         "gamma on text",
         lambda: PositionConfig("cape", gamma=2.0),
-        ["gamma=2.0", "'text'", "leave gamma out"],
+        ["gamma=2.0", "'text'", "Leave it out"],
     ),
     (
         "shift of a type without shift",

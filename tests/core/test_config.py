@@ -11,11 +11,11 @@ import pickle
 import pytest
 
 from cape_plugins import ENCODINGS, PRESETS, PositionConfig
-from cape_plugins.settings.config import ARCHITECTURES, applies, options, parse_option
+from cape_plugins.settings.config import ARCHITECTURES, applies, option_fields, parse_option
 from cape_plugins.settings.domains import DOMAINS
 from cape_plugins.settings.registry import types_of
 
-OPTIONS = {option.name: option.metadata for option in options()}
+OPTIONS = {option.name: option.metadata for option in option_fields()}
 COMBINATIONS = [
     (name, domain, architecture)
     for domain, architecture in itertools.product(DOMAINS, ARCHITECTURES)

@@ -188,7 +188,7 @@ def test_evaluation_draws_where_that_is_asked_for(name):
 
 @pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name != "encoder"])
 def test_evaluation_draws_nothing_for_text_that_grows(architecture):
-    with pytest.raises(ValueError, match=r"random_evaluation=True.*grows step by step.*leave"):
+    with pytest.raises(ValueError, match=r"random_evaluation=True.*grows step by step.*Leave"):
         PositionConfig("randpos", "text", architecture, random_evaluation=True)
 
 
@@ -247,7 +247,9 @@ def test_grids_are_refused_with_the_reason(name):
 
 
 def test_a_table_needs_rows():
-    with pytest.raises(ValueError, match=r"learned_table=True has no rows with max_position=0"):
+    with pytest.raises(
+        ValueError, match=r"learned_table=True has no rows; allowed: max_position >= 1"
+    ):
         PositionConfig("rfs", max_position=0, learned_table=True)
 
 
@@ -264,7 +266,7 @@ def test_alpha_counts_for_the_longest_input():
     settings = {"architecture": "seq2seq", "source_scale": 1.5, "synchronize": False}
     encoder = make_encoder("rfs", max_position=7, **settings)
     encoder(token_positions(torch.ones(1, 5, dtype=torch.bool)), encoder.draw(1))
-    with pytest.raises(ValueError, match=r"6 positions, times source_scale=1.5.*>= 9"):
+    with pytest.raises(ValueError, match=r"6 positions, times the source scale 1.5.*>= 9"):
         encoder(token_positions(torch.ones(1, 6, dtype=torch.bool)), encoder.draw(1))
 
 

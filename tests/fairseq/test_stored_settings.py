@@ -10,7 +10,7 @@ import torch
 from fairseq import checkpoint_utils, models
 
 from cape_plugins.settings import registry
-from cape_plugins.settings.config import options as position_options
+from cape_plugins.settings.config import option_fields
 from fairseq_user_dir.average import average_checkpoints
 from fairseq_user_dir.checkpoints import read_checkpoint
 from fairseq_user_dir.host.errors import SettingsError
@@ -25,7 +25,7 @@ from tests.support.fairseq_models import (
     train_words,
 )
 
-NAMES = ["position_embedding", *(f"position_{o.name}" for o in position_options("text"))]
+NAMES = ["position_embedding", *(f"position_{o.name}" for o in option_fields("text"))]
 
 
 def settings(checkpoint):
@@ -93,7 +93,7 @@ def test_arguments_are_completed_when_a_model_is_built():
     assert stored.pop("position_embedding") == model.position_config.type
     expected = model.position_config.to_dict()
     assert stored == {f"position_{key}": expected[key] for key in expected if key in
-                      {o.name for o in position_options("text")}}  # fmt: skip
+                      {o.name for o in option_fields("text")}}  # fmt: skip
 
 
 @pytest.mark.slow

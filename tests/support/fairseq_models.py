@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 import fairseq_user_dir  # noqa: F401 registers the architectures
 from cape_plugins import TYPES, PositionConfig
-from cape_plugins.settings.config import applies
-from cape_plugins.settings.config import options as position_options
+from cape_plugins.settings.config import applies, option_fields
 
 ROOT = Path(__file__).resolve().parents[2]
 USER_DIR = ROOT / "cape_plugins"
@@ -60,7 +59,7 @@ def switched_off(type_name: str) -> dict[str, Any]:
     """Every option of the type at the value that has no effect."""
     return {
         f"position_{option.name}": option.metadata["off"]
-        for option in position_options("text")
+        for option in option_fields("text")
         if applies(option.name, type_name)
     }
 

@@ -11,7 +11,7 @@ from typing import Any
 from recipes.lab import options
 from recipes.lab.data import fingerprint as digest_text
 from recipes.lab.figures import write_figure
-from recipes.lab.options import add_shared, number, positive, whole
+from recipes.lab.options import add_shared, int_at_least, number, positive
 from recipes.lab.steps import CommandError, digest, read_written, step, write_lines
 from recipes.lab.tables import Row, how_made, shown_command, write_csv, write_page
 from recipes.mt.analysis.translators import Decoding, Running, Translator
@@ -45,7 +45,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add("--max-tokens", type=positive, default=4000, metavar="N", help=text)
     text = "added to all positions: 0 as in the SHAPE paper (the default), or the maximum offset as"
     text += " in the code of its authors"
-    add("--inference-offset", type=whole, default=0, metavar="K", help=text)
+    add("--inference-offset", type=int_at_least, default=0, metavar="K", help=text)
 
 
 def add_decoding_options(parser: argparse.ArgumentParser) -> None:
