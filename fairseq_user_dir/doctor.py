@@ -32,7 +32,7 @@ from cape_plugins.doctor.check import (
     wishes,
 )
 from cape_plugins.settings.arguments import PREFIX, TYPE_ARG
-from fairseq_user_dir.checkpoints import position_config, read_checkpoint
+from fairseq_user_dir.checkpoints import position_config
 from fairseq_user_dir.embedding import TokenPositionEmbedding
 from fairseq_user_dir.host.errors import SettingsError
 from fairseq_user_dir.models import CLASSES, stock_values
@@ -141,7 +141,6 @@ def _built_in() -> Subject:
 
 
 def _loaded(path: Path, data: str | None) -> Subject:
-    read_checkpoint(str(path))
     model, cfg, task = load_trained(path, data)
     classes = {cape_class: name for name, cape_class in CLASSES.items()}
     classes |= {MODEL_REGISTRY[name]: name for name in CLASSES}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import errno
 import pickle
 import re
 import sys
@@ -52,34 +53,58 @@ _SHOWN = 60  # characters of a refused value
 _REMEDY = "Give a file of which you know who made it."
 
 
-class UnsafeSettingError(ValueError):
+class CheckpointError(ValueError):
+    """A file that cannot be used as a checkpoint of fairseq: which, why, and what to do."""
+
+
+class UnsafeSettingError(CheckpointError):
     """A setting in a checkpoint that fairseq would run as code."""
 
 
-def load_fairseq(path: str | Path) -> dict[str, Any]:
-    """Contents of a checkpoint file of fairseq; tensors stay in the file until they are used, where
-    its format (of torch 1.6 and later) allows that.
+def read_checkpoint(path: str | Path, remedy: str = "") -> dict[str, Any]:
+    """Contents of a checkpoint file of fairseq. Nothing else in this project opens one.
+
+    Tensors stay in the file until they are used, where its format (of torch 1.6 and later) allows.
+
+    Args:
+        path: Of the file.
+        remedy: What else the caller can take; it continues "Give another checkpoint ...".
 
     Raises:
+        CheckpointError: for files that cannot be read, or hold no model.
         UnsafeSettingError: for settings that fairseq would run as code.
-        Exception: of many other kinds, for a damaged file; see :func:`reason`.
     """
+    if not Path(path).is_file():
+        problem = "is a folder" if Path(path).is_dir() else "no such file"
+        raise CheckpointError(f"{path}: {problem}; check the path of the checkpoint.")
     allow_checkpoint_files()
-    mapped = zipfile.is_zipfile(path)
-    state = torch.load(path, map_location="cpu", mmap=mapped, weights_only=True)
-    if isinstance(state, Mapping):
-        for section in ("args", "cfg"):
-            _refuse_code(state.get(section), section, path)
+    try:
+        mapped = zipfile.is_zipfile(path)
+        state = torch.load(path, map_location="cpu", mmap=mapped, weights_only=True)
+        if not isinstance(state, dict) or not isinstance(state.get("model"), Mapping):
+            raise ValueError("it has no entry 'model'")
+    except Exception as error:  # a damaged file can stop the reader anywhere, with anything
+        raise CheckpointError(
+            f"{path} cannot be read as a checkpoint of fairseq ({reason(error)}): it is damaged, "
+            "incomplete or not written by fairseq-train. Give another checkpoint of the training, "
+            f"such as checkpoint_best.pt{remedy}."
+        ) from error
+    for section in ("args", "cfg"):
+        _refuse_code(state.get(section), section, path)
     return state
 
 
 def reason(error: Exception) -> str:
     """Why a file could not be read, in one line for people."""
     # the rest of torch's text is not for users: advice to load anything, "miniz"
+    if type_name := re.search(r"GLOBAL ([\w.]+)", str(error)):
+        return f"it holds {type_name[1]}, which no training saves"
     if isinstance(error, pickle.UnpicklingError | LookupError):
         return "not a file of torch, or with objects that no training saves"
-    if isinstance(error, EOFError):
-        return "it ends too early"
+    # a zip file ends with its central directory, and says how far before the end it begins
+    before_beginning = isinstance(error, OSError) and error.errno == errno.EINVAL
+    if isinstance(error, EOFError) or before_beginning or "central directory" in str(error):
+        return "it is cut off"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}"
     return str(error).splitlines()[0].split(". ")[0] if str(error) else type(error).__name__
@@ -111,11 +136,15 @@ def fairseq_config(
     family = find_fairseq_family(names) or FAIRSEQ_FAMILIES[-1]
     side = side or next(iter(family.sides))
     row = family.sides[side]
-    given = {option.name: arguments.get(PREFIX + option.name) for option in option_fields("text")}
-    given = given if row.field is None else dict(arguments.get(row.field) or {})
-    own = given.pop("type", None)  # of a decoder that is not of the type of its encoder
-    type_name = own or arguments.get(TYPE_ARG) or family.stock_type(arguments, side)
-    return PositionConfig(type_name, row.domain, row.architecture, **given)
+    if row.field is None:
+        names = [option.name for option in option_fields("text")]
+        settings = {name: arguments.get(PREFIX + name) for name in names}
+    else:
+        settings = dict(arguments.get(row.field) or {})
+    # a decoder may have another type than its encoder
+    decoder_type = settings.pop("type", None)
+    type_name = decoder_type or arguments.get(TYPE_ARG) or family.stock_type(arguments, side)
+    return PositionConfig(type_name, row.domain, row.architecture, **settings)
 
 
 def fairseq_configs(

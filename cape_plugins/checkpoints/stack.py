@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from cape_plugins.checkpoints.fairseq_files import (
-    UnsafeSettingError,
+    CheckpointError,
     fairseq_arguments,
     fairseq_config,
-    load_fairseq,
-    reason,
+    read_checkpoint,
 )
 from cape_plugins.checkpoints.families import (
     FAMILY_ROWS,
@@ -164,15 +163,10 @@ def _safetensors(folder: Path) -> dict[str, Any]:
 
 def _read_fairseq(path: Path, side: str | None) -> Stack:
     try:
-        state = load_fairseq(path)
-        settings, weights = fairseq_arguments(state), state["model"]
-    except UnsafeSettingError as error:
+        state = read_checkpoint(path, ", or the folder of a Hugging Face model")
+    except CheckpointError as error:
         raise ValueError(f"--model {error}") from None
-    except Exception as error:  # a damaged file can stop the reader anywhere, with anything
-        raise ValueError(
-            f"--model {path} cannot be read as a checkpoint of fairseq ({reason(error)}); "
-            "give a file that fairseq-train wrote, or the folder of a Hugging Face model."
-        ) from None
+    settings, weights = fairseq_arguments(state), state["model"]
     family = find_fairseq_family(weights)
     sides = tuple(family.sides) if family else ()
     side = choose_side(side, sides, path)

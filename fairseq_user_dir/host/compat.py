@@ -6,7 +6,7 @@ resuming, ``fairseq-generate``, ``-interactive``, ``-validate``, ``-eval-lm``, t
 averaging all stop at ``torch.load``. Switching ``weights_only`` off would let any file run code.
 This module declares the containers instead: data holders, which run nothing from the file. Texts
 that fairseq would run later are refused where a file is read
-(:func:`~cape_plugins.checkpoints.fairseq_files.load_fairseq`).
+(:func:`~cape_plugins.checkpoints.fairseq_files.read_checkpoint`).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from torch import nn
 from cape_plugins.checkpoints.fairseq_files import fairseq_arguments, reason
 from cape_plugins.serving.checks import refuse_not_finite
 from cape_plugins.serving.ctranslate2_notes import BEAM, Hypothesis
-from fairseq_user_dir.checkpoints import read_checkpoint, task_name
+from fairseq_user_dir.checkpoints import check_registered, read_checkpoint, task_name
 from fairseq_user_dir.host.errors import SettingsError
 from fairseq_user_dir.models import CLASSES, PREFIX
 
@@ -66,7 +66,7 @@ def load_source(path: Path, data: str | None = None) -> Source:
         SettingsError: for models of other kinds, with the way that works, and for wrong or missing
             dictionaries.
     """
-    state = read_checkpoint(str(path))
+    state = read_checkpoint(path)
     arguments = fairseq_arguments(state)
     arch = arguments.get("arch") or arguments.get("_name")
     name = ARCH_MODEL_NAME_REGISTRY.get(arch, arch)
@@ -98,9 +98,11 @@ def load_trained(path: Path, data: str | None) -> tuple[Any, Any, Any]:
     """The model of a checkpoint in evaluation mode, its configuration and its task.
 
     Raises:
-        SettingsError: for missing dictionaries, and for those of another training.
+        SettingsError: for files that cannot be read, models and tasks of another user directory,
+            missing dictionaries and dictionaries of another training.
         ValueError: for weights that are not finite.
     """
+    check_registered(read_checkpoint(path), path)
     overrides = {} if data is None else {"data": data}
     try:
         (model,), cfg, task = load_model_ensemble_and_task([str(path)], overrides)

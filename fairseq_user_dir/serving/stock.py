@@ -21,7 +21,7 @@ from cape_plugins.serving.checks import refuse_large_table
 from cape_plugins.serving.command import SHORTEST
 from cape_plugins.serving.output import Exported
 from cape_plugins.settings.arguments import FAIRSEQ, PREFIX, TYPE_ARG
-from fairseq_user_dir.checkpoints import position_config, read_checkpoint
+from fairseq_user_dir.checkpoints import position_config
 from fairseq_user_dir.flags import ALLOW_ARG
 from fairseq_user_dir.models import CLASSES
 from fairseq_user_dir.serving.folding import folded, width_of
@@ -105,7 +105,6 @@ def load(source: Path, data: str | None) -> Trained:
     Raises:
         ValueError: if it has none, and for missing dictionaries.
     """
-    read_checkpoint(str(source))
     model, cfg, task = load_trained(source, data)
     stock = next((name for name, own in CLASSES.items() if type(model) is own), None)
     config = position_config(model)

@@ -85,7 +85,7 @@ def test_types_that_other_code_took_off_the_list_come_back(tmp_path):
     path = tmp_path / "checkpoint.pt"
     state = {"extra_state": {"counts": np.arange(4), "train_iterator": {"epoch": 1}}}
     state["optimizer_history"] = [{"num_updates": 0, "lr_scheduler_state": {}}]
-    state |= {"args": None, "cfg": None}
+    state |= {"args": None, "cfg": None, "model": {}}
     torch.save(state, path)
     with torch.serialization.safe_globals([np.ndarray]):
         pass

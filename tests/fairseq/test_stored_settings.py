@@ -14,6 +14,7 @@ from cape_plugins.settings.config import option_fields
 from fairseq_user_dir.average import average_checkpoints
 from fairseq_user_dir.checkpoints import read_checkpoint
 from fairseq_user_dir.host.errors import SettingsError
+from fairseq_user_dir.serving.source import load_trained
 from tests.fairseq.test_average import checkpoint
 from tests.support.fairseq_models import (
     Task,
@@ -310,9 +311,14 @@ def damaged(tmp_path):
         good = (tmp_path / "good.pt").read_bytes()
         contents = {"truncated": good[:-500], "half": good[: len(good) // 2], "empty": b"",
                     "text": b"hello, this is text"}  # fmt: skip
+        objects = {
+            "list": [1, 2],
+            "no model": {"args": None},
+            "code": {"x": argparse.ArgumentParser},
+        }
         path = tmp_path / f"{fault}.pt"
-        if fault == "other":
-            torch.save([1, 2], path)
+        if fault in objects:
+            torch.save(objects[fault], path)
         else:
             path.write_bytes(contents[fault])
         return path
@@ -320,15 +326,42 @@ def damaged(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("fault", ["truncated", "half", "empty", "text", "other"])
+REASONS = {
+    "truncated": "it is cut off",
+    "half": "it is cut off",
+    "empty": "it is cut off",
+    "text": "not a file of torch",
+    "list": "it has no entry 'model'",
+    "no model": "it has no entry 'model'",
+    "code": "it holds argparse.ArgumentParser",
+}
+
+
+@pytest.mark.parametrize("fault", REASONS)
 def test_damaged_checkpoint_is_named(fault, damaged):
     path = damaged(fault)
+    message = rf"{path} cannot be read as .*\({REASONS[fault]}.*_best.pt\.$"
     for read in (read_checkpoint, checkpoint_utils.load_checkpoint_to_cpu):
-        with pytest.raises(SettingsError, match=rf"{path} cannot be read \(.*_best.pt\.$") as e:
+        with pytest.raises(SettingsError, match=message) as error:
             read(str(path))
-        assert "miniz" not in str(e.value)
-    with pytest.raises(SettingsError, match="no such file"):
-        read_checkpoint(f"{path}x")
+        assert "miniz" not in str(error.value)
+
+
+def test_paths_without_a_file_are_named(tmp_path):
+    with pytest.raises(SettingsError, match="gone.pt: no such file; check the path"):
+        read_checkpoint(tmp_path / "gone.pt")
+    with pytest.raises(SettingsError, match=f"{tmp_path}: is a folder; check the path"):
+        read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("section", "settings"), [("model", {"_name": "theirs"}), ("task", {"_name": "theirs"})]
+)
+def test_a_checkpoint_of_another_user_directory_is_named(section, settings, tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    torch.save({"cfg": {section: settings}, "model": {}}, path)
+    with pytest.raises(SettingsError, match="has the .* theirs, .*needs the --user-dir of its"):
+        load_trained(path, None)
 
 
 @pytest.mark.slow
