@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_alpha_args(alpha)
     alpha.set_defaults(run=alpha_report)
 
-    text = "print settings of cape for the lengths of a corpus and the longest input in use"
+    text = "print the type and settings for the lengths of a corpus and the longest input in use"
     advise = commands.add_parser("advise", help=text, description=text)
     add_advise_args(advise)
     advise.set_defaults(run=advice)

@@ -1,26 +1,24 @@
-"""The command ``cape-plugins advise``: settings of cape that follow from the lengths of a corpus.
-docs/choosing.md says which type to take.
+"""The command ``cape-plugins advise``: the type and settings that docs/choosing.md recommends for
+the lengths of a corpus.
 
 The rule. Let T be the length that one training input in twenty reaches, N the longest input in use.
 
-* Type: `sinpos` if N <= T, because types are level where no position is new (CAPE Table 2: at most
-  0.6 BLEU apart; docs/results.md, Multi30k: 23.5 and 23.0). Else `cape`.
-* Global shift: training has to see the positions of N, so that the shift covers the difference
-  (CAPE section 5.2: "covers 60 s"; SHAPE section 2.3: offsets). Positions that are counted from 0
-  reach T + shift: shift = N - T. Mean-normalised ones lie around 0: shift = (N - T) / 2.
-  The shift is an upper limit (docs/results.md, number lists): 5 tokens stop after 6 numbers; with
-  30, which cover 12, 0.80 of the lists of 6 are right, 0.29 of 8 and 0.01 of 12.
-* Images span [-1, 1] at any size, so that no shift covers a larger one: the paper's 0.5 (CAPE
-  section 5.1).
-* Rotary models: `rope` if N <= T. Else `cape` without a shift, which does nothing where only
-  distances count, and with the scale N / T, so that training sees the distances of N
-  (docs/results.md, language models: with 2 the loss stays up to three times T, with 4 up to four).
-* Global scale: the paper's of the domain (1 for text, 1.1 for seconds, that of WSJ; TED-LIUM has
-  2; 1.4 for images); 1 where training mixes image sizes, as UniViT does (CAPE section 5.1).
-* Local shift: 0.5 steps, the most that keeps the order (CAPE section 5.2 and Appendix D.1).
-* Source scale: alpha, target tokens / source tokens (CAPE section 5.3); lengths are then those of
-  the target, or of the source times alpha where that is longer. Raw text has another alpha than its
-  subwords: 0.94 and 1.03 for the English and German captions of Multi30k.
+* N <= T: no position is new, and nothing has to be augmented. `sinpos` for text, `relpos` for
+  speech, `abspos` for images, `rope` for rotary models (docs/choosing.md, Which type).
+* N > T, sequences: `relpos`; or `cape`, where positions alone lead to the answer. Its training has
+  to see the positions of N, so that its shift covers the difference (CAPE section 5.2: "covers
+  60 s"; SHAPE section 2.3: offsets). Positions that are counted from 0 reach T + shift: shift = N -
+  T. Mean-normalised ones lie around 0: shift = (N - T) / 2. Of text a share of the samples stays
+  unaugmented (docs/choosing.md, Probability).
+* N > T, images: `abspos` on coarse grids, where many channels of sinusoids alias. Else `cape` with
+  the paper's shift of 0.5: images span [-1, 1] at any size, so that no shift covers a larger one.
+  Its scale is 1 where training mixes sizes, as UniViT does (CAPE section 5.1).
+* N > T, rotary models: `cape` without a shift, which does nothing where only distances count, and
+  with the scale N / T, so that training sees the distances of N.
+* Global scale: the paper's of the domain. Local shift: 0.5 steps, the most that keeps the order
+  (CAPE section 5.2 and Appendix D.1).
+* Source scale: alpha, target tokens / source tokens (CAPE section 5.3); lengths are then the longer
+  ones of target and source times alpha.
 """
 
 from __future__ import annotations
@@ -29,22 +27,23 @@ import argparse
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
 from cape_plugins.corpus.alpha import TokenCounts, by_tokenizer, count_lengths
 from cape_plugins.mathematics.encodings import Sinusoid
-from cape_plugins.settings.arguments import PREFIX, TYPE_ARG, flag
+from cape_plugins.settings.arguments import TYPE_ARG, option_flag
 from cape_plugins.settings.config import PositionConfig
 from cape_plugins.settings.domains import DOMAINS, Domain
 from cape_plugins.settings.registry import DEFAULT_TYPE, ROTARY
 from cape_plugins.texts import text_lines
 
 REACHED = 0.05  # share of the training inputs that reach T
-WIDE = 2  # shifts of more times the median length need a longer training
-MEASURED_SCALE = 4  # the largest of rotary models in docs/results.md
+LARGEST_SCALE = 4  # of rotary models; larger ones have not been measured
 COARSE = 0.25  # share of channels that alias, above which a grid is called coarse
+AUGMENTED = 0.75  # share of the samples of text that cape augments
+PAGE = "docs/choosing.md"
 
 
 class Corpus(NamedTuple):
@@ -108,7 +107,7 @@ def add_advise_args(parser: argparse.ArgumentParser) -> None:
 
 
 def advice(args: argparse.Namespace) -> str:
-    """What to print: the corpus, the settings as flags and as a dictionary, reasons and warnings.
+    """What to print: the corpus, the settings as flags and as a dictionary, and why.
 
     Raises:
         ValueError: naming option, value, allowed range and remedy.
@@ -119,146 +118,89 @@ def advice(args: argparse.Namespace) -> str:
     if args.tokenizer and not args.train_text:
         raise ValueError(f"--tokenizer {args.tokenizer} belongs to --train-text; leave it out.")
     corpus = _read_text(args, domain) if args.train_text else _read_lengths(args, domain)
-    other = domain.grid or domain.spacing is not None  # than tokens
-    if args.rotary and (other or corpus.counts):
+    counts_tokens = not domain.grid and domain.spacing is None
+    if args.rotary and (corpus.counts or not counts_tokens):
         has = "source and target" if corpus.counts else f"--domain {args.domain}"
         raise ValueError(f"--rotary is for language models, here with {has}; leave one out.")
-    settings = recommended(corpus, args.domain, args.rotary)
-    architecture = ROTARY if args.rotary else "seq2seq" if corpus.counts else "encoder"
-    config = PositionConfig.from_dict(settings, args.domain, architecture)
     unit = domain.steps if domain.grid or not domain.symbol else domain.symbol
-    flags = " ".join(
-        f"{flag(TYPE_ARG if name == 'type' else PREFIX + name)} {_shown(value)}"
-        for name, value in settings.items()
-    )
     lines = [
         f"training: {len(corpus.lengths)} inputs, median {median(corpus.lengths):g}, one in "
         f"{1 / REACHED:g} has {corpus.reached:g} or more, longest {corpus.lengths[-1]:g} {unit}; "
-        f"in use up to {corpus.longest:g} {unit}",
-        f"flags:    {flags}",
-        f"field:    position_embedding={json.dumps(settings)}",
+        f"in use up to {corpus.longest:g} {unit}"
     ]
-    reasons = notes(corpus, config, unit)
+    settings, *others, reason = choose(corpus, args.domain, args.rotary)
+    architecture = ROTARY if args.rotary else "seq2seq" if corpus.counts else "encoder"
+    for word, row in (("", settings), *(("or ", other) for other in others)):
+        PositionConfig.from_dict(row, args.domain, architecture)  # refuses what no model takes
+        lines.append(f"{word + 'flags:':<10}{_flags(row)}")
+        lines.append(f"{word + 'field:':<10}position_embedding={json.dumps(row)}")
+    lines.append(f"note:     {reason}")
     if corpus.counts and corpus.counts.doubt:
-        reasons.append(f"warning: {corpus.counts.doubt}.")
+        lines.append(f"note:     warning: {corpus.counts.doubt}.")
     if args.train_text and not args.tokenizer:
-        reasons.append(
-            "tokens were counted at white space, which fits text after subword segmentation; of "
-            "raw text give --tokenizer, or prepare it first."
+        lines.append(
+            "note:     tokens were counted at white space, which fits text after subword "
+            "segmentation; of raw text give --tokenizer, or prepare it first."
         )
-    return "\n".join([*lines, *(f"note:     {reason}" for reason in reasons)])
+    return "\n".join(lines)
 
 
-def recommended(corpus: Corpus, domain_name: str, rotary: bool = False) -> dict[str, Any]:
-    """``{"type": ..., option: value}`` by the rule above."""
-    counted = {"source_scale": str(corpus.counts)} if corpus.counts else {}
-    missing = corpus.longest - corpus.reached
-    if missing <= 0:
-        return {"type": "rope" if rotary else "sinpos"}
-    if rotary:
-        times = math.ceil(corpus.longest / corpus.reached)
-        return {"type": DEFAULT_TYPE, "max_global_scale": float(times)}
+def choose(corpus: Corpus, domain_name: str, rotary: bool = False) -> tuple[Any, ...]:
+    """``{"type": ..., option: value}`` by the rule above, for some tasks another one, and why."""
     domain = DOMAINS[domain_name]
-    default = PositionConfig(DEFAULT_TYPE, domain_name)
-    scale = default.max_global_scale
+    if corpus.longest <= corpus.reached:
+        within = "abspos" if domain.grid else "sinpos" if domain.spacing is None else "relpos"
+        why = "nothing in use is longer than what training sees often: no augmentation is needed"
+        return {"type": "rope" if rotary else within}, f"{why} ({PAGE}, Which type)."
+    if rotary:
+        return _choose_scale(corpus)
     if domain.grid:
-        shift = default.max_global_shift
-        scale = 1.0 if len(set(corpus.lengths)) > 1 else scale
-    else:
-        shift = float(math.ceil(missing / 2 if default.mean_normalize else missing))
-    return {
+        return _choose_on_grid(corpus, domain_name)
+    default, missing = PositionConfig(DEFAULT_TYPE, domain_name), corpus.longest - corpus.reached
+    cape = {
         "type": default.type,
-        "max_global_shift": shift,
+        "max_global_shift": float(math.ceil(missing / 2 if default.mean_normalize else missing)),
         "max_local_shift": default.max_local_shift,
-        "max_global_scale": scale,
-        **counted,
+        "max_global_scale": default.max_global_scale,
+        **({} if default.mean_normalize else {"augment_probability": AUGMENTED}),
+        **({"source_scale": str(corpus.counts)} if corpus.counts else {}),
     }
-
-
-def notes(corpus: Corpus, config: PositionConfig, unit: str) -> list[str]:
-    """Reasons, and warnings where measurements say that the settings may not pay."""
-    domain, shift = DOMAINS[config.domain], config.max_global_shift
-    if not config.random:
-        reason = "nothing in use is longer than what training sees often: no augmentation is needed"
-        if config.architecture == ROTARY:
-            return [f"{reason}."]
-        better = "abspos on images" if domain.grid else "relpos on text and speech"
-        return [f"{reason}. Compare {better}, level or ahead here (docs/choosing.md, Which type)."]
-    if domain.grid:
-        return _notes_on_grids(corpus, config)
-    if config.architecture == ROTARY:
-        return _notes_on_scales(corpus, config)
-    reach = f"{corpus.reached:g} to {corpus.longest:g} {unit}"
-    if config.mean_normalize:
-        reach = f"±{corpus.reached / 2:g} to ±{corpus.longest / 2:g} {unit}"
-    lines = [
-        f"a shift of ±{shift:g} takes the positions of training from {reach}.",
-        "compare relpos, which carried over as well as cape or better everywhere here but on "
-        "number lists (docs/choosing.md, Which type).",
-        _note_on_shares(domain),
-    ]
-    if shift > WIDE * median(corpus.lengths):
-        times = shift / median(corpus.lengths)
-        lines.append(
-            f"warning: the shift is {times:.1f} times the median length of training. So wide a "
-            "shift takes longer to learn: on captions of 19 tokens a shift of 50 cost 4.7 BLEU "
-            "after 1200 updates and 3.3 after 4800 (docs/results.md, Multi30k). Train longer, "
-            "or choose a smaller shift for a smaller reach."
-        )
-    if domain.spacing is not None:
-        lines.append(
-            "warning: CTC on words whose order is local needs no positions: on digits nopos was "
-            "ahead of cape on long audio (docs/results.md, Speech)."
-        )
-    return lines
-
-
-def _note_on_shares(domain: Domain) -> str:
-    measured = (
-        "reached as far as 1 on number lists, and cost half a point of BLEU less on captions"
-        if domain.spacing is None
-        else "won back 2.2 of the 3.1 points that cape cost at the length of training on phones, "
-        "and lost 8 of the 23 that it saved at four times that length"
+    why = (
+        f"relpos carries over to longer inputs in most tasks ({PAGE}, Which type). Where positions "
+        f"alone lead to the answer, as in lists of numbers, take {default.type}: its shift shows "
+        f"training the positions of inputs of {corpus.longest:g} ({PAGE}, Shift)."
     )
-    return f"an augment_probability of 0.75 {measured} (docs/choosing.md, Probability): compare it."
+    return {"type": "relpos"}, cape, why
 
 
-def _notes_on_scales(corpus: Corpus, config: PositionConfig) -> list[str]:
-    scale = config.max_global_scale
-    lines = [
-        f"a scale of {scale:g} shows training distances up to {scale * corpus.reached:g} tokens; "
-        "on captions a scale of 2 cost 0.05 nats within the length of training and one of 4 0.12 "
-        "(docs/choosing.md, Scale)."
-    ]
-    if scale > MEASURED_SCALE:
-        lines.append(
-            f"warning: scales above {MEASURED_SCALE} have not been measured. Compare nopos, "
-            "randpos and rfs, whose loss hardly grows with position (docs/choosing.md)."
-        )
-    return lines
+def _choose_scale(corpus: Corpus) -> tuple[Any, ...]:
+    scale = min(math.ceil(corpus.longest / corpus.reached), LARGEST_SCALE)
+    reach = scale * corpus.reached
+    why = f"a scale of {scale} shows training distances up to {reach:g} tokens ({PAGE}, Scale)"
+    if reach < corpus.longest:
+        why += f"; for longer ones compare nopos, randpos and rfs ({PAGE}, Which type)"
+    return {"type": DEFAULT_TYPE, "max_global_scale": float(scale)}, f"{why}."
 
 
-def _notes_on_grids(corpus: Corpus, config: PositionConfig) -> list[str]:
-    lines = []
-    if config.max_global_scale == 1:
-        lines.append(
-            "training mixes sizes, so that no scale is needed (CAPE section 5.1, UniViT). Mixed "
-            "sizes made abspos and sinpos flat as well, and higher (docs/results.md, CIFAR-10)."
+def _choose_on_grid(corpus: Corpus, domain_name: str) -> tuple[Any, ...]:
+    if (share := aliasing(domain_name, corpus.shortest_side)) > COARSE:
+        why = (
+            f"on {corpus.shortest_side} patches a side {100 * share:.0f} % of the channels of "
+            f"sinusoids turn by more than half a circle from patch to patch ({PAGE}, When not to "
+            "use cape)."
         )
-    share = aliasing(config.domain, corpus.shortest_side)
-    if share > COARSE:
-        lines.append(
-            f"warning: on {corpus.shortest_side} patches a side {100 * share:.0f} % of the "
-            "channels turn by more than half a circle from one patch to the next. On so coarse a "
-            "grid cape with the paper's shift of 0.5 was ahead of abspos at no size "
-            "(docs/results.md, CIFAR-10): take smaller patches, a shift of 0.1, or abspos."
-        )
-    else:
-        lines.append(
-            "compare sinpos, which was ahead of cape at all sizes on small images after a short "
-            "training (docs/results.md, CIFAR-10)."
-        )
-    return lines
+        return {"type": "abspos"}, why
+    default, mixed = PositionConfig(DEFAULT_TYPE, domain_name), len(set(corpus.lengths)) > 1
+    settings = {
+        "type": default.type,
+        "max_global_shift": default.max_global_shift,
+        "max_local_shift": default.max_local_shift,
+        "max_global_scale": 1.0 if mixed else default.max_global_scale,
+    }
+    why = f"after a short training compare sinpos and abspos ({PAGE}, Which type)."
+    if mixed:
+        why = f"training mixes sizes, so that no scale is needed (CAPE section 5.1, UniViT); {why}"
+    return settings, why
 
 
 def aliasing(domain_name: str, side: int) -> float:
@@ -268,33 +210,41 @@ def aliasing(domain_name: str, side: int) -> float:
     return sinusoid.aliased(*[side] * len(domain.grid)) / domain.dim
 
 
+def _flags(settings: Mapping[str, Any]) -> str:
+    named = {TYPE_ARG if name == "type" else name: value for name, value in settings.items()}
+    return " ".join(
+        f"{option_flag(name)} {value:g}"
+        if isinstance(value, float)
+        else f"{option_flag(name)} {value}"
+        for name, value in named.items()
+    )
+
+
 # ---- input --------------------------------------------------------------------------------------
 
 
 def _read_lengths(args: argparse.Namespace, domain: Domain) -> Corpus:
-    given = f"--train-lengths {args.train_lengths}"
+    option = f"--train-lengths {args.train_lengths}"
     sizes = [
-        _size(f"{given}, line {number}:", line, domain)
+        _size(f"{option}, line {number}:", line, domain)
         for number, line in enumerate(_lines("--train-lengths", args.train_lengths), 1)
         if line.strip()
     ]
     if not sizes:
-        raise ValueError(f"{given} has no lengths; give {_allowed(domain)}, one a line.")
+        raise ValueError(f"{option} has no lengths; give {_allowed(domain)}, one a line.")
     longest = max(_size("--longest", args.longest, domain))
     return Corpus(sorted(map(max, sizes)), longest, int(min(map(min, sizes))))
 
 
 def _read_text(args: argparse.Namespace, domain: Domain) -> Corpus:
-    paths, given = args.train_text, " ".join(args.train_text)
+    paths, option = args.train_text, f"--train-text {' '.join(args.train_text)}"
     if domain.grid or domain.spacing is not None:
         raise ValueError(
-            f"--train-text {given} is counted in tokens, the domain is {args.domain!r}; allowed: "
+            f"{option} is counted in tokens, the domain is {args.domain!r}; allowed: "
             f"--train-lengths FILE with {_allowed(domain)}, one a line."
         )
     if len(paths) > 2:
-        raise ValueError(
-            f"--train-text {given}: {len(paths)} files; allowed: one, or source and target."
-        )
+        raise ValueError(f"{option}: {len(paths)} files; allowed: one, or source and target.")
     longest = max(_size("--longest", args.longest, domain))
     if args.tokenizer:
         tokens = by_tokenizer("tokens")(args.tokenizer)
@@ -304,7 +254,7 @@ def _read_text(args: argparse.Namespace, domain: Domain) -> Corpus:
     else:
         sides = [[len(line.split()) for line in _lines("--train-text", path)] for path in paths]
     if not all(map(any, sides)):
-        raise ValueError(f"--train-text {given} has no tokens; give text, one input a line.")
+        raise ValueError(f"{option} has no tokens; give text, one input a line.")
     if len(sides) == 1:
         return Corpus(sorted(filter(None, sides[0])), longest)
     # with the end of each sentence, which a tokenizer has added
@@ -350,7 +300,3 @@ def _allowed(domain: Domain) -> str:
     if domain.spacing is not None:
         return f"{domain.unit} such as 7.5, numbers above 0"
     return f"{domain.unit} such as 25, whole numbers above 0"
-
-
-def _shown(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
