@@ -129,7 +129,7 @@ def _read_folder(folder: Path, side: str | None) -> Stack:
             f"--model {folder}: model type {model_type!r} is unknown; allowed: "
             f"{', '.join(FAMILY_ROWS)}, with or without the prefix {OWN_PREFIX}. A family of your "
             "own needs a row first: cape_plugins.checkpoints.families.add_family_row, see "
-            "docs/pictures.md."
+            "docs/flags.md (Pictures)."
         )
     side = choose_side(side, tuple(family.sides), folder)
     row = family.sides[side]

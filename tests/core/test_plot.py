@@ -153,7 +153,7 @@ def test_seed_decides_what_is_drawn(words, figures, tmp_path):
 def test_pictures_of_the_documents_are_those_of_their_commands(repo_root, tmp_path, monkeypatch):
     """Letters may differ a little with the version of matplotlib."""
     monkeypatch.chdir(tmp_path)
-    page = (repo_root / "docs/pictures.md").read_text(encoding="utf-8")
+    page = (repo_root / "docs/flags.md").read_text(encoding="utf-8")
     commands = re.findall(r"^    cape-plugins (plot .*) --output (\S+)$", page, re.MULTILINE)
     assert len(commands) == len(list((repo_root / "docs/pictures").iterdir())) == len(PICTURES)
     for words, path in commands:
