@@ -134,8 +134,8 @@ class OptionFields:
         "int",
         0,
         "grid steps",
-        "number L of positions that training draws from, at least the length of the longest input; "
-        "better that of the longest that the model is to read (Ruoss et al.); 0: none are drawn",
+        "number L of positions that training draws from, at least the longest length in training; "
+        "better the longest length in use (Ruoss et al.); 0: none are drawn",
         high=1_000_000,
         training=True,
     )
