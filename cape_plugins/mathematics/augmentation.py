@@ -25,8 +25,8 @@ class Draw(NamedTuple):
         batch_size: B, for local shifts where the samples share their coordinates.
         order: ``[B, L]`` float32, random positions from 0 to L: a sample with n positions takes the
             first n, sorted; None where positions are counted.
-        count: ``[B]``, at least so many of `order` are taken, by source and target alike, so that
-            a number has one position on both sides; None if a side counts for itself.
+        count: ``[B]``, how many entries of `order` source and target take at least, so that a
+            number has one position on both sides; None if a side counts for itself.
         chance: ``[B, 1, 1]`` float32 from U(0, 1) in samples that are augmented, 1 in the others,
             whose other numbers move nothing; None if all are augmented.
     """
@@ -51,7 +51,7 @@ class Draw(NamedTuple):
         return any(part is not None for part in shared)
 
     def covering(self, *counts: Tensor) -> Draw:
-        """The same numbers for sides that need so many positions, each ``[B]``, from
+        """The same draw for sides with these numbers of positions, each ``[B]``, from
         :meth:`~cape_plugins.PositionEncoder.num_positions`; the largest count serves all."""
         if self.order is None:
             return self
@@ -63,14 +63,14 @@ class Draw(NamedTuple):
     def restricted_to(self, augmented: Tensor, chance: Tensor) -> Draw:
         """The same numbers for samples that are to be `augmented`, bool ``[B, 1, 1]``, and
         numbers that move nothing for the others."""
-        counted = 0.0
+        unmoved_order = 0.0
         if self.order is not None:
-            counted = torch.arange(self.order.shape[-1], device=self.order.device).float()
+            unmoved_order = torch.arange(self.order.shape[-1], device=self.order.device).float()
         return self._replace(
             shift=_where(augmented, self.shift, 0.0),
             scale=_where(augmented, self.scale, 1.0),
             offset=_where(augmented, self.offset, 0.0),
-            order=_where(augmented[:, 0], self.order, counted),
+            order=_where(augmented[:, 0], self.order, unmoved_order),
             chance=_where(augmented, chance, 1.0),
         )
 
@@ -102,8 +102,8 @@ def draw_global(
         sampling: How they are taken, a key of :data:`SAMPLINGS`; "" for not at all.
         augment_probability: Probability with which a sample is augmented. Its chance is drawn last,
             so that the samples that are augmented get the numbers that they get with 1.
-        partner: Draw of the other side of the same samples: its chances are taken over, so that
-            both sides of a sample are augmented or neither.
+        partner: Draw of the other side of the same samples, whose chances are taken over: the sets
+            of samples that the two sides augment are equal, or nested if the probabilities differ.
         device: Device of the positions.
         generator: Source of randomness; default the global one.
 
@@ -129,10 +129,13 @@ def draw_global(
         scale = _uniform((batch_size, 1, 1), math.log(max_global_scale), device, generator).exp()
     order = None
     if sampling and max_position:
-        unit = _unit((batch_size, max_position), device, generator)
-        order = SAMPLINGS[sampling](unit)
+        # All L positions, of which a sample takes the first n: the device alone knows n, so that
+        # no training step waits for it.
+        uniform = _unit((batch_size, max_position), device, generator)
+        order = SAMPLINGS[sampling](uniform)
     draw = Draw(shift, scale, offset, batch_size, order)
     chance = None if partner is None else partner.chance
+    # Drawn last, and not at all at probability 1: the other numbers do not depend on it.
     if chance is None and augment_probability < 1.0:
         chance = _unit((batch_size, 1, 1), device, generator)
     return draw if chance is None else draw.restricted_to(chance < augment_probability, chance)
@@ -164,7 +167,7 @@ def sorted_sample(order: Tensor, count: Tensor) -> Tensor:
         count: ``[...]``, how many are taken.
 
     Returns:
-        ``[..., L]`` float32; L behind those that are taken.
+        ``[..., L]`` float32; the entries after the first `count` are L.
     """
     length = order.shape[-1]
     left_out = torch.arange(length, device=order.device) >= count[..., None]
@@ -265,6 +268,8 @@ def augment(
     shared = {"shift": shift, "scale": scale, "offset": offset, "local_shift": local_shift}
     for name, part in shared.items():
         _check_shape(name, part, coords)
+    # In this order and rounding, so that a seed gives the positions it has always given:
+    # torch.lerp or addcmul would save operations and round differently.
     for term in (shift, None if offset is None else times(offset, step), local_shift):
         if term is not None:
             coords = coords + term

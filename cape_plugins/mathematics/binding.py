@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-# Values by the id of the module that they are bound to, for each thread its own; not in the
-# modules, which are copied, pickled and shared by threads.
-_held = threading.local()
+# Values by the id of the module that they are bound to, separate for each thread. Modules cannot
+# hold them: modules are copied, pickled and shared by threads.
+_values_of_thread = threading.local()
 
 
 class Bound:
@@ -23,9 +23,9 @@ class Bound:
     @property
     def bound(self) -> Any:
         """The value; None if nothing is bound."""
-        if torch.compiler.is_compiling():  # follows attributes, but not what is held by thread
+        if torch.compiler.is_compiling():  # the compiler follows attributes, not thread locals
             return self.bound_in_graph
-        return vars(_held).get(id(self))
+        return vars(_values_of_thread).get(id(self))
 
     def using(self, value: Any) -> Binding:
         """Binds `value`, for the body of a ``with`` statement only."""
@@ -33,34 +33,34 @@ class Bound:
 
 
 class Binding:
-    """A value that a module holds for a while; each step of generation makes two, so it is neither
-    a generator nor assigned by ``nn.Module.__setattr__``, which is slow."""
+    """A value that a module holds for a while. Each step of generation makes two, so that this is
+    no generator, and does not go through ``nn.Module.__setattr__``, which is six times as slow."""
 
     def __init__(self, module: Bound, value: Any) -> None:
         self.module, self.value = module, value
 
     def __enter__(self) -> None:
         self.outer = self.module.bound
-        self._hold(self.value)
+        self._set(self.value)
 
     def __exit__(self, *_: object) -> None:
-        self._hold(self.outer)
+        self._set(self.outer)
 
-    def _hold(self, value: Any) -> None:
+    def _set(self, value: Any) -> None:
         if torch.compiler.is_compiling():
             self.module.bound_in_graph = value
             return
-        held = vars(_held)
+        values = vars(_values_of_thread)
         if value is None:
-            held.pop(id(self.module), None)
+            values.pop(id(self.module), None)
         else:
-            held[id(self.module)] = value
-        # for parts that are compiled on their own: an attribute, in whose place a list would be
-        # shared by the replicas of DataParallel
+            values[id(self.module)] = value
+        # for parts that are compiled separately: an attribute, because the replicas of
+        # DataParallel would share a list
         vars(self.module)["bound_in_graph"] = value
 
 
-# Functions that torch.compile should trace as parts of a larger one only. On their own, as behind a
-# graph break, each module and value that is bound would be another program.
+# Functions that torch.compile should trace only inside a larger one. If it compiled them alone, as
+# after a graph break, each module and each bound value would need another program, up to its limit.
 TRACED_ONLY = (Bound.bound.fget, Bound.using, Binding.__init__)
-TRACED_ONLY += (Binding.__enter__, Binding.__exit__, Binding._hold)
+TRACED_ONLY += (Binding.__enter__, Binding.__exit__, Binding._set)

@@ -66,8 +66,8 @@ class PositionEncoder(nn.Module):
 
     @property
     def draws(self) -> bool:
-        """Whether a forward needs a draw now: in training, where the type is random, and in
-        evaluation, where that is asked for."""
+        """Whether a forward needs a draw now: a random type draws in training, and in evaluation
+        with ``random_evaluation``."""
         return self.config.random and (self.training or self.config.random_evaluation)
 
     @property
@@ -90,8 +90,8 @@ class PositionEncoder(nn.Module):
             device: Device of the positions.
             generator: Source of randomness, or a function of the device that makes it if anything
                 is drawn; default the global one.
-            partner: Draw of the other side, where sides draw for themselves: the samples that it
-                leaves as they are stay so on this side, too.
+            partner: Draw of the other side, if the two sides draw separately: samples that it does
+                not augment are not augmented here either.
         """
         if not self.draws:
             return None
@@ -126,7 +126,7 @@ class PositionEncoder(nn.Module):
         return last.float().ceil().long() + 1
 
     def sampled(self, positions: Positions, draw: Draw) -> Tensor:
-        """What a draw with an `order` makes of numbers of steps: ``[B, T, 1]`` float32.
+        """Positions that a draw with an `order` gives, in steps: ``[B, T, 1]`` float32.
 
         A sample takes as many entries of the order as it has positions, or as its draw covers;
         position i gets the i-th of them, the source alpha * i, linear between entries. Padding
@@ -159,8 +159,8 @@ class PositionEncoder(nn.Module):
         return positions_at(sample, number)[..., None]
 
     def check_length(self, length: int) -> None:
-        """Refuses inputs of more positions than a draw has, by the padded length: the lengths of
-        single samples are known to the device alone.
+        """Refuses inputs of more positions than a draw has. Compares the padded length, because
+        only the device knows the lengths of single samples.
 
         Raises:
             ValueError: naming the length that is needed.
@@ -214,14 +214,14 @@ class PositionEncoder(nn.Module):
         Args:
             positions: B x T raw positions.
             draw: Random numbers from :meth:`draw`; required in training if the type draws at all.
-            local_shift: ``[B, T, D]`` in the unit of this encoder, to inject; default drawn in
-                training.
+            local_shift: ``[B, T, D]`` in the unit of this encoder, to inject; by default it is
+                drawn in training.
             dtype: Precision of the result.
             generator: Source of the local shift, as in :meth:`draw`.
-            random: Whether a draw is required and local shifts are drawn; default in training. A
-                `draw` or `local_shift` that is given moves positions in any case. False is for
-                hosts that generate text with a model in training mode, where each step must see
-                the same positions.
+            random: Whether a draw is required and local shifts are drawn; default in training. An
+                injected `draw` or `local_shift` moves positions in any case. False is for hosts
+                that generate text with a model in training mode, where each step must see the same
+                positions.
 
         Returns:
             ``[B, T, K]`` (``[1, T, K]`` where the batch shares all), zero on padding; None if the
@@ -295,13 +295,13 @@ class PositionEncoder(nn.Module):
             coords = positions.elements(rows)
         else:
             coords = self.start + times(self.sampled(positions, draw), step)
-            if augmented is not None:  # the others as in evaluation, where skipped frames count
+            if augmented is not None:  # other samples as in evaluation, where skipped frames count
                 coords = torch.where(augmented, coords, positions.elements(rows))
-        local = self.max_local_shift if random and local_shift is None else 0.0
-        if local:
+        max_shift = self.max_local_shift if random and local_shift is None else 0.0
+        if max_shift:
             batch_size = _batch_size(coords, draw)
             local_shift = draw_local(
-                coords, step, local, batch_size, _resolve(generator, coords.device), augmented
+                coords, step, max_shift, batch_size, _resolve(generator, coords.device), augmented
             )
         return augment(
             coords,

@@ -80,8 +80,8 @@ class Positions(NamedTuple):
         return None
 
     def elements(self, rows: Tensor) -> Tensor:
-        """``[B or 1, T, D]``, from `rows` ``[B or 1, T, D]`` those of each element; any on
-        padding."""
+        """``[B or 1, T, D]``, the row of each element out of `rows` ``[B or 1, T, D]``; on padding
+        some row."""
         if self.index is None or self.index.dtype == torch.bool or rows.shape[0] > 1:
             return rows
         return rows[0][self.numbers]
@@ -97,8 +97,8 @@ class Positions(NamedTuple):
         return embedding * valid[..., None]
 
     def gather(self, rows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """``[B or 1, T, K]``, from embeddings ``[T, K]`` of shared rows those of each element, in
-        `dtype`; zero on padding."""
+        """``[B or 1, T, K]``, the embedding of each element out of those ``[T, K]`` of the shared
+        rows, in `dtype`; zero on padding."""
         rows = rows.to(dtype)
         if self.index is None:
             return rows[None]
@@ -130,9 +130,9 @@ def token_positions(valid: Tensor) -> Positions:
 def token_position_at(
     index: int | Tensor, device: torch.device | str | None = None, length: int = 1
 ) -> Positions:
-    """The positions of `length` tokens from the one with this 0-based index on, shared by the
-    batch: what one step of incremental decoding needs. Equal to those columns of
-    :func:`token_positions`; the index may be a tensor without dimensions."""
+    """Positions of `length` tokens from this 0-based index on, shared by the batch, for one step of
+    incremental decoding. They equal the same columns of :func:`token_positions`; the index may be a
+    tensor without dimensions."""
     if type(index) is int:
         number = torch.arange(index, index + length, dtype=torch.float32, device=device)
     else:
@@ -161,12 +161,12 @@ def frame_positions(
         or num_frames.dim() != 1
         or num_frames.is_floating_point()
     ):
-        given = f"={num_frames!r}"
+        description = f"={num_frames!r}"
         if isinstance(num_frames, Tensor):
-            given = f" has shape {tuple(num_frames.shape)} and dtype {num_frames.dtype}"
+            description = f" has shape {tuple(num_frames.shape)} and dtype {num_frames.dtype}"
         raise ValueError(
-            f"num_frames{given}; allowed: a tensor [batch] of integers, the number of frames of "
-            "each sample, such as torch.tensor([50])."
+            f"num_frames{description}; allowed: a tensor [batch] of integers, the number of frames "
+            "of each sample, such as torch.tensor([50])."
         )
     if isinstance(seconds_per_frame, int | float) and not 0 < seconds_per_frame < float("inf"):
         raise ValueError(
@@ -184,11 +184,10 @@ def frame_positions(
 def timed_frame_positions(
     times: Tensor, num_frames: Tensor, seconds_per_frame: Tensor | float
 ) -> Positions:
-    """Positions of audio frames that stand at any increasing times, such as those that are left
-    after some were skipped.
+    """Positions of audio frames at any increasing times, as after some frames were skipped.
 
     The step is the smallest distance of neighbours in a sample, so that a local shift of at most
-    half a step keeps their order.
+    half a step keeps their order. (CAPE's code may swap neighbours in its mode without padding.)
 
     Args:
         times: ``[B, T]``, the centre of each frame in seconds, less the `start` of the encoder.
@@ -217,9 +216,9 @@ def timed_frame_positions(
 def patch_positions(*sizes: int, device: torch.device | str | None = None) -> Positions:
     """Centres of the patches of an image, row by row, each axis spanning [-1, 1] end to end.
 
-    The grid is that of CAPE Appendix A; an axis with one patch only is at 0. The step is 2 / N on
-    an axis of N patches, slightly less than the distance 2 / (N - 1) of neighbours, so that a
-    local shift of 0.5 steps is the paper's 1 / N.
+    CAPE Appendix A has the same grid; an axis of a single patch is at 0. The step is 2 / N on an
+    axis of N patches, slightly less than the distance 2 / (N - 1) of neighbours, so that a local
+    shift of 0.5 steps is the paper's 1 / N.
 
     Args:
         sizes: Number of patches along each axis, the slowest first: height and width of images.
@@ -253,8 +252,8 @@ def coordinate_positions(
     """Positions that are known already: patches of any arrangement, frame times after dropping.
 
     Args:
-        coords: ``[B, T, D]``, D = 1 (tokens or seconds) or 2 (the [-1, 1] square, x then y), or
-            that of another domain.
+        coords: ``[B, T, D]``, D = 1 (tokens or seconds), 2 (the [-1, 1] square, x then y), or the
+            number of coordinates of another domain.
         valid: ``[B, T]`` bool, False on padding; None if nothing is padded.
         step: Distance to the neighbour that a local shift is measured in; a number or a tensor
             that broadcasts to `coords`.

@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from cape_plugins.mathematics.relative_tables import RelativeGridPositions, RelativePositions
 
 # Scores of one block of queries, as float32 about 128 MiB: large enough for full speed, small
-# enough to bound memory.
+# enough to bound memory. The price is one more forward of the attention in the backward pass.
 BLOCK_ELEMENTS = 2**25
 
 
@@ -55,8 +55,8 @@ def relative_attention(
             tensor without dimensions where keys are a buffer of fixed size (static caches); its
             value is not read on the host.
         patches: (height, width) in patches, or the sizes of the axes, needed by
-            :class:`RelativeGridPositions`. The patches are the last keys, row by row; what stands
-            before them, a class token, has no place and no relative embedding.
+            :class:`RelativeGridPositions`. The patches are the last keys, row by row; keys before
+            them, such as a class token, have no place and no relative embedding.
         attn_mask: bool (True: do not attend) or float added to the scores, ``[T, S]`` or any shape
             that broadcasts to ``[B, H, T, S]``.
         key_padding_mask: ``[B, S]`` bool, True on padding.
@@ -156,14 +156,14 @@ def relative_scores(
         return _gathered_scores(query, positions, query_index, num_keys)
     low, high, left, right = _distances(positions, length, num_keys, query_offset)
     table = positions.keys[:, low:high].to(query.dtype)
-    known = query @ table.mT  # [B, H, T, distances within the context]
+    scores = query @ table.mT  # [B, H, T, distances within the context]
     if not positions.clip:
-        return _skew(F.pad(known, (left, right + 1)), num_keys)
-    # the outermost distances again, from a product of their own: the gradient of a slice of
-    # `known` would be a zero tensor of its full size
-    first, last = query @ table[:, :1].mT, query @ table[:, -1:].mT
-    shape = known.shape[:-1]
-    by_distance = (first.expand(*shape, left), known, last.expand(*shape, right + 1))
+        return _skew(F.pad(scores, (left, right + 1)), num_keys)
+    # the outermost distances again, by a separate product: the gradient of a slice of `scores`
+    # would be a zero tensor of its full size
+    leftmost, rightmost = query @ table[:, :1].mT, query @ table[:, -1:].mT
+    shape = scores.shape[:-1]
+    by_distance = (leftmost.expand(*shape, left), scores, rightmost.expand(*shape, right + 1))
     return _skew(torch.cat(by_distance, dim=-1), num_keys)
 
 
@@ -186,15 +186,15 @@ def relative_values(
         return _gathered_values(weights, positions, query_index)
     low, high, left, right = _distances(positions, length, num_keys, query_offset)
     by_distance = _unskew(weights)
-    known = by_distance[..., left : by_distance.shape[-1] - right]
+    within_context = by_distance[..., left : by_distance.shape[-1] - right]
     if positions.clip:
-        tails = torch.zeros_like(known)
+        tails = torch.zeros_like(within_context)
         if left:
             tails[..., 0] += by_distance[..., :left].sum(-1)
         if right:
             tails[..., -1] += by_distance[..., -right:].sum(-1)
-        known = known + tails
-    return known @ positions.values[:, low:high].to(weights.dtype)
+        within_context = within_context + tails
+    return within_context @ positions.values[:, low:high].to(weights.dtype)
 
 
 def _gathered_scores(
@@ -202,17 +202,17 @@ def _gathered_scores(
 ) -> Tensor:
     """:func:`relative_scores` for queries anywhere, ``[T]``, among the keys 0 .. S - 1. For few
     queries or keys: the gradient of a gather is slower than that of a view."""
-    row, known = _rows(positions, query_index, num_keys)
+    row, in_context = _rows(positions, query_index, num_keys)
     by_row = query @ positions.keys.to(query.dtype).mT
     scores = by_row.gather(-1, row.expand(*query.shape[:2], -1, -1))
-    return scores if positions.clip else scores * known
+    return scores if positions.clip else scores * in_context
 
 
 def _gathered_values(weights: Tensor, positions: RelativePositions, query_index: Tensor) -> Tensor:
-    """:func:`relative_values` for the same."""
-    row, known = _rows(positions, query_index, weights.shape[-1])
+    """:func:`relative_values` for queries anywhere among the keys, as :func:`_gathered_scores`."""
+    row, in_context = _rows(positions, query_index, weights.shape[-1])
     by_row = weights.new_zeros(*weights.shape[:-1], positions.values.shape[1])
-    weights = weights if positions.clip else weights * known
+    weights = weights if positions.clip else weights * in_context
     by_row = by_row.scatter_add(-1, row.expand_as(weights), weights)
     return by_row @ positions.values.to(weights.dtype)
 
@@ -234,11 +234,11 @@ def _grid_scores(
     patches: Sequence[int],
 ) -> Tensor:
     """``q . (a^K[di] + a^K[dj])``, ``[B, H, T, S]``; 0 where query or key is no patch."""
-    places, inside = _places(query.shape[2], num_keys, query_offset, patches, query.device)
-    query = query * inside
+    indices, is_patch = _axis_indices(query.shape[2], num_keys, query_offset, patches, query.device)
+    query = query * is_patch
     scores = None
-    for axis, place, size in zip(positions.axes, places, patches, strict=True):
-        by_axis = _gathered_scores(query, getattr(positions, axis), place, size)
+    for axis, index, size in zip(positions.axes, indices, patches, strict=True):
+        by_axis = _gathered_scores(query, getattr(positions, axis), index, size)
         if scores is not None:
             by_axis = (scores[..., None] + by_axis[..., None, :]).flatten(-2)
         scores = by_axis
@@ -253,38 +253,38 @@ def _grid_values(
 ) -> Tensor:
     """``sum_j p(i, j) (a^V[di] + a^V[dj])`` over patches, ``[B, H, T, d]``; 0 for other queries."""
     length, num_keys = weights.shape[2:]
-    places, inside = _places(length, num_keys, query_offset, patches, weights.device)
-    weights = (weights[..., num_keys - math.prod(patches) :] * inside).unflatten(-1, patches)
+    indices, is_patch = _axis_indices(length, num_keys, query_offset, patches, weights.device)
+    weights = (weights[..., num_keys - math.prod(patches) :] * is_patch).unflatten(-1, patches)
     first = weights.dim() - len(patches)
     output = None
-    for number, (axis, place) in enumerate(zip(positions.axes, places, strict=True)):
+    for number, (axis, index) in enumerate(zip(positions.axes, indices, strict=True)):
         others = [first + other for other in range(len(patches)) if other != number]
         by_axis = weights.sum(others) if others else weights
-        values = _gathered_values(by_axis, getattr(positions, axis), place)
+        values = _gathered_values(by_axis, getattr(positions, axis), index)
         output = values if output is None else output + values
     return output
 
 
-def _places(
+def _axis_indices(
     length: int,
     num_keys: int,
     query_offset: int | Tensor,
     patches: Sequence[int],
     device: torch.device,
 ) -> tuple[list[Tensor], Tensor]:
-    """Place of each query on each axis of the grid, ``[T]``, and whether it is a patch,
+    """Index of each query on each axis of the grid, ``[T]``, and whether the query is a patch,
     ``[T, 1]``."""
-    index = torch.arange(length, device=device) + query_offset - (num_keys - math.prod(patches))
-    inside = (index >= 0)[:, None]
-    places = []
-    for number in range(len(patches)):
+    patch = torch.arange(length, device=device) + query_offset - (num_keys - math.prod(patches))
+    is_patch = (patch >= 0)[:, None]
+    indices = []
+    for axis in range(len(patches)):
         # no remainder by a size: onnxscript translates that wrongly where the size is symbolic
-        count = math.prod(patches[number + 1 :])
+        count = math.prod(patches[axis + 1 :])
         # clamped after the division: Inductor of torch 2.13 fails at the division of a clamp
-        place = (index // count).clamp(min=0)
-        index = index - place * count
-        places.append(place)
-    return places, inside
+        index = (patch // count).clamp(min=0)
+        patch = patch - index * count
+        indices.append(index)
+    return indices, is_patch
 
 
 def _distances(

@@ -61,10 +61,11 @@ class RelativePositions(nn.Module):
 
 class RelativeGridPositions(nn.Module):
     """Learned embeddings of the distances between patches of an image: one for the distance in
-    rows plus one for that in columns, so that every height and width has them. Grids of other axes
-    have one for each of these.
+    rows plus one for the distance in columns, so that images of every height and width have all
+    distances. (Ramachandran et al., 2019, concatenate the two.) Grids of other axes have one
+    embedding for each axis.
 
-    Arguments are those of :class:`RelativePositions`, for all axes; C counts patches.
+    Takes the arguments of :class:`RelativePositions`, for all axes; C counts patches.
 
     Args:
         axes: Names of the axes, the slowest first; the tables have these names.
@@ -93,8 +94,8 @@ class RelativeGridPositions(nn.Module):
 def build_relative_positions(
     config: PositionConfig, head_dim: int, num_heads: int
 ) -> RelativePositions | RelativeGridPositions | None:
-    """Relative positions of one attention module; None without relative attention. Which layers
-    have them says :meth:`~cape_plugins.PositionConfig.relative_depth`.
+    """Relative positions of one attention module; None without relative attention.
+    :meth:`~cape_plugins.PositionConfig.relative_depth` says which layers have them.
 
     Args:
         config: Complete settings.
@@ -104,11 +105,14 @@ def build_relative_positions(
     if not config.relative_context:
         return None
     heads = {"shared": None, "separate": num_heads}[config.relative_heads]
-    arguments = (
-        *(config.relative_context, head_dim, heads),
-        *(config.relative_values, config.relative_beyond),
-    )
+    settings = {
+        "context": config.relative_context,
+        "head_dim": head_dim,
+        "num_heads": heads,
+        "values": config.relative_values,
+        "beyond": config.relative_beyond,
+    }
     axes = DOMAINS[config.domain].grid
     if axes:
-        return RelativeGridPositions(*arguments, axes)
-    return RelativePositions(*arguments)
+        return RelativeGridPositions(**settings, axes=axes)
+    return RelativePositions(**settings)

@@ -17,8 +17,9 @@ RESIZES = {1: "linear", 2: "bicubic", 3: "trilinear"}  # by the number of axes
 class PositionTable(nn.Module):
     """Learned absolute positions (*abspos*), usable beyond the trained size.
 
-    Sequences longer than the table wrap around, E(t) = E(t mod N) (CAPE section 5.2); images of
-    another size get a bicubic resize of the grid (CAPE section 5.1), other grids a linear one.
+    Sequences longer than the table wrap around, E(t) = E(t mod N): CAPE section 5.2 says so for
+    audio; a long text is then decoded, if badly, instead of stopping the program. Images of another
+    size get a bicubic resize of the grid (CAPE section 5.1), other grids a linear one.
 
     Args:
         dim: K.
@@ -79,8 +80,8 @@ class PositionTable(nn.Module):
 
 class InterpolatedTable(PositionTable):
     """Learned embeddings of whole numbers of steps, linear between neighbours: any encoding can
-    take randomized positions (Ruoss et al., section 3), also those that are not whole. Wraps around
-    beyond its last row, as all learned tables here.
+    take randomized positions (Ruoss et al., section 3), whole or not. Wraps around beyond its last
+    row, as all learned tables here.
 
     Args:
         dim: K.
@@ -91,11 +92,11 @@ class InterpolatedTable(PositionTable):
     def forward(self, steps: Tensor) -> Tensor:
         """``[..., 1]`` float32 numbers of steps, from 0 on, to ``[..., K]`` float32."""
         rows = self.weight.shape[0]
-        place = steps[..., 0].clamp(min=0.0) % rows
-        low = place.floor()
-        below = F.embedding(low.long(), self.weight).float()
-        above = F.embedding((low.long() + 1).clamp(max=rows - 1), self.weight).float()
-        return below + (place - low)[..., None] * (above - below)
+        row = steps[..., 0].clamp(min=0.0) % rows
+        row_below = row.floor()
+        below = F.embedding(row_below.long(), self.weight).float()
+        above = F.embedding((row_below.long() + 1).clamp(max=rows - 1), self.weight).float()
+        return below + (row - row_below)[..., None] * (above - below)
 
     grid = forward
 
@@ -117,9 +118,9 @@ def counted_rows(table: Tensor, positions: Positions) -> Tensor:
 
 def wrapped_rows(table: Tensor, length: int, first: int | Tensor = 0) -> Tensor:
     """``[length, K]``: rows of `table` ``[N, K]`` from `first` on, E(t) = E(t mod N)."""
-    # a program serves all lengths, and an exported one would keep the branch of its sample
-    plain = isinstance(first, int) and not torch.compiler.is_compiling()
-    if plain and first + length <= table.shape[0]:
+    # no branch in a program: it serves all lengths, and an exported one keeps its sample's branch
+    may_branch = isinstance(first, int) and not torch.compiler.is_compiling()
+    if may_branch and first + length <= table.shape[0]:
         return table[first : first + length]
     row = torch.arange(length, device=table.device) + first
     return F.embedding(row % table.shape[0], table)

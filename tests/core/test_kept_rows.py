@@ -81,7 +81,7 @@ def test_capture_of_a_graph_neither_uses_nor_leaves_tensors(monkeypatch):
     expected = exactly(encode, 0, 5), encode(coords)
     earlier = counted(encode, 0, 5)
     monkeypatch.setattr(encodings, "_FREQUENCIES_AND_PHASES", {})
-    monkeypatch.setattr(encodings, "_captures", lambda tensor: True)
+    monkeypatch.setattr(encodings, "_in_graph_capture", lambda tensor: True)
     rows = counted(encode, 0, 5)
     assert rows.untyped_storage().data_ptr() != earlier.untyped_storage().data_ptr()
     assert torch.equal(rows, expected[0])
