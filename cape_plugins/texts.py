@@ -127,10 +127,8 @@ def _decode(path: Path, data: bytes, encoding: str, line: int = 1) -> str:
             text_before, fault = text.partition("\0")[0], "holds a byte 0"
             remedy = "this is no text, or one without a byte-order mark; convert it to UTF-8."
         elif _SWAPPED_MARK in text and wide:
-            text_before, fault = (
-                text.partition(_SWAPPED_MARK)[0],
-                "holds a byte-order mark the other way round",
-            )
+            text_before = text.partition(_SWAPPED_MARK)[0]
+            fault = "holds a byte-order mark the other way round"
             remedy = "convert each of the files that were joined to UTF-8."
         else:
             return text.replace(_MARK, "")  # inner marks come from files that were joined

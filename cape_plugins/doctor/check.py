@@ -12,8 +12,8 @@ from cape_plugins.settings.options import COUNTED
 from cape_plugins.settings.registry import DEFAULT_TYPE, types_of
 
 OK, FAILED, SKIPPED, NOTE = "ok", "FAIL", "skip", "note"
-# Largest difference relative to the largest number that is compared; float32 loses less in any
-# depth, a wrong position costs a hundred times more.
+# Largest difference relative to the largest compared number: right models differ by 1e-6 in
+# float32, whatever their depth, models with wrong positions by 1e-2 and more.
 LIMIT = 1e-4
 
 
@@ -22,7 +22,7 @@ class Check(NamedTuple):
 
     Attributes:
         name: What was compared.
-        status: "ok", "FAIL" or "skip"; "note" of what a report of an error should say.
+        status: "ok", "FAIL" or "skip"; "note" for facts that a report of an error needs.
         text: The difference with its limit, or the reason.
     """
 
@@ -37,7 +37,7 @@ class Check(NamedTuple):
 
 
 class Mismatch(Exception):
-    """What a comparison has to say where a number cannot: a shape, a name, a missing weight."""
+    """A difference that is no number: a shape, a name, a missing weight."""
 
 
 class NotApplicable(Exception):
@@ -49,12 +49,12 @@ def check(name: str, compare: Callable[[], float | str]) -> Check:
 
     Args:
         name: What is compared.
-        compare: Returns the largest relative difference, which passes up to :data:`LIMIT`, or what
-            was seen to be right, in words.
+        compare: Returns the largest relative difference, which passes up to :data:`LIMIT`, or says
+            in words what is right.
 
     Returns:
-        a failed check also where `compare` raises: a host whose release calls its parts in another
-        way can stop them with any error.
+        The check, failed also if `compare` raises any error: a release of a host that calls its
+        parts in another way can stop them with any.
     """
     try:
         result = compare()
@@ -72,10 +72,11 @@ def check(name: str, compare: Callable[[], float | str]) -> Check:
 
 
 def unless_stock_fails(row: Check, compare_stock: Callable[[], float | str] | None) -> Check:
-    """The check, skipped if it failed and the stock model fails it, too.
+    """The check, skipped if it failed and the stock model fails it, too: a vocabulary of five words
+    stops beam search, and RoPE of the type `dynamic` differs between cached steps and one forward.
 
     Args:
-        row: Of a model of this package.
+        row: The check of a model of this package.
         compare_stock: The same comparison of the stock model; it runs only if the check failed.
             None if there is no stock model.
     """
@@ -101,23 +102,23 @@ def wishes(
     Args:
         settings: ``{"type": ..., option: value}``; None for the default type, and a type with
             relative attention where the architecture has one.
-        domain: Of the model.
-        architecture: Of the model.
+        domain: Domain of the model.
+        architecture: Architecture of the model.
 
     Returns:
-        settings with a source scale of 1 where it would have to be counted.
+        The settings, with a source scale of 1 where it would have to be counted.
 
     Raises:
         ValueError: if a model of this architecture cannot have them.
     """
     if settings is not None:
-        wanted = [settings]
+        wish_list = [settings]
     else:
         rows = types_of(architecture, domain).items()
         relative = [name for name, row in rows if "relative_context" in row.options]
-        wanted = [{"type": name} for name in (DEFAULT_TYPE, *relative[:1])]
-    configs = (PositionConfig.from_dict(wish, domain, architecture) for wish in wanted)
+        wish_list = [{"type": name} for name in (DEFAULT_TYPE, *relative[:1])]
+    configs = (PositionConfig.from_dict(wish, domain, architecture) for wish in wish_list)
     return [
         {**wish, "source_scale": "1"} if config.source_scale in COUNTED else {**wish}
-        for wish, config in zip(wanted, configs, strict=True)
+        for wish, config in zip(wish_list, configs, strict=True)
     ]

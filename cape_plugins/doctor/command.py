@@ -27,8 +27,15 @@ from cape_plugins.settings.registry import DEFAULT_TYPE, ROTARY_TYPES, TYPES
 
 GROUP = "cape_plugins.doctor"  # entry points, named after the host
 PACKAGES = (
-    *("cape-plugins", "torch", "transformers", "tokenizers", "huggingface-hub", "accelerate"),
-    *("peft", "fairseq", "fairseq-fixed"),
+    "cape-plugins",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "huggingface-hub",
+    "accelerate",
+    "peft",
+    "fairseq",
+    "fairseq-fixed",
 )
 # Yields the checks of args.model, or of built-in models where it is None, each with the name of its
 # model. The settings are those of the position embedding in training, None for the defaults.
@@ -60,11 +67,11 @@ def add_doctor_args(parser: argparse.ArgumentParser) -> None:
 
 
 def run_doctor(args: argparse.Namespace) -> str:
-    """Prints the versions and one line for each check; of the built-in models, one line for each
+    """Prints the versions and one line for each check; for the built-in models, one line for each
     family and each difference.
 
     Returns:
-        a sentence that says that all is well.
+        A sentence that says that all is well.
 
     Raises:
         SystemExit: with status 1 if a check failed.
@@ -126,7 +133,7 @@ def _summary(checks: int, failed: int) -> str:
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of Python, of this package and of its hosts, of those that are installed."""
+    """Versions of Python, of this package and of its installed hosts."""
     versions = {"Python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -137,23 +144,23 @@ def installed_versions() -> dict[str, str]:
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any] | None:
-    options, chosen = given_settings(args, None), getattr(args, TYPE_ARG)
-    return {"type": chosen or DEFAULT_TYPE, **options} if chosen or options else None
+    options, type_name = given_settings(args, None), getattr(args, TYPE_ARG)
+    return {"type": type_name or DEFAULT_TYPE, **options} if type_name or options else None
 
 
 def _checks(
     args: argparse.Namespace, settings: Mapping[str, Any] | None
 ) -> Iterator[tuple[str, Check]]:
-    """Of the host of the model; without a model, of all hosts that are installed."""
+    """Checks of the model's host; without a model, of all installed hosts."""
     points = {point.name: point for point in entry_points(group=GROUP)}
     if not points:
         raise ImportError("the package cape-plugins is not installed: pip install .")
     if args.model is not None:
         host = FAIRSEQ if os.path.isfile(args.model) else HUGGING_FACE
         points = {host: points[host]}
-    missing = [_MISSING[name] for name in sorted(points) if not _is_installed(name)]
-    if len(missing) == len(points):
-        raise ImportError("; ".join(missing))
+    refusals = [_MISSING[name] for name in sorted(points) if not _is_installed(name)]
+    if len(refusals) == len(points):
+        raise ImportError("; ".join(refusals))
     for name, point in sorted(points.items()):
         if not _is_installed(name):
             yield name, Check("host", SKIPPED, _MISSING[name])
@@ -167,12 +174,14 @@ def _checks(
 
 
 def _doctor(point: EntryPoint) -> Doctor:
-    with warnings.catch_warnings():  # of an untested host, which the report names
+    with warnings.catch_warnings():  # about an untested host, which the report names
         warnings.simplefilter("ignore")
         return point.load()
 
 
 def _is_installed(host: str) -> bool:
+    """Whether a host has metadata. An import would not do: a release that has removed a name raises
+    the same ImportError as a missing package."""
     for package in _HOST_PACKAGES[host]:
         try:
             version(package)

@@ -51,7 +51,7 @@ def augmentation_stages(
 ) -> dict[str, Tensor]:
     """Positions ``[1 or B, T, D]`` in the unit of the domain after each step of the augmentation,
     in its order (CAPE section 4): drawn instead of counted, mean-normalisation, global shift or
-    offset, local shift, global scale; those there are."""
+    offset, local shift, global scale; only steps that change anything."""
     config = encoder.config
     steps: dict[str, dict[str, Any]] = {"positions": {}}
     if config.mean_normalize:
@@ -65,15 +65,15 @@ def augmentation_stages(
     if draw.scale is not None:
         steps["× global scale"] = {"draw": draw}
     rows, step = encoder.rows_and_step(positions)
-    given: dict[str, Any] = {"step": step}
+    arguments: dict[str, Any] = {"step": step}
     stages = {}
     if draw.order is not None:
         stages["positions"] = encoder.unit * rows
         rows = encoder.start + encoder.sampled(positions, draw) * step
         steps = {"drawn and sorted": steps.pop("positions"), **steps}
-    for label, change in steps.items():
-        given |= change
-        stages[label] = encoder.unit * augment(rows, **given)
+    for label, more_arguments in steps.items():
+        arguments |= more_arguments
+        stages[label] = encoder.unit * augment(rows, **arguments)
     return stages
 
 
@@ -82,8 +82,8 @@ def training_positions(
 ) -> np.ndarray:
     """``[draws, T, D]``, or ``[1, T, D]`` where nothing is random: what training encodes."""
     positions = stack.positions(size)
-    drawn = draw_positions(stack.encoder, positions, draws, generator)
-    *_, last = augmentation_stages(stack.encoder, positions, *drawn).values()
+    draw_and_shift = draw_positions(stack.encoder, positions, draws, generator)
+    *_, last = augmentation_stages(stack.encoder, positions, *draw_and_shift).values()
     return last.numpy()
 
 
@@ -115,7 +115,7 @@ def views(
     stack: Stack, sizes: Sequence[Size], draws: int, generator: torch.Generator
 ) -> list[View]:
     """Each size in evaluation, and in `draws` forwards of training."""
-    shown = []
+    result = []
     for size in sizes:
         positions = stack.positions(size)
         states, rows = ["evaluation"], stack.encoder(positions, random=False)
@@ -126,8 +126,8 @@ def views(
             rows = torch.cat((rows, augmented))
         places = (stack.encoder.rows_and_step(positions)[0][0] * stack.encoder.unit).numpy()
         for state, embedding in zip(states, rows.numpy(), strict=True):
-            shown.append(View(size, state, places, embedding))
-    return shown
+            result.append(View(size, state, places, embedding))
+    return result
 
 
 def relative_views(stack: Stack) -> list[View]:
