@@ -148,7 +148,7 @@ def facts_of(action):
 
 
 def test_an_option_is_the_same_in_all_programs(actions):
-    from recipes.lab.options import SHARED
+    from recipes.lab.command_line import SHARED
 
     several = {
         option: own

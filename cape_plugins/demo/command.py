@@ -20,9 +20,9 @@ import torch
 
 from cape_plugins.demo.model import BATCH, LAYERS, UPDATES, Job, train_and_test
 from cape_plugins.demo.tasks import CHANCE, SYMBOLS, TASKS, Task
-from cape_plugins.files import writing
+from cape_plugins.files import missing_folder, writing
 from cape_plugins.machine import available_cores, describe_processor
-from cape_plugins.pictures.command import markdown_table, new_folder
+from cape_plugins.pictures.command import markdown_table
 from cape_plugins.pictures.plot import new_figure, save
 from cape_plugins.settings.arguments import (
     Distinct,
@@ -82,7 +82,7 @@ def run_demo(args: argparse.Namespace) -> str:
     name = "demo" if args.domain == first else f"demo-{args.domain}"
     output = args.output or Path("results", name)
     paths = {ending: output / f"scores.{ending}" for ending in ("csv", "md", "png")}
-    new_folder(paths["csv"])
+    missing_folder(output, f"--output {output}")
     device = _device(args.device)
     new_figure(1, "")  # without matplotlib, nobody has to wait for the error
     print(introduction(task), flush=True)

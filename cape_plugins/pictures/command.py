@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 
 from cape_plugins.checkpoints.families import SIDES
 from cape_plugins.checkpoints.stack import SOURCE_TARGET, Size, Stack, choose_side, read_stack
+from cape_plugins.files import missing_folder
 from cape_plugins.mathematics.builders import build_position_encoder
 from cape_plugins.mathematics.relative_tables import build_relative_positions
 from cape_plugins.pictures.plot import components_figure, save, similarities_figure
@@ -165,7 +165,7 @@ def draw_picture(args: argparse.Namespace) -> str:
     output = args.output or Path(f"{args.picture}-{config.type}-{config.domain}.png")
     if output.suffix.lower() != ".png" or output.is_dir():
         raise ValueError(f"--output {output} is not allowed; allowed: a file name ending in .png.")
-    folder = new_folder(output)
+    folder = missing_folder(output.parent, f"--output {output}")
     word = _word(stack)
     default = stack.domain.default_sizes(args.picture)
     sizes = _sizes(f"--{word}", args.sizes, default, picture.most_sizes, stack)
@@ -205,29 +205,6 @@ def draw_picture(args: argparse.Namespace) -> str:
 def _word(stack: Stack) -> str:
     """Name of the sizes of inputs, for messages."""
     return "sizes" if stack.domain.grid else "lengths"
-
-
-def new_folder(output: Path) -> Path | None:
-    """The folder that has to be made for a file; None if it exists.
-
-    Raises:
-        ValueError: if folders would have to be made at the root of the file system, or in what is
-            no folder or cannot be written to.
-    """
-    folder = output.parent
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    if folder.is_absolute() and folder != existing == Path(folder.anchor):
-        raise ValueError(
-            f"--output {output} is not allowed: {Path(*folder.parts[:2])} does not exist, and no "
-            "folder is made at the root of the file system; check the path, or make that folder "
-            "first."
-        )
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
-        raise ValueError(
-            f"--output {output} is not allowed: {existing} is no folder that can be written to; "
-            "give another."
-        )
-    return None if folder == existing else folder
 
 
 def _relative_views(args: argparse.Namespace, stack: Stack) -> list[View]:

@@ -45,10 +45,10 @@ from recipes.asr.data import (
 )
 from recipes.asr.manifest import report_left_out
 from recipes.asr.report import METRICS, Text, by_duration, in_training
+from recipes.lab.command_line import add_shared, number, of_papers, positive, settings_to_compare
 from recipes.lab.data import fingerprint, has_data
 from recipes.lab.hf_checkpoints import load_model, make_config, read_beside, read_config
 from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
-from recipes.lab.options import add_shared, number, of_papers, positive, settings_to_compare
 from recipes.lab.steps import OTHER_OUTPUT, CommandError, reason, run_main, step, write_lines
 from recipes.lab.subwords import SentencePiece
 from recipes.lab.tables import Row

@@ -30,8 +30,8 @@ from cape_plugins.speech.manifest import LeftOut, Utterance, measured
 from recipes.asr import corpora, manifest
 from recipes.asr.corpora import TEST_WORDS, TRAIN_STRINGS, TRAIN_WORDS, Sets, split_folder
 from recipes.asr.manifest import ToWrite, read_manifest, write_audio
+from recipes.lab.command_line import add_shared, new_parser, positive
 from recipes.lab.data import read_text
-from recipes.lab.options import add_shared, new_parser, positive
 from recipes.lab.steps import RECORD, CommandError, recorded, run_main, write_lines
 from recipes.lab.subwords import SentencePiece
 from recipes.lab.synthesis import DIGITS, make_speech

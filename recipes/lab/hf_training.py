@@ -19,8 +19,8 @@ from tqdm import tqdm
 from transformers import HfArgumentParser, Seq2SeqTrainingArguments, Trainer, TrainerCallback
 
 from hf_models import RankSeedCallback
+from recipes.lab.command_line import add_compared, add_shared, check_shared, new_parser
 from recipes.lab.data import read_text
-from recipes.lab.options import add_compared, add_shared, check_shared, new_parser
 from recipes.lab.scores import write_scores
 from recipes.lab.steps import CommandError, folder_name, matches, reason, record, started_as
 from recipes.lab.tables import Row, how_made, shown_command

@@ -31,9 +31,9 @@ from cape_plugins.corpus.alpha import TokenCounts, count_token_lists
 from cape_plugins.settings.options import COUNTED
 from hf_models import CapeMarianConfig, CapeMarianMTModel
 from recipes.lab import data
+from recipes.lab.command_line import add_shared, positive, settings_to_compare
 from recipes.lab.hf_checkpoints import load_model, make_config, read_beside, read_config
 from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
-from recipes.lab.options import add_shared, positive, settings_to_compare
 from recipes.lab.steps import OTHER_OUTPUT, CommandError, run_main, step, write_lines
 from recipes.lab.subwords import SentencePiece
 from recipes.mt.corpus import Pair

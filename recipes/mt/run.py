@@ -32,8 +32,8 @@ from itertools import chain, product
 from pathlib import Path
 
 from cape_plugins.machine import available_cores
-from recipes.lab import options, runs, steps, tables
-from recipes.lab.options import add_shared, int_at_least, positive
+from recipes.lab import command_line, runs, steps, tables
+from recipes.lab.command_line import add_shared, int_at_least, positive
 from recipes.lab.steps import CommandError, recorded
 from recipes.mt import analyze
 from recipes.mt.catalog import RECIPES, Recipe, sampled
@@ -62,8 +62,8 @@ def language(text: str) -> str:
     return text
 
 
-def make_parser() -> options.Parser:
-    parser = options.new_parser(__doc__)
+def make_parser() -> command_line.Parser:
+    parser = command_line.new_parser(__doc__)
     add = parser.add_argument
     add("recipe", choices=RECIPES, metavar="RECIPE", help=", ".join(RECIPES))
     stage_names = [*STAGES, "all", *MORE]
@@ -80,7 +80,7 @@ def make_parser() -> options.Parser:
         text = f"language of the {side} text, names the data (default: the recipe's, or of WORK)"
         add(f"--{side}-lang", type=language, metavar="LANG", help=text)
     own = "that of the recipe"
-    options.add_compared(parser, "text", own)
+    command_line.add_compared(parser, "text", own)
     add_shared(parser, "seeds", shown=f"one training, of {own}")
     text = "name of a single training, a folder under WORK/runs (default: TYPE, or TYPE-seedN)"
     add("--name", help=text)
@@ -121,12 +121,14 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
         if args.valid or args.test:
             parser.error("--valid and --test need --train")
     args.work = args.work or Path("build") / f"{args.recipe}{'-sample' * args.sample}"
-    options.check_shared(args)
+    command_line.check_shared(args)
     recipe = args.settled = settle_recipe(args)
     if recipe.select == "best" and recipe.epochs and recipe.first_epoch > recipe.epochs:
         why = f"allowed: at most {recipe.epochs}, the epochs of training (--max-epoch)"
         raise CommandError(f"--first-epoch {recipe.first_epoch}: {why}")
-    args.compared = options.settings_to_compare(args, "text", [recipe.position], recipe.positions)
+    args.compared = command_line.settings_to_compare(
+        args, "text", [recipe.position], recipe.positions
+    )
     if args.name and max(len(args.compared), len(args.seeds or ())) > 1:
         raise CommandError(f"--name {args.name}: is for one training; leave it out")
     return args, extra

@@ -26,10 +26,10 @@ import torch
 from transformers import Seq2SeqTrainingArguments
 
 from hf_models import CapeViTConfig, CapeViTForImageClassification
+from recipes.lab.command_line import number, positive, settings_to_compare
 from recipes.lab.data import add_data_args, has_data
 from recipes.lab.hf_checkpoints import load_model, make_config, read_config
 from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
-from recipes.lab.options import number, positive, settings_to_compare
 from recipes.lab.steps import CommandError, run_main
 from recipes.vit.augment import Augment, ImageTrainer, Mixing, rand_augment
 from recipes.vit.catalog import PRESETS, RECIPES, Recipe

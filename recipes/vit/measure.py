@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from recipes.lab.options import bins
+from recipes.lab.command_line import bins
 from recipes.lab.steps import CommandError
 from recipes.lab.tables import Row
 from recipes.vit.classifier import Classifier, match_classes

@@ -16,7 +16,7 @@ from PIL import Image
 import hf_models
 from recipes.asr import finetune_hf as asr
 from recipes.lab import hf_checkpoints, hf_training
-from recipes.lab.options import settings_to_compare
+from recipes.lab.command_line import settings_to_compare
 from recipes.lab.steps import CommandError
 from recipes.mt import finetune_hf as mt
 from recipes.vit import data as vit_data

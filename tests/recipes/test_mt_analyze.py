@@ -17,7 +17,7 @@ from PIL import Image
 from sacrebleu.metrics import BLEU
 from transformers import LlamaConfig
 
-from recipes.lab.options import bins
+from recipes.lab.command_line import bins
 from recipes.lab.steps import CommandError
 from recipes.lab.subwords import SentencePiece
 from recipes.mt import analyze

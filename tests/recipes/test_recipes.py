@@ -153,7 +153,8 @@ def test_steps_with_another_option_are_not_reused(steps, name):
 def test_options_of_training_are_no_matter_of_the_text(steps):
     row = sampled(RECIPES["wmt14_en_de"])
     steps(row)
-    steps(replace(row, title="x", train="y", epochs=7, positions={}, max_length="z", keep="update"))
+    other = {"title": "x", "train": "y", "epochs": 7, "positions": {}, "length_factor": 3}
+    steps(replace(row, **other, keep="update"))
 
 
 def test_new_options_of_the_text_are_recorded_without_being_named(steps, monkeypatch):

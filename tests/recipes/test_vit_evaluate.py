@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from transformers import ViTConfig, ViTForImageClassification
 
-from recipes.lab.options import named_models
+from recipes.lab.command_line import named_models
 from recipes.lab.steps import CommandError
 from recipes.vit import evaluate, measure
 from recipes.vit.classifier import Classifier, scaled_grid, throughput

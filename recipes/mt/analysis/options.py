@@ -8,10 +8,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from recipes.lab import options
+from recipes.lab import command_line
+from recipes.lab.command_line import add_shared, int_at_least, number, positive
 from recipes.lab.data import fingerprint as digest_text
 from recipes.lab.figures import write_figure
-from recipes.lab.options import add_shared, int_at_least, number, positive
 from recipes.lab.steps import CommandError, digest, read_written, step, write_lines
 from recipes.lab.tables import Row, how_made, shown_command, write_csv, write_page
 from recipes.mt.analysis.translators import Decoding, Running, Translator
@@ -76,7 +76,7 @@ def open_models(args: argparse.Namespace) -> Models:
     """The models of ``--model``; an error names that which cannot be read."""
     if args.fp16 and args.device.type == "cpu":
         raise CommandError("--fp16: needs a GPU; leave it out, or give --device cuda")
-    paths = options.named_models(args.model)
+    paths = command_line.named_models(args.model)
     files = {option: _by_name(getattr(args, option), paths) for option in ("data", "spm", "bpe")}
     for option in ("spm", "bpe") if args.segmented else ():
         if files[option]:

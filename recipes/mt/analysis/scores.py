@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from recipes.lab.command_line import bins, positive
 from recipes.lab.figures import draw_matrix, new_figure
-from recipes.lab.options import bins, positive
 from recipes.lab.steps import CommandError
 from recipes.lab.tables import cell, markdown, of_seeds
 from recipes.mt.analysis.options import open_models, test_pairs, write_report

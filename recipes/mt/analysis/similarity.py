@@ -15,8 +15,8 @@ import numpy as np
 from torch import nn
 from torch.nn import functional as F
 
+from recipes.lab.command_line import int_at_least
 from recipes.lab.figures import draw_matrix, new_figure
-from recipes.lab.options import int_at_least
 from recipes.lab.steps import CommandError
 from recipes.lab.tables import seed_table
 from recipes.mt.analysis.options import each, open_models, test_pairs, write_report

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from recipes.lab.command_line import positive
 from recipes.lab.figures import draw_band, new_figure
-from recipes.lab.options import positive
 from recipes.lab.steps import CommandError
 from recipes.lab.tables import Row, markdown, plus_minus
 from recipes.mt.analysis.options import each, open_models, test_pairs, write_report

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from cape_plugins import PRESETS, TYPES
+from cape_plugins.files import missing_folder
 from cape_plugins.settings import arguments
 from cape_plugins.settings.arguments import (
     PREFIX,
@@ -114,15 +115,10 @@ def named_models(words: Sequence[str]) -> dict[str, list[str]]:
 
 def usable_folder(path: Path, option: str) -> None:
     """Refuses a folder that results cannot be written to, before there are any; makes nothing."""
-    above = next(folder for folder in (path, *path.parents) if folder.exists())
-    if path.is_absolute() and path != above == Path(path.anchor):
-        raise CommandError(
-            f"{option} {path}: {Path(*path.parts[:2])} does not exist, and no folder is made at the"
-            " root of the file system; check the path, or make that folder first"
-        )
-    if not above.is_dir() or not os.access(above, os.W_OK):
-        why = f"{option} {path}: {above} is no folder that can be written to; give another"
-        raise CommandError(why)
+    try:
+        missing_folder(path, f"{option} {path}")
+    except ValueError as error:
+        raise CommandError(str(error)) from None
 
 
 _COUNT, _FOLDER = {"type": positive, "metavar": "N"}, {"type": Path, "metavar": "FOLDER"}
