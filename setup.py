@@ -60,7 +60,7 @@ DEV = ["build", "pytest>=8", "pytest-xdist", "ruff", "setuptools<81", "wheel"]
 
 setup(
     name="cape-plugins",
-    version="0.1.0",
+    version="0.2.0",
     description=(
         "Continuous (CAPE) and shifted (SHAPE) position embeddings for fairseq, "
         "Hugging Face and plain torch models, by one flag"

@@ -29,7 +29,7 @@ from cape_plugins.settings.config import PositionConfig
 from cape_plugins.settings.domains import DOMAINS, Domain
 from cape_plugins.settings.registry import ENCODINGS, PRESETS, TYPES, Encoding, PositionType
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "BUILDERS",

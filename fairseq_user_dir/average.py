@@ -160,7 +160,7 @@ def _check_same_run(names: str, state: Mapping[str, Any], other: Mapping[str, An
 
 
 def _same_settings(state: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether the settings are the same once defaults, which older files leave out, are put in."""
+    """Whether the settings are the same once defaults are put in: a stock model has none stored."""
     try:
         first, second = (fairseq_configs(fairseq_arguments(s), s["model"]) for s in (state, other))
     except ValueError:

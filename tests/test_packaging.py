@@ -53,14 +53,14 @@ def metadata(wheel: Path) -> Message:
 
 def _read(wheel: Path, name: str) -> str:
     with zipfile.ZipFile(wheel) as archive:
-        return archive.read(f"cape_plugins-0.1.0.dist-info/{name}").decode()
+        return archive.read(f"cape_plugins-0.2.0.dist-info/{name}").decode()
 
 
 def test_wheel_has_the_packages_and_nothing_else(names: set[str], repo_root: Path) -> None:
     existing = {name for name in PACKAGES if (repo_root / name).is_dir()}
     assert existing >= {"cape_plugins", "fairseq_user_dir"}
     tops = {name.split("/")[0] for name in names}
-    assert tops == {*existing, "cape_plugins-0.1.0.dist-info"}
+    assert tops == {*existing, "cape_plugins-0.2.0.dist-info"}
 
 
 def test_wheel_has_every_module(names: set[str], repo_root: Path) -> None:

@@ -45,8 +45,6 @@ def add_demo_args(parser: argparse.ArgumentParser) -> None:
         "cape:max_global_scale=1; defaults fit the lengths of the test (default: all types)"
     )
     add("--compare", nargs="+", metavar="TYPE", help=text)
-    # an alias for comparisons of nothing but types
-    add("--types", dest="compare", nargs="+", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     text = "each type is trained with each of these seeds (default: 1 2 3)"
     add("--seeds", **numbers, nargs="+", action=Distinct, default=[1, 2, 3], help=text)
     add("--updates", **numbers, default=UPDATES, help=f"training steps (default: {UPDATES})")

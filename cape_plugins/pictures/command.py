@@ -119,8 +119,6 @@ def add_plot_args(parser: argparse.ArgumentParser) -> None:
 def _add_model_args(parser: argparse.ArgumentParser) -> None:
     text = "trained model whose own settings are used: Hugging Face folder or fairseq checkpoint"
     parser.add_argument("--model", metavar="PATH", help=text)
-    hidden = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-    parser.add_argument("--checkpoint", dest="model", **hidden)  # its earlier name
     parser.add_argument(
         "--side", choices=SIDES, help="side of a model that has both (default: encoder)"
     )

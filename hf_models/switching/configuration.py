@@ -17,7 +17,6 @@ from hf_models.switching.settings import FIELD, CheckedSettings, refuse_misplace
 
 # transformers looks for the weights in the file that this key of config.json names
 GUARD = {"transformers_weights": "needs the package cape-plugins: import hf_models"}
-_OLD_GUARD = " (needs the package cape-plugins: import hf_models)"
 
 
 class PositionEmbeddingMixin:
@@ -168,7 +167,7 @@ class PositionEmbeddingMixin:
         """See transformers. A ``position_embedding`` without "type" changes single options of the
         one that is stored."""
         cls.check_model_type(config_dict, "config_dict")
-        config_dict = _without_guard(config_dict)
+        config_dict = {k: v for k, v in config_dict.items() if GUARD.get(k, ...) != v}
         refuse_misplaced(kwargs, cls.position_fields)
         for name in cls.position_fields:
             changes, stored = kwargs.get(name), config_dict.get(name)
@@ -218,12 +217,3 @@ class PositionEmbeddingMixin:
             ):
                 kept[option.name] = value
         return CheckedSettings(kept)
-
-
-def _without_guard(settings: dict[str, Any]) -> dict[str, Any]:
-    """Stored settings; earlier versions wrote one of the numbers as text."""
-    kept = {key: value for key, value in settings.items() if GUARD.get(key, ...) != value}
-    for key, value in kept.items():
-        if isinstance(value, str) and value.endswith(_OLD_GUARD):
-            kept[key] = int(value.removesuffix(_OLD_GUARD))
-    return kept

@@ -268,7 +268,7 @@ def make_options() -> argparse.ArgumentParser:
     text += "hop of its own; by CTC"
     add("--padding-free", type=number(0.1, 1e6), metavar="SECONDS", help=text)
     add("--no-spec-augment", action="store_true", help="do not mask features in training")
-    add_shared(parser, "beam", "--beams", default=1)
+    add_shared(parser, "beam", default=1)
     text = "of a model trained by CTC: hypotheses of the beam of flashlight-text (default: 1, the "
     add("--ctc-beam", type=positive, default=1, metavar="N", help=text + "best path)")
     text = "n-gram model, ARPA or binary of KenLM: of words with --ctc-lexicon, else of units"

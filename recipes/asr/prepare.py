@@ -222,12 +222,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             if word_units and name == "train":
                 write_word_units(folder, [utterance.text for utterance in usable])
 
-    settings = {"corpus": corpus, "decode": decode, **options}
-    settings |= {"word_units": True} if word_units else {}  # folders of before do not say so
+    settings = {"corpus": corpus, "decode": decode, "word_units": word_units, **options}
     manifest.make_folder(output, settings, make, source)
-    # people may have put others there; folders of earlier versions do not say what was made
-    there = [path.name for path in output.glob("*.tsv")]
-    tables = recorded(output).get(manifest.SOURCES, {}).get("made", there)
+    tables = recorded(output)[manifest.SOURCES]["made"]  # people may have put others there
     names = (Path(name).stem for name in tables)
     names = sorted(names, key=lambda name: (("train", "valid", name).index(name), name))
     print(manifest.describe({name: read_manifest(output / f"{name}.tsv") for name in names}))

@@ -280,7 +280,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--recipe", choices=RECIPES, default="small", help=text)
     add("--study", choices=STUDIES, default="types", help="(default: types)")
     rows = dict.fromkeys(name for study in STUDIES.values() for name in study.models)
-    command_line.add_compared(parser, "audio", "those of the study", "--models", rows=list(rows))
+    command_line.add_compared(parser, "audio", "those of the study", rows=list(rows))
     text = "padded and padding-free (default: padded; both in the study batches)"
     add("--batches", nargs="+", choices=BATCHES, help=text)
     command_line.add_shared(parser, "seeds", default=[1])

@@ -192,31 +192,22 @@ def parse_with_fairseq(parser: Parser, argv: Sequence[str]) -> argparse.Namespac
     return args
 
 
-def add_shared(parser: Any, name: str, *earlier: str, note: str = "", **more: Any) -> None:
+def add_shared(parser: Any, name: str, note: str = "", **more: Any) -> None:
     """Adds an option of :data:`SHARED`. Its help ends with a `note` and the default, in the words
-    of ``shown`` where the program works it out. `more` goes to :func:`add_named`."""
+    of ``shown`` where the program works it out. `more` goes to ``parser.add_argument``."""
     settings = {"flag": f"--{name}", **SHARED[name], **more}
     default, shown = settings.get("default"), settings.pop("shown", "")
     if default not in (None, ()) and not shown:
         shown = " ".join(map(str, default if isinstance(default, list | tuple) else [default]))
     text = "; ".join(filter(None, (settings["help"], note)))
     settings["help"] = f"{text} (default: {shown})" if shown else text
-    add_named(parser, settings.pop("flag"), *earlier, **settings)
-
-
-def add_named(parser: Any, name: str, *earlier: str, **settings: Any) -> None:
-    """Adds an option that still takes its `earlier` names, which no help shows."""
-    dest = parser.add_argument(name, **settings).dest
-    if earlier:
-        unshown = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS, "required": False}
-        parser.add_argument(*earlier, **{**settings, **unshown, "dest": dest})
+    parser.add_argument(settings.pop("flag"), **settings)
 
 
 def add_compared(
     parser: Any,
     domain: str,
     default: Sequence[str] | str,
-    *earlier: str,
     rows: Sequence[str] = (),
     architecture: str | None = None,
 ) -> None:
@@ -229,7 +220,7 @@ def add_compared(
     if not isinstance(default, str):
         alone, shown = type_of_loose_options(default), " ".join(default)
     note = f"here also {', '.join(own)}" if own else ""
-    add_shared(parser, "compare", *earlier, note=note, shown=shown)
+    add_shared(parser, "compare", note=note, shown=shown)
     text = f"{alone} with other --position-... options, else see --compare"
     arguments.add_position_args(parser, domain, text, architecture)
 

@@ -169,7 +169,7 @@ def read_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Any, b
     add("--vocab-size", type=positive, default=8000, help="of a new tokenizer (default: 8000)")
     text = "tokens of a training sentence (default: 256)"
     add("--max-length", type=positive, default=256, help=text)
-    add_shared(parser, "beam", "--beams", default=1)
+    add_shared(parser, "beam", default=1)
     first = parser.parse_known_args(argv)[0]
     lists = not data.has_data(first)
     sacrebleu(first.target_lang)  # an error now, and not after the training

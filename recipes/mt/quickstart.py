@@ -260,7 +260,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--max-train-length", type=positive, metavar="WORDS", help=text)
     add("--vocab-size", type=positive, help="subwords (default: 140; with --data 4000)")
     rows = {**VARIANTS, **ABLATIONS}
-    command_line.add_compared(parser, "text", COMPARED, "--variants", rows=list(rows))
+    command_line.add_compared(parser, "text", COMPARED, rows=list(rows))
     add("--ablations", action="store_true", help=f"also train {', '.join(ABLATIONS)}")
     shared(parser, "seeds", default=[1])
     shared(parser, "updates", default=2000)

@@ -91,7 +91,7 @@ def make_parser() -> command_line.Parser:
     add("--devices", type=positive, help=text)
     add("--max-tokens", type=positive, help="tokens per device and step (default: the paper's)")
     add_shared(parser, "beam", shown="the paper's")
-    add_shared(parser, "length-penalty", "--lenpen", shown="the paper's")
+    add_shared(parser, "length-penalty", shown="the paper's")
     text = "epochs of training at most (default: the recipe's; those that end by updates have none)"
     add("--max-epoch", type=int_at_least, dest="epochs", metavar="N", help=text)
     text = "checkpoint choice (default: the paper's)"
@@ -152,7 +152,7 @@ def settle_languages(args: argparse.Namespace, of_recipe: Pair) -> Pair:
     """The languages of the options, else of the prepared text, else of the recipe. Refuses text
     whose file names say others."""
     made_with = recorded(args.work / "text")
-    prepared = tuple(made_with.get("languages", of_recipe))  # older records do not say it
+    prepared = tuple(made_with["languages"]) if made_with else of_recipe
     chosen = args.source_lang, args.target_lang
     languages = tuple(code or known for code, known in zip(chosen, prepared, strict=True))
     if languages[0] == languages[1]:

@@ -56,10 +56,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser = command_line.new_parser(__doc__)
     _add_data_options(parser)
     command_line.add_compared(parser, "audio", DEFAULT)
-    command_line.add_named(
-        parser,
+    parser.add_argument(
         "--conditions",
-        "--models",
         nargs="+",
         choices=CONDITIONS,
         metavar="NAME",

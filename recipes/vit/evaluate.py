@@ -84,7 +84,7 @@ def make_options() -> argparse.ArgumentParser:
     text = f"also with factors {', '.join(GAMMA_RULES)} on the grid of positions (sinusoids)"
     add("--gamma", action="store_true", help=text)
     text = "size that --gamma takes for that of training; default: image_size of the model"
-    command_line.add_named(parser, "--trained-size", "--train-size", **pixels, help=text)
+    add("--trained-size", **pixels, help=text)
     text = f"also the best size by bins of shorter sides; default: {' '.join(map(str, BIN_EDGES))}"
     add("--bins", nargs="*", type=command_line.positive, metavar="EDGE", help=text)
     add("--throughput", action="store_true", help="also images per second at each size")

@@ -1,6 +1,6 @@
 """Samples that training leaves as they are (augment_probability): their share, that all parts of
 the augmentation leave them out together, on source and target alike, and that probability 0 is no
-augmentation and probability 1 what it was before there was this option, bit for bit."""
+augmentation and probability 1 the default."""
 
 import itertools
 import math
@@ -302,7 +302,6 @@ def test_where_a_draw_makes_no_sense_so_does_its_probability():
 
 
 def test_settings_without_the_option_are_those_of_the_papers():
-    """As of models that were stored before there was the option."""
     stored = PositionConfig("cape").to_dict()
     assert stored.pop("augment_probability") == 1.0
     assert PositionConfig.from_dict(stored) == PositionConfig("cape")

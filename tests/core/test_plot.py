@@ -318,7 +318,6 @@ def test_maps_show_the_channels_that_were_asked_for(figures, tmp_path):
         ("similarity --output x.jpg", ["x.jpg", ".png"]),
         ("similarity --lengths 5 --output /dev/null/x.png", ["--output /dev/null/x.png", "folder"]),
         ("similarity --model nowhere", ["--model nowhere", "no such file"]),
-        ("similarity --checkpoint nowhere", ["--model nowhere", "no such file"]),  # as it was
         ("similarity --model nowhere --domain audio", ["--model nowhere", "no such file"]),
         ("similarity --channels 1", ["--channels"]),
     ],

@@ -98,24 +98,6 @@ def test_arguments_are_completed_when_a_model_is_built():
 
 
 @pytest.mark.slow
-def test_older_checkpoints_load_and_resume(trained, fairseq_train, begun, corpus):
-    """Older settings are None where an option was left out, and say nothing of dictionaries."""
-    folder = begun("cape")
-    last = folder / "checkpoint_last.pt"
-    state = torch.load(last, weights_only=True)
-    for name in NAMES:
-        if name not in ("position_embedding", "position_source_scale"):
-            setattr(state["cfg"]["model"], name, None)
-    state["task_state"] = {}
-    torch.save(state, last)
-    assert load(last, corpus.binary)[0].position_config == (
-        load(trained("cape"), corpus.binary)[0].position_config
-    )
-    fairseq_train(train_words(corpus.binary, folder, updates=61))
-    assert settings(last) == settings(trained("cape"))
-
-
-@pytest.mark.slow
 def test_another_type_begins_with_its_own_defaults(trained, test_data):
     overrides = {"data": str(test_data), "position_embedding": "sinpos"}
     (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task(
@@ -266,25 +248,26 @@ def test_another_order_of_the_dictionary_is_refused(
 
 @pytest.mark.slow
 def test_checkpoints_without_marks_load(trained, reordered, tmp_path):
+    """Such as a stock model's."""
     state = torch.load(trained("cape"), weights_only=True)
     assert state.pop("task_state")["dictionaries"].keys() == {"source", "target"}
-    torch.save({**state, "task_state": {}}, tmp_path / "old.pt")
-    model, task = load(tmp_path / "old.pt", reordered)
+    torch.save({**state, "task_state": {}}, tmp_path / "stock.pt")
+    model, task = load(tmp_path / "stock.pt", reordered)
     assert len(task.source_dictionary) == model.encoder.embed_tokens.num_embeddings
 
 
 # ----------------------------------------------------------------------------------- averaging
 
 
-def test_defaults_that_older_files_leave_out_are_no_difference(tmp_path):
-    settings = {"position_embedding": "cape", "position_source_scale": "5/4"}
+def test_a_stock_model_counts_as_the_type_that_it_computes(tmp_path):
+    """Its training may have gone on as that type."""
     paths = [
-        checkpoint(tmp_path / "a.pt", 1, lr=0.1, **settings, position_source_bos=None),
-        checkpoint(tmp_path / "b.pt", 2, lr=0.2, **settings, position_source_bos=True),
-        checkpoint(tmp_path / "c.pt", 3, lr=0.3, **settings, position_source_bos=False),
+        checkpoint(tmp_path / "a.pt", 1, lr=0.1),
+        checkpoint(tmp_path / "b.pt", 2, lr=0.2, position_embedding="sinpos"),
+        checkpoint(tmp_path / "c.pt", 3, lr=0.3, position_embedding="nopos"),
     ]
     average_checkpoints(paths[:2])
-    with pytest.raises(ValueError, match="position_source_bos: False and True"):
+    with pytest.raises(ValueError, match="position_embedding: nopos and sinpos"):
         average_checkpoints(paths[1:])
 
 

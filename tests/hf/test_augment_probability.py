@@ -129,7 +129,6 @@ def test_probability_1_is_the_default(family, name):
 
 
 def test_probability_is_stored_where_it_was_given(tmp_path):
-    """A model without the option, as all before there was one, has probability 1."""
     family = FAMILIES["marian"]
     for settings, stored in (({"type": "cape", "source_scale": ALPHA}, None), (HALF, 0.5)):
         model = family.build({"type": "cape", "source_scale": ALPHA, **settings})

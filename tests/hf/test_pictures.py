@@ -160,7 +160,7 @@ def test_learned_table_is_drawn_without_its_host(tmp_path, run_cli):
         "    print([round(float(m.sum()), 3) for m in maps], figure.get_suptitle())\n"
         "    plot.save(figure, path)\n"
         "command.save = save\n"
-        "main(['plot', 'similarity', '--checkpoint', 'vit', '--output', 'x.png'])\n"
+        "main(['plot', 'similarity', '--model', 'vit', '--output', 'x.png'])\n"
         "assert not {'transformers', 'hf_models', 'fairseq'} & set(sys.modules)"
     )
     done = run_cli("python", "-c", code, cwd=tmp_path)

@@ -242,7 +242,7 @@ def test_recordings_without_text_are_decoded_and_not_counted(folder, tmp_path, m
 
 BAD_RUN = [
     (["--compare", "foo"], "--compare foo is unknown; allowed: nopos"),
-    (["--models", "cape:colour=1"], "'colour' is unknown"),
+    (["--compare", "cape:colour=1"], "'colour' is unknown"),
     (["--data", "gone"], "there is no train.tsv"),
     (["--bins", "3", "2"], "--bins 3 2: the numbers must increase"),
     (["--test", "gone"], "there is no gone.tsv"),

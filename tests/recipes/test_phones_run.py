@@ -166,7 +166,7 @@ def test_mistakes_of_the_caller_are_named_and_write_nothing(tmp_path, monkeypatc
     ("words", "message"),
     [
         ("--epochs 0", "'0' is not a whole number of at least 1"),
-        ("--models ink", "invalid choice: 'ink'"),
+        ("--conditions ink", "invalid choice: 'ink'"),
         ("--layers -1", "'-1' is not a whole number"),
         ("--seeds x", "'x' is not a whole number"),
         ("--dropout 1", "'1' is not allowed; allowed: 0 to less than 1"),

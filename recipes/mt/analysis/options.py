@@ -27,7 +27,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "models")
     text = "test text, plain or .gz, not segmented"
     add("--test", nargs=2, type=Path, required=True, metavar=("SOURCE", "TARGET"), help=text)
-    add_shared(parser, "limit", "--sentences", note="the first lines")
+    add_shared(parser, "limit", note="the first lines")
     add_shared(parser, "output", default=Path("results/translation"))
     group = parser.add_argument_group("fairseq checkpoints, where not found beside them")
     add = group.add_argument
