@@ -108,10 +108,10 @@ setup(
         # and for `cape-plugins export`, named HOST-ENGINE
         "cape_plugins.export": [
             "fairseq-ctranslate2 = fairseq_user_dir.serving.ctranslate2:export",
-            "fairseq-stock = fairseq_user_dir.serving.stock:export",
+            "fairseq-stock = fairseq_user_dir.serving.stock_checkpoint:export",
             "hugging_face-ctranslate2 = hf_models.serving.ctranslate2:export",
             "hugging_face-onnx = hf_models.serving.onnx:export",
-            "hugging_face-stock = hf_models.serving.stock:export",
+            "hugging_face-stock = hf_models.serving.stock_folder:export",
         ],
         # and for `cape-plugins doctor`, named after the host
         "cape_plugins.doctor": [

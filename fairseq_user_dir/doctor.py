@@ -36,7 +36,7 @@ from fairseq_user_dir.checkpoints import position_config
 from fairseq_user_dir.embedding import TokenPositionEmbedding
 from fairseq_user_dir.host.errors import SettingsError
 from fairseq_user_dir.models import CLASSES, stock_values
-from fairseq_user_dir.serving.source import load_trained
+from fairseq_user_dir.serving.source_checkpoint import load_trained
 
 BEAM, LENGTH = 3, 8
 LENGTHS = (7, 4)  # words of the two samples

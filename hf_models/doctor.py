@@ -22,7 +22,7 @@ from hf_models.checks.model import model_checks
 from hf_models.checks.tiny import tiny_model, tiny_sizes
 from hf_models.convert import own_class
 from hf_models.releases import is_tested, tested_releases
-from hf_models.serving.source import refuse_data
+from hf_models.serving.source_folder import refuse_data
 from hf_models.storage.loading import clear_errors, load_whole, require_place
 from hf_models.switching.built import build_stock, stock_settings
 from hf_models.switching.install import PARTS, stock_class

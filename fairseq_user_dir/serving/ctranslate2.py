@@ -46,8 +46,8 @@ from fairseq_user_dir.serving.ctranslate2_readme import (
     translation_readme,
 )
 from fairseq_user_dir.serving.folding import empty_table, folded, layers_of, width_of
-from fairseq_user_dir.serving.source import Source, load_source, score, start_of
-from fairseq_user_dir.serving.source import translate as translate_by_fairseq
+from fairseq_user_dir.serving.source_checkpoint import Source, load_source, score, start_of
+from fairseq_user_dir.serving.source_checkpoint import translate as translate_by_fairseq
 
 _PAD = "<blank>"  # ctranslate2's name of padding
 _LONGEST = 200  # fairseq-generate's --max-len-b

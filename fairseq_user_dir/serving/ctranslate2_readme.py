@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cape_plugins.serving.ctranslate2_notes import readme, search_options, translation_options
-from fairseq_user_dir.serving.source import Source, start_of
+from fairseq_user_dir.serving.source_checkpoint import Source, start_of
 
 _TRANSLATE = """
 import sys

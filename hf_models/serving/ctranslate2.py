@@ -44,7 +44,7 @@ from hf_models.serving.ctranslate2_loaders import (
 )
 from hf_models.serving.ctranslate2_programs import program
 from hf_models.serving.ctranslate2_whisper import export_recognition
-from hf_models.serving.source import refuse_data, saved_beside
+from hf_models.serving.source_folder import refuse_data, saved_beside
 from hf_models.storage.loading import clear_errors, load_whole
 
 _LONGEST = 256  # tokens of a translation of a short source in a check, EOS included

@@ -29,7 +29,7 @@ from hf_models.serving.ctranslate2_loaders import (
     refuse_unfit,
     write_tokenizer,
 )
-from hf_models.serving.source import saved_beside
+from hf_models.serving.source_folder import saved_beside
 
 _CHECKED_TOKENS = 64  # at most, of a recording in a check
 _PROMPT = ("<|startoftranscript|>", "<|transcribe|>", "<|notimestamps|>")

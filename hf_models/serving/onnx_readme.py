@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from hf_models.seams.natural_length import NaturalLengthEncoder
-from hf_models.serving.source import banned_tokens, listed
+from hf_models.serving.source_folder import banned_tokens, listed
 
 LONGEST = 256  # tokens that the program generates at most
 Puts = Sequence[tuple[str, str, Sequence[Any]]]

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from cape_plugins.machine import available_cores
 from cape_plugins.settings.registry import types_of
-from fairseq_user_dir.serving.source import load_trained
+from fairseq_user_dir.serving.source_checkpoint import load_trained
 from recipes.lab import command_line
 from recipes.lab.data import fingerprint
 from recipes.lab.runs import (

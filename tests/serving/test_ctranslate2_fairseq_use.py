@@ -152,7 +152,7 @@ def test_attention_is_that_of_the_layer_and_heads_that_were_aligned(more, models
 
 def test_int8_leaves_the_model_as_it_is(models, tmp_path):
     from fairseq_user_dir.serving.ctranslate2 import write_model
-    from fairseq_user_dir.serving.source import load_source
+    from fairseq_user_dir.serving.source_checkpoint import load_source
 
     source = load_source(models.save("kept", "post-LN", *TYPE_FLAGS["cape"], admin=True))
     before = {name: value.clone() for name, value in source.model.state_dict().items()}

@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy
 
 from cape_plugins.cli import main
 from fairseq_user_dir.admin import attach_admin
-from fairseq_user_dir.serving import stock
+from fairseq_user_dir.serving import stock_checkpoint
 from fairseq_user_dir.serving.folding import folded
 from tests.support.admin import scatter_omegas
 from tests.support.fairseq_models import (
@@ -380,7 +380,7 @@ def test_a_stock_model_that_computes_otherwise_is_not_written(corpus, tmp_path, 
             copied.decoder.embed_positions.weight[4] += 1.0
         return copied
 
-    monkeypatch.setattr(stock, "folded", wrong)
+    monkeypatch.setattr(stock_checkpoint, "folded", wrong)
     path = save_fairseq(corpus, tmp_path / "checkpoint.pt", *CAPE)
     assert "gives other logits than the model" in refusal(path, tmp_path)
 

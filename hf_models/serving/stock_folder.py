@@ -22,7 +22,7 @@ from hf_models.convert import copy_other_files, own_class
 from hf_models.processors.feature_extraction import choose_extractor
 from hf_models.seams.images import ImageModel
 from hf_models.seams.natural_length import STRIDE, NaturalLengthEncoder
-from hf_models.serving.source import refuse_data
+from hf_models.serving.source_folder import refuse_data
 from hf_models.storage.loading import clear_errors, load_whole
 from hf_models.storage.stock_model import (
     Part,

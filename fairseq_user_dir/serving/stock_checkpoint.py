@@ -26,7 +26,7 @@ from fairseq_user_dir.flags import ALLOW_ARG
 from fairseq_user_dir.models import CLASSES
 from fairseq_user_dir.serving.folding import folded, width_of
 from fairseq_user_dir.serving.layouts import write_hugging_face
-from fairseq_user_dir.serving.source import load_trained
+from fairseq_user_dir.serving.source_checkpoint import load_trained
 
 FILE = "model.pt"
 CLOSE = 1e-3  # of logits, more than float32 loses in many layers
