@@ -84,7 +84,11 @@ setup(
     python_requires=">=3.10",
     # recipes, benchmarks and tests are programs of this repository, not packages of the wheel
     packages=find_packages(include=[f"{name}{end}" for name in PACKAGES for end in ("", ".*")]),
-    package_data={"cape_plugins": ["py.typed"], "hf_models": ["tested.json"]},
+    package_data={
+        "": ["*.md"],  # templates of READMEs of exported folders
+        "cape_plugins": ["py.typed"],
+        "hf_models": ["tested.json"],
+    },
     install_requires=["numpy", "torch>=2.6"],
     extras_require={
         "fairseq": FAIRSEQ,

@@ -63,13 +63,15 @@ def test_wheel_has_the_packages_and_nothing_else(names: set[str], repo_root: Pat
     assert tops == {*existing, "cape_plugins-0.2.0.dist-info"}
 
 
-def test_wheel_has_every_module(names: set[str], repo_root: Path) -> None:
+def test_wheel_has_every_module_and_template(names: set[str], repo_root: Path) -> None:
     modules = {
         path.relative_to(repo_root).as_posix()
         for package in PACKAGES
-        for path in (repo_root / package).rglob("*.py")
+        for pattern in ("*.py", "*.md")  # templates of READMEs
+        for path in (repo_root / package).rglob(pattern)
     }
     assert {"cape_plugins/models/fairseq_hook.py", "fairseq_user_dir/__init__.py"} <= modules
+    assert "cape_plugins/serving/ctranslate2.md" in modules
     assert modules <= names
     assert "cape_plugins/py.typed" in names
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from cape_plugins.serving.checks import refuse_large_table
 from cape_plugins.serving.command import SHORTEST
 from cape_plugins.serving.output import Exported
+from cape_plugins.serving.templates import fill
 from cape_plugins.settings.arguments import FAIRSEQ, PREFIX, TYPE_ARG
 from fairseq_user_dir.checkpoints import position_config
 from fairseq_user_dir.flags import ALLOW_ARG
@@ -28,6 +29,7 @@ from fairseq_user_dir.serving.folding import folded, width_of
 from fairseq_user_dir.serving.layouts import write_hugging_face
 from fairseq_user_dir.serving.source_checkpoint import load_trained
 
+TEMPLATE = Path(__file__).with_name("stock_checkpoint.md")
 FILE = "model.pt"
 CLOSE = 1e-3  # of logits, more than float32 loses in many layers
 _OWN_ARGS = (TYPE_ARG, ALLOW_ARG, "admin_init", "admin_profiled", "user_dir")
@@ -275,105 +277,24 @@ def has_hint(model: Any) -> bool:
 
 
 def _readme(trained: Trained, plain: nn.Module, rows: dict[str, int]) -> str:
-    is_translation = hasattr(plain, "encoder")
-    config = trained.model.position_config
-    text = f"""# A stock `{trained.stock}` of fairseq
-
-`{FILE}` is a checkpoint of the architecture `{trained.stock}` of fairseq, without any user \
-directory. It was trained with the position embedding `{config.type}`{_what_is_in(plain)}.
-
-"""
-    return text + (
-        _of_translation(trained, plain, rows) if is_translation else _of_lm(trained, plain, rows)
-    )
-
-
-def _what_is_in(plain: nn.Module) -> str:
-    if plain.decoder.embed_positions is None:
-        return ", which adds nothing to the tokens"
-    return ", which is a learned table here (`--encoder-learned-pos`, `--decoder-learned-pos`)"
-
-
-def _limits(plain: nn.Module, rows: dict[str, int], sides: tuple[str, ...]) -> str:
-    flags = " ".join(f"--max-{side}-positions {rows[side]}" for side in sides)
-    end = "The table ends there: longer texts are an error, not a cut."
-    if plain.decoder.embed_positions is None:
-        end = "There is no table, so that this is a limit of fairseq's commands alone."
-    return (
-        f"{end} fairseq's commands refuse texts by a limit of their own, 1024 tokens by default: "
-        f"with more positions than these, give them `{flags}`."
-    )
-
-
-def _of_translation(trained: Trained, plain: nn.Module, rows: dict[str, int]) -> str:
-    task = trained.cfg["task"]
-    languages = f"--source-lang {task['source_lang']} --target-lang {task['target_lang']}"
+    task, translation = trained.cfg["task"], hasattr(plain, "encoder")
     hint = has_hint(trained.model)
-    start = "<s> " if hint else ""
-    who = "fairseq adds `</s>` to the source, and begins the translation with `</s>`."
-    if hint:
-        who = (
-            "**The source begins with `<s>`**, which the stock model does not add: put it before "
-            f"every line, also before `fairseq-preprocess`. Without it translations are worse, "
-            f"and no error tells. {who}"
-        )
-    line = "sed 's/^/<s> /' source.txt" if hint else "cat source.txt"
-    after = "an option `--bpe` would split `<s>` as well: give segmented text" if hint else ""
-    ct2 = (
-        f"To CTranslate2: `ct2-fairseq-converter --model_path {FILE} --data_dir . --output_dir DIR`"
-        + (', then `"add_source_bos": true` in `DIR/config.json`' if hint else "")
-        + "; `cape-plugins export ctranslate2` does this, and more, from the original checkpoint."
+    bos = task.get("add_bos_token")
+    sides = ("source", "target") if translation else ("target",)
+    return fill(
+        TEMPLATE,
+        stock=trained.stock,
+        file=FILE,
+        trained=trained.model.position_config.type,
+        table=plain.decoder.embed_positions is not None,
+        translation=translation,
+        hint=hint,
+        before="<s> " if hint else "",
+        source_lang=task.get("source_lang"),
+        target_lang=task.get("target_lang"),
+        start="`<s>` (`--add-bos-token`)" if bos else "`</s>`",
+        first="bos" if bos else "eos",
+        source_rows=rows["source"],
+        target_rows=rows["target"],
+        limits=" ".join(f"--max-{side}-positions {rows[side]}" for side in sides),
     )
-    return f"""* {who}
-* Positions: {rows["source"]} of the source, `<s>` and `</s>` included, {rows["target"]} of the \
-target. {_limits(plain, rows, ("source", "target"))}
-* Options: those of the trained model (`--beam`, `--lenpen`); there is nothing to set for \
-positions. fairseq ends translations after 200 tokens, or `--max-len-b`.
-* The file loads with `weights_only`, the default of torch from 2.6 on.
-* {ct2}
-
-On the command line, from this folder{"; " + after if after else ""}:
-
-    {line} | fairseq-interactive . --path {FILE} {languages} --beam 5
-
-In Python, of the segmented lines of standard input:
-
-```python
-import argparse, sys, torch
-from fairseq.checkpoint_utils import load_model_ensemble_and_task
-
-(model,), _, task = load_model_ensemble_and_task(["{FILE}"], {{"data": "."}})
-generator = task.build_generator([model.eval()], argparse.Namespace(beam=5))
-for line in sys.stdin:
-    tokens = task.source_dictionary.encode_line("{start}" + line, add_if_not_exist=False).long()
-    source = {{"src_tokens": tokens[None], "src_lengths": torch.tensor([len(tokens)])}}
-    best = task.inference_step(generator, [model], {{"net_input": source}})[0][0]
-    print(task.target_dictionary.string(best["tokens"]))
-```
-"""
-
-
-def _of_lm(trained: Trained, plain: nn.Module, rows: dict[str, int]) -> str:
-    bos = trained.cfg["task"].get("add_bos_token")
-    who = "`<s>` (`--add-bos-token`)" if bos else "`</s>`"
-    return f"""* Texts begin with {who}, as in training, and end with `</s>`.
-* Positions: {rows["target"]}, the first token included. {_limits(plain, rows, ("target",))}
-* `ct2-fairseq-converter` takes no language model of this version of fairseq; `cape-plugins export \
-ctranslate2` takes the original checkpoint.
-
-On the command line: `fairseq-eval-lm DATA --path {FILE}`. In Python, the logarithm of the
-probability (base e) of each segmented line of standard input:
-
-```python
-import sys, torch
-from fairseq.checkpoint_utils import load_model_ensemble_and_task
-
-(model,), _, task = load_model_ensemble_and_task(["{FILE}"], {{"data": "."}})
-words, model = task.source_dictionary, model.eval()
-for line in sys.stdin:
-    tokens = words.encode_line(line, add_if_not_exist=False).long()
-    before = torch.cat((torch.tensor([words.{"bos" if bos else "eos"}()]), tokens[:-1]))
-    logits = model(before[None])[0][0]
-    print(logits.log_softmax(-1).gather(1, tokens[:, None]).sum().item())
-```
-"""

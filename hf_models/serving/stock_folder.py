@@ -17,6 +17,7 @@ from cape_plugins.files import editing_json
 from cape_plugins.serving.checks import refuse_large_table
 from cape_plugins.serving.command import SHORTEST
 from cape_plugins.serving.output import Exported
+from cape_plugins.serving.templates import fill
 from cape_plugins.settings.arguments import HUGGING_FACE
 from hf_models.convert import copy_other_files, own_class
 from hf_models.processors.feature_extraction import choose_extractor
@@ -34,6 +35,7 @@ from hf_models.storage.stock_model import (
 )
 from hf_models.switching.install import stock_class
 
+TEMPLATE = Path(__file__).with_name("stock_folder.md")
 CLOSE = 1e-3  # of outputs, more than float32 loses in many layers
 _TOKEN_LIMITS = ("max_target_positions", "max_position_embeddings")  # of a configuration
 
@@ -83,7 +85,7 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
     )
     if stored != torch.float32:
         report += ", both in float32"
-    return Exported(_Readme(cape, stock, parts, limit).text(folder), report)
+    return Exported(_readme(cape, stock, parts, limit, folder), report)
 
 
 def _check_arguments(args: argparse.Namespace) -> None:
@@ -239,7 +241,13 @@ def _resize_processor(folder: Path, height: int, width: int) -> None:
                     settings[key] = {"height": height, "width": width}
 
 
-class _Readme:
+def _readme(
+    cape: PreTrainedModel,
+    stock: PreTrainedModel,
+    parts: list[Part],
+    limit: str | None,
+    folder: Path,
+) -> str:
     """What a user of the folder has to know.
 
     Args:
@@ -247,147 +255,39 @@ class _Readme:
         stock: The stock one.
         parts: What encodes positions.
         limit: Setting with the number of positions of a text; None if there is none.
+        folder: With all other files.
     """
-
-    def __init__(
-        self, cape: PreTrainedModel, stock: PreTrainedModel, parts: list[Part], limit: str | None
-    ) -> None:
-        self.cape, self.stock, self.limit = cape, stock, limit
-        self.tables = [part.table for part in parts if part.table]
-        self.name = type(stock).__name__
-        self.trained = cape.config.position_embedding["type"]
-        self.hint = hint_of(cape)
-        encoders = (isinstance(part.module, NaturalLengthEncoder) for part in parts)
-        self.has_frames = any(encoders)
-
-    def text(self, folder: Path) -> str:
-        """Markdown for the folder, which holds all other files by now."""
-        has_tokenizer = any(folder.glob("tokenizer*")) or any(folder.glob("*.spm"))
-        inside = ""
-        if self.tables:
-            names = ", ".join(f"`{name}`" for name in self.tables)
-            inside = f" What it added is in {names} here."
-        lines = "".join(f"* {note}\n" for note in self._notes())
-        return f"""# A stock `{self.name}` of transformers
-
-Trained with the position embedding `{self.trained}`.{inside} The folder needs transformers alone.
-
-{lines}
-From this folder:
-
-```python
-{self._program(has_tokenizer).strip()}
-```
-"""
-
-    def _notes(self) -> list[str]:
-        config, notes = self.stock.config, []
-        if self.stock.main_input_name == "pixel_values":
-            height, width = shape_of_inputs(self.stock)[2:]
-            return [
-                f"Images of {height} x {width} pixels give what the trained model does. At any "
-                "other size the stock class resizes its table (`interpolate_pos_encoding=True`), "
-                "or fails: the trained model computes positions there, and gives other numbers. "
-                "Export a folder for each size (`--image-size H W`).",
-                "There are no tokens, and so neither BOS nor EOS.",
-            ]
-        if self.has_frames:
-            frames = STRIDE * config.max_source_positions
-            notes.append(
-                f"The stock encoder takes {frames} frames and no mask: recordings are padded to "
-                "that length, which its own feature extractor does. A recording of that length "
-                "gives what the trained model does; of a shorter one, the trained model at its "
-                "natural length sees no padding, and gives other numbers. "
-                "`cape-plugins export ctranslate2` keeps the natural length."
-            )
-        elif self.hint is not None:
-            notes.append(
-                f"**The source begins with token {self.hint}**, which the stock class does not "
-                "add: put it before the ids of the tokenizer, as below. Without it translations "
-                "are worse, and no error tells. EOS is what the tokenizer adds."
-            )
-        else:
-            notes.append("BOS and EOS are those of the tokenizer, and nothing else is added.")
-        if self.limit and self.tables:
-            rows = getattr(config, self.limit)
-            notes.append(
-                f"Positions of a text: {rows}, special tokens included. The table ends there: "
-                "longer texts are an error (IndexError), and a tokenizer with `truncation=True` "
-                "cuts them without a word."
-            )
-        if self.stock.can_generate():
-            notes.append(
-                "Generation: `generation_config.json` is that of the trained model; there is "
-                "nothing to set for positions."
-            )
-        notes += self._padding_notes()
-        if self.cape.config.stock_difference and not self.has_frames:
-            notes.append(
-                "The trained model differs from the stock class in one more point, in batches with "
-                f"padding: {self.cape.config.stock_difference}. Recordings of one length give the "
-                "same."
-            )
-        if type(self.stock)._keys_to_ignore_on_save:
-            notes.append(
-                "**Never save the model again by `save_pretrained`**: the class leaves its tables "
-                "out, without a word, and such a folder has stock sinusoids. Copy this one instead."
-            )
-        return notes
-
-    @property
-    def padding_side(self) -> str:
-        """Side of the padding of tokens; prompts that a text goes on from end with a token."""
-        decoder_only = self.stock.can_generate() and not self.stock.config.is_encoder_decoder
-        return "left" if decoder_only else "right"
-
-    def _padding_notes(self) -> list[str]:
-        if self.has_frames:
-            return []
-        if self.padding_side == "left":
-            return ["Pad prompts on the left, as `generate` of all language models asks for."]
-        counted = "the stock class takes rows of its table from the first column on"
-        return [f"Pad on the right: {counted}, padding included."] * bool(self.tables)
-
-    def _program(self, has_tokenizer: bool) -> str:
-        name = self.name
-        load = f'model = {name}.from_pretrained(".").eval()'
-        show = "print(output.logits if 'logits' in output else output.last_hidden_state)"
-        if self.stock.main_input_name != "input_ids":
-            call = "print(model.generate(inputs))"
-            if not self.stock.can_generate():
-                call = f"with torch.no_grad():\n    output = model(inputs)\n{show}"
-            return f"""
-import torch
-from transformers import {name}
-
-{load}
-inputs = torch.zeros{shape_of_inputs(self.stock)}  # of a feature extractor or image processor
-{call}
-"""
-        before = f"[{self.hint}] + " if self.hint is not None else ""
-        if has_tokenizer:
-            read = f"""tokenizer = AutoTokenizer.from_pretrained(".")
-rows = [{before}tokenizer(line.strip()).input_ids for line in sys.stdin]
-tokenizer.padding_side = "{self.padding_side}"
-inputs = tokenizer.pad({{"input_ids": rows}}, return_tensors="pt")"""
-            write = 'print("\\n".join(tokenizer.batch_decode(tokens, skip_special_tokens=True)))'
-            imports = f"AutoTokenizer, {name}"
-        else:
-            read = f"""rows = [{before}[int(word) for word in line.split()] for line in sys.stdin]
-inputs = {{"input_ids": torch.tensor(rows)}}  # lines of ids, all of one length"""
-            write, imports = "print(tokens.tolist())", name
-        call = (
-            f"    tokens = model.generate(**inputs)\n{write}"
-            if self.stock.can_generate()
-            else f"    output = model(**inputs)\n{show}"
-        )
-        return f"""
-import sys
-import torch
-from transformers import {imports}
-
-{load}
-{read}
-with torch.no_grad():
-{call}
-"""
+    tables = [f"`{part.table}`" for part in parts if part.table]
+    frames = any(isinstance(part.module, NaturalLengthEncoder) for part in parts)
+    hint, shape = hint_of(cape), shape_of_inputs(stock)
+    images, text = (stock.main_input_name == name for name in ("pixel_values", "input_ids"))
+    generates = stock.can_generate()
+    has_tokenizer = any(folder.glob("tokenizer*")) or any(folder.glob("*.spm"))
+    tokens = not (images or frames)
+    # prompts that a text goes on from end with a token
+    pad_left = generates and not stock.config.is_encoder_decoder
+    return fill(
+        TEMPLATE,
+        model=type(stock).__name__,
+        trained=cape.config.position_embedding["type"],
+        tables=", ".join(tables),
+        images=images,
+        height=shape[-2],
+        width=shape[-1],
+        frames=frames and STRIDE * stock.config.max_source_positions,
+        has_hint=tokens and hint is not None,
+        hint=hint,
+        plain=tokens and hint is None,
+        positions=limit and tables and getattr(stock.config, limit),
+        generates=generates,
+        pad_left=tokens and pad_left,
+        pad_right=tokens and tables and not pad_left,
+        padding_side="left" if pad_left else "right",
+        difference=tokens and cape.config.stock_difference,
+        never_save=type(stock)._keys_to_ignore_on_save,
+        text=text,
+        tokenizer=text and has_tokenizer,
+        ids=text and not has_tokenizer,
+        name=stock.main_input_name,
+        shape=shape,
+    )

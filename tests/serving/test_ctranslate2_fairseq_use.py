@@ -11,7 +11,7 @@ from sacrebleu.metrics import BLEU
 
 from cape_plugins import TYPES
 from cape_plugins.cli import main
-from tests.support.engines import engine_python, run_program
+from tests.support.engines import engine_python, program_of, run_program
 from tests.support.fairseq_models import PAD, USER_DIR, encode, forced_scores, lines, load
 from tests.support.served_fairseq import (
     TYPE_FLAGS,
@@ -31,13 +31,6 @@ LN2 = 0.6931471805599453
 def exported(checkpoint, folder, *more):
     main(["export", "ctranslate2", str(checkpoint), str(folder), *map(str, more)])
     return str(folder)
-
-
-def program_of(folder):
-    """The program in the README."""
-    readme = (folder / "README.md").read_text(encoding="utf-8")
-    (text,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    return text
 
 
 def words(count, seed=3):

@@ -1,5 +1,5 @@
-"""What both hosts say and check of a folder for ctranslate2: the README, and the comparison of its
-translations with those of the host. Takes objects of ctranslate2 and does not import it.
+"""The check of a folder for ctranslate2: sentences, their translations, and the comparison with
+translations by the host. Takes objects of ctranslate2 and does not import it.
 
 Facts about the engine: ctranslate2 4.8.5, tried; see the decisions on serving.
 """
@@ -7,7 +7,7 @@ Facts about the engine: ctranslate2 4.8.5, tried; see the decisions on serving.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -194,127 +194,3 @@ def refuse_difference(largest: float, report: str, quantization: str | None = No
             "model and has not been written: report this with the model's settings, or serve the "
             "model by its host."
         )
-
-
-_INT16 = (
-    "Where ctranslate2 computes without MKL, on processors that are not Intel's, int16 becomes "
-    "int8 when the folder is loaded, and is rounded as int8 is. `CT2_USE_MKL=1` in the environment "
-    "turns MKL on for other x86 processors."
-)
-
-
-def precision_notes(quantization: str | None, supported: Collection[str]) -> list[str]:
-    """What to say of a precision in which the processor of this machine does not compute.
-
-    Args:
-        quantization: Precision of the weights of a folder.
-        supported: Of ``ctranslate2.get_supported_compute_types("cpu")``.
-    """
-    if quantization in EXACT or quantization in supported:
-        return []
-    if quantization == "int16":
-        return [f"note: int16 is computed in int8 on this machine. {_INT16}"]
-    return [
-        f"note: {quantization} is converted on this machine when the folder is loaded, to the next "
-        "of what its processor computes in."
-    ]
-
-
-def length_notes(rows: Mapping[str, int | None]) -> str:
-    """What the README says about length.
-
-    Args:
-        rows: Side ("source", "target") to rows of its table; None without a table, for models
-            whose positions act in attention only.
-    """
-    lines = []
-    for side, count in rows.items():
-        if count is None:
-            lines.append(f"* The {side} has no table of positions, and no limit.")
-        else:
-            lines.append(
-                f"* The {side} has a table of {count} positions; BOS and EOS take one each, where "
-                "they are added. One token more is a RuntimeError (No position encodings are "
-                f"defined), for the whole batch. More: export with `--max-{side}-tokens N`."
-            )
-    if "source" in rows:
-        lines.append(
-            "* `max_input_length` is 1024 by default, BOS and EOS included, and cuts longer inputs "
-            "without a word. 0 takes inputs as they are."
-        )
-    return "\n".join(lines)
-
-
-def readme(
-    title: str,
-    *,
-    program: str,
-    conventions: Sequence[str],
-    rows: Mapping[str, int | None],
-    options: Sequence[str],
-    quantization: str | None = None,
-    packages: Sequence[str] = (),
-) -> str:
-    """The README of a folder for ctranslate2.
-
-    Args:
-        title: What the model is.
-        program: About ten lines of Python that run as they stand where ctranslate2 is installed.
-        conventions: Sentences on who adds BOS and EOS and how texts become tokens.
-        rows: See :func:`length_notes`.
-        options: Sentences on the options that give the result of the host.
-        quantization: Precision of the weights.
-        packages: What the program imports besides ctranslate2.
-    """
-    needed = " and ".join(("ctranslate2", *packages))
-    weights = quantization or "float32"
-    if quantization not in EXACT:
-        rounded = (
-            f"Weights are rounded to {quantization}, with which the following gives most of the "
-            "same results and scores that are near. What a device cannot compute in, the engine "
-            "converts when it loads the folder, with a warning."
-        )
-        options = [rounded, *[_INT16] * (quantization == "int16"), *options]
-    bullets = ["\n".join(f"* {line}" for line in part) for part in (conventions, options)]
-    return f"""# {title}
-
-Written by `cape-plugins export ctranslate2`, weights {weights}. The program needs
-{needed}, neither torch nor the package that wrote this folder.
-
-```python
-{program.strip()}
-```
-
-## BOS, EOS and tokens
-
-{bullets[0]}
-
-## Length
-
-{length_notes(rows)}
-
-## The result of the host
-
-{bullets[1]}
-"""
-
-
-def translation_options(host: str, pad: str = "<blank>") -> list[str]:
-    """Sentences of the README on the options of ``translate_batch``.
-
-    Args:
-        host: How the host translates with the same result.
-        pad: Name of padding.
-    """
-    return [
-        f"`beam_size={BEAM}` and `min_decoding_length=0` give the tokens and scores of {host}.",
-        "`max_decoding_length` is 256 by default and leaves longer translations open, without a "
-        "word. There the host forces EOS.",
-        "`min_decoding_length` is 1 by default: the same translations, scores off by up to 3e-4 "
-        "per token, because EOS is taken out before the softmax.",
-        "The host never chooses padding. The engine may, if the model is hardly trained: "
-        f"`suppress_sequences=[['{pad}']]` forbids it, before the softmax.",
-        "An empty source gives an empty translation. Attention (`return_attention=True`) is that "
-        "of the tokens given, without BOS and EOS. With beam search it is right for one sentence "
-        "a call only: in a batch the engine mixes the sentences up.",
-    ]

@@ -4,13 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from cape_plugins.serving.ctranslate2_notes import (
-    Hypothesis,
-    compare,
-    precision_notes,
-    read_sentences,
-    readme,
-)
+from cape_plugins.serving.ctranslate2_check import Hypothesis, compare, read_sentences
 
 LENGTHS = (7, 3)  # of the sources of HOST
 HOST = [Hypothesis(("a", "b"), -0.5, True), Hypothesis(("c",), -0.25, True)]
@@ -91,31 +85,3 @@ def test_a_check_of_nothing_is_refused():
     ended = Hypothesis(("a",), -1.0, True)
     with pytest.raises(ValueError, match="of 2 none did"):
         compare([open_end, open_end], [open_end, ended], LENGTHS, "int8")
-
-
-def test_a_precision_that_the_processor_does_not_have_is_told():
-    """CTranslate2 computes in int16 by MKL alone, and elsewhere in int8, which rounds more."""
-    without, with_mkl = {"float32", "int8"}, {"float32", "int8", "int16"}
-    (note,) = precision_notes("int16", without)
-    assert "int16 is computed in int8 on this machine" in note
-    (note,) = precision_notes("int8_bfloat16", without)
-    assert "int8_bfloat16 is converted" in note
-    assert precision_notes("int16", with_mkl) == precision_notes("int8", without) == []
-    assert precision_notes(None, without) == precision_notes("float32", without) == []
-
-
-@pytest.mark.parametrize("quantization", [None, "int8", "int16"])
-def test_readme_tells_where_int16_is_int8(quantization):
-    text = readme(
-        "A model", program="", conventions=["c"], rows={}, options=["o"], quantization=quantization
-    )
-    assert ("without MKL" in text) == (quantization == "int16")
-
-
-@pytest.mark.parametrize("quantization", [None, "float32", "int8", "float16"])
-def test_readme_tells_what_rounding_changes(quantization):
-    text = readme(
-        "A model", program="", conventions=["c"], rows={}, options=["o"], quantization=quantization
-    )
-    assert f"weights {quantization or 'float32'}." in text
-    assert ("Weights are rounded" in text) == (quantization in ("int8", "float16"))
