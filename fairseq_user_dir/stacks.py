@@ -37,7 +37,8 @@ class _PositionStack:
         return module if isinstance(module, TokenPositionEmbedding) else None
 
     def max_positions(self) -> int:
-        """No limit: positions are computed, not looked up."""
+        """No limit: positions are computed, or wrap around. The *task* filters the data, at 1024
+        tokens unless ``--max-source-positions`` and ``--max-target-positions`` say otherwise."""
         return MAX_POSITIONS
 
 
@@ -64,9 +65,9 @@ class EncoderPositions(Bound, _PositionStack):
         caller_tokens = src_tokens
         if self.position_config.source_bos:
             bos = self.dictionary.bos()
-            src_tokens, slot = prepend_bos(src_tokens, self.padding_idx, bos)
+            src_tokens, column = prepend_bos(src_tokens, self.padding_idx, bos)
             if token_embeddings is not None:
-                token_embeddings = self._prepend_embedding(token_embeddings, slot, bos)
+                token_embeddings = self._prepend_embedding(token_embeddings, column, bos)
         module = self.position_module
         draw = None if module is None else module.draw(src_tokens.shape[0], src_tokens.device)
         if draw is not None and draw.order is not None and self.position_config.synchronize:
@@ -91,16 +92,16 @@ class EncoderPositions(Bound, _PositionStack):
         tokens = [tokens.index_select(0, new_order) for tokens in encoder_out["src_tokens"]]
         return {**encoder_out, "src_tokens": tokens}
 
-    def _prepend_embedding(self, embeddings: Tensor, slot: Tensor, bos: int) -> Tensor:
-        """``[B, S, C]`` to ``[B, S + 1, C]`` with the embedding of BOS at `slot` ``[B, 1]``."""
+    def _prepend_embedding(self, embeddings: Tensor, column: Tensor, bos: int) -> Tensor:
+        """``[B, S, C]`` to ``[B, S + 1, C]`` with the embedding of BOS at `column` ``[B, 1]``."""
         embeddings = F.pad(embeddings, (0, 0, 1, 0))
-        vector = self.embed_tokens(slot.new_full(slot.shape, bos))
-        return embeddings.scatter(1, slot[..., None].expand_as(vector), vector)
+        vector = self.embed_tokens(column.new_full(column.shape, bos))
+        return embeddings.scatter(1, column[..., None].expand_as(vector), vector)
 
 
 class DecoderPositions(_PositionStack):
-    """A mixin over a TransformerDecoder: uses the draw of the encoder, or its own where sides are
-    independent and in language models; gives attention back in the caller's source tokens."""
+    """A mixin over a TransformerDecoder: uses the draw of the encoder, or draws itself if the sides
+    are independent and in language models; returns attention over the caller's source tokens."""
 
     padding_idx: int
 
@@ -157,12 +158,14 @@ def prepend_bos(tokens: Tensor, padding_idx: int, bos: int) -> tuple[Tensor, Ten
     Returns:
         ``[B, S + 1]`` tokens and ``[B, 1]`` the column of BOS.
     """
-    slot = tokens.ne(padding_idx).int().argmax(dim=1, keepdim=True)
-    return F.pad(tokens, (1, 0), value=padding_idx).scatter(1, slot, bos), slot
+    column = tokens.ne(padding_idx).int().argmax(dim=1, keepdim=True)
+    return F.pad(tokens, (1, 0), value=padding_idx).scatter(1, column, bos), column
 
 
 @contextmanager
 def _using(module: TokenPositionEmbedding | None, draw: Draw | None) -> Iterator[None]:
+    """Binds the draw to the module for a stock call, which has no argument for it: overriding
+    fairseq's forwards instead would copy 90 lines."""
     if module is None:
         yield
     else:

@@ -97,7 +97,7 @@ def add_encoder_args(parser: ArgumentParser, paper: dict[str, Any] = PAPER) -> N
 
 
 def add_sizes(parser: ArgumentParser, paper: dict[str, Any], helps: dict[str, str]) -> None:
-    """Adds a flag for each name in `helps`, whose default is that of the paper."""
+    """Adds a flag for each name in `helps`, with the default of the paper."""
     for name, text in helps.items():
         flag, default = "--" + name.replace("_", "-"), paper[name]
         if isinstance(default, bool):
@@ -135,7 +135,8 @@ def architecture(sizes: dict[str, Any]) -> Any:
 
 
 class AcousticEncoder(TimedEncoder, FairseqEncoder):
-    """States for the frames of recordings."""
+    """States for the frames of recordings. Layers are fairseq's: projections have biases, layer
+    norm works per channel, and layer drop skips a layer. CAPE's code has none of these."""
 
     def __init__(self, args: Any, config: PositionConfig, dictionary: Dictionary) -> None:
         super().__init__(dictionary)

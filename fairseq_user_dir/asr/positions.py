@@ -36,7 +36,7 @@ class TimedEncoder:
 
         Args:
             hidden: ``[B, T', C]``, the output of `subsample`.
-            lengths: ``[B]`` of them.
+            lengths: ``[B]``, valid frames of `hidden`.
             hop_nanoseconds: ``[B]`` distance of frames before `subsample`; default 10 ms.
             frame_nanoseconds: ``[B, T]`` centre of each of these where some were skipped.
 

@@ -1,7 +1,7 @@
 """fairseq's Speech2Text Transformer with any position embedding.
 
 Stock checkpoints fit: frames are counted as there, from ``padding_idx + 1`` on, in steps of the
-encoder; seconds of the settings are turned into such steps. The decoder has flags of its own
+encoder; seconds of the settings are turned into such steps. The decoder has separate flags
 (``--position-decoder-embedding`` and others); without them it has the type of the encoder, with its
 defaults for text. CAPE (Appendix C.5) has one decoder of relative positions for all encoders.
 """

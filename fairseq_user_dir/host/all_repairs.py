@@ -3,16 +3,17 @@
 * ``--replace-unk`` takes its own default for the name of a file and, given an empty one, stops at
   the first unknown word, because nobody asks the generator for an alignment. In
   ``fairseq-interactive`` it would copy ``<unk>``, since it looks for the word among the known ones.
-* Trainings do not go on as they were interrupted; see :mod:`fairseq_user_dir.host.resuming`.
+* Resumed trainings differ from uninterrupted ones; see :mod:`fairseq_user_dir.host.resuming`.
 * Language models cannot be used through the hub, nor trained on ``--sample-break-mode eos``, with
   numpy 2: fairseq asks it for ``numpy.compat.long``, the ``int`` of Python 3.
 * ``--num-batch-buckets`` asks numpy for a keyword of old versions.
-* ``--diverse-beam-groups`` takes the number of a sentence in its set for that in its batch.
+* ``--diverse-beam-groups`` takes the number of a sentence in its set for its row in the batch:
+  it counts the words of another sentence, or stops.
 * ``--dataset-impl cached`` cannot give the sentences that are asked for before an epoch begins.
 * The task ``translation_from_pretrained_bart`` looks for its settings under an old name.
 * ``fairseq-validate`` asks for ``--task``, which the checkpoint knows and from which it is taken.
 * Data are run as code; see :mod:`fairseq_user_dir.host.data_only`.
-* BLEU of an empty hypothesis, as CTC models have them, reads memory that is not its own.
+* BLEU of an empty hypothesis, as CTC models have them, is a segmentation fault.
 * Evaluation leaves sentences out; see :mod:`fairseq_user_dir.host.whole_sets`. ``fairseq-generate``
   takes ``--num-shards`` and then translates all sentences in each shard.
 """
@@ -88,7 +89,7 @@ def repair_fairseq() -> None:
     utils.load_align_dict = _with_default(utils.load_align_dict)
     utils.post_process_prediction = _with_replacement(utils.post_process_prediction)
     run_no_data()
-    DiverseBeamSearch.step = _with_places(DiverseBeamSearch.step)
+    DiverseBeamSearch.step = _with_rows_of_batch(DiverseBeamSearch.step)
     IndexedCachedDataset.__getitem__ = _with_file(IndexedCachedDataset.__getitem__)
     TranslationFromPretrainedBARTTask.args = property(lambda task: task.cfg)
     for module in (data_utils, bucket_pad_length_dataset):
@@ -101,8 +102,8 @@ def repair_fairseq() -> None:
 
 
 def _with_an_end(stock: Any) -> Any:
-    """The library of BLEU looks for the last word of a sentence, which has to have one: EOS, as
-    models with a decoder write it."""
+    """The library of BLEU looks for the last word of a sentence and needs one: an empty hypothesis
+    counts as EOS, as models with a decoder write it."""
 
     @functools.wraps(stock)
     def add(self: bleu.Scorer, ref: Tensor, pred: Tensor) -> None:
@@ -113,7 +114,7 @@ def _with_an_end(stock: Any) -> Any:
 
 
 def _with_scorer_of_task(stock: Any) -> Any:
-    """A task can choose the scorer by an attribute `scorer`, where the command line does not."""
+    """A task can choose the scorer by an attribute `scorer`; ``--scoring`` has the last word."""
 
     @functools.wraps(stock)
     def parse_args_and_arch(
@@ -179,7 +180,7 @@ def _buckets(sizes: Any, num_buckets: int) -> np.ndarray:
 
 def _with_file(stock: Any) -> Any:
     """A sentence that is not in the cache is read from the file, which is closed again: worker
-    processes would share its place."""
+    processes would share its read position."""
 
     @functools.wraps(stock)
     def __getitem__(self: IndexedCachedDataset, index: int) -> Tensor:
@@ -194,8 +195,8 @@ def _with_file(stock: Any) -> Any:
     return __getitem__
 
 
-def _with_places(stock: Any) -> Any:
-    """Groups of beams count their common words for each place in the batch."""
+def _with_rows_of_batch(stock: Any) -> Any:
+    """Groups of beams count their common words for each row of the batch."""
 
     @functools.wraps(stock)
     def step(
@@ -208,8 +209,8 @@ def _with_places(stock: Any) -> Any:
     ) -> Any:
         if step == 0:
             self.sentences = original_batch_idxs
-        places = original_batch_idxs[:, None].eq(self.sentences).long().argmax(1)
-        return stock(self, step, lprobs, scores, prev_output_tokens, places)
+        rows = original_batch_idxs[:, None].eq(self.sentences).long().argmax(1)
+        return stock(self, step, lprobs, scores, prev_output_tokens, rows)
 
     return step
 
@@ -230,13 +231,16 @@ def _with_task_of_failure(stock: Any) -> Any:
         except (SettingsError, OSError):
             raise
         except Exception as error:
-            here = next((name for name, row in TASK_REGISTRY.items() if row is type(task)), None)
-            for path in filter(os.path.isfile, filenames if here else ()):
-                trained = task_name(read_checkpoint(path))
-                if trained != here:
+            task_here = next(
+                (name for name, row in TASK_REGISTRY.items() if row is type(task)), None
+            )
+            for path in filter(os.path.isfile, filenames if task_here else ()):
+                stored_task = task_name(read_checkpoint(path))
+                if stored_task != task_here:
                     raise SettingsError(
-                        f"{path} was trained with --task {trained}, not {here}, in which it cannot "
-                        f"be used; give --task {trained} and a data folder of that task."
+                        f"{path} was trained with --task {stored_task}, not {task_here}, in which "
+                        f"it cannot be used; give --task {stored_task} and a data folder of that "
+                        "task."
                     ) from error
             raise
 
@@ -300,9 +304,9 @@ def _with_typed_words(stock: Any) -> Any:
         def string(tensor: Tensor, *args: Any, **kwargs: Any) -> str:
             text = type(dictionary).string(dictionary, tensor, *args, **kwargs)
             row = tensor.tolist()
-            for place, (other, words) in enumerate(typed):
-                if row == other:
-                    del typed[: place + 1]
+            for number, (typed_row, words) in enumerate(typed):
+                if row == typed_row:
+                    del typed[: number + 1]
                     text = _SourceText(text)
                     text.words = words
                     break
@@ -341,20 +345,20 @@ def _with_replacement(stock: Any) -> Any:
         ).split()
         sources = src_str.words if isinstance(src_str, _SourceText) else src_str.split()
         unknown = tgt_dict.unk_string()
-        for place, word in enumerate(words):
+        for number, word in enumerate(words):
             if word == unknown:
-                source = sources[_aligned(alignment, place, len(sources))]
-                words[place] = align_dict.get(source, source)
+                source = sources[_aligned_source(alignment, number, len(sources))]
+                words[number] = align_dict.get(source, source)
         sentence = data_utils.post_process(" ".join(words), remove_bpe)
         return tgt_dict.encode_line(sentence, add_if_not_exist=True), sentence, alignment
 
     return post_process_prediction
 
 
-def _aligned(alignment: Sequence[Any], place: int, num_sources: int) -> int:
-    """Index of the source word for the target word at `place`, by a hard alignment (pairs SOURCE,
+def _aligned_source(alignment: Sequence[Any], number: int, num_sources: int) -> int:
+    """Index of the source word for the target word at `number`, by a hard alignment (pairs SOURCE,
     TARGET) or a soft one (a row of probabilities for each target word)."""
-    entry = alignment[place]
+    entry = alignment[number]
     if isinstance(entry, tuple):
         return int(entry[0])
     return max(range(num_sources), key=lambda source: float(entry[source]))

@@ -1,6 +1,7 @@
 """Keeps fairseq from running what it reads.
 
-* Settings and manifests that hold lists or numbers as text are run as Python, whatever the text is.
+* Settings and manifests that hold lists or numbers as text are run as Python, whatever the text is;
+  here they are read as literals: numbers, quoted texts, lists, tuples and dicts, sums, multiples.
 * The names of protein files (fasta) are run by a shell.
 * An archive that is given to the hub interface may write files outside of its folder.
 """
@@ -40,7 +41,8 @@ def _take_literals_only() -> None:
 
 
 class _LaterModules(MetaPathFinder):
-    """Hides ``eval`` from those modules of fairseq, its examples, that are imported later."""
+    """Hides ``eval`` from modules of fairseq that are imported later, such as its examples. A
+    folder of the examples in ``--user-dir`` is code of the user."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(name, path) if name.startswith("fairseq.") else None

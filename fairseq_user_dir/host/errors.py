@@ -22,10 +22,10 @@ from torch.multiprocessing import ProcessRaisedException
 import cape_plugins
 from cape_plugins.settings.arguments import PREFIX, text_in_flags
 
-_OWN = (Path(cape_plugins.__file__).parent, Path(__file__).parents[1])
+_PROJECT_FOLDERS = (Path(cape_plugins.__file__).parent, Path(__file__).parents[1])
 _FAIRSEQ = Path(fairseq.__file__).parent
 
-# Beginnings of what fairseq says when it refuses something, and what it does not say: what to do.
+# How fairseq's messages begin when it refuses something, and the remedy, which they lack.
 _REMEDIES = {
     "Dataset not found": "give --gen-subset, --valid-subset or --train-subset the name of a set in "
     "the data folder, such as test",
@@ -67,16 +67,16 @@ def print_without_traceback() -> None:
     """
     if hasattr(sys.excepthook, "other"):
         return
-    other = sys.excepthook
+    previous_hook = sys.excepthook
 
     def hook(error_type: type, error: BaseException, trace: TracebackType | None) -> None:
         message = _message(error, trace) if _in_command(trace) else None
         if message is None:
-            other(error_type, error, trace)
+            previous_hook(error_type, error, trace)
         else:
             print(f"{Path(sys.argv[0]).name}: error: {message}", file=sys.stderr)
 
-    hook.other = other
+    hook.other = previous_hook
     sys.excepthook = hook
 
 
@@ -88,8 +88,8 @@ def _message(error: BaseException, trace: TracebackType | None) -> str | None:
         text = text_in_flags(error)
     elif _refused_by_fairseq(error, trace):
         text = str(error)
-        does = (remedy for start, remedy in _REMEDIES.items() if text.startswith(start))
-        text = "; ".join([text, *does])
+        remedies = (remedy for start, remedy in _REMEDIES.items() if text.startswith(start))
+        text = "; ".join([text, *remedies])
     elif isinstance(error, ProcessRaisedException):
         # a process of a training on several GPUs raised it; its text ends a printed traceback
         name = f"{SettingsError.__module__}.{SettingsError.__qualname__}: "
@@ -120,8 +120,8 @@ def _end(trace: TracebackType | None) -> tuple[Path, int]:
 
 
 def _statement(file: Path, line: int) -> type[ast.AST]:
-    """Kind of the statement to which a line belongs: in one of several lines, Python reports that
-    of the condition."""
+    """Kind of the statement to which a line belongs: for a statement of several lines, Python
+    reports the line of its condition."""
     statement: type[ast.AST] = ast.Module
     for node in ast.walk(ast.parse("".join(linecache.getlines(str(file))))):  # outer ones first
         if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or line):
@@ -132,7 +132,7 @@ def _statement(file: Path, line: int) -> type[ast.AST]:
 def _raised_here(trace: TracebackType | None) -> bool:
     """Whether a module of this project raised the error itself, not torch or numpy below it."""
     folders = _end(trace)[0].parents
-    return any(folder in folders for folder in _OWN)
+    return any(folder in folders for folder in _PROJECT_FOLDERS)
 
 
 def _refused_by_fairseq(error: BaseException, trace: TracebackType | None) -> bool:

@@ -89,7 +89,8 @@ def with_end(stock: Any) -> Any:
 
 
 def _check_restore_file(cfg: Any, suffix: str) -> None:
-    """Only the last checkpoint of the training itself may not be there yet."""
+    """Refuses a missing file, except the last checkpoint of the training itself, which the first
+    start of a job cannot have."""
     if cfg.restore_file == _LAST:
         return
     path = cfg.restore_file.replace(".pt", f"{suffix}.pt")  # as fairseq names it
@@ -115,7 +116,8 @@ def _early_stop() -> Any:
 
 
 def with_patience(stock: Any) -> Any:
-    """Wraps ``Trainer.save_checkpoint``, which stores no count of validations."""
+    """Wraps ``Trainer.save_checkpoint``, which stores no count of validations without progress.
+    Checkpoints written without this package have none; ``--reset-meters`` begins anew."""
 
     @functools.wraps(stock)
     def save_checkpoint(self: Trainer, filename: str, extra_state: dict[str, Any]) -> Any:

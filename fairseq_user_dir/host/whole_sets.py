@@ -3,8 +3,8 @@
 fairseq leaves out the last batch of a set if its size is no multiple of
 ``--required-batch-size-multiple``, 8 by default, and says nothing. Sets are sorted by length, so
 that the longest sentences are lost, and how many depends on the size of the batches: two commands
-score two sets. Here the batches of fairseq stay as they are, and what is left is one more. A
-training keeps the batches of fairseq, which drop a rest, so that it repeats bit for bit.
+score two sets. Here fairseq's batches stay, and the remaining sentences are one more batch. A
+training keeps fairseq's batches, which drop a remainder, so that it repeats bit for bit.
 
 A training that validates on the set that it trains on (``--valid-subset train``) gets that set
 from fairseq as one dataset with one iterator: validation then loses the rest, and ends the epoch.
@@ -44,7 +44,8 @@ def _batches_of_training() -> Iterator[None]:
 
 
 def with_batches_of_training(stock: Any) -> Any:
-    """Wraps ``Trainer.get_train_iterator``: what it makes is for a training."""
+    """Wraps ``Trainer.get_train_iterator``: its batches are for training, all others for
+    evaluation, in tasks of other packages too."""
 
     @functools.wraps(stock)
     def get_train_iterator(*args: Any, **kwargs: Any) -> Any:
@@ -85,15 +86,15 @@ def without_iterator_of_training(stock: Any) -> Any:
     @functools.wraps(stock)
     def get_valid_iterator(self: Trainer, subset: str, *args: Any, **kwargs: Any) -> Any:
         datasets = self.task.datasets
-        validated = getattr(self, "set_of_validation", None)
-        if subset != self.cfg.dataset.train_subset or validated is None:
+        validation_set = getattr(self, "set_of_validation", None)
+        if subset != self.cfg.dataset.train_subset or validation_set is None:
             return stock(self, subset, *args, **kwargs)
-        trained = datasets[subset]
-        datasets[subset] = validated
+        training_set = datasets[subset]
+        datasets[subset] = validation_set
         try:
             return stock(self, subset, *args, **kwargs)
         finally:
-            datasets[subset] = trained
+            datasets[subset] = training_set
 
     return get_valid_iterator
 
