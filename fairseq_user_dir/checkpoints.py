@@ -78,8 +78,10 @@ def read_checkpoint(path: str | Path, remedy: str = "") -> dict[str, Any]:
     # again: torch.serialization.safe_globals, which transformers uses to resume, at its end also
     # forgets what others declared
     allow_fairseq_checkpoints()
-    with named_by_flags():
+    try:
         return fairseq_files.read_checkpoint(path, remedy)
+    except fairseq_files.CheckpointError as error:
+        raise SettingsError(str(error)) from error.__cause__
 
 
 def task_name(state: Mapping[str, Any]) -> str:

@@ -13,10 +13,10 @@ from cape_plugins import (
     Draw,
     PositionEncoder,
     Positions,
-    augmentation,
     token_position_at,
     token_positions,
 )
+from cape_plugins.mathematics.augmentation import rank_generator
 from cape_plugins.mathematics.binding import Bound
 from cape_plugins.mathematics.tables import counted_rows
 
@@ -118,4 +118,4 @@ def process_generator(device: torch.device) -> torch.Generator:
     exactly, and runs with the seeds s and s + 1 share draws, one update apart. Independent runs
     need seeds that are far apart."""
     rank = distributed_utils.get_data_parallel_rank() if distributed.is_initialized() else 0
-    return augmentation.rank_generator(device, rank)
+    return rank_generator(device, rank)

@@ -14,11 +14,11 @@ from cape_plugins import (
     RelativePositions,
     frame_positions,
     patch_positions,
-    relative,
     relative_attention,
     token_position_at,
     token_positions,
 )
+from cape_plugins.mathematics import relative
 from cape_plugins.settings.domains import DOMAINS
 from tests.support.core import BATCH, DIM, EVERYWHERE, RANDOM_TYPES, make_encoder
 
