@@ -168,7 +168,7 @@ def test_status_is_one_of_four_and_shown() -> None:
         ("[measured here](../README.md)", "", "none of the tests"),
         ("[measured here](results/demo/scores.md)", "`python -m recipes.mt.quickstart`", "is of"),
         ("[measured here](results/demo/scores.png)", "`python -m recipes.phones.run`", "is of"),
-        ("[measured here](results/phones/nopos/heads.csv)", "`python -m recipes.asr.run`", "is of"),
+        ("[measured here](results/phones/heads.csv)", "`python -m recipes.asr.run`", "is of"),
         (
             "[measured here](results/asr-local/scores.md)",
             "`python -m recipes.asr.run --study shift`",

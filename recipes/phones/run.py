@@ -274,7 +274,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         pages = "results.md, lengths.csv and .png, training.csv"
     else:
         lines = report.write_results(args.output, facts, corpus.classes, results)
-        pages = f"results.md and .csv files; pictures: {args.output}/*/*.png"
+        pages = f"results.md, *.csv; pictures: {args.output}/*/*.png"
     print("\n".join(lines))
     print(f"tables: {args.output}/{pages}")
 

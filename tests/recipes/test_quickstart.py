@@ -125,6 +125,11 @@ def test_first_look_is_at_the_updates_that_it_names(tmp_path, monkeypatch):
     assert tested[2:] == [("cape", "2000")]
 
 
+def test_without_options_two_variants_train_side_by_side():
+    """More of them take more than the six minutes that `make quickstart` promises."""
+    assert list(parse_arguments([]).variants) == ["sinpos", "cape"]
+
+
 def test_first_and_last_variant_are_trained_first():
     assert in_order_of_contrast(["sinpos", "relpos", "cape"]) == ["sinpos", "cape", "relpos"]
     assert in_order_of_contrast(["cape"]) == ["cape"]
