@@ -172,7 +172,7 @@ class CapeSpeechModel(SpeechEncoder, PositionModelMixin, Speech2TextEncoder):
         self.layers = nn.ModuleList(layers)
         self.layer_norm = nn.Identity() if post else nn.LayerNorm(config.d_model)
         self.gradient_checkpointing = False
-        self.take_place(config, trained=False)
+        self.install_positions(config, trained=False)
         self.post_init()
 
     def make_subsampler(self, config: CapeSpeechConfig) -> Subsampler:
@@ -249,7 +249,7 @@ class CapeSpeechForCTC(PositionModelMixin, PreTrainedModel):
             attention_mask: ``[B, T]``, 0 on padding.
             labels: ``[B, U]``, negative on padding.
             hop_nanoseconds: Distance of frames, a number or ``[B]`` integers, which no host casts
-                to half precision; default that of the configuration.
+                to half precision; default from the configuration.
             draw: Random numbers of this forward, to inject; default drawn in training.
             frame_nanoseconds: ``[B, T]`` integers, the centre of each frame since the beginning of
                 the recording, where some were skipped (:mod:`cape_plugins.speech.batching`).

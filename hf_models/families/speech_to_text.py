@@ -33,7 +33,7 @@ from hf_models.switching.modeling import PositionModelMixin, build_positions
 class CapeSpeech2TextConfig(PositionEmbeddingMixin, Speech2TextConfig):
     """Speech recognition or translation with encoder and decoder.
 
-    `position_embedding` is that of the encoder (seconds), `decoder_position_embedding` that of the
+    `position_embedding` belongs to the encoder (seconds), `decoder_position_embedding` to the
     decoder (tokens), by default of the same type; time and text do not share a draw.
     """
 
@@ -79,7 +79,7 @@ class CapeSpeech2TextEncoder(SpeechEncoder, Speech2TextEncoder):
 
 
 class CapeSpeech2TextDecoder(TargetStack, Speech2TextDecoder):
-    """Text side; its positions are tokens, with a draw of its own."""
+    """Text side; its positions are tokens, with a separate draw."""
 
     _supports_sdpa = True
     _supports_flash_attn = True

@@ -49,9 +49,9 @@ class CapeViTEmbeddings(PatchEmbeddings, ViTEmbeddings):
 class CapeViTModel(ImageModel, PositionModelMixin, ViTModel):
     """See transformers' ViTModel; images of any size, no flag needed."""
 
-    def take_place(self, config: Any, trained: bool) -> None:
-        """See :class:`~hf_models.switching.install.Seam`."""
-        super().take_place(config, trained)
+    def install_positions(self, config: Any, trained: bool) -> None:
+        """See :class:`~hf_models.switching.install.PositionHost`."""
+        super().install_positions(config, trained)
         add_drop_path(self.layers, config.drop_path_rate)
 
 

@@ -66,7 +66,7 @@ class CapeSpeechFeatureExtractor(SequenceFeatureExtractor):
 
         Args:
             raw_speech: ``[samples]`` in -1 to 1 (numpy, torch or list), or a list of such.
-            sampling_rate: That of the recordings, to be checked.
+            sampling_rate: Sampling rate of the recordings, to be checked.
             hop_seconds: Distance of frames, one number or one for each recording; then the result
                 holds `hop_nanoseconds` ``[B]`` for the model: integers, because hosts cast all
                 floating-point inputs of a model in half precision.
@@ -85,13 +85,13 @@ class CapeSpeechFeatureExtractor(SequenceFeatureExtractor):
                 f"sampling_rate={sampling_rate} is not allowed; allowed: {self.sampling_rate} "
                 "(of this model). Resample the recording."
             )
-        many = isinstance(raw_speech, list | tuple)
-        single = not many or not len(raw_speech) or not np.ndim(raw_speech[0])
+        is_list = isinstance(raw_speech, list | tuple)
+        is_single = not is_list or not len(raw_speech) or not np.ndim(raw_speech[0])
         if isinstance(raw_speech, np.ndarray | torch.Tensor) and raw_speech.ndim == 2:
-            single, raw_speech = False, list(raw_speech)
-        recordings = [raw_speech] if single else list(raw_speech)
-        given = self.hop_seconds if hop_seconds is None else hop_seconds
-        hops = torch.as_tensor(given, dtype=torch.float64)
+            is_single, raw_speech = False, list(raw_speech)
+        recordings = [raw_speech] if is_single else list(raw_speech)
+        hop_or_hops = self.hop_seconds if hop_seconds is None else hop_seconds
+        hops = torch.as_tensor(hop_or_hops, dtype=torch.float64)
         if hops.shape not in ((), (len(recordings),)):
             raise ValueError(
                 f"hop_seconds has {hops.numel()} numbers for {len(recordings)} recordings; give "
@@ -130,12 +130,11 @@ class CapeWhisperFeatureExtractor(WhisperFeatureExtractor):
     """Whisper's log-mel frames at the natural length of recordings: by default padded to the
     longest of a batch, with a mask, and not cut.
 
-    Frames of a recording are those of the stock extractor, which hears silence after it, whatever
-    else is in the batch. ``padding="max_length"`` is the stock extractor.
+    Frames of a recording equal the stock extractor's, which hears silence after it, whatever else
+    is in the batch. ``padding="max_length"`` is the stock extractor.
 
     Args:
-        return_attention_mask: Default of calls; the other arguments are those of the stock
-            extractor.
+        return_attention_mask: Default of calls; for the other arguments see the stock extractor.
     """
 
     model_input_names = ("input_features", "attention_mask")
@@ -167,9 +166,9 @@ class CapeWhisperFeatureExtractor(WhisperFeatureExtractor):
             return_attention_mask: As in transformers.
             padding: As in transformers; default to the longest.
             max_length: As in transformers, in samples; default 30 s.
-            sampling_rate: That of the recordings, to be checked.
+            sampling_rate: Sampling rate of the recordings, to be checked.
             hop_seconds: Distance of frames; then the result holds `hop_nanoseconds` ``[B]`` for the
-                model. Default that of the extractor.
+                model. Default the hop of the extractor.
             kwargs: See transformers.
 
         Raises:
@@ -235,19 +234,19 @@ class CapeWhisperFeatureExtractor(WhisperFeatureExtractor):
         return batch
 
     def _with_hop(self, hop_seconds: float) -> CapeWhisperFeatureExtractor:
-        other = copy.copy(self)
+        extractor = copy.copy(self)
         try:
-            other.hop_length = round(float(hop_seconds) * self.sampling_rate)
+            extractor.hop_length = round(float(hop_seconds) * self.sampling_rate)
         except (TypeError, ValueError, OverflowError):  # no number, several, or no finite one
-            other.hop_length = 0
-        if other.hop_length < 1:
+            extractor.hop_length = 0
+        if extractor.hop_length < 1:
             raise ValueError(
                 f"hop_seconds={hop_seconds!r} is not allowed; allowed: one number of at least one "
                 f"sample, {1 / self.sampling_rate} s. Give the distance of frames in seconds, such "
                 "as 0.01."
             )
-        other.hop_nanoseconds = round(other.hop_length / self.sampling_rate * 1e9)
-        return other
+        extractor.hop_nanoseconds = round(extractor.hop_length / self.sampling_rate * 1e9)
+        return extractor
 
     def pad(self, processed_features: Any, *args: Any, **kwargs: Any) -> BatchFeature:
         """See transformers; pads waveforms and also features ``[bins, T]``, along time."""
@@ -272,7 +271,7 @@ def choose_extractor(folder: Path, at_natural_length: bool) -> None:
 
     Args:
         folder: Folder with the files of a feature extractor or processor; other extractors stay.
-        at_natural_length: Whether it is that of natural lengths, or the stock one.
+        at_natural_length: Whether to name the extractor for natural lengths, or the stock one.
     """
     extractors = (WhisperFeatureExtractor, CapeWhisperFeatureExtractor)
     for name in ("processor_config.json", "preprocessor_config.json"):
@@ -287,8 +286,8 @@ def choose_extractor(folder: Path, at_natural_length: bool) -> None:
 def _waveforms(raw_speech: Any) -> list[np.ndarray]:
     """One or several recordings, each ``[samples]``."""
     if not isinstance(raw_speech, list | tuple) or not raw_speech or not np.ndim(raw_speech[0]):
-        several = isinstance(raw_speech, np.ndarray | torch.Tensor) and raw_speech.ndim == 2
-        raw_speech = list(raw_speech) if several else [raw_speech]
+        is_batch = isinstance(raw_speech, np.ndarray | torch.Tensor) and raw_speech.ndim == 2
+        raw_speech = list(raw_speech) if is_batch else [raw_speech]
     waves = [_waveform(recording).numpy() for recording in raw_speech]
     for wave in waves:
         if wave.ndim != 1 or not len(wave):

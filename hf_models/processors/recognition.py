@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import AutomaticSpeechRecognitionPipeline
 
-_KNOWN: dict[str, tuple[str, type]] = {}
+_PIPELINES: dict[str, tuple[str, type]] = {}
 
 
 def recognise_as(
@@ -21,9 +21,9 @@ def recognise_as(
     Args:
         model_type: Type of the models.
         way: How they recognise, as stock code names it: "ctc", "seq2seq" or "seq2seq_whisper".
-        pipeline: Class of their pipelines; one that a caller has made a subclass of stays.
+        pipeline: Class of their pipelines; a caller's subclass of the stock pipeline stays.
     """
-    _KNOWN[model_type] = way, pipeline
+    _PIPELINES[model_type] = way, pipeline
 
 
 class BinsFirstPipeline(AutomaticSpeechRecognitionPipeline):
@@ -35,24 +35,24 @@ class BinsFirstPipeline(AutomaticSpeechRecognitionPipeline):
     def preprocess(self, *args: Any, **kwargs: Any) -> Iterator[dict[str, Any]]:
         """See transformers."""
         for item in super().preprocess(*args, **kwargs):
-            yield _turned(item)
+            yield _swap_time_and_bins(item)
 
     def _forward(self, model_inputs: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
-        return super()._forward(_turned(model_inputs), *args, **kwargs)
+        return super()._forward(_swap_time_and_bins(model_inputs), *args, **kwargs)
 
 
-def _turned(item: dict[str, Any]) -> dict[str, Any]:
+def _swap_time_and_bins(item: dict[str, Any]) -> dict[str, Any]:
     """``[B, bins, T]`` to ``[B, T, bins]`` and back."""
     return {**item, "input_features": item["input_features"].transpose(1, 2)}
 
 
-def _with_known_types(stock_parameters: Any) -> Any:
-    """The step of a pipeline that is the first to see its model, with the types of `_KNOWN`."""
+def _with_registered_types(stock_parameters: Any) -> Any:
+    """The step of a pipeline that is the first to see its model, with the types of `_PIPELINES`."""
 
     @functools.wraps(stock_parameters)
     def sanitize_parameters(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.model.config.model_type in _KNOWN:
-            self.type, pipeline = _KNOWN[self.model.config.model_type]
+        if self.model.config.model_type in _PIPELINES:
+            self.type, pipeline = _PIPELINES[self.model.config.model_type]
             if type(self) is AutomaticSpeechRecognitionPipeline:  # not a subclass of the caller
                 self.__class__ = pipeline
         return stock_parameters(self, *args, **kwargs)
@@ -60,6 +60,6 @@ def _with_known_types(stock_parameters: Any) -> Any:
     return sanitize_parameters
 
 
-AutomaticSpeechRecognitionPipeline._sanitize_parameters = _with_known_types(
+AutomaticSpeechRecognitionPipeline._sanitize_parameters = _with_registered_types(
     AutomaticSpeechRecognitionPipeline._sanitize_parameters
 )

@@ -15,8 +15,8 @@ SPACE = "▁"  # how sentencepiece writes the space before a word
 class CapeSpeechTokenizer(Wav2Vec2CTCTokenizer):
     """Pieces of a sentencepiece model as classes of CTC.
 
-    Decoding collapses repeated classes and removes blanks, as that of the letters in
-    ``Wav2Vec2CTCTokenizer`` does, which is the tokenizer for letters.
+    Decoding collapses repeated classes and removes blanks, as in ``Wav2Vec2CTCTokenizer``, the
+    tokenizer for letters.
 
     Args:
         vocab_file: sentencepiece model with the piece `pad_token`, the blank.
@@ -93,7 +93,7 @@ class CapeSpeechTokenizer(Wav2Vec2CTCTokenizer):
     def _get_word_offsets(
         offsets: list[dict[str, Any]], word_delimiter_char: str = SPACE
     ) -> list[dict[str, Any]]:
-        """Offsets of words, from those of pieces; the pipeline calls this, too."""
+        """Offsets of words, from the offsets of pieces; the pipeline calls this, too."""
         words: list[dict[str, Any]] = []
         for offset in offsets:
             piece = offset["char"]

@@ -24,7 +24,7 @@ from cape_plugins.mathematics.binding import Bound
 from hf_models.host import cached_tokens, find_cache
 
 NAME = "cape_relative"
-# Functions of transformers with whose masks relative attention computes, ``[B, 1, T, S]``; those of
+# Functions of transformers with whose masks relative attention computes, ``[B, 1, T, S]``; masks of
 # others have no causality in them, or are no tensors.
 ALLOWED = ("eager", "sdpa")
 
@@ -45,8 +45,8 @@ class _AttentionConfig:
 
 class _RelativeAttention(Bound):
     """Mixin over an attention class: binds the number of cached positions and the sizes of an image
-    to itself, for the attention function, to which not all stock modules hand on what they are
-    given."""
+    to itself, for the attention function, because not all stock modules hand their arguments on to
+    it (SigLIP hands on none)."""
 
     def forward(
         self,
@@ -62,7 +62,7 @@ class _RelativeAttention(Bound):
             return super().forward(hidden_states, *args, **kwargs)
 
     def __reduce__(self) -> Any:  # the class is made at run time, so pickle cannot find it by name
-        return _unpickled, (type(self).__bases__[1],), self.__dict__
+        return _unpickle, (type(self).__bases__[1],), self.__dict__
 
 
 @functools.cache
@@ -70,12 +70,12 @@ def _relative_class(stock: type[nn.Module]) -> type[nn.Module]:
     return type(f"Relative{stock.__name__}", (_RelativeAttention, stock), {})
 
 
-def _unpickled(stock: type[nn.Module]) -> nn.Module:
+def _unpickle(stock: type[nn.Module]) -> nn.Module:
     relative = _relative_class(stock)
     return relative.__new__(relative)
 
 
-def _first(module: nn.Module, *names: str) -> Any:
+def _first_attribute(module: nn.Module, *names: str) -> Any:
     """The attribute that has one of several names."""
     return next(getattr(module, name) for name in names if hasattr(module, name))
 
@@ -89,15 +89,15 @@ def add_relative_positions(attentions: Iterable[nn.Module], config: PositionConf
     """
     attentions = list(attentions)
     for attention in attentions[: config.relative_depth(len(attentions))]:
-        heads = _first(attention, "num_heads", "num_attention_heads")
-        head_dim = _first(attention, "head_dim", "attention_head_size")
+        heads = _first_attribute(attention, "num_heads", "num_attention_heads")
+        head_dim = _first_attribute(attention, "head_dim", "attention_head_size")
         attention.relative = build_relative_positions(config, head_dim, heads)
         attention.config = _AttentionConfig(attention.config)
         attention.__class__ = _relative_class(type(attention))
 
 
-def _checked(module: nn.Module, query: Tensor) -> str:
-    """The attention function that the model is set to; what would compute nonsense is refused."""
+def _check_attention(module: nn.Module, query: Tensor) -> str:
+    """The attention function of the model; refuses functions that would compute nonsense."""
     implementation = module.config.model_config._attn_implementation
     if implementation not in ALLOWED:
         raise ValueError(
@@ -106,10 +106,10 @@ def _checked(module: nn.Module, query: Tensor) -> str:
             "call model.set_attn_implementation('sdpa')."
         )
     if not query.is_meta and any(table.is_meta for table in module.relative.parameters()):
-        raise ValueError(  # torch multiplies with what is not there, without a word
+        raise ValueError(  # torch would silently multiply with missing values
             "the relative embeddings are on device 'meta', as accelerate offloads them "
-            f"(device_map, cpu_offload); allowed: {query.device}, that of the queries. Load the "
-            "model without offloading, or choose a type without relative_context."
+            f"(device_map, cpu_offload); allowed: {query.device}, as the queries. Load the model "
+            "without offloading, or choose a type without relative_context."
         )
     return implementation
 
@@ -132,7 +132,7 @@ def _relative_forward(
         ValueError: if the model is set to another attention function than :data:`ALLOWED`, or its
             relative embeddings are offloaded.
     """
-    implementation = _checked(module, query)
+    implementation = _check_attention(module, query)
     if scaling == 1.0:  # Whisper has scaled its queries already; relative_attention does it itself
         query = query * query.shape[-1] ** 0.5
     query_offset, patches = module.bound
@@ -147,8 +147,8 @@ def _relative_forward(
         query_offset = 0
     if attention_mask is None and getattr(module, "is_causal", False) and length > 1:
         # counted from the cache, which may have room for more keys than it holds
-        number = torch.arange(max(length, num_keys), device=query.device)
-        attention_mask = number[:num_keys] <= number[:length, None] + query_offset
+        index = torch.arange(max(length, num_keys), device=query.device)
+        attention_mask = index[:num_keys] <= index[:length, None] + query_offset
     if attention_mask is not None and attention_mask.dtype == torch.bool:
         # the least number rather than -inf: a query on padding may have no key at all
         least = torch.finfo(query.dtype).min

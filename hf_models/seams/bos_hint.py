@@ -29,7 +29,7 @@ class CapeEncoderOutput(BaseModelOutput):
 
 
 class Hint(NamedTuple):
-    """Where the hint stands in a batch of sentences of up to S tokens.
+    """Place of the hint in a batch of sentences of up to S tokens.
 
     Attributes:
         column: ``[B, 1]``, directly before the first token of each sentence; None if no sentence is
@@ -95,7 +95,8 @@ def without_bos(
 
 
 def without_hint(output: BaseModelOutput, mask: Tensor | None) -> CapeEncoderOutput:
-    """Output of S + 1 positions, reduced to the caller's S."""
+    """Output of S + 1 positions, reduced to the caller's S. The returned tensors are parts of the
+    computed ones: ``retain_grad()`` on them receives no gradient, hooks on the layers do."""
     hidden_states = output.hidden_states
     if hidden_states is not None:  # None where a caller has selected others
         hidden_states = tuple(None if state is None else state[:, 1:] for state in hidden_states)
@@ -110,19 +111,19 @@ def without_hint(output: BaseModelOutput, mask: Tensor | None) -> CapeEncoderOut
 
 
 def with_hint(outputs: Any) -> tuple[BaseModelOutput, CapeEncoderOutput]:
-    """The S + 1 states that the decoder sees, and the `outputs` of the encoder that were given."""
+    """The S + 1 states that the decoder sees, and the encoder's `outputs` for the caller."""
     if not isinstance(outputs, BaseModelOutput):
-        *shown, leading = outputs
-        if shown and isinstance(leading, Tensor):
-            outputs = CapeEncoderOutput(*shown, leading_state=leading)
+        *caller_outputs, leading = outputs
+        if caller_outputs and isinstance(leading, Tensor):
+            outputs = CapeEncoderOutput(*caller_outputs, leading_state=leading)
     leading = getattr(outputs, "leading_state", None)
     # not len(), which would fix the batch size of exported programs
     if leading is None or leading.shape[0] != outputs.last_hidden_state.shape[0]:
         rows = "none" if leading is None else f"one of {leading.shape[0]} rows"
         raise ValueError(
             "encoder_outputs need a leading_state, for the BOS hint (source_bos=True), with as "
-            f"many rows as last_hidden_state; given: {rows}. Hand over all that the encoder has "
-            "returned, as it is or as a tuple; repeat rows of leading_state where you repeat rows."
+            f"many rows as last_hidden_state; given: {rows}. Hand over the whole output of the "
+            "encoder, as an object or a tuple; repeat rows of leading_state where you repeat rows."
         )
     states = torch.cat((leading, outputs.last_hidden_state), dim=1)
     return BaseModelOutput(states, outputs.hidden_states, outputs.attentions), outputs
@@ -132,7 +133,7 @@ class Generates:
     """Mixin over a stock model that generates, with an encoder that may have the hint."""
 
     def _prepare_static_cache(self, *args: Any, **kwargs: Any) -> Any:
-        """Sized by the states that the encoder shows; the decoder sees the BOS hint as well."""
+        """A static cache with room for the BOS hint, which the encoder's output does not show."""
         cache = super()._prepare_static_cache(*args, **kwargs)
         if self.get_encoder().has_hint:
             for layer in cache.cross_attention_cache.layers:

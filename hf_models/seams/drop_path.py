@@ -14,7 +14,7 @@ class DropPath(nn.Module):
 
     Args:
         rate: Probability that a sample goes without the branch, 0 to less than 1.
-        dropout: The dropout in whose place this module is put; applied before.
+        dropout: The dropout that this module replaces; applied before.
     """
 
     def __init__(self, rate: float, dropout: nn.Module) -> None:
@@ -28,14 +28,14 @@ class DropPath(nn.Module):
         if not self.training:
             return branch
         shape = (branch.shape[0],) + (1,) * (branch.dim() - 1)
-        kept = branch.new_empty(shape).bernoulli_(1 - self.rate)
-        return branch * (kept / (1 - self.rate))
+        keep = branch.new_empty(shape).bernoulli_(1 - self.rate)
+        return branch * (keep / (1 - self.rate))
 
 
 def add_drop_path(layers: nn.ModuleList, rate: float) -> None:
-    """Puts stochastic depth into both branches of each layer, linearly from 0 in the first layer
-    to `rate` in the last. A layer of rate 0 stays as it is, down to the random numbers it draws."""
+    """Puts stochastic depth into both branches of each layer, linearly from 0 in the first layer to
+    `rate` in the last. A layer of rate 0 does not change, down to the random numbers it draws."""
     for depth, layer in enumerate(layers):
-        own = rate * depth / max(1, len(layers) - 1)
-        if own:
-            layer.dropout = DropPath(own, layer.dropout)
+        layer_rate = rate * depth / max(1, len(layers) - 1)
+        if layer_rate:
+            layer.dropout = DropPath(layer_rate, layer.dropout)

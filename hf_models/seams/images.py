@@ -12,24 +12,24 @@ from torch.nn import functional as F
 from cape_plugins import Draw, patch_positions, resize_grid
 from cape_plugins.mathematics.binding import Bound
 from hf_models.seams.attention import add_relative_positions
-from hf_models.switching.install import Seam
+from hf_models.switching.install import PositionHost
 from hf_models.switching.modeling import build_positions, draw_positions, embed_positions
 
 
 class NoTable(nn.Module):
-    """Takes the place of a dropped table, where stock code initialises its `weight`."""
+    """Stands for a dropped table if stock code initialises its `weight` in any case (SigLIP)."""
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("weight", torch.empty(0), persistent=False)
 
 
-class PatchEmbeddings(Bound, Seam):
+class PatchEmbeddings(Bound, PositionHost):
     """Mixin over stock embeddings of patches and special tokens; the draw of a call is bound to it.
 
-    Special tokens, such as the class token, have learned vectors of their own and no place in the
-    image. A learned table keeps the name and shape of the stock parameter, its first rows being
-    those of the special tokens, and is resized bicubically to the image at hand.
+    Special tokens, such as the class token, have learned vectors and no place in the image. A
+    learned table keeps the name and shape of the stock parameter, whose first rows belong to the
+    special tokens, and is resized bicubically to each image.
 
     Attributes:
         special_tokens: Names of the parameters of the special tokens, in the order of the rows.
@@ -44,9 +44,10 @@ class PatchEmbeddings(Bound, Seam):
     antialias = False
     square = False
 
-    def take_place(self, config: Any, trained: bool) -> None:
-        """See :class:`~hf_models.switching.install.Seam`. Where the table is dropped, its rows of
-        special tokens are added to these if it is `trained`."""
+    def install_positions(self, config: Any, trained: bool) -> None:
+        """See :class:`~hf_models.switching.install.PositionHost`. If the table is dropped, its rows
+        of special tokens are added to these, but only from a `trained` table: plain
+        ``from_pretrained`` has none yet, ``switch`` and ``hf_models.convert`` do."""
         sizes = getattr(config, "vision_config", config)
         self.patch_size, self.image_size = _pair(sizes.patch_size), _pair(sizes.image_size)
         self.table_size = self.patches(*self.image_size)
@@ -73,7 +74,8 @@ class PatchEmbeddings(Bound, Seam):
         return None if self.positions is not None else self.position_embeddings
 
     def set_table(self, table: nn.Parameter | None) -> None:
-        """Changes the :attr:`table`."""
+        """Changes the :attr:`table`. A dropped table becomes an empty buffer, which no checkpoint
+        holds: DINOv2 and BEiT would silently add nothing to the patches if it were None."""
         del self.position_embeddings
         if table is not None:
             self.register_parameter("position_embeddings", table)
@@ -87,7 +89,7 @@ class PatchEmbeddings(Bound, Seam):
         return super().forward(pixel_values, *args, **kwargs)
 
     def interpolate_pos_encoding(self, embeddings: Tensor, height: int, width: int) -> Any:
-        """Addend of `embeddings`, ``[1 or B, special tokens + patches, C]``, or zero."""
+        """PositionSlot of `embeddings`, ``[1 or B, special tokens + patches, C]``, or zero."""
         rows, columns = self.patches(height, width)
         if self.positions is None:
             return self.resized_table(rows, columns)
@@ -135,16 +137,16 @@ class PatchEmbeddings(Bound, Seam):
 
 
 def _pair(size: Any) -> tuple[int, int]:
-    """Height and width of a size that is one number or two."""
+    """Height and width, from one number or two."""
     return tuple(size) if isinstance(size, Sequence) else (size, size)
 
 
-class ImageModel(Seam):
+class ImageModel(PositionHost):
     """Mixin over a stock model whose ``embeddings`` are :class:`PatchEmbeddings`: images of any
     size, no flag needed."""
 
-    def take_place(self, config: Any, trained: bool) -> None:
-        """See :class:`~hf_models.switching.install.Seam`."""
+    def install_positions(self, config: Any, trained: bool) -> None:
+        """See :class:`~hf_models.switching.install.PositionHost`."""
         settings = config.position_config
         self.has_relative_positions = settings.relative_context > 0
         attentions = (module for module in self.modules() if hasattr(module, "q_proj"))
@@ -155,8 +157,8 @@ class ImageModel(Seam):
 
         Every size is welcome before and after. But a learned table keeps the size of the
         configuration and is resized in each forward; to finetune at another size it is resized
-        here once, bicubically, and then learns at its own size (DeiT). The rows of special tokens
-        and all other weights stay as they are. To be called before an optimizer is made.
+        here once, bicubically, and then learns at this size (DeiT). The rows of special tokens and
+        all other weights stay. To be called before an optimizer is made.
 
         Raises:
             ValueError: if the size is smaller than a patch, or if it is no square and the
@@ -181,10 +183,10 @@ class ImageModel(Seam):
         channels = self.config.num_channels
         sizes = tuple(pixel_values.shape) if isinstance(pixel_values, Tensor) else ()
         if len(sizes) != 4 or sizes[1] != channels or sizes[0] == 0:
-            given = f"has shape {sizes}" if sizes else f"is {type(pixel_values).__name__}"
+            description = f"has shape {sizes}" if sizes else f"is {type(pixel_values).__name__}"
             raise ValueError(
-                f"pixel_values {given}; allowed: a tensor [batch, {channels} channels, height, "
-                "width] of at least one image. Give one image as image[None]."
+                f"pixel_values {description}; allowed: a tensor [batch, {channels} channels, "
+                "height, width] of at least one image. Give one image as image[None]."
             )
         patches = self.embeddings.patches(*sizes[2:])
         if self.has_relative_positions:

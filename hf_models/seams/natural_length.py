@@ -29,7 +29,7 @@ from hf_models.seams.speech import (
     hop_in_seconds,
     values_to_check,
 )
-from hf_models.switching.install import Addend, Seam
+from hf_models.switching.install import PositionHost, PositionSlot
 from hf_models.switching.modeling import (
     InitializesPositions,
     build_positions,
@@ -38,8 +38,8 @@ from hf_models.switching.modeling import (
 
 STRIDE = 2  # frames per position of the encoder
 _ROUNDING = 5e-3  # rounding of sinusoids stored in half precision
-# From 1 where there is no padding, and 0 elsewhere, to what transformers would add to scores: 0,
-# and the least number or -inf, which sdpa would otherwise make of a mask in each layer.
+# From 1, and 0 on padding, to the numbers that transformers would add to scores: 0, and the least
+# number or -inf. They are made once for each stack; sdpa would make them of a mask in each layer.
 _SCORES: dict[str, Callable[[Tensor], Tensor]] = {
     "eager": lambda valid: (valid - 1) * torch.finfo(valid.dtype).max,
     "sdpa": torch.log,
@@ -60,7 +60,7 @@ class NaturalLengthSettings:
 
     @property
     def at_natural_length(self) -> bool:
-        """`natural_length`, or what follows from the type: not at that of the stock model."""
+        """`natural_length`; by default true unless the type is the stock model's."""
         if self.natural_length is None:
             return self.position_embedding["type"] != self.stock_type("encoder")
         return self.natural_length
@@ -72,11 +72,15 @@ class NaturalLengthSettings:
         return words if self.at_natural_length else ""
 
 
-class NaturalLengthEncoder(Seam, InitializesPositions):
-    """Mixin over Whisper's encoder, for recordings of any length."""
+class NaturalLengthEncoder(PositionHost, InitializesPositions):
+    """Mixin over Whisper's encoder, for recordings of any length. It rewrites the only stock
+    forward in this package: Whisper's refuses all but 3000 frames, cuts its table to them and takes
+    no mask. The price is that changes in transformers have to be followed; a test compares the two
+    bit for bit, outputs and three updates."""
 
-    def take_place(self, config: Any, trained: bool) -> None:
-        """See :class:`~hf_models.switching.install.Seam`; the stock sinusoids are not kept."""
+    def install_positions(self, config: Any, trained: bool) -> None:
+        """See :class:`~hf_models.switching.install.PositionHost`; the stock sinusoids are not
+        kept."""
         rows = self.max_source_positions
         self.positions = build_positions(config, "encoder", rows, config.init_std)
         if trained:  # transformers makes the sinusoids of a loaded model trainable
@@ -89,7 +93,7 @@ class NaturalLengthEncoder(Seam, InitializesPositions):
                     "is fine-tuned",
                     stacklevel=2,
                 )
-        self.embed_positions = Addend()
+        self.embed_positions = PositionSlot()
         add_relative_positions((layer.self_attn for layer in self.layers), config.position_config)
 
     @torch.no_grad()
@@ -108,7 +112,7 @@ class NaturalLengthEncoder(Seam, InitializesPositions):
         frame_nanoseconds: Tensor | None = None,
         **kwargs: Any,
     ) -> MaskedOutput:
-        """Encodes frames; not augmented without a `draw`, also in training mode.
+        """Encodes frames; not augmented without a `draw`, even in training mode.
 
         Args:
             input_features: ``[B, bins, T]``, padded on the right; or with the mask as one more bin.
@@ -117,7 +121,7 @@ class NaturalLengthEncoder(Seam, InitializesPositions):
                 others.
         """
         features, mask = split_mask(input_features, attention_mask, self.config, self.training)
-        if mask is not None:  # of a recording without frames, the first one counts
+        if mask is not None:  # the first frame counts even in a recording without frames
             mask = F.pad(mask[:, 1:].ne(0), (1, 0), value=True)
             # values on padding must not reach the last frames through a kernel
             features = features * mask[:, None]
@@ -145,7 +149,7 @@ class NaturalLengthEncoder(Seam, InitializesPositions):
 
 
 class MaskedDecoderLayer:
-    """Mixin over a layer of Whisper's decoder: can be given a mask of the recording."""
+    """Mixin over a layer of Whisper's decoder: takes a mask of the recording."""
 
     def __call__(self, *args: Any, cross_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
         """See transformers; not in `forward`, because stock code gives no mask there."""
@@ -178,8 +182,8 @@ def attention_mask_of(
         valid: ``[B, S]`` bool, False on padding.
         config: Configuration of the model.
         states: ``[B, S, C]``, which are attended to.
-        training: Whether a step of training runs. transformers looks whether anything is padded at
-            all, for which each step would wait for a GPU.
+        training: Whether a step of training runs. transformers checks whether anything is padded,
+            for which each step would wait for a GPU.
         queries: ``[B, T, ...]`` of a decoder; default `states`.
     """
     if training and config._attn_implementation in _SCORES:

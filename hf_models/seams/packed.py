@@ -27,7 +27,8 @@ def number_texts(position_ids: Tensor) -> Tensor:
 
 def refuse_packed_sources(arguments: Mapping[str, Any]) -> None:
     """Refuses `position_ids` in a call of an encoder beside a decoder. No stock forward of these
-    takes them, so that packed texts would see each other without a word."""
+    takes them, so that packed texts would silently see each other; to keep them apart would need
+    borders in the attention of both sides."""
     if arguments.get("position_ids") is not None:
         raise ValueError(
             "position_ids are given with a source, whose positions are counted from its first "
@@ -40,12 +41,13 @@ def refuse_packed_sources(arguments: Mapping[str, Any]) -> None:
 def keep_borders(
     model: Any, content: Tensor, attention_mask: Any, position_ids: Tensor | None
 ) -> Any:
-    """The mask of a stock forward, which knows no borders of packed texts itself.
+    """The mask of a stock forward that knows no borders of packed texts. In stock models such texts
+    see each other.
 
     Args:
         model: The stack. A mask for each kind of its layers is returned where these differ.
         content: Ids ``[B, T]`` or embeddings ``[B, T, C]``.
-        attention_mask: Of the caller, who knows better.
+        attention_mask: The caller's mask, which is returned if there is one.
         position_ids: ``[T]`` or ``[B or 1, T]``. Without a mask, each step other than 1 begins
             another text, as in the causal models of transformers.
 
@@ -55,15 +57,16 @@ def keep_borders(
     config, (batch, length) = model.config, content.shape[:2]
     if attention_mask is not None or position_ids is None or getattr(config, "is_decoder", False):
         return attention_mask
-    text = number_texts(position_ids.view(-1, length).expand(batch, length))
-    # in evaluation one text is computed to the bit as without a mask; training reads no values
-    if not model.training and not torch.compiler.is_compiling() and not text.any():
+    text_number = number_texts(position_ids.view(-1, length).expand(batch, length))
+    # in evaluation one text is computed bit for bit as without a mask; training always makes the
+    # mask, because looking at the positions would halt a GPU
+    if not model.training and not torch.compiler.is_compiling() and not text_number.any():
         return None
-    like = torch.empty(batch, length, 0, dtype=model.dtype, device=content.device)
+    content_like = torch.empty(batch, length, 0, dtype=model.dtype, device=content.device)
     layer_types = set(getattr(config, "layer_types", None) or ())
-    borders = packed_sequence_mask_function(text)
+    borders = packed_sequence_mask_function(text_number)
     masks = {
-        layer_type: _MASKS[layer_type](config, like, None, and_mask_function=borders)
+        layer_type: _MASKS[layer_type](config, content_like, None, and_mask_function=borders)
         for layer_type in layer_types or {"full_attention"}
     }
     if None in masks.values():

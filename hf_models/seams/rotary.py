@@ -1,7 +1,7 @@
 """Models that turn queries and keys by their positions (RoPE), for all families that do.
 
-`position_ids` stay as the caller and transformers have them, which takes them for borders of packed
-texts: positions are moved inside the module that turns them into angles.
+Callers and transformers keep their `position_ids`, which also mark the borders of packed texts:
+positions are moved inside the module that turns them into angles.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,34 +25,41 @@ from cape_plugins.mathematics.augmentation import sorted_sample
 from cape_plugins.mathematics.binding import Bound
 from hf_models.host import find_cache
 from hf_models.seams.packed import keep_borders, number_texts
-from hf_models.switching.install import Seam
+from hf_models.switching.install import PositionHost
 from hf_models.switching.modeling import (
     build_positions,
+    content_of_call,
     draw_positions,
-    given_content,
     process_generator,
 )
 from hf_models.switching.settings import FIELD
 
 
-class Moves(NamedTuple):
-    """Values bound to the module of angles in a training forward.
+class MovedPositions:
+    """Positions of a training forward, bound to the module of angles. They are moved once: stock
+    models may ask for angles more than once (ModernBERT does, for each kind of layer), and all
+    angles must belong to the same positions.
 
-    Attributes:
+    Args:
         draw: Random numbers of this forward.
         valid: ``[B, T]`` bool, False on padding; None if nothing is padded.
-        coordinates: Moved positions, once they have been drawn: a stock model may ask for angles
-            more than once, and all must be of the same positions.
+        positions: ``[B, T]`` float32 if they have been drawn already.
     """
 
-    draw: Draw
-    valid: Tensor | None
-    coordinates: dict[str, Tensor]
+    def __init__(self, draw: Draw, valid: Tensor | None, positions: Tensor | None = None) -> None:
+        self.draw, self.valid, self.positions = draw, valid, positions
+
+    def of(self, encoder: PositionEncoder, position_ids: Tensor) -> Tensor:
+        """``[B, T]`` float32, the moved positions of `position_ids` ``[B or 1, T]``."""
+        if self.positions is None:
+            self.positions = move(encoder, position_ids, self.draw, self.valid)
+        return self.positions
 
 
-class RotaryAngles(Bound, Seam):
-    """Mixin over the stock module that gives cosines and sines; :class:`Moves` are bound
-    to it, or nothing where nothing is augmented.
+class RotaryAngles(Bound, PositionHost):
+    """Mixin over the stock module that gives cosines and sines; :class:`MovedPositions` are bound
+    to it, or nothing if nothing is augmented. Frequencies that follow the longest length so far
+    (dynamic NTK) follow the moved positions too.
 
     Attributes:
         side: Side in the row of the family.
@@ -60,8 +67,8 @@ class RotaryAngles(Bound, Seam):
 
     side = "decoder"
 
-    def take_place(self, config: Any, trained: bool) -> None:
-        """See :class:`~hf_models.switching.install.Seam`."""
+    def install_positions(self, config: Any, trained: bool) -> None:
+        """See :class:`~hf_models.switching.install.PositionHost`."""
         self.positions = build_positions(config, self.side)
         settings = getattr(config, FIELD), *config.position_fields[FIELD]
         self.settings = json.dumps(settings)  # as an operator of torch takes them
@@ -71,11 +78,7 @@ class RotaryAngles(Bound, Seam):
         if not self.positions.config.encoding.turns:
             position_ids = torch.zeros_like(position_ids)  # no angle
         elif self.bound is not None:
-            moved = self.bound.coordinates
-            if "moved" not in moved:
-                draw, valid, _ = self.bound
-                moved["moved"] = move(self.positions, position_ids, draw, valid)
-            position_ids = moved["moved"]
+            position_ids = self.bound.of(self.positions, position_ids)
         return super().forward(x, position_ids, *args, **kwargs)
 
 
@@ -103,15 +106,14 @@ class RotaryModel:
         Args:
             input_ids: ``[B, T]``.
             attention_mask: ``[B, T]``, 0 on padding.
-            position_ids: ``[T]`` or ``[B or 1, T]``. Without mask and cache, each step other than 1
-                begins another text, as in transformers, which is scaled, or gets positions, on its
-                own.
+            position_ids: ``[T]`` or ``[B or 1, T]``. Without a mask or cache, a jump in them starts
+                a new packed text, as in transformers; each text is augmented separately.
             draw: Random numbers of this forward, to inject; default drawn in training. Without
                 gradients none are drawn: each step of generation must see the same positions.
         """
         cache = find_cache(*args, *kwargs.values())
-        content = given_content(input_ids, inputs_embeds)
-        encoder, moved, valid = self.rotary_emb.positions, {}, None
+        content = content_of_call(input_ids, inputs_embeds)
+        encoder, moved, valid = self.rotary_emb.positions, None, None
         if position_ids is not None and position_ids.dim() == 1:
             position_ids = position_ids[None]
         if draw is None and torch.is_grad_enabled():
@@ -122,26 +124,24 @@ class RotaryModel:
                 texts = position_ids.expand(content.shape[:2])
                 if encoder.config.sampling:
                     draw = Draw()
-                    moved["moved"] = sample_positions(texts, self.rotary_emb.settings)
+                    moved = sample_positions(texts, self.rotary_emb.settings)
                 else:
                     draw = draw_texts(encoder, texts)
         if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
             valid = attention_mask[:, -content.shape[1] :].bool()
         if not self.causal:
             attention_mask = keep_borders(self, content, attention_mask, position_ids)
-        with self.rotary_emb.using(None if draw is None else Moves(draw, valid, moved)):
-            return super().forward(
-                *(input_ids, attention_mask, position_ids, *args),
-                inputs_embeds=inputs_embeds,
-                **kwargs,
-            )
+        bound = None if draw is None else MovedPositions(draw, valid, moved)
+        arguments = (input_ids, attention_mask, position_ids, *args)
+        with self.rotary_emb.using(bound):
+            return super().forward(*arguments, inputs_embeds=inputs_embeds, **kwargs)
 
 
 def move(
     encoder: PositionEncoder, position_ids: Tensor, draw: Draw, valid: Tensor | None = None
 ) -> Tensor:
-    """Augmented positions ``[B, T]`` float32 of `position_ids` ``[B or 1, T]``, which are counted
-    from the first that is valid ``[B, T]`` on: only distances matter here."""
+    """Augmented positions ``[B, T]`` float32 of `position_ids` ``[B or 1, T]``. Drawn orders count
+    from the first token that is valid ``[B, T]``: only distances matter here."""
     raw = Positions(position_ids[..., None].float(), in_steps=True)
     if valid is not None and draw.order is not None:
         ids = position_ids.expand(valid.shape)
@@ -167,9 +167,9 @@ def draw_texts(encoder: PositionEncoder, position_ids: Tensor) -> Draw:
 def sample_texts(encoder: PositionEncoder, position_ids: Tensor) -> Tensor:
     """Positions ``[B, T]`` float32 of packed samples, drawn and sorted for each text.
 
-    The numbers of texts and of positions are read from the device, once, in such training alone:
-    an order for each token, as :func:`draw_texts` draws a number for each, would not fit into
-    memory.
+    Reads the numbers of texts and of positions from the device, once, only in such training: an
+    order for each token, as :func:`draw_texts` draws a number for each, would not fit into memory.
+    Sorted gaps or one shared permutation would change the draws, or lose the error for long texts.
     """
     batch = position_ids.shape[0]
     text = number_texts(position_ids)
@@ -194,11 +194,11 @@ if "tags" not in inspect.signature(torch.library.custom_op).parameters:  # torch
 
 @torch.library.custom_op("cape_plugins::sample_positions", mutates_args=(), **_tagged)
 def sample_positions(position_ids: Tensor, settings: str) -> Tensor:
-    """:func:`sample_texts` as an operator, which torch.compile does not look into.
+    """:func:`sample_texts` as an operator, which torch.compile does not trace: graphs do not break.
 
     Args:
         position_ids: ``[B, T]``.
-        settings: Of :class:`RotaryAngles`.
+        settings: Settings of a :class:`RotaryAngles`, as JSON.
     """
     return sample_texts(_encoder_of(settings), position_ids)
 

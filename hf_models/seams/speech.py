@@ -24,7 +24,7 @@ from cape_plugins.speech.subsampling import (
 )
 from hf_models.host import without_cache
 from hf_models.seams.attention import add_relative_positions
-from hf_models.switching.install import Addend, Seam
+from hf_models.switching.install import PositionHost, PositionSlot
 from hf_models.switching.modeling import InitializesPositions, draw_positions, embed_positions
 
 # Nanoseconds: one sample at 50 kHz, and the limit of `hop_seconds` in configurations
@@ -52,7 +52,7 @@ class Subsampler(Bound, ConvSubsampler):
     it.
 
     Args:
-        channels: Input channels, then those of each convolution after its gate.
+        channels: Input channels, then the channels of each convolution after its gate.
         layers: Kernel size and stride of each convolution.
         scale: Factor on the content.
         positions: Position encoder.
@@ -83,36 +83,37 @@ class Subsampler(Bound, ConvSubsampler):
 
 class EncodesSpeech:
     """Mixin over a stock model with a :class:`SpeechEncoder`. It has every attention function of
-    transformers; the stock model refuses those that its own tests cannot try."""
+    transformers: the stock parts refuse all but eager attention, so that the model is built with
+    it and then gets the function of its configuration."""
 
     _supports_sdpa = True
     _supports_flash_attn = True
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
-        asked, config._attn_implementation = config._attn_implementation, "eager"
+        attention, config._attn_implementation = config._attn_implementation, "eager"
         try:
             super().__init__(config, *args, **kwargs)
         finally:  # the configuration is the caller's
-            config._attn_implementation = asked
+            config._attn_implementation = attention
         self.config._attn_implementation = self._check_and_adjust_attn_implementation(
-            asked, is_init_check=True
+            attention, is_init_check=True
         )
 
     def _get_feat_extract_output_lengths(self, input_lengths: Tensor) -> Tensor:
         return encoder_lengths(self.config, input_lengths)
 
 
-class SpeechEncoder(EncodesSpeech, Seam, InitializesPositions):
+class SpeechEncoder(EncodesSpeech, PositionHost, InitializesPositions):
     """Mixin over Speech2Text's encoder, whose convolutions are a :class:`Subsampler`."""
 
-    def take_place(self, config: Any, trained: bool) -> None:
-        """See :class:`~hf_models.switching.install.Seam`; stock convolutions stay."""
+    def install_positions(self, config: Any, trained: bool) -> None:
+        """See :class:`~hf_models.switching.install.PositionHost`; stock convolutions stay."""
         subsampler = self.make_subsampler(config)
         if hasattr(self, "conv"):
             subsampler.conv_layers = self.conv.conv_layers
         self.conv = subsampler
         self.embed_scale = 1  # the subsampler scales the content, before positions are added
-        self.embed_positions = Addend()
+        self.embed_positions = PositionSlot()
         add_relative_positions((layer.self_attn for layer in self.layers), config.position_config)
 
     def make_subsampler(self, config: Any) -> Subsampler:
@@ -139,7 +140,7 @@ class SpeechEncoder(EncodesSpeech, Seam, InitializesPositions):
             input_features: ``[B, T, bins]``, padded on the right.
             attention_mask: ``[B, T]``, 0 on padding.
             hop_nanoseconds: Distance of frames, a number or ``[B]`` integers, which no host casts
-                to half precision; default that of the configuration.
+                to half precision; default from the configuration.
             draw: Random numbers from :meth:`~cape_plugins.PositionEncoder.draw`.
             frame_nanoseconds: ``[B, T]`` integers, the centre of each frame since the beginning of
                 the recording, where some were skipped (:mod:`cape_plugins.speech.batching`).
@@ -210,7 +211,7 @@ class RecognitionModel:
 
         Args:
             hop_nanoseconds: Distance of frames, a number or ``[B]`` integers, which no host casts
-                to half precision; default that of the configuration.
+                to half precision; default from the configuration.
             draw: Random numbers of the encoder in this forward, to inject; by default drawn in
                 training. With `encoder_outputs` nothing is drawn, because the encoder has run
                 without.
@@ -254,17 +255,19 @@ def takes_frames(forward: Callable[..., Any]) -> Callable[..., Any]:
     the Trainer drops columns of the data that it does not find there."""
 
     @functools.wraps(forward)
-    def named(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward_with_frames(self: Any, *args: Any, **kwargs: Any) -> Any:
         return forward(self, *args, **kwargs)
 
     signature = inspect.signature(forward)
-    *known, others = signature.parameters.values()
+    *parameters, others = signature.parameters.values()
     names = ("hop_nanoseconds", "frame_nanoseconds")
-    added = [
+    frame_parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in names
     ]
-    named.__signature__ = signature.replace(parameters=[*known, *added, others])
-    return named
+    forward_with_frames.__signature__ = signature.replace(
+        parameters=[*parameters, *frame_parameters, others]
+    )
+    return forward_with_frames
 
 
 def add_positions(encoder: PositionEncoder, hidden: Tensor, frames: Frames, stride: int) -> Tensor:
@@ -273,7 +276,7 @@ def add_positions(encoder: PositionEncoder, hidden: Tensor, frames: Frames, stri
     Args:
         encoder: Position encoder.
         hidden: One position for each `stride` frames.
-        frames: Of the recordings; the lengths are those of `hidden`.
+        frames: Frames of the recordings, with the lengths of `hidden`.
         stride: Frames per position.
     """
     positions = subsampled_positions(
@@ -302,8 +305,9 @@ def check_seconds(config: Any, *names: str) -> None:
 
 
 def values_to_check(values: Tensor, training: bool) -> np.ndarray | None:
-    """Values of an input that is to be checked; None in a compiled program, which has none, and in
-    training on a GPU, for which each step would wait."""
+    """Values of an input, to be checked; None in a compiled program, which has none, and in
+    training on a GPU, for which each step would wait: a GPU trains on a wrong mask until the first
+    evaluation."""
     if torch.compiler.is_compiling() or (training and not values.is_cpu):
         return None
     # numpy has no bfloat16; on a CPU it is no operation that others would have to wait for

@@ -1,6 +1,6 @@
 """Encoders and decoders of tokens, and models of both, for all families of text.
 
-Parameters and their names are those of the stock models, so that checkpoints load both ways.
+Parameters and their names stay stock, so that checkpoints load both ways.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from hf_models.seams.bos_hint import (
     without_hint,
 )
 from hf_models.seams.packed import keep_borders, refuse_packed_sources
-from hf_models.switching.install import PARTS, Addend, LearnedTable, Seam, stock_class
+from hf_models.switching.install import PARTS, LearnedTable, PositionHost, PositionSlot, stock_class
 from hf_models.switching.modeling import (
     InitializesPositions,
     build_positions,
+    content_of_call,
     decoder_positions,
     draw_positions,
     embed_positions,
-    given_content,
 )
 
 
-class TextStack(Bound, Seam, InitializesPositions):
+class TextStack(Bound, PositionHost, InitializesPositions):
     """Mixin over a stock encoder or decoder of tokens; the draw of this forward is bound to it.
 
     Attributes:
@@ -52,15 +52,15 @@ class TextStack(Bound, Seam, InitializesPositions):
     limit: str
     padding_by_id = False
 
-    def take_place(self, config: Any, trained: bool) -> None:
-        """See :class:`~hf_models.switching.install.Seam`."""
+    def install_positions(self, config: Any, trained: bool) -> None:
+        """See :class:`~hf_models.switching.install.PositionHost`."""
         rows = getattr(self, self.limit)
         self.positions = build_positions(config, self.side, rows, config.init_std)
-        stock = PARTS.get(type(self.embed_positions), Addend)
+        stock = PARTS.get(type(self.embed_positions), PositionSlot)
         if self.positions.config.encoding.counts and issubclass(stock, LearnedTable):
             self.positions.encoding = None  # the stock table has the rows
         else:
-            self.embed_positions = Addend()
+            self.embed_positions = PositionSlot()
         attentions = (layer.self_attn for layer in self.layers)
         add_relative_positions(attentions, self.positions.config)
 
@@ -87,8 +87,8 @@ class TextStack(Bound, Seam, InitializesPositions):
             draw: Random numbers from the caller; default the bound ones.
         """
         draw = self.bound if draw is None else draw
-        table, words = self.embed_positions, self.embed_tokens.weight
-        return _addend(self.positions, table, positions, draw, content, words, length)
+        table, word_table = self.embed_positions, self.embed_tokens.weight
+        return _addend(self.positions, table, positions, draw, content, word_table, length)
 
 
 class SourceStack(TextStack):
@@ -124,7 +124,7 @@ class SourceStack(TextStack):
             stock output, of S positions; with the BOS hint :class:`CapeEncoderOutput`.
         """
         refuse_packed_sources(kwargs)
-        content = given_content(input_ids, inputs_embeds)
+        content = content_of_call(input_ids, inputs_embeds)
         expected = tuple(content.shape[:2])
         mask = attention_mask
         if mask is not None and mask.dim() == 2 and mask.shape != expected:
@@ -155,7 +155,8 @@ class SourceStack(TextStack):
 
     @property
     def bos_token(self) -> int:
-        """The hint; Marian and Pegasus have no BOS and take EOS."""
+        """The hint; Marian and Pegasus have no BOS and take EOS. Its vector has been trained, and
+        stock checkpoints load without new parameters."""
         token = getattr(self.config, "bos_token_id", None)
         token = self.config.eos_token_id if token is None else token
         return token[0] if isinstance(token, list) else token
@@ -177,9 +178,9 @@ class TargetStack(TextStack):
         draw: Draw | None = None,
         **kwargs: Any,
     ) -> Any:
-        """See transformers; `draw` as in :meth:`SourceStack.forward`. Where `position_ids`
-        ``[B or 1, T]`` are given, they count as they are, of any size."""
-        content = given_content(input_ids, inputs_embeds, "decoder_")
+        """See transformers; `draw` as in :meth:`SourceStack.forward`. `position_ids` ``[B or 1,
+        T]`` are the positions, of any size."""
+        content = content_of_call(input_ids, inputs_embeds, "decoder_")
         length, device = content.shape[1], content.device
         cache = find_cache(*kwargs.values())
         past = cached_tokens(cache)
@@ -222,17 +223,17 @@ class TranslationModel:
         """See transformers.
 
         Args:
-            encoder_outputs: Output of the encoder, as it is or as a tuple: with the BOS
-                hint its last hidden state alone is not enough.
+            encoder_outputs: Whole output of the encoder, an object or a tuple: with the BOS hint
+                its last hidden state alone is not enough.
             draw: Random numbers of this forward, to inject; by default drawn in training. With
                 `encoder_outputs` nothing is drawn, because the encoder has run without.
             decoder_draw: Random numbers of the decoder; default the draw of the encoder if the
-                configuration synchronises them, else one of its own.
+                configuration synchronises them, else another draw.
 
         Raises:
             ValueError: for `encoder_outputs` without the state of the BOS hint.
         """
-        content = given_content(input_ids, inputs_embeds) if encoder_outputs is None else None
+        content = content_of_call(input_ids, inputs_embeds) if encoder_outputs is None else None
         hint = place_hint(attention_mask) if self.encoder.has_hint else None
         if content is not None:
             if draw is None:
@@ -295,19 +296,19 @@ class TokenTable(LearnedTable, nn.Embedding):
     """Mixin over a table without rows in front."""
 
 
-class TokenEmbeddings(Bound, Seam):
+class TokenEmbeddings(Bound, PositionHost):
     """Mixin over stock embeddings of tokens, their types and positions (BERT); the mask and
     the draw of this forward are bound to it."""
 
-    def take_place(self, config: Any, trained: bool) -> None:
-        """See :class:`~hf_models.switching.install.Seam`."""
+    def install_positions(self, config: Any, trained: bool) -> None:
+        """See :class:`~hf_models.switching.install.PositionHost`."""
         self.past_name = past_name(stock_class(type(self)).forward)
         self.positions = build_positions(config, "encoder", std=config.initializer_range)
         if self.positions.config.encoding.counts:
             self.positions.encoding = None  # the stock table has the rows
             self.position_embeddings.__class__ = TokenTable
         else:
-            self.position_embeddings = Addend()
+            self.position_embeddings = PositionSlot()
 
     def forward(
         self,
@@ -317,14 +318,14 @@ class TokenEmbeddings(Bound, Seam):
         inputs_embeds: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """See transformers; `position_ids` count as they are, of any size."""
+        """See transformers; `position_ids` are the positions, of any size."""
         content = input_ids if inputs_embeds is None else inputs_embeds
         (batch, length), device = content.shape[:2], content.device
         mask, draw = self.bound or (None, None)
         past = kwargs.get(self.past_name, 0)
         positions = decoder_positions(length, past, mask, device, position_ids)
-        table, words = self.position_embeddings, self.word_embeddings.weight
-        addend = _addend(self.positions, table, positions, draw, content, words, length)
+        table, word_table = self.position_embeddings, self.word_embeddings.weight
+        addend = _addend(self.positions, table, positions, draw, content, word_table, length)
         # stock buffers, which end with its table, stand in where these two are missing
         numbers = torch.zeros(batch, length, dtype=torch.long, device=device)
         token_type_ids = numbers if token_type_ids is None else token_type_ids
@@ -338,11 +339,11 @@ class TokenEmbeddings(Bound, Seam):
             )
 
 
-class TokenModel(Seam):
+class TokenModel(PositionHost):
     """Mixin over a stock model of one stack, whose ``embeddings`` are :class:`TokenEmbeddings`."""
 
-    def take_place(self, config: Any, trained: bool) -> None:
-        """See :class:`~hf_models.switching.install.Seam`."""
+    def install_positions(self, config: Any, trained: bool) -> None:
+        """See :class:`~hf_models.switching.install.PositionHost`."""
         layers = self.encoder.layer
         add_relative_positions((layer.attention.self for layer in layers), config.position_config)
 
@@ -366,7 +367,7 @@ class TokenModel(Seam):
             inputs_embeds: ``[B, T, C]`` in the place of `input_ids`.
             draw: Random numbers of this forward, to inject; default drawn in training.
         """
-        content = given_content(input_ids, inputs_embeds)
+        content = content_of_call(input_ids, inputs_embeds)
         if draw is None:
             draw = draw_positions(self.embeddings.positions, content)
         with self.embeddings.using((attention_mask, draw)):
@@ -382,15 +383,15 @@ def _addend(
     positions: Positions,
     draw: Draw | None,
     content: Tensor,
-    words: Tensor,
+    word_table: Tensor,
     length: int,
 ) -> Tensor | None:
     """Embeddings to add to the last `length` tokens of `content`, ids ``[B, T]`` or embeddings
     ``[B, T, C]``: rows of the stock table where it stays, else embeddings of `positions` in the
-    precision of the content or of its `words`."""
+    precision of the content or of its `word_table`."""
     if isinstance(table, LearnedTable):
         addend = table.look_up(positions, len(content))
     else:
-        precise = content if content.is_floating_point() else words
-        addend = embed_positions(encoder, positions, draw, precise)
+        dtype_source = content if content.is_floating_point() else word_table
+        addend = embed_positions(encoder, positions, draw, dtype_source)
     return None if addend is None else addend[:, -length:]

@@ -15,16 +15,25 @@ from transformers import PreTrainedModel
 
 from cape_plugins.checkpoints.families import find_family
 from cape_plugins.mathematics.binding import Bound
-from hf_models.switching.install import PARTS, Seam, SwitchedModel, install, is_model, stock_class
+from hf_models.switching.install import (
+    PARTS,
+    PositionHost,
+    SwitchedModel,
+    install,
+    is_model,
+    stock_class,
+)
 from hf_models.switching.settings import FIELD, require_own_config
 
 # a learned table in stock classes
 STOCK_TABLES = (
-    *("embed_positions.weight", "position_embeddings.weight"),
-    *("position_embeddings", "position_embedding.weight"),
+    "embed_positions.weight",
+    "position_embeddings.weight",
+    "position_embeddings",
+    "position_embedding.weight",
 )
 _ADDED = re.compile(r"\.(positions|relative)\.")  # parameters that no stock class has
-_OF_TORCH = vars(nn.Module()).keys()  # attributes that every module has
+_TORCH_ATTRIBUTES = vars(nn.Module()).keys()  # attributes that every module has
 
 
 def switch(model: Any, position_embedding: Mapping[str, Any], **fields: Any) -> Any:
@@ -38,20 +47,21 @@ def switch(model: Any, position_embedding: Mapping[str, Any], **fields: Any) -> 
         model: A model of transformers of a known family, stock or switched already, and the
             outermost one: a part such as ``classifier.bert`` would be switched without the
             classifier, which cannot be seen from the part and would be saved and loaded as a stock
-            one. For one that was switched already, a stock model is built for a moment.
+            one. A model that was switched already costs a second copy of its weights for a moment,
+            because a stock model is built to see what has to be undone.
         position_embedding: ``{"type": ..., option: value}``.
-        fields: Further fields of the configuration, such as ``hop_seconds``; those of a model that
-            was switched already stay.
+        fields: Further fields of the configuration, such as ``hop_seconds``; a model that was
+            switched already keeps its values of missing fields.
 
     Returns:
-        `model`, whose class and configuration are now those of this package.
+        `model`, with a class and configuration of this package.
 
     Raises:
-        ValueError: if the family is unknown, a setting is wrong, or a module has a forward of its
-            own; the model stays as it was.
+        ValueError: if the family is unknown, a setting is wrong, or a module's forward has been
+            replaced; the model does not change then.
     """
-    again = is_model(type(model))
-    part = type(model) if again else PARTS.get(type(model))
+    switched_before = is_model(type(model))
+    part = type(model) if switched_before else PARTS.get(type(model))
     if not is_model(part):
         raise ValueError(_refusal(model))
     stock, old_config = stock_class(part), model.config
@@ -64,23 +74,23 @@ def switch(model: Any, position_embedding: Mapping[str, Any], **fields: Any) -> 
     _check_settings(part, stock, position_embedding, fields)
     _refuse_hooks(model)
     settings, stock_config = {FIELD: position_embedding, **fields}, old_config
-    if again:
+    if switched_before:
         stock_config = stock.config_class(**stock_settings(old_config, stock.config_class))
-        staying = _added_fields(part, stock) - old_config.position_fields.keys()
-        settings = {**{name: getattr(old_config, name) for name in staying}, **settings}
+        other_fields = _added_fields(part, stock) - old_config.position_fields.keys()
+        settings = {**{name: getattr(old_config, name) for name in other_fields}, **settings}
     try:
         config = part.config_class.of_stock(stock_config, **settings)
     except StrictDataclassError as error:
         raise ValueError(str(error.__cause__ or error)) from error
-    # not of the stock configuration: a stock Speech2Text takes eager alone
+    # from the model: the stock configuration of Speech2Text takes eager attention alone
     config._attn_implementation = old_config._attn_implementation
     require_own_config(config, part.__name__)
-    before, parameters = _recorded(model), dict(model.named_parameters())
+    snapshot, parameters = _snapshot(model), dict(model.named_parameters())
     try:
-        trained = restore_stock(model, stock, stock_config) if again else True
+        trained = restore_stock(model, stock, stock_config) if switched_before else True
         _switch(model, old_config, config, trained)
-    except BaseException:  # the model is the caller's, and stays what it was
-        _restore(before)
+    except BaseException:  # the model is the caller's
+        _restore(snapshot)
         raise
     _keep_tables(model, parameters)
     model.finish()
@@ -97,11 +107,11 @@ def _check_settings(
             'options, such as {"type": "cape", "max_global_shift": 5.0}.'
         )
     allowed = _added_fields(part, stock) - {FIELD}
-    if unknown := sorted(fields.keys() - allowed):
+    if unknown_fields := sorted(fields.keys() - allowed):
         raise ValueError(
-            f"{unknown[0]}={fields[unknown[0]]!r} cannot be set by switch; allowed for "
-            f"{part.__name__}: {', '.join(sorted(allowed)) or 'nothing'}. Set it before the stock "
-            "model is built."
+            f"{unknown_fields[0]}={fields[unknown_fields[0]]!r} cannot be set by switch; allowed "
+            f"for {part.__name__}: {', '.join(sorted(allowed)) or 'nothing'}. Set it before the "
+            "stock model is built."
         )
 
 
@@ -115,7 +125,8 @@ def restore_stock(model: Any, stock: Any, stock_config: Any) -> bool:
 
     A stock model is built and switched in the same way as `model` was: what this changes in it is
     changed back in `model`, and stock modules that were dropped are taken from it. So no part has
-    to say how its ``take_place`` is undone. All else stays, whatever its owner has made of it.
+    to say how its ``install_positions`` is undone. All else stays, whatever its owner has made of
+    it.
 
     Args:
         model: A model of this package.
@@ -123,7 +134,7 @@ def restore_stock(model: Any, stock: Any, stock_config: Any) -> bool:
         stock_config: Configuration of the stock model.
 
     Returns:
-        Whether all parameters are those of `model`: none was dropped and is new.
+        Whether all parameters are old ones: none was dropped and is new.
 
     Raises:
         ValueError: if a part of this package is where no stock model has one.
@@ -139,16 +150,16 @@ def restore_stock(model: Any, stock: Any, stock_config: Any) -> bool:
         counterpart, switched = in_model.get(id(module), module), _contents(module)
         if type(counterpart) is not type(module):
             continue  # its owner's; has no position embedding, or is refused below
-        dropped = counterpart is module
+        was_dropped = counterpart is module
         counterpart.__class__ = stock_type
         for name in switched.keys() - contents.keys():
             if name in _contents(counterpart):
                 delattr(counterpart, name)
         for name, value in contents.items():
-            if dropped or switched.get(name, ...) is not value:
+            if was_dropped or switched.get(name, ...) is not value:
                 setattr(counterpart, name, in_model.get(id(value), value))
     for name, module in model.named_modules():
-        if isinstance(module, (Bound, Seam, SwitchedModel)):
+        if isinstance(module, (Bound, PositionHost, SwitchedModel)):
             raise ValueError(
                 f"{type(module).__name__} {name!r} is none of the parts that the configuration "
                 "asks for, as where layers or wrappers were added by hand, so that its position "
@@ -160,7 +171,9 @@ def restore_stock(model: Any, stock: Any, stock_config: Any) -> bool:
 
 def _contents(module: nn.Module) -> dict[str, Any]:
     """Attributes, parameters, buffers and modules that a module holds, by name."""
-    attributes = {name: value for name, value in vars(module).items() if name not in _OF_TORCH}
+    attributes = {
+        name: value for name, value in vars(module).items() if name not in _TORCH_ATTRIBUTES
+    }
     return {**attributes, **module._parameters, **module._buffers, **module._modules}
 
 
@@ -185,16 +198,16 @@ def _keep_tables(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> No
     """Puts the `parameters` from before back where new ones have their name and shape: tables of
     this package that both types have."""
     for name, parameter in list(model.named_parameters()):
-        before = parameters.get(name, parameter)
-        if before is not parameter and before.shape == parameter.shape:
+        old_parameter = parameters.get(name, parameter)
+        if old_parameter is not parameter and old_parameter.shape == parameter.shape:
             path, _, attribute = name.rpartition(".")
-            setattr(model.get_submodule(path), attribute, before)
+            setattr(model.get_submodule(path), attribute, old_parameter)
 
 
 def build_stock(model: PreTrainedModel, stock: Any, **fields: Any) -> PreTrainedModel:
-    """The stock model with the weights of a model of this package, in evaluation mode. Tables that
-    this does not have are those of a new stock model. Relative embeddings are left out, which no
-    stock model holds: callers that want the same output refuse them.
+    """The stock model with the weights of a model of this package, in evaluation mode. Missing
+    tables come from a new stock model. Relative embeddings are left out, because no stock model
+    holds them: callers that need the same output refuse them.
 
     Args:
         model: A model of this package.
@@ -233,7 +246,7 @@ def stock_settings(config: Any, stock_config: Any) -> dict[str, Any]:
     """Fields of the configuration of a stock model, from one of this package.
 
     Args:
-        config: Of this package.
+        config: Configuration of this package.
         stock_config: Class of the stock configuration.
     """
     added = vars(type(config)()).keys() - vars(stock_config()).keys()
@@ -255,10 +268,10 @@ def _refusal(model: Any) -> str:
             f"model is a {name}. The row of {model_type!r} is known, but no class of its models "
             "is: register them by hf_models.register_family(FamilyClasses(...))."
         )
-    known = sorted(stock.__name__ for stock, part in PARTS.items() if is_model(part))
+    switchable = sorted(stock.__name__ for stock, part in PARTS.items() if is_model(part))
     return (
         f"model is a {name}, whose positions cannot be switched. Give a model of one of the "
-        f"allowed classes: {', '.join(known)}."
+        f"allowed classes: {', '.join(switchable)}."
     )
 
 
@@ -279,14 +292,15 @@ def without_head(name: str, config: Any) -> str:
 
 
 def _refuse_hooks(model: nn.Module) -> None:
-    """Raises for a module whose forward would hide that of its new class."""
+    """Raises for a module with a replaced forward, which would hide the forward of its new
+    class."""
     for name, module in model.named_modules():
         if "forward" in vars(module):
             raise ValueError(
                 f"{type(module).__name__} {name!r} has a forward of its own, as accelerate sets it "
-                "(device_map, dispatch_model, Accelerator.prepare), which would run instead of "
-                "that of its new class; allowed: modules as they are built. Switch the model "
-                f"before, or load it by from_pretrained(..., {FIELD}={{...}}, device_map=...)."
+                "(device_map, dispatch_model, Accelerator.prepare), which would run instead of the "
+                "forward of its new class; allowed: modules without one. Switch the model before, "
+                f"or load it by from_pretrained(..., {FIELD}={{...}}, device_map=...)."
             )
 
 
@@ -299,21 +313,22 @@ def _switch(model: Any, old_config: Any, config: Any, trained: bool) -> None:
     before = set(model.parameters())
     install(model, trained)
     for parameter in set(model.parameters()) - before:
+        # a new table gets the device and the precision of the model
         parameter.data = parameter.data.to(model.device, model.dtype)
 
 
-def _recorded(model: nn.Module) -> list[tuple[nn.Module, type, dict[str, Any]]]:
-    """Modules with their classes and what they hold, but for the values of tensors."""
+def _snapshot(model: nn.Module) -> list[tuple[nn.Module, type, dict[str, Any]]]:
+    """Modules with their classes and attributes; tensors are not copied."""
 
-    def held(module: nn.Module) -> dict[str, Any]:
+    def contents(module: nn.Module) -> dict[str, Any]:
         states = vars(module).items()
         return {name: copy(value) if isinstance(value, dict) else value for name, value in states}
 
-    return [(module, type(module), held(module)) for module in model.modules()]
+    return [(module, type(module), contents(module)) for module in model.modules()]
 
 
 def _restore(modules: list[tuple[nn.Module, type, dict[str, Any]]]) -> None:
-    for module, stock, held in modules:
-        module.__class__ = stock
+    for module, old_class, contents in modules:
+        module.__class__ = old_class
         vars(module).clear()
-        vars(module).update(held)
+        vars(module).update(contents)

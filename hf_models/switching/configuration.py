@@ -24,12 +24,14 @@ class PositionEmbeddingMixin:
     value}`` with the options of :class:`~cape_plugins.PositionConfig`.
 
     The dict is checked and completed whenever it is set, so that a saved model keeps its settings
-    should the defaults ever change. Options that are left out take the default of the type. A
-    source scale may stay "auto" here; a model needs a number. The settings of a configuration that
-    a model was built from no longer change.
+    should the defaults ever change. Missing options take the default of the type. A source scale
+    may stay "auto" here, because peft and others load bare configurations; a model needs a number.
+    The settings of a configuration that a model was built from no longer change: a change would be
+    saved without having acted on the model.
 
-    A stock class that is named explicitly would load such a model with a mere warning and compute
-    other positions. So the saved file sends it to weights that do not exist, by a key that only
+    Each family has a separate model type, so that Auto classes refuse a checkpoint if this package
+    is missing. An explicitly named stock class would load it with a mere warning and compute other
+    positions. So the saved file sends it to weights that do not exist, by a key that only
     transformers reads; it is dropped again here.
 
     Attributes:
@@ -61,7 +63,7 @@ class PositionEmbeddingMixin:
         cls.position_fields = {side.field: (side.domain, side.architecture) for side in sides}
 
     def __post_init__(self, **kwargs: Any) -> None:
-        # a stock configuration brings the stock model type along; ours is that of the class
+        # a stock configuration brings the stock model type along; the class has ours
         kwargs.pop("model_type", None)
         refuse_misplaced(kwargs, self.position_fields)
         super().__post_init__(**kwargs)
@@ -69,7 +71,7 @@ class PositionEmbeddingMixin:
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.position_fields:
             if name != FIELD:
-                value = self._of_decoder(name, value)
+                value = self._with_encoder_defaults(name, value)
             value = self._complete(name, value)
             if getattr(self, "_in_use", False) and value != getattr(self, name):
                 raise ValueError(
@@ -88,9 +90,9 @@ class PositionEmbeddingMixin:
             )
         super().__delattr__(name)
 
-    def _of_decoder(self, field: str, settings: Any) -> Any:
-        """Settings of a decoder beside an encoder with its own: by default the type of the encoder,
-        and as many of the samples augmented."""
+    def _with_encoder_defaults(self, field: str, settings: Any) -> Any:
+        """Settings of a decoder beside an encoder with separate settings: by default it has the
+        encoder's type and `augment_probability`."""
         if settings is None:
             sides = find_family(self.model_type).sides.values()
             default = next(side.default for side in sides if side.field == field)
@@ -105,8 +107,8 @@ class PositionEmbeddingMixin:
         return self.__dict__.copy()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """A copy has read-only settings, too: transformers loads models with a copy. From that with
-        which it sizes caches it takes fields of the other side away."""
+        """A copy has read-only settings, too: transformers loads models with a copy. The copy with
+        which it sizes caches lacks the fields of the other side."""
         names = self.position_fields.keys() & state.keys()
         settings = {name: CheckedSettings(state[name]) for name in names}
         self.__dict__.update({**state, **settings})
@@ -130,13 +132,14 @@ class PositionEmbeddingMixin:
 
     @classmethod
     def model_types(cls) -> tuple[str, ...]:
-        """Types of the checkpoints that this class takes: its own and that of the stock class."""
+        """Types of checkpoints that this class takes: its type and the type of the stock class."""
         types = (getattr(base, "model_type", "") for base in cls.__mro__)
         return tuple(dict.fromkeys(name for name in types if name))
 
     @classmethod
     def check_model_type(cls, settings: Mapping[str, Any], source: Any) -> None:
-        """Refuses the configuration of another kind of model.
+        """Refuses the configuration of another kind of model, of which transformers only warns
+        before it leaves out the weights that do not fit.
 
         Args:
             settings: Contents of a config.json.
@@ -170,11 +173,11 @@ class PositionEmbeddingMixin:
         config_dict = {k: v for k, v in config_dict.items() if GUARD.get(k, ...) != v}
         refuse_misplaced(kwargs, cls.position_fields)
         for name in cls.position_fields:
-            changes, stored = kwargs.get(name), config_dict.get(name)
+            changes, stored_settings = kwargs.get(name), config_dict.get(name)
             if changes is not None:
                 del kwargs[name]
-                if isinstance(changes, Mapping) and "type" not in changes and stored:
-                    changes = {**stored, **changes}
+                if isinstance(changes, Mapping) and "type" not in changes and stored_settings:
+                    changes = {**stored_settings, **changes}
                 config_dict = {**config_dict, name: changes}
         return super().from_dict(config_dict, **kwargs)
 
@@ -183,12 +186,12 @@ class PositionEmbeddingMixin:
         """The configuration of this package for the model of a stock one.
 
         Args:
-            config: That of a stock model, which stays as it is.
+            config: Configuration of a stock model, which does not change.
             fields: Position embeddings, and other fields that the stock one does not have.
         """
-        own = cls.from_dict({**config.to_dict(), **fields})
-        own._attn_implementation = config._attn_implementation
-        return own
+        cape_config = cls.from_dict({**config.to_dict(), **fields})
+        cape_config._attn_implementation = config._attn_implementation
+        return cape_config
 
     def to_json_file(self, json_file_path: str | os.PathLike[str], use_diff: bool = True) -> None:
         """See transformers; the file is guarded."""
@@ -209,11 +212,11 @@ class PositionEmbeddingMixin:
     @classmethod
     def _complete(cls, field: str, settings: Any) -> dict[str, Any]:
         config = cls._parse(field, settings)
-        kept: dict[str, Any] = {"type": config.type}
+        complete: dict[str, Any] = {"type": config.type}
         for option in option_fields(config.domain):
             value = getattr(config, option.name)
             if applies(option.name, config.type, config.architecture) and (
                 value != option.metadata["off"] or option.name in (settings or ())
             ):
-                kept[option.name] = value
-        return CheckedSettings(kept)
+                complete[option.name] = value
+        return CheckedSettings(complete)

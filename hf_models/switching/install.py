@@ -1,10 +1,12 @@
 """Puts position embeddings into stock models: the one mechanism of all families.
 
-A stock model is built, or loaded, as it is. Then its parts get the classes of this package
-(:func:`install`), and each part that encodes positions puts in its own (:class:`Seam`). What a
-stock forward has no argument for is bound to the part that needs it, for this call only
+A stock model is built, or loaded, unchanged. Then its parts get the classes of this package
+(:func:`install`), and each part that encodes positions puts in its own (:class:`PositionHost`).
+What a stock forward has no argument for is bound to the part that needs it, for this call only
 (:mod:`cape_plugins.mathematics.binding`): the random numbers of a training forward, and the
-embeddings that stand in for those of a stock module (:class:`Addend`).
+embeddings that replace the output of a stock module (:class:`PositionSlot`). So families copy
+neither constructors nor forwards; the price is that stock tables are built which are dropped at
+once.
 """
 
 from __future__ import annotations
@@ -27,11 +29,12 @@ from cape_plugins.mathematics.binding import TRACED_ONLY, Bound
 from hf_models.host import check_forwards, record_outputs
 from hf_models.switching.stock_names import share_model_names, share_processors
 
+# behind a graph break torch.compile would compile them alone, once for each module and value
 for _function in TRACED_ONLY:
     eval_frame.skip_code(_function.__code__)
 
 
-class Addend(Bound, nn.Module):
+class PositionSlot(Bound, nn.Module):
     """Takes the place of a stock position module: gives the embeddings bound to it, whatever
     it is called with. Nothing bound means that nothing is added."""
 
@@ -40,10 +43,10 @@ class Addend(Bound, nn.Module):
         return torch.zeros(()) if self.bound is None else self.bound
 
 
-class LearnedTable(Addend):
-    """Mixin over a learned stock table, ``nn.Embedding`` with `offset` rows in front, which
-    stays where stock checkpoints have it. Texts longer than the table begin it anew, as all
-    learned tables of this package do (CAPE section 5.2)."""
+class LearnedTable(PositionSlot):
+    """Mixin over a learned stock table, ``nn.Embedding`` with `offset` rows in front, which stays
+    where stock checkpoints have it and looks its rows up itself: three updates equal the stock
+    model's bit for bit. Longer texts begin it anew, as all learned tables here (CAPE 5.2)."""
 
     offset: int = 0
 
@@ -54,24 +57,24 @@ class LearnedTable(Addend):
         else:
             number = positions.rows[..., 0].long().expand(batch_size, -1)
         size, length = self.num_embeddings - self.offset, positions.rows.shape[1]
-        # that a text fits into the table, as most do, is known without looking at numbers, but not
-        # to a program, which serves all lengths
-        plain = isinstance(positions.first, int) and not torch.compiler.is_compiling()
-        if not plain or positions.first + length > size:
+        # Most texts fit into the table, which the length shows without a look at numbers; but a
+        # program serves all lengths.
+        may_branch = isinstance(positions.first, int) and not torch.compiler.is_compiling()
+        if not may_branch or positions.first + length > size:
             number = number % size
         return nn.Embedding.forward(self, number + self.offset if self.offset else number)
 
 
-class Seam:
+class PositionHost:
     """Mixin over a stock module that encodes positions, or calls a module that does."""
 
-    def take_place(self, config: Any, trained: bool) -> None:
+    def install_positions(self, config: Any, trained: bool) -> None:
         """Puts position encoders into the place of stock ones.
 
         Args:
             config: Configuration of the model, with its position embeddings.
-            trained: Whether the weights are those of a trained stock model, of which a part that
-                is dropped may have to be kept elsewhere.
+            trained: Whether the weights come from a trained stock model, so that dropped parts of
+                them may have to be kept elsewhere.
         """
         raise NotImplementedError
 
@@ -86,16 +89,16 @@ class FamilyClasses:
     with positions switched. What a checkpoint of it stores is in cape_plugins.checkpoints.families.
 
     Attributes:
-        config: Configuration of this package, a subclass of the stock one; that of all models among
-            the parts.
+        config: Configuration of this package, a subclass of the stock one; all models among the
+            parts have it.
         parts: Classes that take the place of stock ones, each a subclass whose last base is the
             stock class.
         auto: Auto classes of transformers and the model that each loads; default those that load
             the stock models.
 
     Raises:
-        ValueError: for a part whose last base is no stock class, or that is a :class:`Seam` without
-            ``take_place``.
+        ValueError: for a part whose last base is no stock class, or that is a :class:`PositionHost`
+            without ``install_positions``.
     """
 
     config: type
@@ -127,17 +130,17 @@ class FamilyClasses:
 
 def _check_part(part: type) -> None:
     stock = part.__bases__[-1]
-    if not issubclass(stock, nn.Module) or issubclass(stock, (Bound, Seam, SwitchedModel)):
+    if not issubclass(stock, nn.Module) or issubclass(stock, (Bound, PositionHost, SwitchedModel)):
         raise ValueError(
             f"the last base of the part {part.__name__} is {stock.__name__}, which is no stock "
             f"class; allowed: class {part.__name__}(mixins, the stock class). Put the stock class "
             "behind all mixins."
         )
-    if issubclass(part, Seam) and part.take_place is Seam.take_place:
+    if issubclass(part, PositionHost) and part.install_positions is PositionHost.install_positions:
         raise ValueError(
-            f"the part {part.__name__} is a Seam whose take_place is that of Seam, which does "
-            "nothing; allowed: a method take_place(self, config, trained) of its own or of a mixin "
-            "before Seam. Define it, or leave out Seam."
+            f"the part {part.__name__} is a PositionHost whose install_positions is inherited from "
+            "it and does nothing; allowed: a method install_positions(self, config, trained) of the "
+            "class or of a mixin before PositionHost. Define it, or leave out PositionHost."
         )
 
 
@@ -156,8 +159,10 @@ def add_parts(family: FamilyClasses) -> FamilyClasses:
         PARTS[stock] = part
         if is_model(part):
             part.config_class = family.config
-        if older_names := get_checkpoint_conversion_mapping(stock.__name__):
-            register_checkpoint_conversion_mapping(part.__name__, older_names, overwrite=True)
+        if older_weight_names := get_checkpoint_conversion_mapping(stock.__name__):
+            register_checkpoint_conversion_mapping(
+                part.__name__, older_weight_names, overwrite=True
+            )
     share_model_names(family.config, family.stock_parts)
     share_processors(family.config)
     return family
@@ -183,11 +188,12 @@ def auto_models(config: type) -> dict[Any, type]:
 
 
 def install(model: nn.Module, trained: bool = False) -> None:
-    """Gives the parts of a built model their classes and lets each :class:`Seam` take its place.
+    """Gives the parts of a built model their classes and lets each :class:`PositionHost` take its
+    place.
 
     Args:
         model: A model whose configuration has position embeddings.
-        trained: See :meth:`Seam.take_place`.
+        trained: See :meth:`PositionHost.install_positions`.
     """
     for module in list(model.modules()):
         stock = type(module)
@@ -195,22 +201,23 @@ def install(model: nn.Module, trained: bool = False) -> None:
             check_forwards(PARTS[stock], stock)
             module.__class__ = PARTS[stock]
             record_outputs(module)
+            # by such names transformers decides where a model may be split over devices
             if stock.__name__ in model._no_split_modules:
                 model._no_split_modules.add(PARTS[stock].__name__)
         elif module is not model:
             continue
-        if isinstance(module, Seam):
-            before = set(module.modules())
-            module.take_place(model.config, trained)
-            for new in set(module.modules()) - before:
-                new.training = module.training
+        if isinstance(module, PositionHost):
+            old_modules = set(module.modules())
+            module.install_positions(model.config, trained)
+            for new_module in set(module.modules()) - old_modules:
+                new_module.training = module.training
     for module in model.modules():
-        if isinstance(module, Bound):  # compiled code would see it come with the first call
+        if isinstance(module, Bound):  # compiled code would see it appear with the first call
             vars(module).setdefault("bound_in_graph", None)
     settings = [model.config.position_settings(field) for field in model.config.position_fields]
-    asked = any(config.relative_context for config in settings)
+    wants_relative = any(config.relative_context for config in settings)
     has_relative = any(hasattr(module, "relative") for module in model.modules())
-    if asked and not has_relative and type(model) in PARTS.values():
+    if wants_relative and not has_relative and type(model) in PARTS.values():
         raise ValueError(
             f"relative_context has no effect on {type(model).__name__}: no part of its family puts "
             "relative positions into attention. Choose a type without them, or let a part call "
@@ -220,7 +227,7 @@ def install(model: nn.Module, trained: bool = False) -> None:
 
 def stock_class(part: type) -> type | None:
     """The stock class in whose place `part` stands; None if there is none."""
-    return next((stock for stock, known in PARTS.items() if known is part), None)
+    return next((stock for stock, cape_class in PARTS.items() if cape_class is part), None)
 
 
 def is_model(part: Any) -> bool:

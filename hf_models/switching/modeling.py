@@ -51,8 +51,9 @@ class InitializesPositions:
 class PositionModelMixin(InitializesPositions, SwitchedModel):
     """Mixin over a stock model: switches its positions when it is built; saves and loads them."""
 
-    # The stock forwards of these families ignore the number of items in a batch; the Trainer
-    # would multiply their loss by the number of processes and of accumulation steps.
+    # The stock forwards of these families take any keyword but ignore the number of items in a
+    # batch; the Trainer would multiply their loss by the number of processes and of accumulation
+    # steps. Baselines should be compared through these classes, not through the stock ones.
     accepts_loss_kwargs = False
 
     def __new__(cls, config: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -65,12 +66,12 @@ class PositionModelMixin(InitializesPositions, SwitchedModel):
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
         install(self)
-        # left out of stock checkpoints without a word: sinusoids, and a table of no use to the type
-        if not self._learns_anew():
+        # do not warn about unused sinusoids or tables in stock checkpoints
+        if not self._has_new_table():
             ignored = self._keys_to_ignore_on_load_unexpected
             self._keys_to_ignore_on_load_unexpected = {*(ignored or ()), *_TABLES}
 
-    def _learns_anew(self) -> bool:
+    def _has_new_table(self) -> bool:
         """Whether a new table takes the place of a trained one, which transformers reports."""
         if not any(isinstance(module, PositionTable) for module in self.modules()):
             return False
@@ -94,8 +95,8 @@ class PositionModelMixin(InitializesPositions, SwitchedModel):
         self.add_model_tags([TAG])
 
     @classmethod
-    def _own_config(cls, config: Any, arguments: dict[str, Any]) -> Any:
-        """The configuration that a caller gives, or made of a stock one, or of a dict, and the
+    def _complete_config(cls, config: Any, arguments: dict[str, Any]) -> Any:
+        """The caller's configuration, or one made of a stock configuration or of a dict, and of the
         position embeddings among the `arguments` of the call, which are taken out of them."""
         fields = cls.config_class.position_fields
         embeddings = {name: arguments.pop(name) for name in fields if name in arguments}
@@ -116,7 +117,7 @@ class PositionModelMixin(InitializesPositions, SwitchedModel):
     @classmethod
     def _from_config(cls, config: Any, **kwargs: Any) -> Any:
         """See transformers, whose Auto classes build models by it."""
-        return super()._from_config(cls._own_config(config, kwargs), **kwargs)
+        return super()._from_config(cls._complete_config(config, kwargs), **kwargs)
 
     @classmethod
     def from_pretrained(
@@ -129,7 +130,7 @@ class PositionModelMixin(InitializesPositions, SwitchedModel):
             isinstance(config, PreTrainedConfig | Mapping)
             and pretrained_model_name_or_path is not None
         ):
-            config = cls._own_config(config, kwargs)
+            config = cls._complete_config(config, kwargs)
             place = {name: kwargs[name] for name in _PLACE if name in kwargs}
             try:
                 stored, _ = PreTrainedConfig.get_config_dict(pretrained_model_name_or_path, **place)
@@ -210,8 +211,8 @@ def process_generator(device: torch.device) -> torch.Generator | None:
     return rank_generator(device, distributed.get_rank())
 
 
-def given_content(ids: Tensor | None, embeds: Tensor | None, side: str = "") -> Tensor:
-    """Ids or embeddings, whichever of them a model was given.
+def content_of_call(ids: Tensor | None, embeds: Tensor | None, side: str = "") -> Tensor:
+    """The ids or embeddings in a call of a model.
 
     Args:
         ids: ``[B, T]``.
@@ -296,7 +297,7 @@ def embed_positions(
     each step must see the same positions as the ones before.
     """
     if encoder.config.encoding.counts and positions.in_steps and positions.first is None:
-        positions = _wrapped(positions, encoder.encoding.weight.shape[0])
+        positions = _rows_of_table(positions, encoder.encoding.weight.shape[0])
     return encoder(
         positions,
         draw,
@@ -306,8 +307,8 @@ def embed_positions(
     )
 
 
-def _wrapped(positions: Positions, size: int) -> Positions:
-    """Positions of a caller as rows of a learned table, which begins anew after its last row."""
+def _rows_of_table(positions: Positions, size: int) -> Positions:
+    """The caller's positions as rows of a learned table, which begins anew after its last row."""
     number = torch.arange(size, dtype=torch.float32, device=positions.rows.device)
     index = positions.rows[..., 0].long() % size + 1
     return Positions(number.view(1, -1, 1), 1.0, True, index, 0)
@@ -330,10 +331,10 @@ def decoder_positions(
             of a fixed size, ``[B, 1, T, S]``, bool or added to scores: counted are the keys that a
             query sees, up to itself.
         device: Device of the tokens.
-        position_ids: ``[T]`` or ``[B or 1, T]``, of the caller, who knows better.
+        position_ids: ``[T]`` or ``[B or 1, T]``, the caller's positions, which come first.
 
     Returns:
-        Positions whose last T are those of the tokens given now.
+        Positions, of which the last T belong to the tokens given now.
     """
     if position_ids is None and mask is not None and mask.dim() == 4:
         visible = mask[:, 0]

@@ -46,8 +46,8 @@ def require_own_config(config: Any, model: str) -> None:
     # isinstance may fail: transformers can load the code of a self-contained folder twice
     if not hasattr(config, "position_fields"):
         raise ValueError(
-            f"config is a {type(config).__name__}, which has no {FIELD}; {model} takes the "
-            "configuration of its own class. Make one of it by from_dict(config.to_dict(), "
+            f"config is a {type(config).__name__}, which has no {FIELD}; {model} takes its "
+            "config_class. Make one by from_dict(config.to_dict(), "
             f"{FIELD}={{...}}), or give {FIELD}={{...}} to from_pretrained or from_config."
         )
     for field in config.position_fields:
@@ -70,23 +70,23 @@ def refuse_in_constructor(
     Args:
         model: Class of the model, stock or of this package.
         fields: Names of position embeddings.
-        arguments: Of the constructor, by name.
+        arguments: Arguments of the constructor, by name.
 
     Raises:
         ValueError: naming the calls that take them.
     """
-    if unknown := sorted(set(fields) & arguments.keys()):
+    if embeddings := sorted(set(fields) & arguments.keys()):
         name = model.__name__
         stock = name.removeprefix("Cape")
         raise ValueError(
-            f"{name}(config) takes no {unknown[0]}; allowed: the arguments of the stock class. Use "
-            f"hf_models.switch({stock}(config), {{...}}), or give {unknown[0]} to from_pretrained "
-            "or from_config."
+            f"{name}(config) takes no {embeddings[0]}; allowed: the arguments of the stock class. "
+            f"Use hf_models.switch({stock}(config), {{...}}), or give {embeddings[0]} to "
+            "from_pretrained or from_config."
         )
 
 
 def refuse_misplaced(settings: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
-    """Raises for settings that transformers would take, or drop, without a word.
+    """Raises for settings that transformers would silently take, or drop.
 
     Args:
         settings: Keys that a configuration does not know, or arguments of ``from_pretrained``.
@@ -95,16 +95,16 @@ def refuse_misplaced(settings: Mapping[str, Any], fields: Mapping[str, Any]) -> 
     Raises:
         ValueError: for a misspelt field, and for an option beside it instead of inside.
     """
-    inside = {option.name for option in option_fields()}
+    option_names = {option.name for option in option_fields()}
     for name, value in settings.items():
-        close = difflib.get_close_matches(name, fields, n=1, cutoff=0.9)
-        if name not in fields and (close or name == "decoder_" + FIELD):
+        close_names = difflib.get_close_matches(name, fields, n=1, cutoff=0.9)
+        if name not in fields and (close_names or name == "decoder_" + FIELD):
             raise ValueError(
                 f"{name}={value!r} is unknown; allowed: {', '.join(fields)}. "
                 "Correct the name, or leave it out."
             )
         option = name.removeprefix("position_")
-        if option in inside:
+        if option in option_names:
             raise ValueError(
                 f"{name}={value!r} stands beside the position embedding; options belong inside: "
                 f'{FIELD}={{"type": ..., "{option}": {value!r}}}.'

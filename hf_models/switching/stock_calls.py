@@ -1,9 +1,9 @@
-"""Lets the calls of transformers that build a model take a position embedding: those of the Auto
-classes, and those of stock classes, with a stock configuration or without. What they build is then
-the model of this package.
+"""Lets the calls of transformers that build a model take a position embedding, in Auto classes and
+stock classes, with a stock configuration or without. They then build the model of this package, a
+subclass of the stock one.
 
-transformers drops arguments that a configuration does not know, without a word, or hands them to a
-model that does not know them either. Calls without a position embedding are the stock ones.
+transformers silently drops arguments that a configuration does not know, or hands them to a model
+that does not know them either. Calls without a position embedding do not change.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def accept_position_embeddings(configs: Collection[Any]) -> None:
     Args:
         configs: Configurations of this package; those that are added later count as well.
     """
-    AutoConfig.from_pretrained = _with_own_configuration(AutoConfig.from_pretrained, configs)
+    AutoConfig.from_pretrained = _with_cape_configurations(AutoConfig.from_pretrained, configs)
     for name in ("from_pretrained", "_from_config"):
         stock = getattr(PreTrainedModel, name).__func__
-        setattr(PreTrainedModel, name, classmethod(_of_own_class(stock, configs)))
+        setattr(PreTrainedModel, name, classmethod(_building_cape_models(stock, configs)))
     PreTrainedModel.__new__ = staticmethod(_naming_calls(PreTrainedModel.__new__, configs))
     autos = [auto for auto in vars(modeling_auto).values() if hasattr(auto, "_model_mapping")]
     for auto, name in product(autos, ("from_pretrained", "from_config")):
@@ -50,15 +50,15 @@ def _embeddings_among(arguments: Mapping[str, Any], configs: Collection[Any]) ->
 
 
 def _no_effect(field: str, value: Any, place: Any, model_type: str, configs: Any) -> str:
-    known = sorted({name for config_class in configs for name in config_class.model_types()})
+    model_types = sorted({name for config_class in configs for name in config_class.model_types()})
     return (
         f"{field}={value!r} has no effect on {place}, a model of type {model_type!r}; model types "
-        f"with a position embedding to choose: {', '.join(known)}. Leave it out, or give such a "
-        "model."
+        f"with a position embedding to choose: {', '.join(model_types)}. Leave it out, or give "
+        "such a model."
     )
 
 
-def _with_own_configuration(stock_from_pretrained: Any, configs: Collection[Any]) -> Any:
+def _with_cape_configurations(stock_from_pretrained: Any, configs: Collection[Any]) -> Any:
     """``AutoConfig.from_pretrained``, by which every Auto class finds the configuration."""
 
     @functools.wraps(stock_from_pretrained)
@@ -82,13 +82,13 @@ def _with_own_configuration(stock_from_pretrained: Any, configs: Collection[Any]
     return from_pretrained
 
 
-def _of_own_class(stock_method: Any, configs: Collection[Any]) -> Any:
+def _building_cape_models(stock_method: Any, configs: Collection[Any]) -> Any:
     """A class method of all stock models, with which Auto classes build them, too."""
 
     @functools.wraps(stock_method)
     def build(cls: type, *args: Any, **kwargs: Any) -> Any:
         fields = _embeddings_among(kwargs, configs)
-        # not those of this package, nor of users, which may have a field of this name
+        # not classes of this package, nor of users, which may have a field of this name
         if not fields or not cls.__module__.startswith("transformers."):
             return stock_method(cls, *args, **kwargs)
         part = PARTS.get(cls)
@@ -120,8 +120,8 @@ def _naming_calls(stock_new: Any, configs: Collection[Any]) -> Any:
 
 
 def _naming_heads(stock_method: Any, configs: Collection[Any]) -> Any:
-    """A class method of all Auto classes. Of a model of this package that has no class for the head
-    it says so, where the stock message lists all models that there are."""
+    """A class method of all Auto classes, with a message for models of this package without a class
+    for the head; the stock message lists all models that there are."""
 
     @functools.wraps(stock_method)
     def build(cls: Any, *args: Any, **kwargs: Any) -> Any:

@@ -2,7 +2,7 @@
 
 Parts of it ask for the name of a class instead of the class itself, such as the Trainer, which
 shifts labels for label smoothing, and the choice of a tokenizer for a checkpoint that names none.
-They treat a name that they do not know as some other model, often without a word.
+They treat a name that they do not know as some other model, often silently.
 """
 
 from __future__ import annotations
@@ -21,6 +21,13 @@ from transformers.models.auto.tokenization_auto import (
     TOKENIZER_MAPPING_NAMES,
 )
 
+_PROCESSOR_MAPPINGS = (
+    TOKENIZER_MAPPING,
+    PROCESSOR_MAPPING,
+    IMAGE_PROCESSOR_MAPPING,
+    FEATURE_EXTRACTOR_MAPPING,
+)
+
 
 def share_model_names(config: Any, parts: Mapping[type, type]) -> None:
     """Puts the models of a family into the tables of names that their stock models are in.
@@ -29,14 +36,16 @@ def share_model_names(config: Any, parts: Mapping[type, type]) -> None:
         config: Configuration class of the family, with its ``model_types``.
         parts: Stock classes, and the classes in their place.
     """
-    own_type, *stock_types = config.model_types()
+    cape_type, *stock_types = config.model_types()
     tables = [table for name, table in vars(modeling_auto).items() if name.endswith("_NAMES")]
     for table, stock_type in product(tables, stock_types):
-        known = table.get(stock_type, ())
-        known = known if isinstance(known, tuple) else (known,)
-        own = tuple(part.__name__ for stock, part in parts.items() if stock.__name__ in known)
-        if own:
-            table[own_type] = own[0] if len(own) == 1 else own
+        stock_names = table.get(stock_type, ())
+        stock_names = stock_names if isinstance(stock_names, tuple) else (stock_names,)
+        cape_names = tuple(
+            part.__name__ for stock, part in parts.items() if stock.__name__ in stock_names
+        )
+        if cape_names:
+            table[cape_type] = cape_names[0] if len(cape_names) == 1 else cape_names
 
 
 def share_processors(config: Any) -> None:
@@ -45,16 +54,12 @@ def share_processors(config: Any) -> None:
     Args:
         config: Configuration class of a family, with its ``model_types``.
     """
-    own_type, *stock_types = config.model_types()
+    cape_type, *stock_types = config.model_types()
     for stock_type in stock_types:
-        mappings = (
-            *(TOKENIZER_MAPPING, PROCESSOR_MAPPING),
-            *(IMAGE_PROCESSOR_MAPPING, FEATURE_EXTRACTOR_MAPPING),
-        )
-        for mapping in mappings:
-            # by name: to register a class is to import it, with whatever it needs
+        for mapping in _PROCESSOR_MAPPINGS:
+            # by name: to register a class would import it, as every image processor
             mapping._reverse_config_mapping[config.__name__] = stock_type
         if stock_type in TOKENIZER_MAPPING_NAMES:
-            TOKENIZER_MAPPING_NAMES[own_type] = TOKENIZER_MAPPING_NAMES[stock_type]
+            TOKENIZER_MAPPING_NAMES[cape_type] = TOKENIZER_MAPPING_NAMES[stock_type]
         if stock_type in MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS:
-            MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS.add(own_type)
+            MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS.add(cape_type)

@@ -79,8 +79,8 @@ def register_roberta(offset):
         pass
 
     class CapeRobertaEmbeddings(TokenEmbeddings, RobertaEmbeddings):
-        def take_place(self, config, trained):
-            super().take_place(config, trained)
+        def install_positions(self, config, trained):
+            super().install_positions(config, trained)
             if isinstance(self.position_embeddings, LearnedTable):
                 self.position_embeddings.__class__ = Table
                 self.position_embeddings.offset = offset

@@ -18,7 +18,7 @@ from cape_plugins.checkpoints.stack import read_stack
 from hf_models import convert
 from hf_models.seams.text import TokenTable
 from hf_models.switching.configuration import PositionEmbeddingMixin
-from hf_models.switching.install import PARTS, Addend, FamilyClasses, Seam
+from hf_models.switching.install import PARTS, FamilyClasses, PositionHost, PositionSlot
 from hf_models.switching.modeling import (
     PositionModelMixin,
     build_positions,
@@ -64,16 +64,16 @@ class CapeTinyConfig(PositionEmbeddingMixin, TinyConfig):
     position_embedding: dict | None = None
 
 
-class CapeTinyTagger(Seam, PositionModelMixin, TinyTagger):
+class CapeTinyTagger(PositionHost, PositionModelMixin, TinyTagger):
     config_class = CapeTinyConfig
 
-    def take_place(self, config, trained):
+    def install_positions(self, config, trained):
         self.positions = build_positions(config, "encoder", std=config.init_std)
         if self.positions.config.encoding.counts:
             self.positions.encoding = None  # the stock table has the rows
             self.embed_positions.__class__ = TokenTable
         else:
-            self.embed_positions = Addend()
+            self.embed_positions = PositionSlot()
 
     def forward(self, input_ids, attention_mask=None, draw=None):
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
@@ -203,9 +203,9 @@ def test_trained_table_that_a_new_one_replaces_is_reported(
 ):
     def rename(self, config, trained):
         self.positions = build_positions(config, "encoder", len(self.embed_positions.weight))
-        self.embed_positions = Addend()
+        self.embed_positions = PositionSlot()
 
-    monkeypatch.setattr(CapeTinyTagger, "take_place", rename)
+    monkeypatch.setattr(CapeTinyTagger, "install_positions", rename)
     _, report = CapeTinyTagger.from_pretrained(
         tmp_path / "stock", position_embedding={"type": name}, output_loading_info=True
     )
@@ -229,7 +229,7 @@ def test_side_that_the_row_lacks_is_refused():
         ((PositionModelMixin,), "PositionModelMixin, which is no stock class"),
         ((TinyTagger, PositionModelMixin), "PositionModelMixin, which is no stock class"),
         ((CapeTinyTagger,), "CapeTinyTagger, which is no stock class"),
-        ((Seam, TinyTagger), r"Seam whose take_place.*Define it"),
+        ((PositionHost, TinyTagger), r"PositionHost whose install_positions.*Define it"),
     ],
 )
 def test_parts_that_take_no_place_are_refused(bases, reason):

@@ -55,7 +55,7 @@ def test_failure_in_the_middle_leaves_the_model_as_it_was(monkeypatch):
     def fail(*args):
         raise RuntimeError("in the middle")
 
-    monkeypatch.setattr(TokenModel, "take_place", fail)
+    monkeypatch.setattr(TokenModel, "install_positions", fail)
     with pytest.raises(RuntimeError, match="in the middle"):
         hf_models.switch(model, {"type": "cape"})
     assert type(model) is FAMILIES["bert"].stock_model
