@@ -148,7 +148,9 @@ class SetEpoch(TrainerCallback):
 def recorded_options(
     settings: Mapping[str, Any], args: argparse.Namespace, own: Seq2SeqTrainingArguments
 ) -> dict[str, Any]:
-    """Everything that may change a trained model."""
+    """Everything that may change a trained model. Every option counts but a few that the code
+    names, so that a new option cannot be forgotten. The price: a change of precision (``--bf16``)
+    needs another folder."""
     unrecorded = (*UNRECORDED_BEGINNINGS.split(), *DURATION)
     given = {
         name: value
@@ -265,7 +267,10 @@ def batches(lengths: Sequence[float], batch_size: int) -> list[list[int]]:
 def report(
     folder: Path, title: str, rows: Sequence[Row], group: str, metrics: Any, **more: Any
 ) -> None:
-    """Writes scores by the main process; the last thing that the processes of a training do."""
+    """Writes scores by the main process; the last thing that the processes of a training do. It
+    releases the process group after the trainer has released DistributedDataParallel: a wrapper
+    that is the last to know the group frees it while it holds Python's lock, for which a thread of
+    gloo may wait, so that the program never ends (torch 2.13, seen once)."""
     state = accelerate.PartialState()
     main_process = state.is_main_process
     state.destroy_process_group()

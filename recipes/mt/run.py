@@ -150,7 +150,8 @@ def settle_recipe(args: argparse.Namespace) -> Recipe:
 
 def settle_languages(args: argparse.Namespace, of_recipe: Pair) -> Pair:
     """The languages of the options, else of the prepared text, else of the recipe. Refuses text
-    whose file names say others."""
+    whose file names say others. Names of files could say the languages instead, but a pair in the
+    wrong order would not be noticed."""
     made_with = recorded(args.work / "text")
     prepared = tuple(made_with["languages"]) if made_with else of_recipe
     chosen = args.source_lang, args.target_lang

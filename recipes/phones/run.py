@@ -204,6 +204,8 @@ def _complete_training(args: argparse.Namespace) -> None:
 
 
 def position_configs(args: argparse.Namespace) -> dict[str, PositionConfig]:
+    """Positions are frame numbers, because the thesis's sinusoid is 10000^(-2i/d) of frame numbers:
+    shifts in seconds are converted. (CAPE's frequencies for audio are 0.3 of these at 10 ms.)"""
     compared = command_line.settings_to_compare(args, "audio", DEFAULT)
     configs = {name: PositionConfig.from_dict(own, "audio") for name, own in compared.items()}
     for name, config in configs.items():

@@ -77,7 +77,8 @@ def columns_of(args: argparse.Namespace, train: int) -> dict[tuple[str, int, str
 
 
 def scores_of(classifier: Classifier, images: Sequence[torch.Tensor], gamma: float) -> torch.Tensor:
-    """Log-probabilities ``[B, classes]``; images of one exact size share a forward."""
+    """Log-probabilities ``[B, classes]``; images of one exact size share a forward. Images that are
+    not cropped keep their shape, as in the paper."""
     scores = torch.empty(len(images), len(classifier.labels))
     for shape in {image.shape for image in images}:
         places = [place for place, image in enumerate(images) if image.shape == shape]
