@@ -139,8 +139,8 @@ def _check_part(part: type) -> None:
     if issubclass(part, PositionHost) and part.install_positions is PositionHost.install_positions:
         raise ValueError(
             f"the part {part.__name__} is a PositionHost whose install_positions is inherited from "
-            "it and does nothing; allowed: a method install_positions(self, config, trained) of "
-            "the class or of a mixin before PositionHost. Define it, or leave out PositionHost."
+            "it and does nothing; allowed: a method install_positions(self, config, trained) in "
+            "the class or in a mixin before PositionHost. Define it, or leave out PositionHost."
         )
 
 

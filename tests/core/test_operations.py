@@ -6,7 +6,8 @@ import torch
 from cape_plugins import frame_positions, token_position_at, token_positions
 from cape_plugins.mathematics import encodings
 from cape_plugins.mathematics.encodings import KEPT_ROWS
-from tests.support.core import FRAMES, HOP, make_encoder, make_positions, valid_mask
+from tests.support.core import FRAMES, make_encoder, make_positions, valid_mask
+from tests.support.expected import HOP
 from tests.support.operations import operations
 
 LONG = KEPT_ROWS + 100

@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("matplotlib")
 from PIL import Image
 
-from cape_plugins import PositionConfig, build_position_encoder
+from cape_plugins import DOMAINS, TYPES, PositionConfig, build_position_encoder
 from cape_plugins.checkpoints.stack import Stack
 from cape_plugins.cli import main
 from cape_plugins.pictures import command
@@ -22,18 +22,16 @@ from cape_plugins.pictures.plot_positions import coverage_figure
 from cape_plugins.pictures.views import views
 from cape_plugins.settings.registry import types_of
 from tests.support.core import EVERYWHERE, make_encoder
+from tests.support.expected import DOMAIN_SAMPLES, EXPECTED
 
 # Types that have something to show; the others are refused.
 SHOWN = {
-    "components": {"sinpos", "abspos", "relpos", "shape", "cape", "randpos", "rfs"},
-    "similarity": {"sinpos", "abspos", "relpos", "shape", "cape", "randpos", "rfs"},
-    "augmentation": {"shape", "cape", "randpos", "rfs"},
-    "coverage": {"sinpos", "shape", "cape", "randpos", "rfs"},
+    picture: {name for name in TYPES if picture in EXPECTED[name].pictures.split()}
+    for picture in PICTURES
 }
 ALL = [(picture, domain, name) for picture in PICTURES for name, domain in EVERYWHERE]
 CASES = [case for case in ALL if case[2] in SHOWN[case[0]]]
 REFUSED = [case for case in ALL if case[2] not in SHOWN[case[0]]]
-SIZES = {"text": ("6", "9"), "audio": ("0.3", "0.5"), "image": ("4", "3x5")}
 
 
 # ---- every picture -----------------------------------------------------------------------------
@@ -52,7 +50,8 @@ def plot_words(picture, domain, name):
     """The command line of a picture of few small inputs."""
     words = ["plot", picture, "--domain", domain, "--position-embedding", name, "--dim", "16"]
     several = PICTURES[picture].most_sizes if name == "cape" else 1
-    words += [] if name == "relpos" else ["--sizes", *SIZES[domain][:several]]
+    if not PositionConfig(name, domain).encoding.relative:  # which has distances
+        words += ["--sizes", *DOMAIN_SAMPLES[domain].shown[:several]]
     return words + (["--channels", "0", "1"] if picture == "components" else [])
 
 
@@ -68,12 +67,10 @@ def test_pictures_show_their_types_in_every_domain(picture, domain, name, figure
     assert all(axis.has_data() for axis in figure.axes)
     labels = [axis.get_xlabel() + axis.get_ylabel() for axis in figure.axes]
     labels.append(figure.get_supxlabel() + figure.get_supylabel())
-    unit = {"text": "tokens", "audio": "(s)", "image": "patches"}[domain]
-    if domain == "image" and picture in ("augmentation", "coverage"):
-        unit = "normalised"
-    if domain == "audio" and name == "relpos":
-        unit = "frames"
-    assert unit in " ".join(labels)
+    row, unit = DOMAINS[domain], DOMAINS[domain].axis.partition("(")[2]
+    counted = row.grid and picture not in ("augmentation", "coverage")
+    counted = counted or PositionConfig(name, domain).encoding.relative
+    assert (row.steps if counted else unit) in " ".join(labels)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from tests.support.core import (
     BATCH,
     LENGTHS,
     SAMPLED_TYPES,
+    SEQUENCES,
     make_encoder,
     make_positions,
     random_numbers_untouched,
@@ -74,12 +75,11 @@ def test_floats_are_the_order_statistics_of_uniform_numbers():
 
 
 @pytest.mark.parametrize("name", SAMPLED_TYPES)
-@pytest.mark.parametrize("domain", ["text", "audio"])
+@pytest.mark.parametrize("domain", SEQUENCES)
 def test_positions_are_sorted_and_each_sample_has_its_own(name, domain):
     positions = make_positions(domain)
     coords = drawn(name, BATCH, 6, 50, domain, positions)
-    step = positions.step if domain == "audio" else torch.ones(BATCH, 1, 1)
-    steps = coords / step[..., 0]
+    steps = coords / torch.as_tensor(positions.step).expand(BATCH, 1, 1)[..., 0]
     for row, length in zip(steps, LENGTHS, strict=True):
         assert (row[:length].diff() > 0).all()
         assert row[0] >= 0
@@ -168,7 +168,7 @@ def test_linear_between_the_entries_of_a_sample():
 # ---- evaluation ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("domain", ["text", "audio"])
+@pytest.mark.parametrize("domain", SEQUENCES)
 @pytest.mark.parametrize("name", SAMPLED_TYPES)
 def test_evaluation_counts_as_sinpos_does(name, domain):
     positions = make_positions(domain)

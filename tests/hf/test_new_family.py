@@ -12,7 +12,7 @@ from transformers import PretrainedConfig as PreTrainedConfig
 from transformers.modeling_outputs import TokenClassifierOutput
 
 import hf_models
-from cape_plugins import TYPES, token_positions
+from cape_plugins import ENCODINGS, TYPES, token_positions
 from cape_plugins.checkpoints.families import FAMILY_ROWS, Family, Side, add_family_row
 from cape_plugins.checkpoints.stack import read_stack
 from hf_models import convert
@@ -25,6 +25,7 @@ from hf_models.switching.modeling import (
     draw_positions,
     embed_positions,
 )
+from tests.support.expected import EXPECTED
 
 
 class TinyConfig(PreTrainedConfig):
@@ -93,7 +94,7 @@ CLASSES = FamilyClasses(
 
 # --------------------------------------------------------------------------------------------------
 
-ADDING = [name for name, row in TYPES.items() if not row.options.get("relative_context")]
+ADDING = [name for name, row in TYPES.items() if not ENCODINGS[row.encoding].relative]
 
 
 @pytest.fixture(autouse=True)
@@ -132,11 +133,10 @@ def test_family_costs_at_most_40_lines():
 def test_settings_choose_what_is_added(name, stock):
     expected = stock(TOKENS).logits
     model = hf_models.switch(stock, {"type": name})
-    assert torch.equal(model(TOKENS).logits, expected) == (name == "abspos")
+    assert torch.equal(model(TOKENS).logits, expected) == (name == ROW.stock)
     model.train()
-    assert torch.equal(model(TOKENS).logits, model(TOKENS).logits) == (
-        name not in ("cape", "shape", "randpos", "rfs")
-    )
+    drawn = not torch.equal(model(TOKENS).logits, model(TOKENS).logits)
+    assert drawn == EXPECTED[name].random
 
 
 def test_configuration_without_a_row_is_refused():
