@@ -17,7 +17,7 @@ from cape_plugins import (
     build_position_encoder,
     patch_positions,
 )
-from cape_plugins.encodings import FREQUENCIES, LAYOUTS
+from cape_plugins.mathematics.encodings import FREQUENCIES, LAYOUTS
 from tests.reference import appendix_a
 from tests.support.core import default_dtype, random_numbers_untouched
 

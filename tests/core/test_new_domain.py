@@ -18,9 +18,9 @@ from cape_plugins import (
     patch_positions,
     relative_attention,
 )
-from cape_plugins.arguments import add_position_args
 from cape_plugins.cli import main
-from cape_plugins.registry import types_of
+from cape_plugins.settings.arguments import add_position_args
+from cape_plugins.settings.registry import types_of
 from tests.support.core import ADDING, RANDOM_TYPES
 
 SIZE, DIM = (2, 3, 4), 12
