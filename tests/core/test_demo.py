@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("matplotlib")
 from PIL import Image
 
-from cape_plugins import ENCODINGS, TYPES
+from cape_plugins import DOMAINS, ENCODINGS, TYPES
 from cape_plugins.cli import main
 from cape_plugins.demo import command
 from cape_plugins.demo.model import Labeller
@@ -104,7 +104,8 @@ def test_training_reaches_the_largest_test(domain):
         used = encoder.eval().coordinates(test)
         slack = 0.05 * (used.max() - used.min())
         reached = drawn.min() <= used.min() + slack and drawn.max() >= used.max() - slack
-        assert reached == EXPECTED[name].reaches, name
+        # grids of all sizes span the same square
+        assert reached == (EXPECTED[name].reaches or bool(DOMAINS[domain].grid)), name
 
 
 # ---- the command ---------------------------------------------------------------------------------

@@ -81,11 +81,11 @@ def test_every_type_is_taken_or_refused_with_the_reason(family):
             settings = VARIANTS[family].get(name, {"type": name})
             assert row.config(position_embedding=settings).position_config.type == name
         else:
-            reason = "turns queries and keys.*Allowed: nopos, rope, cape"
+            reason = "turns queries and keys.*allowed: nopos, rope, cape"
             if name in types_of(architecture):
-                reason = "sorts the positions of a sequence.*Allowed: nopos, sinpos"
+                reason = "sorts the positions of a sequence.*allowed: nopos, sinpos"
             elif architecture != ROTARY:
-                reason = "needs a model that turns queries and keys.*allowed here: nopos, sinpos"
+                reason = "needs a model that turns queries and keys.*allowed: nopos, sinpos"
             with pytest.raises(ValueError, match=f"'{name}'.*{reason}"):
                 row.config(position_embedding={"type": name})
 
