@@ -14,7 +14,7 @@ from cape_plugins.settings.config import option_fields
 from fairseq_user_dir.average import average_checkpoints
 from fairseq_user_dir.checkpoints import read_checkpoint
 from fairseq_user_dir.host.errors import SettingsError
-from fairseq_user_dir.serving.source import load_trained
+from fairseq_user_dir.serving.source_checkpoint import load_trained
 from tests.fairseq.test_average import checkpoint
 from tests.support.fairseq_models import (
     Task,
