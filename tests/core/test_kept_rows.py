@@ -13,7 +13,12 @@ from cape_plugins import Sinusoid
 from cape_plugins.mathematics import encodings
 from cape_plugins.mathematics.encodings import FREQUENCIES, LAYOUTS
 
-COUNTED = [(name, layout) for name in FREQUENCIES if name != "image" for layout in LAYOUTS]
+COUNTED = [
+    (name, layout)
+    for name, frequencies in FREQUENCIES.items()
+    for layout in LAYOUTS
+    if len(frequencies(4, torch.device("cpu"))) == 1
+]
 
 
 def counted(encode, first, length, start=2.0, step=1.1):

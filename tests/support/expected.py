@@ -59,12 +59,14 @@ class Samples(NamedTuple):
             grid are shared by the batch, and never padding.
         size: Size of LENGTH positions, that of a learned table, too.
         larger: Size of which no axis has less than three positions, and one has five or more.
+        reach: What coordinates reach in practice, in the unit of the domain.
         shown: Sizes on the command line of pictures.
     """
 
     positions: Callable[[Tensor, Any], Positions]
     size: int | tuple[int, ...]
     larger: int | tuple[int, ...]
+    reach: float
     shown: tuple[str, ...]
 
 
@@ -83,7 +85,7 @@ def _patches(valid: Tensor, size: tuple[int, ...]) -> Positions:
 
 
 DOMAIN_SAMPLES = {
-    "text": Samples(_tokens, LENGTH, 40, ("6", "9")),
-    "audio": Samples(_frames, LENGTH, 40, ("0.3", "0.5")),
-    "image": Samples(_patches, (2, 3), (3, 5), ("4", "3x5")),
+    "text": Samples(_tokens, LENGTH, 40, 2000.0, ("6", "9")),
+    "audio": Samples(_frames, LENGTH, 40, 60.0, ("0.3", "0.5")),
+    "image": Samples(_patches, (2, 3), (3, 5), 2.0, ("4", "3x5")),
 }
