@@ -124,8 +124,8 @@ def _component_maps(
         row[0].set_ylabel(f"{size_label(stack, view.size)}\n{view.state}", fontsize="x-small")
     for axis, channel in zip(axes[0], channels, strict=True):
         axis.set_title(f"channel {channel}", fontsize="small")
-    figure.supxlabel("column (patches)", fontsize="small")
-    figure.supylabel("row (patches)", fontsize="small")
+    figure.supxlabel(f"column ({stack.domain.steps})", fontsize="small")
+    figure.supylabel(f"row ({stack.domain.steps})", fontsize="small")
     figure.colorbar(image, ax=axes, shrink=min(1.0, 3 / len(views)), pad=0.01)
     return figure
 
@@ -205,7 +205,7 @@ def _patch_similarities(
 ) -> Any:
     """All pairs, patches counted row by row; one patch with all others, and with those of its row
     and column."""
-    figure = new_figure(0.8 + 5.6 * len(views), title)
+    figure, steps = new_figure(0.8 + 5.6 * len(views), title), stack.domain.steps
     axes = iter(figure.subplots(2 * len(views), 3, squeeze=False))
     for view in views:
         *_, width = view.size
@@ -221,10 +221,10 @@ def _patch_similarities(
             full.set(xlabel="patch, row by row", ylabel="patch, row by row")
             full.set_title(f"{name}, all pairs\n{label}", fontsize="small")
             around.plot(column, row, "r+")
-            around.set(xlabel="column (patches)", ylabel="row (patches)")
+            around.set(xlabel=f"column ({steps})", ylabel=f"row ({steps})")
             around.set_title(f"{name} with patch ({row}, {column})", fontsize="small")
             lines.plot(np.arange(width) - column, plane[row], marker=".", label="along its row")
             lines.plot(np.arange(height) - row, plane[:, column], marker=".", label="its column")
-            lines.set(xlabel="distance (patches)", ylabel=name)
+            lines.set(xlabel=f"distance ({steps})", ylabel=name)
             lines.legend(fontsize="x-small")
     return figure

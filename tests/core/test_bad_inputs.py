@@ -74,9 +74,9 @@ BAD = [
         ["source_scale='auto'", "cape-plugins alpha"],
     ),
     (
-        "three coordinates",
-        lambda: coordinate_positions(torch.rand(1, 2, 3)),
-        ["(1, 2, 3)", "1 or 2"],
+        "coordinates of no domain",
+        lambda: coordinate_positions(torch.rand(1, 2, 9)),
+        ["(1, 2, 9)", "1 or 2"],
     ),
     ("flat coordinates", lambda: coordinate_positions(torch.rand(2, 3)), ["(2, 3)", "[batch"]),
     (

@@ -242,7 +242,9 @@ def test_a_table_in_half_precision_is_read_at_exact_steps():
 
 @pytest.mark.parametrize("name", SAMPLED_TYPES)
 def test_grids_are_refused_with_the_reason(name):
-    with pytest.raises(ValueError, match=rf"'{name}'.*sequence.*'image' are a grid.*cape\. Choose"):
+    with pytest.raises(
+        ValueError, match=rf"'{name}'.*sequence.*'image' are a grid.*cape.*\. Choose"
+    ):
         PositionConfig(name, "image")
 
 

@@ -76,7 +76,7 @@ def _tokens(valid: Tensor, size: int) -> Positions:
 
 def _frames(valid: Tensor, size: int) -> Positions:
     """Of hops that differ within a batch."""
-    hops = torch.tensor([HOP, 0.02, 0.04]).repeat(len(valid) // 3 + 1)
+    hops = torch.tensor([HOP, 0.02, 0.04], dtype=torch.float32).repeat(len(valid) // 3 + 1)
     return frame_positions(valid.sum(1), hops[: len(valid)], max_frames=valid.shape[1])
 
 
