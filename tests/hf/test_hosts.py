@@ -17,7 +17,7 @@ THOROUGH = (*WHOLE, "llama")
 CHOSEN = dict.fromkeys(FAMILIES, "cape") | dict.fromkeys(("qwen2", "bert"), "rfs")
 CHOSEN |= dict.fromkeys(("bart", "modernbert", "speech_ctc"), "randpos")
 CHOSEN |= {"marian": "rfs+table", "m2m_100": "cape+relative"}
-HALVED = ("vit", "bert")  # augment half of the samples where training is resumed
+HALVED = {name: {"augment_probability": 0.5} for name in ("vit", "bert")}  # where resumed
 
 
 def rows(family, count, repeat=1):
@@ -173,8 +173,7 @@ class Samples(Dataset):
 
 
 def train(family, folder, resume=None, **options):
-    share = {"augment_probability": 0.5} if family in HALVED else {}
-    settings = {**OF_FAMILY[family][CHOSEN[family]], **share}
+    settings = OF_FAMILY[family][CHOSEN[family]] | HALVED.get(family, {})
     model = FAMILIES[family].build(settings, attn_implementation="eager")
     arguments = TrainingArguments(
         folder, max_steps=6, save_steps=3, per_device_train_batch_size=3, learning_rate=1e-3,
