@@ -179,7 +179,7 @@ def test_a_failure_leaves_nothing_behind(stock, tmp_path, monkeypatch):
 
 
 BAD = [
-    (["SRC", "DST"], "give --position-source-scale"),
+    (["SRC", "DST"], "or as two raw texts, SOURCE.txt,TARGET.txt"),
     (["SRC", "DST", "--position-source-scale", "0"], "--position-source-scale 0 is not allowed"),
     (["SRC", "DST", "--position-embedding", "alibi"], "'alibi'"),
     (["SRC", "SRC", "--position-embedding", "sinpos"], "exists already"),
