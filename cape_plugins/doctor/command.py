@@ -38,7 +38,7 @@ PACKAGES = (
     "fairseq-fixed",
 )
 # Yields the checks of args.model, or of built-in models where it is None, each with the name of its
-# model. The settings are those of the position embedding in training, None for the defaults.
+# model. The settings belong to the position embedding in training, None for the defaults.
 Doctor = Callable[[argparse.Namespace, Mapping[str, Any] | None], Iterator[tuple[str, Check]]]
 
 
@@ -57,7 +57,7 @@ def add_doctor_args(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--all",
         action="store_true",
-        help="print each check of the tiny models; without it, those of a family that pass are "
+        help="print each check of the tiny models; without it, the passed checks of a family are "
         "counted in one line",
     )
     add_data(parser)

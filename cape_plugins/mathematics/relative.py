@@ -201,7 +201,7 @@ def _gathered_scores(
     query: Tensor, positions: RelativePositions, query_index: Tensor, num_keys: int
 ) -> Tensor:
     """:func:`relative_scores` for queries anywhere, ``[T]``, among the keys 0 .. S - 1. For few
-    queries or keys: the gradient of a gather is slower than that of a view."""
+    queries or keys: the gradient of a gather is slower than a view's."""
     row, in_context = _rows(positions, query_index, num_keys)
     by_row = query @ positions.keys.to(query.dtype).mT
     scores = by_row.gather(-1, row.expand(*query.shape[:2], -1, -1))

@@ -112,7 +112,7 @@ def add_plot_args(parser: argparse.ArgumentParser) -> None:
         elif name == "coverage":
             command.add_argument(
                 "--test-sizes", "--test-lengths", nargs="+", metavar="SIZE",
-                help=f"sizes of inputs in evaluation {unit}; --sizes are those of training",
+                help=f"sizes of inputs in evaluation {unit}; --sizes are sizes in training",
             )  # fmt: skip
 
 

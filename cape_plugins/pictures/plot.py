@@ -203,7 +203,7 @@ def similarities_figure(stack: Stack, views: Sequence[View], patch: tuple[int, i
 def _patch_similarities(
     stack: Stack, views: Sequence[View], patch: tuple[int, int] | None, title: str
 ) -> Any:
-    """All pairs, patches counted row by row; one patch with all others, and with those of its row
+    """All pairs, patches counted row by row; one patch with all others, and with patches of its row
     and column."""
     figure, steps = new_figure(0.8 + 5.6 * len(views), title), stack.domain.steps
     axes = iter(figure.subplots(2 * len(views), 3, squeeze=False))

@@ -81,7 +81,7 @@ def audio_seconds(source: Source) -> float:
 
 
 def read_segment(source: Source, start: float, end: float) -> tuple[np.ndarray, int]:
-    """The samples between two times in seconds, as they are stored, and their rate in Hz.
+    """The stored samples between two times in seconds, and their rate in Hz.
 
     Returns:
         ``[samples]`` or ``[samples, channels]`` int16, and the sampling rate.
@@ -128,7 +128,7 @@ def _sample_range(
 
 
 def audio_rate(source: Source) -> int:
-    """Sampling rate of a recording as it is stored, in Hz; raises as :func:`read_audio`."""
+    """Sampling rate of a stored recording, in Hz; raises as :func:`read_audio`."""
     path = io.BytesIO(source) if isinstance(source, bytes) else _existing_path(source)
     with _open(source, path) as file:
         return file.samplerate

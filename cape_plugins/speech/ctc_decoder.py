@@ -260,7 +260,7 @@ def _check_vocabulary(
         entries = "units"
         remedy = (
             "a model of words needs a lexicon with the units of each word (--ctc-lexicon), a model "
-            "of units those of this model"
+            "of units the units of this model"
         )
     if len(unknown) == len(expected):
         raise ValueError(

@@ -99,7 +99,7 @@ def spec_augment(
     """SpecAugment without time warping: bands and stretches of one recording set to 0, the mean of
     normalised features.
 
-    The defaults are those of CAPE Appendix C.2 (the released code masks a whole batch alike).
+    The defaults come from CAPE Appendix C.2 (the released code masks a whole batch alike).
     Widths are drawn uniformly from 1 to the widest.
 
     Args:

@@ -27,7 +27,7 @@ class Samples(NamedTuple):
         stated_size: Bytes of the samples by the header; None if it means "unknown".
         actual_size: Bytes of the samples in the file, up to its end or the end of this recording.
         end: Where this recording ends in the file; another one follows, or nothing.
-        place: Where the size stands in the header.
+        offset: Where the size stands in the header.
         packing: Format of the size, for :mod:`struct`; empty where libsndfile does not read it.
         counted_bytes: Bytes of the header that the stated size counts, too.
     """
@@ -35,7 +35,7 @@ class Samples(NamedTuple):
     stated_size: int | None
     actual_size: int
     end: int
-    place: int = 0
+    offset: int = 0
     packing: str = ""
     counted_bytes: int = 0
 
@@ -50,7 +50,7 @@ class Samples(NamedTuple):
             return data[: self.end]
         largest = 256 ** struct.calcsize(self.packing) - 1
         size = struct.pack(self.packing, min(self.actual_size + self.counted_bytes, largest))
-        return data[: self.place] + size + data[self.place + len(size) : self.end]
+        return data[: self.offset] + size + data[self.offset + len(size) : self.end]
 
 
 class _Layout(NamedTuple):
@@ -109,13 +109,13 @@ def find_samples(file: BinaryIO) -> Samples | None:
     return layout and _chunked(file, size, head, layout)
 
 
-def _read(file: BinaryIO, place: int, size: int) -> bytes:
-    file.seek(place)
+def _read(file: BinaryIO, offset: int, size: int) -> bytes:
+    file.seek(offset)
     return file.read(size)
 
 
 def _flat(
-    file: BinaryIO, size: int, start: int, stated_size: int, place: int, packing: str, magic: bytes
+    file: BinaryIO, size: int, start: int, stated_size: int, offset: int, packing: str, magic: bytes
 ) -> Samples | None:
     """The samples of a format in which nothing follows them."""
     if not start < size:
@@ -126,7 +126,7 @@ def _flat(
     unknown = not stated_size or (
         packing and stated_size >= _UNKNOWN_BYTES and start + stated_size > size
     )
-    return Samples(None if unknown else stated_size, end - start, end, place, packing)
+    return Samples(None if unknown else stated_size, end - start, end, offset, packing)
 
 
 def _nist(file: BinaryIO, size: int, head: bytes) -> Samples | None:
@@ -140,26 +140,26 @@ def _nist(file: BinaryIO, size: int, head: bytes) -> Samples | None:
 
 
 def _voice(file: BinaryIO, size: int, head: bytes) -> Samples | None:
-    (place,) = struct.unpack_from("<H", head, 20)
-    while len(block := _read(file, place, 4)) == 4:
+    (offset,) = struct.unpack_from("<H", head, 20)
+    while len(block := _read(file, offset, 4)) == 4:
         stated_size = int.from_bytes(block[1:], "little")
-        end = place + 4 + stated_size
+        end = offset + 4 + stated_size
         if block[0] in _VOICE_BLOCKS:
             # a byte 0 ends the blocks
             joined = _read(file, end, 1 + len(_VOICE)) == b"\0" + _VOICE
-            return Samples(stated_size, min(end, size) - place - 4, end + 1 if joined else size)
-        place = end
+            return Samples(stated_size, min(end, size) - offset - 4, end + 1 if joined else size)
+        offset = end
     return None
 
 
 def _chunked(file: BinaryIO, size: int, head: bytes, layout: _Layout) -> Samples | None:
-    for name, place, start, stated_size in _chunks(file, size, layout.first, layout):
+    for name, offset, start, stated_size in _chunks(file, size, layout.first, layout):
         if not name.startswith(layout.samples):
             continue
         packing, counted_bytes = layout.packing, layout.counted_bytes
         if head.startswith(b"RF64") and stated_size == 0xFFFFFFFF and head[12:16] == b"ds64":
-            place, packing = 28, "<Q"
-            (stated_size,) = struct.unpack_from(packing, head, place)
+            offset, packing = 28, "<Q"
+            (stated_size,) = struct.unpack_from(packing, head, offset)
         end = start + stated_size
         if (
             stated_size
@@ -170,51 +170,51 @@ def _chunked(file: BinaryIO, size: int, head: bytes, layout: _Layout) -> Samples
             magic = head[: layout.name]
             joined = (p - layout.name for name, p, *_ in following if name == magic)
             return Samples(
-                stated_size, stated_size, next(joined, size), place, packing, counted_bytes
+                stated_size, stated_size, next(joined, size), offset, packing, counted_bytes
             )
         if not stated_size and start < size and _are_whole_chunks(file, size, start, layout):
-            return Samples(0, 0, size, place, packing, counted_bytes)
+            return Samples(0, 0, size, offset, packing, counted_bytes)
         wide = struct.calcsize(packing) == 8
         unknown = not stated_size or (
             end > size and stated_size >= (1 << 62 if wide else _UNKNOWN_BYTES)
         )
         return Samples(
-            None if unknown else stated_size, size - start, size, place, packing, counted_bytes
+            None if unknown else stated_size, size - start, size, offset, packing, counted_bytes
         )
     return None
 
 
-def _padded(place: int, layout: _Layout) -> int:
-    return place + -place % layout.multiple
+def _padded(offset: int, layout: _Layout) -> int:
+    return offset + -offset % layout.multiple
 
 
 def _chunks(
-    file: BinaryIO, size: int, place: int, layout: _Layout
+    file: BinaryIO, size: int, offset: int, layout: _Layout
 ) -> Iterator[tuple[bytes, int, int, int]]:
-    """Name, place of the size, beginning and size of what each chunk holds."""
+    """Name, offset of the size, beginning and size of what each chunk holds."""
     length = layout.name + struct.calcsize(layout.packing)
-    while place + length <= size:
-        header = _read(file, place, length)
+    while offset + length <= size:
+        header = _read(file, offset, length)
         if not _CHUNK_NAME.match(header):
             return
         (stated_size,) = struct.unpack_from(layout.packing, header, layout.name)
         stated_size = max(0, stated_size - layout.counted_bytes)
-        start = place + length
-        yield header[: layout.name], place + layout.name, start, stated_size
-        place = _padded(start + stated_size, layout)
+        start = offset + length
+        yield header[: layout.name], offset + layout.name, start, stated_size
+        offset = _padded(start + stated_size, layout)
 
 
-def _are_chunks(file: BinaryIO, size: int, place: int, layout: _Layout) -> bool:
-    """Whether the bytes from `place` on begin as a chunk does, whole or broken, or are too few for
+def _are_chunks(file: BinaryIO, size: int, offset: int, layout: _Layout) -> bool:
+    """Whether the bytes from `offset` on begin as a chunk does, whole or broken, or are too few for
     a chunk; otherwise they are samples."""
-    places = {place, _padded(place, layout)}  # some writers forget to pad
+    places = {offset, _padded(offset, layout)}  # some writers forget to pad
     names = (_read(file, start, 4) for start in places)
-    return size - place < 8 or any(_CHUNK_NAME.match(name) for name in names)
+    return size - offset < 8 or any(_CHUNK_NAME.match(name) for name in names)
 
 
-def _are_whole_chunks(file: BinaryIO, size: int, place: int, layout: _Layout) -> bool:
+def _are_whole_chunks(file: BinaryIO, size: int, offset: int, layout: _Layout) -> bool:
     """Whether nothing but whole chunks follows."""
-    end = place
-    for _, _, start, stated_size in _chunks(file, size, place, layout):
+    end = offset
+    for _, _, start, stated_size in _chunks(file, size, offset, layout):
         end = _padded(start + stated_size, layout)
-    return place < end and size <= end <= size + 1  # the last one may lack its padding
+    return offset < end and size <= end <= size + 1  # the last one may lack its padding

@@ -165,8 +165,8 @@ class CapeAsrTask(LegacyFairseqTask):
         digest = hashlib.sha256("\n".join(self.dictionary.symbols).encode()).hexdigest()[:16]
         if stored_digest not in (None, digest):
             raise ValueError(
-                f"{self.args.data}: the checkpoint was trained with other units, or in another "
-                "order, than those of this dictionary; give the folder with the dict.txt of "
+                f"{self.args.data}: the checkpoint was trained with other units than this "
+                "dictionary has, or in another order; give the folder with the dict.txt of "
                 "training."
             )
         return digest

@@ -297,10 +297,11 @@ def _refuse_hooks(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if "forward" in vars(module):
             raise ValueError(
-                f"{type(module).__name__} {name!r} has a forward of its own, as accelerate sets it "
-                "(device_map, dispatch_model, Accelerator.prepare), which would run instead of the "
-                "forward of its new class; allowed: modules without one. Switch the model before, "
-                f"or load it by from_pretrained(..., {FIELD}={{...}}, device_map=...)."
+                f"{type(module).__name__} {name!r} has a forward that was set on it, as by "
+                "accelerate (device_map, dispatch_model, Accelerator.prepare), which would run "
+                "instead of the forward of its new class; allowed: modules without one. Switch the "
+                "model before, or load it by "
+                f"from_pretrained(..., {FIELD}={{...}}, device_map=...)."
             )
 
 
