@@ -183,10 +183,9 @@ def _cape_model(
     # refuses what this kind of model does not have
     PositionConfig.from_dict(settings, *domain_and_architecture)
     if neutral:
-        stock_options = ("source_scale", "source_bos", "mean_normalize", "gamma")
         source_options = {
             key: getattr(source_settings[FIELD], key)
-            for key in stock_options
+            for key in ("source_scale", "source_bos", "mean_normalize", "gamma")
             if applies(key, settings["type"], domain_and_architecture[1])
         }
         settings = {**source_options, **settings}
