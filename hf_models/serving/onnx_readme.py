@@ -98,8 +98,8 @@ def _of_frames(model: Any, file: Described) -> dict[str, Any]:
         "masked": "attention_mask" in file.names,
     }
     if model.can_generate() and isinstance(model.get_encoder(), NaturalLengthEncoder):
-        return {**values, "axes": f"1, {bins}, frames", "shape": (1, bins, 100), "time": 2}
-    return {**values, "axes": f"1, frames, {bins}", "shape": (1, 100, bins), "time": 1}
+        return {**values, "axes": f"1, {bins}, frames", "example": (1, bins, 100), "time": 2}
+    return {**values, "axes": f"1, frames, {bins}", "example": (1, 100, bins), "time": 1}
 
 
 def _of_search(model: Any) -> dict[str, Any]:
