@@ -1,7 +1,7 @@
 """fairseq's Speech2Text Transformer with any position embedding.
 
 Stock checkpoints fit: frames are counted as there, from ``padding_idx + 1`` on, in steps of the
-encoder; seconds of the settings are turned into such steps. The decoder has separate flags
+encoder; seconds of the settings are turned into such steps. The decoder has flags of its own
 (``--position-decoder-embedding`` and others); without them it has the type of the encoder, with its
 defaults for text. CAPE (Appendix C.5) has one decoder of relative positions for all encoders.
 """
@@ -34,7 +34,8 @@ from cape_plugins.speech.subsampling import ConvSubsampler
 from fairseq_user_dir.asr.positions import TimedEncoder, TimedModel, encoder_output
 from fairseq_user_dir.attention import add_relative_positions
 from fairseq_user_dir.checkpoints import PositionalModel
-from fairseq_user_dir.flags import (
+from fairseq_user_dir.models import check_stock_args, install, stock_values
+from fairseq_user_dir.options import (
     add_decoder_args,
     add_position_args,
     config_from_args,
@@ -42,7 +43,6 @@ from fairseq_user_dir.flags import (
     set_args,
     set_missing,
 )
-from fairseq_user_dir.models import check_stock_args, install, stock_values
 from fairseq_user_dir.stacks import DecoderPositions
 
 logger = logging.getLogger(__name__)

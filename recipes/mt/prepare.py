@@ -99,7 +99,9 @@ def prepare(recipe: Text, files: Files, work: Path, sample: bool, workers: int) 
         known = [option for option in fields(Text) if option.name not in LATER.get(name, ())]
         options = {option.name: getattr(recipe, option.name) for option in known}
         settings = {**given, "sample": sample, **options}
-        if matches(work / name, settings):
+        # of records that were written before an option was; the languages were those of the recipe
+        unset = {option.name: option.default for option in known}
+        if matches(work / name, settings, unset={**unset, "languages": recipe.languages}):
             print(f"prepare {name}: finished before", flush=True)
         else:
             print(f"prepare {name}: {DOING[name]}", flush=True)
@@ -167,7 +169,7 @@ def write_parts(names: Sequence[Path], parts: Sequence[Iterator[corpus.Row]]) ->
 def part_sizes(folder: Path, whole: int | None) -> list[int | None]:
     """How many of the `whole` validation lines in `folder` belong to each of the user's files."""
     path = folder / VALID_SIZES
-    return list(map(int, read_written(path))) if path.exists() else [whole]  # held out
+    return list(map(int, read_written(path))) if path.exists() else [whole]  # held out, or older
 
 
 def tokenise_text(

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from cape_plugins import RelativePositions, relative_attention
-from cape_plugins.mathematics import relative
+from cape_plugins import RelativePositions, relative, relative_attention
 from tests.reference import appendix_a
 
 BATCH, HEADS, DIM = 2, 2, 3

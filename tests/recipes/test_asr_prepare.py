@@ -396,5 +396,4 @@ def test_settings_name_the_source(libri, tmp_path):
         "decode": False,
         "source": str(libri),
         "train": [],
-        "word_units": False,
     }

@@ -1,1 +1,0 @@
-"""What files of trained models hold, read without their host."""

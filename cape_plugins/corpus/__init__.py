@@ -1,1 +1,0 @@
-"""What the training data say about settings."""

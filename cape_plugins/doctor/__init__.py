@@ -1,1 +1,0 @@
-"""``cape-plugins doctor``: what it checks and how it reports."""

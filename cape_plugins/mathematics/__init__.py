@@ -1,1 +1,0 @@
-"""What is computed, in the order in which data flow through it."""

@@ -1,1 +1,0 @@
-"""What can be asked for: types, encodings, domains, options and their values."""

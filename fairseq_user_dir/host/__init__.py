@@ -1,1 +1,0 @@
-"""What is changed in fairseq itself, for every model."""

@@ -1,1 +1,0 @@
-"""Feature extractors, tokenizers and pipelines of the speech models."""

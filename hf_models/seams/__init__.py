@@ -1,1 +1,0 @@
-"""What takes the place of a stock module: tokens, images, frames, angles, attention."""

@@ -1,1 +1,0 @@
-"""What folders of models hold: loaded, carrying their own code, stock again."""

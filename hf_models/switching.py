@@ -1,0 +1,228 @@
+"""Puts position embeddings into stock models: the one mechanism of all families.
+
+A stock model is built, or loaded, as it is. Then its parts get the classes of this package
+(:func:`install`), and each part that encodes positions puts in its own (:class:`Seam`). What a
+stock forward has no argument for is bound to the part that needs it, for this call only
+(:mod:`cape_plugins.binding`): the random numbers of a training forward, and the embeddings that
+stand in for those of a stock module (:class:`Addend`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo import eval_frame
+from transformers.conversion_mapping import (
+    get_checkpoint_conversion_mapping,
+    register_checkpoint_conversion_mapping,
+)
+from transformers.models.auto import modeling_auto
+
+from cape_plugins import Positions
+from cape_plugins.binding import TRACED_ONLY, Bound
+from hf_models.host import check_forwards, record_outputs
+from hf_models.stock_names import share_model_names, share_processors
+
+for _function in TRACED_ONLY:
+    eval_frame.skip_code(_function.__code__)
+
+
+class Addend(Bound, nn.Module):
+    """Takes the place of a stock position module: gives the embeddings bound to it, whatever
+    it is called with. Nothing bound means that nothing is added."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """``[B or 1, T, C]``, or zero, a tensor in any case, as some stock forwards ask for."""
+        return torch.zeros(()) if self.bound is None else self.bound
+
+
+class LearnedTable(Addend):
+    """Mixin over a learned stock table, ``nn.Embedding`` with `offset` rows in front, which
+    stays where stock checkpoints have it. Texts longer than the table begin it anew, as all
+    learned tables of this package do (CAPE section 5.2)."""
+
+    offset: int = 0
+
+    def look_up(self, positions: Positions, batch_size: int) -> Tensor:
+        """``[B, T, C]``, one row for each counted position."""
+        if positions.index is not None:
+            number = positions.numbers.clamp(min=0)
+        else:
+            number = positions.rows[..., 0].long().expand(batch_size, -1)
+        size, length = self.num_embeddings - self.offset, positions.rows.shape[1]
+        # that a text fits into the table, as most do, is known without looking at numbers, but not
+        # to a program, which serves all lengths
+        plain = isinstance(positions.first, int) and not torch.compiler.is_compiling()
+        if not plain or positions.first + length > size:
+            number = number % size
+        return nn.Embedding.forward(self, number + self.offset if self.offset else number)
+
+
+class Seam:
+    """Mixin over a stock module that encodes positions, or calls a module that does."""
+
+    def take_place(self, config: Any, trained: bool) -> None:
+        """Puts position encoders into the place of stock ones.
+
+        Args:
+            config: Configuration of the model, with its position embeddings.
+            trained: Whether the weights are those of a trained stock model, of which a part that
+                is dropped may have to be kept elsewhere.
+        """
+        raise NotImplementedError
+
+
+class SwitchedModel:
+    """Base of the models of this package, by which they are told from stacks and stock ones."""
+
+
+@dataclass(frozen=True)
+class FamilyClasses:
+    """Classes of a family of models: a stock configuration with one more field, and stock classes
+    with positions switched. What a checkpoint of it stores is in cape_plugins.families.
+
+    Attributes:
+        config: Configuration of this package, a subclass of the stock one; that of all models among
+            the parts.
+        parts: Classes that take the place of stock ones, each a subclass whose last base is the
+            stock class.
+        auto: Auto classes of transformers and the model that each loads; default those that load
+            the stock models.
+
+    Raises:
+        ValueError: for a part whose last base is no stock class, or that is a :class:`Seam` without
+            ``take_place``.
+    """
+
+    config: type
+    parts: Sequence[type]
+    auto: Mapping[Any, type] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for part in self.parts:
+            _check_part(part)
+        if not self.auto:
+            object.__setattr__(self, "auto", _auto_classes(self.stock_parts))
+
+    @property
+    def stock_parts(self) -> dict[type, type]:
+        """Stock classes, and the classes that take their place."""
+        return {part.__bases__[-1]: part for part in self.parts}
+
+    @property
+    def model_type(self) -> str:
+        """Model type of the configuration."""
+        return self.config.model_type
+
+    @property
+    def models(self) -> dict[str, type]:
+        """Models, by name."""
+        models = (*filter(is_model, self.parts), *self.auto.values())
+        return {model.__name__: model for model in models}
+
+
+def _check_part(part: type) -> None:
+    stock = part.__bases__[-1]
+    if not issubclass(stock, nn.Module) or issubclass(stock, (Bound, Seam, SwitchedModel)):
+        raise ValueError(
+            f"the last base of the part {part.__name__} is {stock.__name__}, which is no stock "
+            f"class; allowed: class {part.__name__}(mixins, the stock class). Put the stock class "
+            "behind all mixins."
+        )
+    if issubclass(part, Seam) and part.take_place is Seam.take_place:
+        raise ValueError(
+            f"the part {part.__name__} is a Seam whose take_place is that of Seam, which does "
+            "nothing; allowed: a method take_place(self, config, trained) of its own or of a mixin "
+            "before Seam. Define it, or leave out Seam."
+        )
+
+
+PARTS: dict[type, type] = {}  # stock class to the one that takes its place
+
+
+def add_parts(family: FamilyClasses) -> FamilyClasses:
+    """Makes the parts of a family known to :func:`install`, and to transformers the configuration
+    of its models, their names, the tokenizers and processors of the stock ones, and the older names
+    in checkpoints of these, which it translates by class name.
+
+    A family of this package calls it in its own file, because a self-contained folder has that file
+    but nobody who registers the family; for all others ``hf_models.register_family`` calls it.
+    """
+    for stock, part in family.stock_parts.items():
+        PARTS[stock] = part
+        if is_model(part):
+            part.config_class = family.config
+        if older_names := get_checkpoint_conversion_mapping(stock.__name__):
+            register_checkpoint_conversion_mapping(part.__name__, older_names, overwrite=True)
+    share_model_names(family.config, family.stock_parts)
+    share_processors(family.config)
+    return family
+
+
+def _auto_classes(parts: Mapping[type, type]) -> dict[Any, type]:
+    """Auto classes that load one of the stock classes, to the class in its place."""
+    configs = {stock.config_class for stock in parts if hasattr(stock, "config_class")}
+    loading = (pair for config in configs for pair in auto_models(config).items())
+    return {auto: parts[stock] for auto, stock in loading if stock in parts}
+
+
+def auto_models(config: type) -> dict[Any, type]:
+    """Auto classes that load models with configurations of a class, and these models."""
+    loading = {}
+    for auto in vars(modeling_auto).values():
+        models = getattr(auto, "_model_mapping", None) if isinstance(auto, type) else None
+        # asked for this configuration: a list of all would import every model there is
+        model = None if models is None else models.get(config, None)
+        if model is not None:  # of several the one that is loaded
+            loading[auto] = model[0] if isinstance(model, tuple) else model
+    return loading
+
+
+def install(model: nn.Module, trained: bool = False) -> None:
+    """Gives the parts of a built model their classes and lets each :class:`Seam` take its place.
+
+    Args:
+        model: A model whose configuration has position embeddings.
+        trained: See :meth:`Seam.take_place`.
+    """
+    for module in list(model.modules()):
+        stock = type(module)
+        if stock in PARTS:
+            check_forwards(PARTS[stock], stock)
+            module.__class__ = PARTS[stock]
+            record_outputs(module)
+            if stock.__name__ in model._no_split_modules:
+                model._no_split_modules.add(PARTS[stock].__name__)
+        elif module is not model:
+            continue
+        if isinstance(module, Seam):
+            before = set(module.modules())
+            module.take_place(model.config, trained)
+            for new in set(module.modules()) - before:
+                new.training = module.training
+    for module in model.modules():
+        if isinstance(module, Bound):  # compiled code would see it come with the first call
+            vars(module).setdefault("bound_in_graph", None)
+    settings = [model.config.position_settings(field) for field in model.config.position_fields]
+    asked = any(config.relative_context for config in settings)
+    has_relative = any(hasattr(module, "relative") for module in model.modules())
+    if asked and not has_relative and type(model) in PARTS.values():
+        raise ValueError(
+            f"relative_context has no effect on {type(model).__name__}: no part of its family puts "
+            "relative positions into attention. Choose a type without them, or let a part call "
+            "hf_models.relative.add_relative_positions."
+        )
+
+
+def stock_class(part: type) -> type | None:
+    """The stock class in whose place `part` stands; None if there is none."""
+    return next((stock for stock, known in PARTS.items() if known is part), None)
+
+
+def is_model(part: Any) -> bool:
+    """Whether a class is a model of this package, and not a stack of one."""
+    return isinstance(part, type) and issubclass(part, SwitchedModel)

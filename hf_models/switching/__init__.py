@@ -1,1 +1,0 @@
-"""One mechanism for all families: puts position embeddings into stock models."""
