@@ -24,7 +24,6 @@ from omegaconf import OmegaConf
 from torch.nn.functional import cross_entropy
 
 from cape_plugins.cli import main
-from fairseq_user_dir.admin import attach_admin
 from fairseq_user_dir.serving import stock
 from fairseq_user_dir.serving.folding import folded
 from tests.support.admin import scatter_omegas
@@ -32,10 +31,7 @@ from tests.support.fairseq_models import (
     EOS,
     FIRST_WORD,
     PAD,
-    VARIANTS,
     arguments,
-    batch,
-    build,
     pad,
 )
 from tests.support.fairseq_models import lines as interactive_lines
@@ -209,20 +205,19 @@ def save_language_model(corpus, folder, lines):
 @pytest.mark.parametrize("name", MODELS)
 def test_stock_checkpoint_translates_the_same_without_this_package(name, exported):
     assert exported[name].printed["fairseq"] == exported[name].expected
-    assert len({line for line in exported[name].expected if len(line.split()) < TABLE - 1}) > 16
+    ended = [line for line in exported[name].expected if len(line.split()) < TABLE - 1]
+    assert len(set(ended)) > 16
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, (_, layout) in MODELS.items() if layout])
 def test_hugging_face_folder_translates_the_same_without_this_package(name, exported):
-    result, folder = exported[name], exported[name].outs["hugging-face"]
-    assert MODELS[name][1] in (folder / "config.json").read_text()
-    settings = json.loads((folder / "generation_config.json").read_text())
-    assert (settings["suppress_tokens"], settings["min_new_tokens"]) == ([PAD], 1)
-    # on some processors, rounding decides in a line that repeats itself up to the limit
-    lines = zip(result.expected, result.printed["hugging-face"], strict=True)
-    lengths = [len(line.split()) for line, printed in lines if line != printed]
-    assert [length >= TABLE - 1 for length in lengths] in ([], [True])
+    result = exported[name]
+    config = (result.outs["hugging-face"] / "config.json").read_text()
+    assert MODELS[name][1] in config
+    generation = json.loads((result.outs["hugging-face"] / "generation_config.json").read_text())
+    assert (generation["suppress_tokens"], generation["min_new_tokens"]) == ([PAD], 1)
+    assert result.printed["hugging-face"] == result.expected
 
 
 @pytest.mark.slow
@@ -340,39 +335,6 @@ def test_separate_dictionaries_are_no_hugging_face_folder(corpus, tmp_path):
     export(path, tmp_path / "out", "--max-tokens", 8)  # of fairseq there is one
 
 
-@pytest.mark.parametrize("name", ["cape", "abspos", "nopos", "relpos", "shape", "rfs"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"share_all_embeddings": True},
-        {"layernorm_embedding": True},
-        {"decoder_input_dim": 24, "decoder_output_dim": 24},
-    ],
-    ids=lambda options: "-".join(options) or "plain",
-)
-def test_folded_copy_computes_the_same(name, options):
-    model = build(**{**VARIANTS[name], **options})
-    attach_admin(model)
-    scatter_omegas(model)
-    before = {key: value.clone() for key, value in model.eval().state_dict().items()}
-    copied = folded(model, 70, 70)
-    source, previous = batch()
-    inputs = (source, source.ne(PAD).sum(1), previous)
-    torch.testing.assert_close(copied(*inputs)[0], model(*inputs)[0], atol=1e-5, rtol=0)
-    assert not [key for key in copied.state_dict() if ".admin." in key]
-    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
-
-
-def test_residual_weights_that_cannot_be_folded_are_refused():
-    model = build(**VARIANTS["cape"])
-    attach_admin(model)
-    with torch.no_grad():
-        model.decoder.layers[1].admin.omega[2][5] = 0.0
-    with pytest.raises(ValueError, match=r"decoder.layers.1 has a residual weight of ADMIN that"):
-        folded(model, 20, 20)
-
-
 def test_a_stock_model_that_computes_otherwise_is_not_written(corpus, tmp_path, monkeypatch):
     def wrong(model, *rows):
         copied = folded(model, *rows)
@@ -395,6 +357,7 @@ def test_the_file_holds_only_what_torch_loads_by_default(corpus, tmp_path):
     state["cfg"].checkpoint.save_dir = str(tmp_path / "run")
     torch.save(state, path)
     assert b"Namespace" in path.read_bytes()
-    written = (export(path, tmp_path / "out", "--max-tokens", 8) / "model.pt").read_bytes()
+    out = export(path, tmp_path / "out", "--max-tokens", 8)
+    written = (out / "model.pt").read_bytes()
     assert not [name for name in (b"Namespace", b"omegaconf", b"position_") if name in written]
     assert str(tmp_path).encode() not in written
