@@ -295,8 +295,9 @@ The tables end there: longer texts are an error (IndexError). With `truncation=T
 cuts them instead, without a word.
 * `generation_config.json` holds what `fairseq-generate` does by default: `num_beams=5`, \
 `early_stopping=True`, `length_penalty=1.0`, `min_new_tokens=1`, no padding among the tokens, and \
-`max_length={min(202, rows + 1)}`, at which `</s>` is forced. Longer texts need a larger \
-`max_length`, up to {rows + 1}.
+`max_length={min(202, rows + 1)}`, at which `</s>` is forced. fairseq counts the score of a \
+forced `</s>` and transformers does not: they may choose other translations at this limit. Longer \
+texts need a larger `max_length`, up to {rows + 1}.
 * Pad on the right, as this tokenizer does: positions are counted from the first column.
 
 The segmented lines of standard input, from this folder:

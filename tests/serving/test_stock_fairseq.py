@@ -129,6 +129,17 @@ def translations(checkpoint, lines):
     return texts
 
 
+def scores(checkpoint, source, text):
+    """Of each token of a translation, the end included: logarithms of probabilities, float64."""
+    (model,), _, task = load_model_ensemble_and_task([str(checkpoint)])
+    inputs = task.source_dictionary.encode_line(source, add_if_not_exist=False).long()
+    target = task.target_dictionary.encode_line(text, add_if_not_exist=False).long()
+    before = torch.cat((torch.tensor([EOS]), target[:-1]))
+    with torch.no_grad():
+        logits, _ = model.eval()(inputs[None], torch.tensor([len(inputs)]), before[None])
+    return logits[0].double().log_softmax(-1).gather(1, target[:, None])[:, 0]
+
+
 def export(source, out, *options):
     main(["export", "stock", str(source), str(out), *map(str, options)])
     return out
@@ -211,13 +222,23 @@ def test_stock_checkpoint_translates_the_same_without_this_package(name, exporte
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, (_, layout) in MODELS.items() if layout])
-def test_hugging_face_folder_translates_the_same_without_this_package(name, exported):
+def test_hugging_face_folder_translates_the_same_without_this_package(name, exported, corpus):
     result = exported[name]
     config = (result.outs["hugging-face"] / "config.json").read_text()
     assert MODELS[name][1] in config
     generation = json.loads((result.outs["hugging-face"] / "generation_config.json").read_text())
     assert (generation["suppress_tokens"], generation["min_new_tokens"]) == ([PAD], 1)
-    assert result.printed["hugging-face"] == result.expected
+    printed = result.printed["hugging-face"]
+    triples = zip(lines_of(corpus / "binary"), result.expected, printed, strict=True)
+    differing = [texts for texts in triples if texts[1] != texts[2]]
+    # At the limit both hosts force an end. fairseq counts its score, transformers does not, so that
+    # another text of the beam may win: seen in one model, whose training differs by processor.
+    assert len(differing) <= 1
+    for source, *texts in differing:
+        assert [len(text.split()) for text in texts] == [TABLE - 1] * 2
+        fairseq, transformers = (scores(result.checkpoint, source, text) for text in texts)
+        assert fairseq.sum() > transformers.sum()
+        assert fairseq[:-1].sum() < transformers[:-1].sum()
 
 
 @pytest.mark.slow
