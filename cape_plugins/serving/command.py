@@ -32,7 +32,7 @@ def add_export_args(parser: argparse.ArgumentParser) -> None:
     engines = parser.add_subparsers(dest="engine", required=True)
     for name, add_args, text in (
         ("ctranslate2", _add_ctranslate2_args, "translation, language models of fairseq, Whisper"),
-        ("onnx", _add_onnx_args, "graphs of images, speech, and translation with a cache"),
+        ("onnx", _add_onnx_args, "images, speech, texts; translation and language with a cache"),
         ("stock", _add_stock_args, "a checkpoint of the stock class, without this package"),
     ):
         add_args(engines.add_parser(name, help=text, description=text))
@@ -78,8 +78,8 @@ def _add_stock_args(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to",
         choices=(FAIRSEQ, HUGGING_FACE.replace("_", "-")),
-        help="host of the stock model; a translation model of fairseq can become BART, Blenderbot "
-        "or Marian of Hugging Face, as its layers are (default: the host of SOURCE)",
+        help="host of the stock model; a translation model of fairseq can become BART, mBART, "
+        "Blenderbot or Marian of Hugging Face, by its layers (default: the host of SOURCE)",
     )
     size = parser.add_mutually_exclusive_group()
     size.add_argument(
